@@ -1,0 +1,5 @@
+"""`python -m ddlrun`."""
+
+from ddlrun.cli import main
+
+main()
