@@ -1,0 +1,66 @@
+"""The command line: one small file a command."""
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from ddlrun import __version__
+from ddlrun.errors import DdlrunError
+
+# Command -> module; a module is imported when its command is used, or for --help.
+COMMANDS = {"gen-rankfile": "gen_rankfile", "launch": "launch"}
+
+
+class LazyGroup(click.Group):
+    """Imports a command only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ddlrun.cli.{COMMANDS[cmd_name]}")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(cmd_name)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="ddlrun %(version)s")
+def group() -> None:
+    """Launch distributed training on MPI clusters, every rank where it belongs.
+
+    Describe the cluster as XxYxZ: X accelerators per host, Y hosts per rack, Z racks.
+    """
+
+
+def main() -> NoReturn:
+    """Run ddlrun and exit: a user's mistake is shown as one line a problem, a bug as a traceback."""
+    try:
+        code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
+    except DdlrunError as error:
+        code = _fail(error.exit_code, *error.problems)
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "ddlrun"
+        code = _fail(2, f"{error.format_message().rstrip('.')}; see {where} --help")
+    except click.ClickException as error:
+        code = _fail(error.exit_code, error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would complain once more at its exit
+        code = 141
+    sys.exit(code or 0)
+
+
+def _fail(code: int, *problems: str) -> int:
+    for problem in problems:
+        click.echo(f"ddlrun: error: {problem}", err=True)
+    return code

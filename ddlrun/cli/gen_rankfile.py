@@ -1,0 +1,125 @@
+"""ddlrun gen-rankfile: from a topology and hosts to an Open MPI rank file."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from ddlrun import __version__
+from ddlrun.cli.inputs import machines_of, probe_hosts, read_hosts, read_preset
+from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
+from ddlrun.machine import Machine
+from ddlrun.placement import Placement, place
+from ddlrun.rankfile import render
+from ddlrun.topology import RankOrder, parse_topology
+
+ASSUMED = "s822lc"
+
+
+@click.command("gen-rankfile")
+@click.argument("topology")
+@click.argument("hosts", required=False)
+@click.option("--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
+@click.option("--machine", metavar="PRESET|FILE", help="What each host is made of: a preset, a YAML file, or 'local'.")
+@click.option("--probe", is_flag=True, help="Ask each host (by ssh) what it is made of.")
+@click.option("--sockets", type=click.IntRange(1, 256), help="Packages (sockets) of each host; with --cores.")
+@click.option("--cores", type=click.IntRange(1, 4096), help="Cores of each package; with --sockets.")
+@click.option(
+    "--rank-order",
+    type=click.Choice([order.value for order in RankOrder]),
+    default=RankOrder.DDL.value,
+    show_default=True,
+    help="ddl: rank = x*Y*Z + y*Z + z, round robin over hosts; host: contiguous on each host.",
+)
+@click.option("-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all; default: standard output.")
+def command(
+    topology: str,
+    hosts: str | None,
+    hostfile: str | None,
+    machine: str | None,
+    sockets: int | None,
+    cores: int | None,
+    rank_order: str,
+    output: str | None,
+    *,
+    probe: bool,
+) -> None:
+    """Write the Open MPI rank file of TOPOLOGY on HOSTS.
+
+    TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (a fourth number: aisles); missing
+    ones are 1. HOSTS is a list such as n1,n2 or n[01-06], ordered rack by rack, or @HOSTFILE;
+    without it, this machine.
+    """
+    shape = parse_topology(topology)
+    listed = read_hosts(hosts, hostfile)
+    machines = _machines(listed, machine, sockets, cores, probe=probe)
+    placement = place(shape, listed, machines, RankOrder(rank_order))
+    blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}")
+    _note(placement, assumed=not (machine or sockets or probe))
+    if output is None:
+        sys.stdout.writelines(blocks)
+        sys.stdout.flush()
+    else:
+        write_atomically(Path(output), blocks)
+
+
+def _note(placement: Placement, *, assumed: bool) -> None:
+    """Say on standard error what the rank file rests on."""
+    if assumed:
+        click.echo(
+            f"ddlrun: note: each host is assumed to be {placement.machines[0]} (preset {ASSUMED}); "
+            "say what it is: --machine PRESET|FILE, or let ddlrun look: --probe",
+            err=True,
+        )
+    if any("." in name for name in placement.hosts.names):
+        click.echo(
+            "ddlrun: note: mpirun cuts names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 "
+            "(Open MPI 4) or --prtemca prte_keep_fqdn_hostnames 1 (Open MPI 5); ddlrun launch sees to it",
+            err=True,
+        )
+
+
+def _machines(
+    hosts: HostList, machine: str | None, sockets: int | None, cores: int | None, *, probe: bool
+) -> dict[str, Machine]:
+    ways = [bool(machine), sockets is not None or cores is not None, probe]
+    if sum(ways) > 1:
+        raise InputError("--machine, --sockets with --cores, and --probe exclude each other; give one of them")
+    if (sockets is None) != (cores is None):
+        raise InputError("--sockets and --cores go together: how many packages, and how many cores in each")
+    if sockets is not None and cores is not None:
+        from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
+
+        return machines_of(hosts, simple_machine(sockets, cores))
+    if probe:
+        return probe_hosts(hosts, ())
+    preset = read_preset(machine or ASSUMED)
+    if preset is None:
+        local = read_hosts("localhost", None)
+        preset = probe_hosts(local, ())["localhost"]
+    return machines_of(hosts, preset)
+
+
+def write_atomically(path: Path, blocks: Iterable[str]) -> None:
+    """Write blocks to a new file beside `path`, then put it in its place. Raises InputError where it cannot."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"-o {path}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(blocks)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(handle, 0o666 & ~umask)
+        Path(name).replace(path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise InputError(f"-o {path}: {error.strerror}") from error
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,183 @@
+"""What the ranks find in their environment: what is passed on, and what ddlrun sets."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ddlrun.errors import InputError
+from ddlrun.placement import Placement
+
+# Passed on by name where the user has them; a pattern ends in *.
+FAMILIES = (
+    "PATH LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ "
+    "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* BLIS_* NUMEXPR_* MPI4PY_* "
+    "NCCL_* RCCL_* GLOO_* UCX_* UCC_* FI_* PSM2_* HFI_* SHARP_* IBV_* "
+    "CUDA_* CUBLAS_* CUDNN_* NVIDIA_* HIP_* HSA_* ROCR_* ROCM_* MIOPEN_* GPU_* ZE_* ONEAPI_* "
+    "HOROVOD_* DDL_* DDLRUN_* TORCH_* TORCHINDUCTOR_* PYTORCH_* TRITON_* TF_* XLA_* JAX_* KERAS_* DEEPSPEED_* "
+    "HF_* HUGGINGFACE_* TRANSFORMERS_* TOKENIZERS_* WANDB_* MLFLOW_* "
+    "http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY"
+).split()
+
+_EXACT = frozenset(name for name in FAMILIES if not name.endswith("*"))
+_PREFIXES = tuple(name[:-1] for name in FAMILIES if name.endswith("*"))
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+REDACTED = "<redacted>"
+
+
+def _flag(value: object) -> str:
+    return "1" if value else "0"
+
+
+def _inverse(value: object) -> str:
+    return "0" if value else "1"
+
+
+def _megabytes(value: object) -> str:
+    return str(int(float(str(value)) * 1048576))
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One Horovod setting: its option, its place in Horovod's YAML, its variable and how it is written."""
+
+    option: str
+    yaml: str
+    variable: str
+    kind: type
+    write: Callable[[object], str] = str
+    help: str = ""
+
+    @property
+    def parameter(self) -> str:
+        """The option as a Python name."""
+        return self.option.replace("-", "_")
+
+
+# Horovod 0.28's launcher: horovod/runner/common/util/config_parser.py has the same names.
+HOROVOD = (
+    Knob("fusion-threshold-mb", "params.fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", float, _megabytes,
+         "Fuse tensors up to this size, in MB; 0: no fusion."),
+    Knob("cycle-time-ms", "params.cycle_time_ms", "HOROVOD_CYCLE_TIME", float,
+         help="Milliseconds between two looks for ready tensors."),
+    Knob("cache-capacity", "params.cache_capacity", "HOROVOD_CACHE_CAPACITY", int,
+         help="Tensor responses kept in the cache; 0: none."),
+    Knob("hierarchical-allreduce", "params.hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool, _flag,
+         "Allreduce inside each host first, then between hosts."),
+    Knob("hierarchical-allgather", "params.hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool, _flag,
+         "Allgather inside each host first, then between hosts."),
+    Knob("torus-allreduce", "params.torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", bool, _flag,
+         "Allreduce as a 2D torus of local and crossing rings."),
+    Knob("autotune", "autotune.enabled", "HOROVOD_AUTOTUNE", bool, _flag,
+         "Let Horovod tune its parameters while it runs."),
+    Knob("autotune-log-file", "autotune.log_file", "HOROVOD_AUTOTUNE_LOG", str,
+         help="Write what autotuning tries to this CSV file."),
+    Knob("autotune-warmup-samples", "autotune.warmup_samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int,
+         help="Samples that autotuning throws away first."),
+    Knob("autotune-steps-per-sample", "autotune.steps_per_sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int,
+         help="Steps in one sample of autotuning."),
+    Knob("autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples",
+         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, help="Most samples that autotuning takes."),
+    Knob("autotune-gaussian-process-noise", "autotune.gaussian_process_noise",
+         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float, help="Noise that autotuning assumes, 0 to 1."),
+    Knob("timeline-filename", "timeline.filename", "HOROVOD_TIMELINE", str,
+         help="Write Horovod's timeline (Chrome tracing JSON) to this file."),
+    Knob("timeline-mark-cycles", "timeline.mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", bool, _flag,
+         "Mark cycles in the timeline."),
+    Knob("stall-check", "stall_check.enabled", "HOROVOD_STALL_CHECK_DISABLE", bool, _inverse,
+         "Warn when ranks wait for each other too long."),
+    Knob("stall-check-warning-time-seconds", "stall_check.warning_time_seconds",
+         "HOROVOD_STALL_CHECK_TIME_SECONDS", int, help="Seconds until a stalled rank is warned of."),
+    Knob("stall-check-shutdown-time-seconds", "stall_check.shutdown_time_seconds",
+         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", int, help="Seconds until a stalled job is ended; 0: never."),
+    Knob("mpi-threads-disable", "library_options.mpi_threads_disable", "HOROVOD_MPI_THREADS_DISABLE", bool, _flag,
+         "Start MPI without thread support."),
+    Knob("num-nccl-streams", "library_options.num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int,
+         help="NCCL streams."),
+    Knob("thread-affinity", "library_options.thread_affinity", "HOROVOD_THREAD_AFFINITY", str,
+         help="CPUs of Horovod's background threads."),
+    Knob("gloo-timeout-seconds", "library_options.gloo_timeout_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", int,
+         help="Seconds until a Gloo operation fails."),
+    Knob("log-level", "logging.level", "HOROVOD_LOG_LEVEL", str,
+         help="Horovod's log level: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL."),
+    Knob("log-with-timestamp", "logging.with_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, _inverse,
+         "Write times into Horovod's log."),
+    Knob("log-hide-timestamp", "logging.hide_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, _flag,
+         "Leave times out of Horovod's log."),
+)  # fmt: skip
+
+
+def horovod_variables(values: Mapping[str, object]) -> dict[str, str]:
+    """Return variables for the options that are set; `values` maps their parameters to values, None: left alone."""
+    return {
+        knob.variable: knob.write(values[knob.parameter]) for knob in HOROVOD if values.get(knob.parameter) is not None
+    }
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """Part `K=V`. Raises InputError on a name that no shell can carry, or no `=`."""
+    name, equals, value = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        shown = f"{name}={REDACTED}" if equals else repr(name)
+        raise InputError(f"--env {shown}: write NAME=VALUE, the name in letters, digits and _; -x NAME passes one on")
+    if "\0" in value:
+        raise InputError(f"--env {name}: the value has a NUL byte, which no environment can carry")
+    return name, value
+
+
+def exported(environ: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
+    """Return the names to pass on: the families', and those named with -x (whatever they are)."""
+    families = (name for name in environ if (name in _EXACT or name.startswith(_PREFIXES)) and _NAME.fullmatch(name))
+    return tuple(sorted({*families, *named}))
+
+
+def rank_variables(placement: Placement, mode: str) -> dict[str, str]:
+    """Return what ddlrun tells every rank of the job's shape.
+
+    DDLRUN_SEATS is what rank.py reads: for runs of equal hosts `HOSTS*SEAT;SEAT...`, joined by `/`;
+    a seat is `threads@CPUs`, the CPUs (OS indexes) left out where nobody measured them.
+    """
+    return {
+        "DDLRUN_TOPOLOGY": str(placement.topology),
+        "DDLRUN_RANK_ORDER": placement.order.value,
+        "DDLRUN_SEATS": _seats(placement),
+        "DDL_OPTIONS": f"-mode {mode}:{placement.topology}",
+    }
+
+
+def _seats(placement: Placement) -> str:
+    runs: list[tuple[int, str]] = []
+    texts = {
+        id(seats): ";".join(
+            f"{seat.threads}@" + (cpu_list(pu.os_index for core in seat.cores for pu in core.pus) * machine.measured)
+            for seat in seats
+        )
+        for _, machine, seats in placement.groups()
+    }
+    for seats in placement.seats:
+        text = texts[id(seats)]
+        if runs and runs[-1][1] == text:
+            runs[-1] = (runs[-1][0] + 1, text)
+        else:
+            runs.append((1, text))
+    return "/".join(f"{count}*{text}" for count, text in runs)
+
+
+def cpu_list(numbers: Iterable[int]) -> str:
+    """Write numbers as the kernel does.
+
+    >>> cpu_list([3, 0, 1, 8])
+    '0-1,3,8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in runs)
+
+
+def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with the values of secrets left out, fit to be shown."""
+    return {name: REDACTED if _SECRET.search(name) else value for name, value in variables.items()}

@@ -1,0 +1,211 @@
+"""The edge that turns settings into a Plan, and a Plan into a run."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ddlrun import rank, rankfile
+from ddlrun.environment import exported, rank_variables, redacted
+from ddlrun.errors import InputError, PreflightError
+from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.machine import Machine
+from ddlrun.mpirun import (
+    REMEDY,
+    Job,
+    Mpirun,
+    choose_transport,
+    command,
+    parse_version,
+    site_excludes,
+    transport_chosen,
+)
+from ddlrun.placement import Placement, place
+from ddlrun.plan import Outcome, Plan, RunDir
+from ddlrun.shape import Wish, choose_topology
+from ddlrun.shell import run_here, run_job
+from ddlrun.topology import RankOrder, Topology, parse_topology
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a launch was asked for, read once at the edge."""
+
+    wish: Wish
+    hosts: HostList
+    rank_order: str
+    mode: str | None
+    program: tuple[str, ...]
+    run_dir: RunDir
+    mpirun: str | None = None
+    mpi_args: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    tcp: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    named: tuple[str, ...] = ()
+
+
+def make_plan(settings: Settings, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
+    """Return the complete Plan; nothing is written or started but `mpirun --version`.
+
+    Raises InputError, PlacementError or PreflightError.
+    """
+    mpirun = find_mpirun(settings.mpirun, environ)
+    topology, reason = choose_topology(settings.wish, settings.hosts, machines)
+    order, order_reason = choose_order(settings.rank_order, settings.mode)
+    placement = place(topology, settings.hosts, machines, order)
+    files = _mca_files(mpirun.path, environ)
+    chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
+    transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
+    variables, notes = _variables(settings, placement, environ)
+    variables |= _library(mpirun.path, ranks_environ := {**environ, **variables}) | dict(transport.variables)
+    ranks_environ |= variables
+    exports = exported(ranks_environ, (*settings.named, *settings.variables))
+    notes += [f"-x {name}: it is not set" for name in settings.named if name not in ranks_environ]
+    job = Job(
+        ranks=topology.size,
+        hosts=settings.hosts,
+        rankfile=str(settings.run_dir.rankfile),
+        hostfile=str(settings.run_dir.hostfile),
+        root=os.geteuid() == 0,
+        ssh=settings.ssh,
+        exports=tuple(name for name in exports if name in ranks_environ),
+        extra=settings.mpi_args,
+        program=(sys.executable, "-I", "-S", rank.__file__, *settings.program),
+    )
+    argv = command(mpirun, job)
+    return Plan(
+        placement, reason, order_reason, mpirun, transport, argv,
+        tuple(sorted(variables.items())), job.exports, settings.run_dir, tuple(notes),
+    )  # fmt: skip
+
+
+def choose_order(wanted: str, mode: str | None) -> tuple[RankOrder, str]:
+    """Return the rank order and why: `auto` is contiguous on a host, unless DDL is asked for."""
+    if wanted != "auto":
+        return RankOrder(wanted), f"--rank-order {wanted}"
+    if mode is not None:
+        return RankOrder.DDL, f"--mode {mode} asks for DDL, whose grid numbers X slowest"
+    return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
+
+
+def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Mpirun:
+    """Find mpirun and ask for its version: --mpirun, else beside this Python, else on PATH.
+
+    The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks
+    started by another one would not find each other. Raises PreflightError with the remedy.
+    """
+    beside = Path(sys.executable).parent / "mpirun"
+    if named is not None:
+        path, reason = shutil.which(named, path=environ.get("PATH")), "--mpirun"
+    elif os.access(beside, os.X_OK):
+        path, reason = str(beside), "beside this Python, whose mpi4py loads the same MPI"
+    else:
+        path, reason = shutil.which("mpirun", path=environ.get("PATH")), "first on PATH"
+    if path is None:
+        raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
+    answer = run_here([path, "--version"])
+    if answer.code != 0:
+        said = (answer.err or answer.out).strip().splitlines()[:1]
+        raise PreflightError(f"{path} --version fails ({said[0] if said else answer.code}); {REMEDY}")
+    return parse_version(answer.out, os.path.abspath(path), reason)  # noqa: PTH100 - keeps links: Debian's prefix
+
+
+def _variables(
+    settings: Settings, placement: Placement, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
+    variables = rank_variables(placement, settings.mode or "p")
+    notes = []
+    if settings.mode is None and "DDL_OPTIONS" in environ:
+        _check_ddl_options(environ["DDL_OPTIONS"], placement.topology)
+        notes.append("DDL_OPTIONS: left as you set it")
+        del variables["DDL_OPTIONS"]
+    if "PYTHONUNBUFFERED" not in environ:
+        variables["PYTHONUNBUFFERED"] = "1"
+    variables |= settings.variables
+    path = variables.get("PATH", environ.get("PATH"))
+    if path is not None:
+        variables["DDLRUN_PATH"] = path
+    set_by_user = variables.get("OMP_NUM_THREADS", environ.get("OMP_NUM_THREADS"))
+    notes.append(
+        "OMP_NUM_THREADS: one a core" if set_by_user is None else f"OMP_NUM_THREADS: {set_by_user}, as you set it"
+    )
+    return variables, notes
+
+
+def _check_ddl_options(options: str, topology: Topology) -> None:
+    words = options.split()
+    if "-mode" not in words[:-1]:
+        return
+    said = words[words.index("-mode") + 1].partition(":")[2]
+    if said and parse_topology(said, "DDL_OPTIONS").dims != topology.dims:
+        raise InputError(f"DDL_OPTIONS says {said}, but the topology is {topology}; unset one of them")
+
+
+def _mca_files(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of the files in which a user or a site sets MCA parameters."""
+    prefix = Path(mpirun).resolve().parent.parent
+    system = Path("/etc/openmpi") if prefix == Path("/usr") else prefix / "etc"
+    places = [Path(environ.get("HOME", "/")) / ".openmpi", system]
+    names = ("mca-params.conf", "openmpi-mca-params.conf", "openmpi-mca-params-override.conf")
+    files = [folder / name for folder in places for name in names]
+    return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
+
+
+def _library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell mpi4py to load the library of this mpirun: another one would make each rank a job of its own."""
+    if "MPI4PY_LIBMPI" in environ or "MPI4PY_MPIABI" in environ:
+        return {}
+    prefix = Path(mpirun).resolve().parent.parent
+    architecture = os.uname().machine.replace("ppc64le", "powerpc64le")
+    folders = ("lib", "lib64", f"lib/{architecture}-linux-gnu")  # the last is Debian's
+    found = [path for folder in folders if (path := prefix / folder / "libmpi.so.40").exists()]
+    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+
+
+def default_run_dir(environ: Mapping[str, str]) -> RunDir:
+    """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that)."""
+    state = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/tmp")) / ".local" / "state")  # noqa: S108
+    return RunDir(state / "ddlrun" / "runs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"))
+
+
+def write_run_dir(plan: Plan) -> None:
+    """Write the run folder: rank file, hostfile, plan, command, names of variables.
+
+    Raises InputError where the folder holds an earlier run or cannot be written.
+    """
+    files = plan.run_dir
+    if files.plan.exists():
+        raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
+    slots = plan.placement.topology.accelerators
+    try:
+        files.path.mkdir(parents=True, exist_ok=True)
+        with files.rankfile.open("w") as file:
+            file.writelines(rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}"))
+        files.hostfile.write_text(render_hostfile(Host(host.name, slots) for host in plan.placement.hosts))
+        files.command.write_text(shown_command(plan) + "\n")
+        files.environment.write_text("".join(f"{name}\n" for name in plan.exports))
+        files.plan.write_text(json.dumps(plan.as_dict()) + "\n")
+    except OSError as error:
+        raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def shown_command(plan: Plan) -> str:
+    """Return the command as a shell would take it, with the variables that ddlrun sets; secrets are left out."""
+    variables = [f"{name}={value}" for name, value in redacted(dict(plan.variables)).items()]
+    return shlex.join(["env", *variables, *plan.argv])
+
+
+def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
+    """Start the job, stay with it to its end, and leave its output and outcome in the run folder."""
+    files = plan.run_dir
+    with files.stdout.open("wb", buffering=0) as out, files.stderr.open("wb", buffering=0) as err:
+        outcome = run_job(plan.argv, {**environ, **dict(plan.variables)}, (out, err))
+    files.outcome.write_text(json.dumps(asdict(outcome)) + "\n")
+    return outcome

@@ -1,0 +1,1 @@
+"""Plan and Outcome -> what a person reads. Pure: text in, text out."""

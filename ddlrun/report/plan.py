@@ -1,0 +1,88 @@
+"""A Plan as text: where every rank goes, and why."""
+
+from collections.abc import Iterator, Sequence
+
+from ddlrun.hosts import fold
+from ddlrun.machine import Core
+from ddlrun.placement import Placement, Seat
+from ddlrun.plan import Plan
+
+# More local ranks than this are summed up.
+MOST_ROWS = 16
+
+
+def render_plan(plan: Plan, command: str, *, full: bool) -> str:
+    """Write a plan; `full` adds the reasons and the command."""
+    lines = list(_placement_lines(plan.placement))
+    if full:
+        lines += [
+            f"topology:   {plan.placement.topology}: {plan.reason}",
+            f"hosts:      {plan.placement.hosts.source}",
+            f"rank order: {plan.placement.order.value}: {plan.order_reason}",
+            f"mpirun:     {plan.mpirun.path} (Open MPI {plan.mpirun.version}): {plan.mpirun.reason}",
+            f"transport:  {plan.transport.reason}",
+            *(f"note:       {note}" for note in plan.notes),
+            f"run folder: {plan.run_dir.path}",
+            f"command:    {command}",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _placement_lines(placement: Placement) -> Iterator[str]:
+    topology = placement.topology
+    ranks = f"{topology.size} rank{'s' * (topology.size > 1)}"
+    yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host"
+    for indexes, machine, seats in placement.groups():
+        names = fold(placement.hosts.names[index] for index in indexes)
+        yield f"{names}: {machine} ({machine.source})"
+        yield from _table(_rows(placement, indexes, seats))
+
+
+def _rows(placement: Placement, indexes: Sequence[int], seats: Sequence[Seat]) -> Iterator[tuple[str, ...]]:
+    gpus = any(seat.gpu for seat in seats)
+    yield ("local rank", "ranks", "package", "cores", *(["GPU"] if gpus else []), "threads")
+    for seat in seats[:MOST_ROWS]:
+        ranks = sorted(placement.topology.rank(index, seat.local_rank, placement.order) for index in indexes)
+        packages = sorted({core.package for core in seat.cores})
+        gpu = [str(seat.gpu.index) if seat.gpu else "-"] if gpus else []
+        yield (
+            str(seat.local_rank), shown_ranks(ranks), ",".join(map(str, packages)),
+            shown_cores(seat.cores), *gpu, str(seat.threads),
+        )  # fmt: skip
+    if len(seats) > MOST_ROWS:
+        yield (f"... {len(seats) - MOST_ROWS} more",)
+
+
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks that are evenly spaced shortly.
+
+    >>> shown_ranks([0, 4, 8, 12]), shown_ranks([3, 4, 5]), shown_ranks([7])
+    ('0,4..12', '3-5', '7')
+    """
+    steps = {high - low for low, high in zip(ranks, ranks[1:], strict=False)}
+    if len(ranks) > 1 and steps == {1}:
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(ranks) > 2 and len(steps) == 1:
+        return f"{ranks[0]},{ranks[1]}..{ranks[-1]}"
+    return ",".join(map(str, ranks[:8])) + (",..." if len(ranks) > 8 else "")
+
+
+def shown_cores(cores: Sequence[Core]) -> str:
+    """Write cores as a person counts them: inside their package."""
+    runs: list[list[Core]] = []
+    for core in cores:
+        if runs and (runs[-1][1].package, runs[-1][1].index_in_package + 1) == (core.package, core.index_in_package):
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(
+        f"{low.index_in_package}-{high.index_in_package}" if low is not high else f"{low.index_in_package}"
+        for low, high in runs
+    )
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    cells = list(rows)
+    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(cells[0]))]
+    for row in cells:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()

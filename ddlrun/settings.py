@@ -1,0 +1,92 @@
+"""The YAML config file -> values of launch's options: Horovod's file as it is, and ours."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from ddlrun.environment import HOROVOD
+from ddlrun.errors import InputError
+
+# Place in the YAML file -> launch's option (click's parameter name).
+OURS = {
+    "hosts": "hosts",
+    "hostfile": "hostfile",
+    "machine": "machine",
+    "topology": "topology",
+    "accelerators": "accelerators",
+    "nodes": "nodes",
+    "racks": "racks",
+    "aisles": "aisles",
+    "rank_order": "rank_order",
+    "run_dir": "run_dir",
+    "ddl.mode": "mode",
+    "mpi.mpirun": "mpirun",
+    "mpi.args": "mpi_args",
+    "ssh.port": "ssh_port",
+    "ssh.identity_file": "ssh_identity_file",
+}
+PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
+# Horovod's other launcher; ours is MPI's, so these say nothing new.
+CONTROLLERS = ("mpi", "auto", None)
+
+
+def parse_config(text: str, where: str) -> dict[str, object]:
+    """Parse a config file; return launch's parameters and their values.
+
+    Raises InputError, naming each key that is not known and the nearest that is.
+    """
+    import yaml  # noqa: PLC0415 - 20 ms, for those who have a file
+
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict | None):
+        raise InputError(f"{where}: a list of 'key: value' is wanted, not {type(found).__name__}")
+    values: dict[str, object] = {}
+    problems: list[str] = []
+    for key, value in _leaves(found or {}):
+        if key == "env" and isinstance(value, Mapping):
+            values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
+        elif key == "controller" and value in CONTROLLERS:
+            continue
+        elif key not in PLACES:
+            problems.append(_unknown(key, where))
+        elif value is not None:
+            values[PLACES[key]] = _value(key, value, where, problems)
+    if problems:
+        raise InputError(*problems)
+    return values
+
+
+def _leaves(found: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in found.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and key != "env":
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _value(key: str, value: object, where: str, problems: list[str]) -> object:
+    if isinstance(value, bool):
+        knob = next((knob for knob in HOROVOD if knob.yaml == key), None)
+        if knob is not None and knob.kind is bool:
+            return value
+    elif isinstance(value, list) and key == "hosts":
+        return ",".join(map(str, value))
+    elif isinstance(value, str | int | float):
+        return str(value)
+    problems.append(f"{where}: {key}: {value!r} is not what it takes")
+    return None
+
+
+def _scalar(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown(key: str, where: str) -> str:
+    close = difflib.get_close_matches(key, [*PLACES, "env", "controller"], 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{where}: key {key!r} is not known{hint}"

@@ -1,0 +1,140 @@
+"""The job's topology from what the user said of it, and the reason in words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
+from ddlrun.machine import Machine
+from ddlrun.topology import Topology
+
+Claim = tuple[int, str]
+
+# What one rank may stand for: word -> how many of them a machine has.
+UNITS: dict[str, Callable[[Machine], int]] = {
+    "gpu": lambda machine: len(machine.gpus),
+    "package": lambda machine: len({core.package for core in machine.cores if core.usable}),
+    "numa": lambda machine: machine.numa_nodes,
+    "core": lambda machine: sum(core.usable for core in machine.cores),
+}
+PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "usable cores"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user said, None where nothing: a topology, -np, --accelerators, --nodes, --racks, --aisles."""
+
+    topology: Topology | None = None
+    processes: int | None = None
+    accelerators: int | str | None = None
+    nodes: int | None = None
+    racks: int | None = None
+    aisles: int | None = None
+
+
+def choose_topology(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
+    """Return the topology and why it is that one.
+
+    Raises InputError where two wishes contradict each other (both are shown), or where hosts do not
+    divide into equal racks.
+    """
+    per_host = _accelerators(wish, hosts, machines)
+    value, reason = per_host[0]
+    clashes = [f"{reason} means X = {value}, but {other} means X = {x}" for x, other in per_host[1:] if x != value]
+    if wish.topology is None:
+        shape = _hosts_shape(wish, hosts)
+    else:
+        clashes += _shape_clashes(wish, wish.topology)
+        shape = wish.topology.dims[1:]
+        if wish.processes not in (None, wish.topology.size):
+            size, topology = wish.topology.size, wish.topology
+            clashes = [f"--topology {topology} means {size} ranks, but -np {wish.processes} asks for {wish.processes}"]
+    if clashes:
+        raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
+    return Topology((value, *shape)), reason
+
+
+def _accelerators(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> list[Claim]:
+    """Collect what is said of X, the strongest first; there is always at least one."""
+    claims: list[Claim] = []
+    if wish.topology is not None:
+        claims.append((wish.topology.accelerators, f"--topology {wish.topology}"))
+    if isinstance(wish.accelerators, int):
+        claims.append((wish.accelerators, f"--accelerators {wish.accelerators}"))
+    elif wish.accelerators is not None:
+        claims.append(_count(wish.accelerators, hosts, machines, f"--accelerators {wish.accelerators}"))
+    if wish.processes is not None and wish.topology is None:
+        claims.append(_divided(wish.processes, hosts))
+    return claims or [_slots(hosts) or _by_machine(hosts, machines)]
+
+
+def _divided(processes: int, hosts: HostList) -> Claim:
+    share, left = divmod(processes, len(hosts))
+    if left or not share:
+        raise InputError(
+            f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); "
+            f"take {max(share, 1) * len(hosts)} or {(share + 1) * len(hosts)}, or other hosts"
+        )
+    return share, f"-np {processes} over {len(hosts)} host{'s' * (len(hosts) > 1)}"
+
+
+def _slots(hosts: HostList) -> Claim | None:
+    """Take X from the slots, where every host says how many it has."""
+    slots = {host.slots for host in hosts}
+    if slots == {None}:
+        return None
+    if len(slots) > 1 or None in slots:
+        said = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:8])
+        raise InputError(
+            f"{hosts.source}: the slots differ ({said}); say how many ranks each host gets: --accelerators N"
+        )
+    return next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}"
+
+
+def _by_machine(hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
+    if all(machines[name].gpus for name in hosts.names):
+        return _count("gpu", hosts, machines, "one rank a GPU")
+    return _count("package", hosts, machines, "one rank a package, as there are no GPUs")
+
+
+def _count(unit: str, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
+    counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
+    if len(set(counts.values())) > 1:
+        some = {count: name for name, count in counts.items()}
+        said = ", ".join(f"{name} has {count}" for count, name in sorted(some.items()))
+        raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({said}); give --accelerators a number")
+    count = counts[hosts.names[0]]
+    if not count:
+        machine = machines[hosts.names[0]]
+        raise InputError(f"{reason}: no {unit} found on {hosts} ({machine}; {machine.source}); give a number")
+    return count, reason
+
+
+def _hosts_shape(wish: Wish, hosts: HostList) -> tuple[int, ...]:
+    """Return (Y, Z, A): what is not said is worked out, so that the product is the number of hosts."""
+    aisles = wish.aisles or 1
+    known = (wish.nodes or 1) * (wish.racks or 1) * aisles
+    rest, left = divmod(len(hosts), known)
+    if left or (wish.nodes and wish.racks and rest != 1):
+        said = " ".join(
+            f"--{name} {size}"
+            for name, size in (("nodes", wish.nodes), ("racks", wish.racks), ("aisles", wish.aisles))
+            if size
+        )
+        raise InputError(f"{said} makes {known} hosts or a multiple, but {len(hosts)} are there ({hosts})")
+    nodes = wish.nodes or rest
+    return nodes, wish.racks or (rest if wish.nodes else 1), aisles
+
+
+def _shape_clashes(wish: Wish, topology: Topology) -> Sequence[str]:
+    dims = (*topology.dims, 1)
+    named = (
+        ("nodes", wish.nodes, "Y", dims[1]),
+        ("racks", wish.racks, "Z", dims[2]),
+        ("aisles", wish.aisles, "A", dims[3]),
+    )
+    return [
+        f"--topology {topology} means {axis} = {size}, but --{name} {said} means {axis} = {said}"
+        for name, said, axis, size in named
+        if said is not None and said != size
+    ]
