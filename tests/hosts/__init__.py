@@ -1,0 +1,1 @@
+"""The test cluster: several hosts on one machine."""

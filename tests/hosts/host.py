@@ -1,0 +1,93 @@
+"""One host of the test cluster: its names, the files it sees, and the script that sets it up."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# Open MPI refuses root unless told; everything in the cluster is root.
+ENVIRONMENT = {f"{name}_ALLOW_RUN_AS_ROOT{suffix}": "1" for name in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
+
+# $1 is the host's name, $2 its folder.  `ip netns exec` has made the mount namespace and a /sys
+# that fits; sleep then holds everything.
+# reno: the default may be bbr, which is bursty and unfair at rates such as ours.
+# ~/.ssh and ~/.bashrc: the user's own must not take part.  /run: sshd needs /run/sshd, nscd must
+# not answer.  /dev/shm: what MPI leaves behind goes with the host.
+HOLD = """set -e
+echo "$1" >/proc/sys/kernel/hostname
+echo reno >/proc/sys/net/ipv4/tcp_congestion_control
+echo 0 >/proc/sys/net/ipv4/tcp_slow_start_after_idle
+mount --bind "$2/ssh" /etc/ssh
+mount --bind "$2/hosts" /etc/hosts
+if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi
+if [ -e ~root/.bashrc ]; then mount --bind /dev/null ~root/.bashrc; fi
+if [ -d ~root/.ssh ]; then mount -t tmpfs tmpfs ~root/.ssh; fi
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+mount -t tmpfs tmpfs /dev/shm
+echo ready
+exec sleep infinity >/dev/null
+"""
+SSH_CONFIG = """Host *
+  IdentityFile /etc/ssh/id
+  IdentitiesOnly yes
+  UserKnownHostsFile /etc/ssh/known_hosts
+"""
+SSHD_CONFIG = """HostKey /etc/ssh/hostkey
+AuthorizedKeysFile /etc/ssh/id.pub
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 200
+PidFile {pid_file}
+SetEnv {environment}
+"""
+
+
+@dataclass(frozen=True)
+class ClusterHost:
+    """One host: its name, rack (from 0), place in the rack (from 1), namespace and folder."""
+
+    name: str
+    rack: int
+    place: int
+    namespace: str
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        """Return the IPv4 address."""
+        return f"10.77.{self.rack}.{self.place}"
+
+    @property
+    def mac(self) -> str:
+        """Return the hardware address of eth0."""
+        return f"02:77:00:00:{self.rack:02x}:{self.place:02x}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that every program on the host gets, by `Cluster.argv` or by ssh."""
+        return {"TMPDIR": str(self.folder / "tmp"), **ENVIRONMENT}
+
+    @property
+    def pid_file(self) -> Path:
+        """Return the file that exists while sshd listens."""
+        return self.folder / "sshd.pid"
+
+    @property
+    def ssh_folder(self) -> Path:
+        """Return the folder that is /etc/ssh on the host."""
+        return self.folder / "ssh"
+
+
+def write_files(host: ClusterHost, *, etc_hosts: str, user_key: Path, host_key: Path, known_hosts: str) -> None:
+    """Write what the host sees as /etc/hosts and /etc/ssh; keys are paths of private keys."""
+    (host.folder / "tmp").mkdir(parents=True)
+    (host.folder / "hosts").write_text(etc_hosts)
+    host.ssh_folder.mkdir()
+    for source, target in ((user_key, "id"), (host_key, "hostkey")):
+        for suffix in ("", ".pub"):
+            path = host.ssh_folder / f"{target}{suffix}"
+            path.touch(mode=0o600)
+            path.write_text(Path(f"{source}{suffix}").read_text())
+    variables = " ".join(f"{key}={value}" for key, value in host.environment.items())
+    (host.ssh_folder / "known_hosts").write_text(known_hosts)
+    (host.ssh_folder / "ssh_config").write_text(SSH_CONFIG)
+    (host.ssh_folder / "sshd_config").write_text(SSHD_CONFIG.format(pid_file=host.pid_file, environment=variables))

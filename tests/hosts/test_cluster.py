@@ -1,0 +1,173 @@
+"""The test cluster behaves like several machines, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, why_not
+from .namespaces import NAMES, ClusterError, output
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+MPIRUN = {4: Path("/usr/bin/mpirun"), 5: Path(sys.executable).with_name("mpirun")}
+RANKS = [sys.executable, str(Path(__file__).with_name("allreduce.py"))]
+RANK_FILE = "rank 0=h1 slot=0:0\nrank 1=h2 slot=0:1\n"
+TEMPORARY = Path(tempfile.gettempdir())
+ONE_SECOND = ["ssh", "-o", "ConnectTimeout=1"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=1) as up:
+        yield up
+
+
+def mapping(major: int, folder: Path) -> list[str]:
+    """Write rank file and hostfile; return mpirun and the options that use them."""
+    mpirun = MPIRUN[major]
+    if not mpirun.exists() or f"(Open MPI) {major}." not in output([str(mpirun), "--version"]):
+        pytest.skip(f"{mpirun} is not Open MPI {major}")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("two ranks need two cores")
+    (folder / "ranks").write_text(RANK_FILE)
+    (folder / "hosts").write_text("h1 slots=1\nh2 slots=1\n")
+    if major == 4:
+        return [str(mpirun), "--rankfile", f"{folder}/ranks"]
+    return [str(mpirun), "--hostfile", f"{folder}/hosts", "--map-by", f"rankfile:file={folder}/ranks"]
+
+
+def mine() -> set[str]:
+    """Return namespaces and folders of this Python's clusters."""
+    found = [*NAMES.glob(f"ddl{os.getpid()}x*"), *TEMPORARY.glob(f"ddl{os.getpid()}x*")]
+    return {str(path) for path in found}
+
+
+def inside(cluster: Cluster) -> set[str]:
+    """Return the process ids in all namespaces of the cluster."""
+    names = [path.name for path in NAMES.glob(f"{cluster.folder.name}-*")]
+    return {pid for name in names for pid in output(["ip", "netns", "pids", name]).split()}
+
+
+def alive(pid: str) -> bool:
+    """Say whether a process still runs; a dead one that init has yet to reap does not."""
+    try:
+        return ") Z " not in Path("/proc", pid, "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_plain_ssh_prints_the_other_hosts_name(cluster: Cluster) -> None:
+    done = cluster.run("h1", ["ssh", "h2", "hostname"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
+
+
+def test_command_runs_in_the_given_folder(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.run("h2", ["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
+
+
+def test_environment_can_be_replaced(cluster: Cluster) -> None:
+    assert cluster.run("h2", ["/bin/sh", "-c", "echo $PATH"], env={"PATH": "/nothing"}).stdout == "/nothing\n"
+
+
+@pytest.mark.parametrize("major", [4, 5])
+def test_mpirun_with_a_rank_file(cluster: Cluster, tmp_path: Path, major: int) -> None:
+    done = cluster.run("h1", [*mapping(major, tmp_path), *RANKS])
+    assert done.returncode == 0, done.stderr
+    first, second = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
+    assert (first["host"], first["sum"], second["host"], second["sum"]) == ("h1", 3, "h2", 3)
+    assert set(first["cores"]).isdisjoint(second["cores"])
+
+
+def test_stopped_host_refuses(cluster: Cluster) -> None:
+    cluster.stop("h2")
+    refused = cluster.run("h1", [*ONE_SECOND, "h2", "true"])
+    cluster.start("h2")
+    assert "Connection refused" in refused.stderr
+    assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
+
+
+def test_cut_host_times_out(cluster: Cluster) -> None:
+    cluster.cut("h2")
+    lost = cluster.run("h1", [*ONE_SECOND, "h2", "true"])
+    cluster.mend("h2")
+    assert "Connection timed out" in lost.stderr
+    assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
+
+
+def test_unknown_host_key_is_refused(cluster: Cluster) -> None:
+    path = cluster.known_hosts("h1")
+    keys = path.read_text()
+    path.write_text("")
+    unknown = cluster.run("h1", ["ssh", "h2", "true"])
+    path.write_text(keys)
+    assert "Host key verification failed" in unknown.stderr
+    assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
+
+
+def test_uplink_counts_and_limits_what_crosses_racks() -> None:
+    with Cluster(hosts_per_rack=1, racks=2, uplink="100mbit", nic="1gbit") as cluster:
+        before = cluster.uplink_bytes(0)[0]
+        start = time.monotonic()
+        cluster.run("h1", ["ssh", "h2", "cat >/dev/null"], stdin="x" * 4_000_000, check=True)
+        seconds = time.monotonic() - start
+        assert 4_000_000 < cluster.uplink_bytes(0)[0] - before < 4_500_000
+        assert seconds > 4_000_000 * 8 / 100e6
+
+
+def test_down_leaves_nothing(cluster: Cluster) -> None:
+    before = mine()
+    with Cluster(hosts_per_rack=2, racks=1) as other:
+        other.run("h1", ["ssh", "h2", "setsid sleep 1000 >/dev/null 2>&1 &"], check=True)
+        processes, files = inside(other), mine() - before
+    other.down()
+    assert len(processes) >= 5  # two sleep, two sshd, the one left behind, perhaps a session that ends
+    assert len(files) == 4  # three namespaces and the folder
+    assert not [pid for pid in processes if alive(pid)]
+    assert mine() == before
+    assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
+
+
+def test_failed_set_up_leaves_nothing(cluster: Cluster) -> None:
+    before = mine()
+    with pytest.raises(ClusterError, match="nonsense"), Cluster(hosts_per_rack=2, racks=1, uplink="nonsense"):
+        pass
+    assert cluster.folder.exists()
+    assert mine() == before
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_ended_run_leaves_nothing_to_the_next(cluster: Cluster, end: signal.Signals) -> None:
+    program = """
+        import os, signal, time
+        from {module} import Cluster
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        with Cluster(hosts_per_rack=1, racks=1) as cluster:
+            print(cluster.folder.name, flush=True)
+            os.kill(os.getpid(), {end})
+            time.sleep(60)
+    """
+    text = textwrap.dedent(program).format(module=Cluster.__module__, end=int(end))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", text],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    name = ended.stdout.strip()
+    assert name, ended.stderr
+    if end == signal.SIGKILL:
+        with Cluster(hosts_per_rack=1, racks=1):
+            pass
+    assert cluster.folder.exists()
+    assert not [*NAMES.glob(f"{name}*"), *TEMPORARY.glob(f"{name}*")]
