@@ -27,7 +27,8 @@ from ddlrun.mpirun import (
 )
 from ddlrun.placement import Placement, place
 from ddlrun.plan import Outcome, Plan, RunDir
-from ddlrun.shape import Wish, choose_topology
+from ddlrun.rankfile import check_names
+from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.shell import run_here, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
@@ -50,19 +51,29 @@ class Settings:
     named: tuple[str, ...] = ()
 
 
-def make_plan(settings: Settings, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
-    """Return the complete Plan; nothing is written or started but `mpirun --version`.
+def check(settings: Settings, environ: Mapping[str, str]) -> Mpirun:
+    """Find mpirun, and whatever is wrong before any host is asked.
 
     Raises InputError, PlacementError or PreflightError.
     """
     mpirun = find_mpirun(settings.mpirun, environ)
+    check_names(settings.hosts.names)
+    check_wish(settings.wish, settings.hosts)
+    return mpirun
+
+
+def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
+    """Return the complete Plan; nothing is written or started.
+
+    Raises InputError, PlacementError or PreflightError.
+    """
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
     order, order_reason = choose_order(settings.rank_order, settings.mode)
     placement = place(topology, settings.hosts, machines, order)
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
-    variables, notes = _variables(settings, placement, environ)
+    variables, notes = _variables(settings, mpirun, placement, environ)
     variables |= _library(mpirun.path, ranks_environ := {**environ, **variables}) | dict(transport.variables)
     ranks_environ |= variables
     exports = exported(ranks_environ, (*settings.named, *settings.variables))
@@ -117,7 +128,7 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Mpirun:
 
 
 def _variables(
-    settings: Settings, placement: Placement, environ: Mapping[str, str]
+    settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
     variables = rank_variables(placement, settings.mode or "p")
@@ -130,7 +141,7 @@ def _variables(
         variables["PYTHONUNBUFFERED"] = "1"
     variables |= settings.variables
     path = variables.get("PATH", environ.get("PATH"))
-    if path is not None:
+    if path is not None and mpirun.major == 4:  # it puts its own folder before the user's
         variables["DDLRUN_PATH"] = path
     set_by_user = variables.get("OMP_NUM_THREADS", environ.get("OMP_NUM_THREADS"))
     notes.append(

@@ -66,9 +66,7 @@ def place(topology: Topology, hosts: HostList, machines: Mapping[str, Machine], 
     where the number of hosts or slots does not fit the topology, PlacementError where the ranks do
     not fit on a machine.
     """
-    problems = _problems(topology, hosts)
-    if problems:
-        raise InputError(*problems)
+    check_hosts(topology, hosts)
     # One look a machine, not a host: hosts that are alike come with the same Machine object.
     chosen = [machines[name] for name in hosts.names]
     alike: dict[int, list[str]] = {}
@@ -83,17 +81,22 @@ def place(topology: Topology, hosts: HostList, machines: Mapping[str, Machine], 
     return Placement(topology, order, hosts, tuple(chosen), tuple(seats[id(machine)] for machine in chosen))
 
 
-def _problems(topology: Topology, hosts: HostList) -> list[str]:
+def check_hosts(topology: Topology, hosts: HostList) -> None:
+    """Raise InputError where the number of hosts, or the slots of any, do not fit the topology."""
     if len(hosts) != topology.hosts:
         needed = f"{topology.hosts} host{'s' * (topology.hosts > 1)} ({describe(topology.dims[1:], 1)})"
         there = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} there ({hosts.source}: {_few(hosts.names)})"
-        return [f"topology {topology} needs {needed}, but {there}"]
-    short = [host for host in hosts if host.slots is not None and host.slots < topology.accelerators]
-    return [
-        f"topology {topology} puts {topology.accelerators} ranks on each host, "
-        f"but {host.name} offers {host.slots} slots ({hosts.source})"
-        for host in short
-    ]
+        raise InputError(f"topology {topology} needs {needed}, but {there}")
+    ranks = topology.accelerators
+    short = [host for host in hosts if host.slots is not None and host.slots < ranks]
+    if short:
+        raise InputError(
+            *(
+                f"topology {topology} puts {ranks} ranks on each host, but {host.name} offers {host.slots} slots "
+                f"({hosts.source})"
+                for host in short
+            )
+        )
 
 
 def _usable(machine: Machine) -> int:

@@ -32,10 +32,10 @@ def probe(hosts: HostList, own_name: str, here: Callable[[str], Finished], there
         raise UnreachableError(*failed)
     kinds: dict[str, Machine] = {}
     for name in hosts.names:
-        text = answers[name].out
+        text = answers[name].out.strip()
         if text not in kinds:
             kinds[text] = parse_sysfs(text, name)
-    return {name: kinds[answers[name].out] for name in hosts.names}
+    return {name: kinds[answers[name].out.strip()] for name in hosts.names}
 
 
 def _failure(name: str, answer: Finished) -> str:

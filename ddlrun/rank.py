@@ -13,7 +13,7 @@ def main() -> None:
     rank = _number("OMPI_COMM_WORLD_RANK")
     local_rank = _number("OMPI_COMM_WORLD_LOCAL_RANK")
     size = _number("OMPI_COMM_WORLD_SIZE")
-    # mpirun puts its own folder first, and sshd's PATH is not the user's.
+    # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     planned = seat(os.environ.get("DDLRUN_SEATS", ""), rank, local_rank, size)
     if planned is not None:

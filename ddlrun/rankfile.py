@@ -4,7 +4,7 @@ What each major does with a file that breaks one of these rules: docs/explanatio
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -99,15 +99,21 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
         yield f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Raise PlacementError for host names that both majors do not read as they are."""
+    bad = [name for name in names if not _NAME.fullmatch(name) or name in _KEYWORDS]
+    if bad:
+        raise PlacementError(*(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts" for name in bad))
+
+
 def _problems(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
-    """Say what both majors would not read alike: names, and lines that are too long."""
+    """Say what both majors would not read alike: lines that are too long."""
     longest = {key: max(texts, key=len) for key, texts in slots.items()}
     problems = []
+    check_names(placement.hosts.names)
     for host, seats in zip(placement.hosts, placement.seats, strict=True):
         name, slot = host.name, longest[id(seats)]
-        if not _NAME.fullmatch(name) or name in _KEYWORDS:
-            problems.append(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts")
-        elif len(name) + _BETWEEN + len(slot) > MOST_CHARACTERS:
+        if len(name) + _BETWEEN + len(slot) > MOST_CHARACTERS:
             most = MOST_CHARACTERS - _BETWEEN - len(slot)
             problems.append(
                 f"host {name!r} with slot={slot}: too long for Open MPI 4.1, which takes {most} characters of the name "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
+from ddlrun.placement import check_hosts
 from ddlrun.topology import Topology
 
 Claim = tuple[int, str]
@@ -32,40 +33,58 @@ class Wish:
     aisles: int | None = None
 
 
+def check_wish(wish: Wish, hosts: HostList) -> None:
+    """Raise InputError for what contradicts itself whatever the hosts are made of."""
+    stated = _stated(wish, hosts)
+    clashes = _clashes(stated)
+    if not stated and wish.accelerators is None:
+        _slots(hosts)
+    if wish.topology is None:
+        _hosts_shape(wish, hosts)
+    else:
+        check_hosts(wish.topology, hosts)
+        clashes += _topology_clashes(wish, wish.topology)
+    if clashes:
+        raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
+
+
 def choose_topology(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
     """Return the topology and why it is that one.
 
     Raises InputError where two wishes contradict each other (both are shown), or where hosts do not
     divide into equal racks.
     """
-    per_host = _accelerators(wish, hosts, machines)
-    value, reason = per_host[0]
-    clashes = [f"{reason} means X = {value}, but {other} means X = {x}" for x, other in per_host[1:] if x != value]
-    if wish.topology is None:
-        shape = _hosts_shape(wish, hosts)
-    else:
-        clashes += _shape_clashes(wish, wish.topology)
-        shape = wish.topology.dims[1:]
-        if wish.processes not in (None, wish.topology.size):
-            size, topology = wish.topology.size, wish.topology
-            clashes = [f"--topology {topology} means {size} ranks, but -np {wish.processes} asks for {wish.processes}"]
+    check_wish(wish, hosts)
+    claims = _stated(wish, hosts)
+    if isinstance(wish.accelerators, str):
+        claims.append(_count(wish.accelerators, hosts, machines, f"--accelerators {wish.accelerators}"))
+    claims = claims or [_slots(hosts) or _by_machine(hosts, machines)]
+    clashes = _clashes(claims)
     if clashes:
         raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
+    value, reason = claims[0]
+    shape = _hosts_shape(wish, hosts) if wish.topology is None else wish.topology.dims[1:]
     return Topology((value, *shape)), reason
 
 
-def _accelerators(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> list[Claim]:
-    """Collect what is said of X, the strongest first; there is always at least one."""
+def _stated(wish: Wish, hosts: HostList) -> list[Claim]:
+    """Collect what is said of X in numbers, the strongest first."""
     claims: list[Claim] = []
     if wish.topology is not None:
         claims.append((wish.topology.accelerators, f"--topology {wish.topology}"))
     if isinstance(wish.accelerators, int):
         claims.append((wish.accelerators, f"--accelerators {wish.accelerators}"))
-    elif wish.accelerators is not None:
-        claims.append(_count(wish.accelerators, hosts, machines, f"--accelerators {wish.accelerators}"))
     if wish.processes is not None and wish.topology is None:
         claims.append(_divided(wish.processes, hosts))
-    return claims or [_slots(hosts) or _by_machine(hosts, machines)]
+    return claims
+
+
+def _clashes(claims: Sequence[Claim]) -> list[str]:
+    return [
+        f"{claims[0][1]} means X = {claims[0][0]}, but {reason} means X = {value}"
+        for value, reason in claims[1:]
+        if value != claims[0][0]
+    ]
 
 
 def _divided(processes: int, hosts: HostList) -> Claim:
@@ -73,7 +92,7 @@ def _divided(processes: int, hosts: HostList) -> Claim:
     if left or not share:
         raise InputError(
             f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); "
-            f"take {max(share, 1) * len(hosts)} or {(share + 1) * len(hosts)}, or other hosts"
+            f"take {' or '.join(str(n * len(hosts)) for n in (share, share + 1) if n)}, or other hosts"
         )
     return share, f"-np {processes} over {len(hosts)} host{'s' * (len(hosts) > 1)}"
 
@@ -100,8 +119,8 @@ def _by_machine(hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
 def _count(unit: str, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
     counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
     if len(set(counts.values())) > 1:
-        some = {count: name for name, count in counts.items()}
-        said = ", ".join(f"{name} has {count}" for count, name in sorted(some.items()))
+        first = {count: name for name, count in reversed(counts.items())}
+        said = ", ".join(f"{name} has {count}" for count, name in reversed(first.items()))
         raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({said}); give --accelerators a number")
     count = counts[hosts.names[0]]
     if not count:
@@ -126,15 +145,14 @@ def _hosts_shape(wish: Wish, hosts: HostList) -> tuple[int, ...]:
     return nodes, wish.racks or (rest if wish.nodes else 1), aisles
 
 
-def _shape_clashes(wish: Wish, topology: Topology) -> Sequence[str]:
-    dims = (*topology.dims, 1)
-    named = (
-        ("nodes", wish.nodes, "Y", dims[1]),
-        ("racks", wish.racks, "Z", dims[2]),
-        ("aisles", wish.aisles, "A", dims[3]),
-    )
-    return [
+def _topology_clashes(wish: Wish, topology: Topology) -> list[str]:
+    _, nodes, racks, aisles = (*topology.dims, 1)[:4]
+    named = (("nodes", wish.nodes, "Y", nodes), ("racks", wish.racks, "Z", racks), ("aisles", wish.aisles, "A", aisles))
+    clashes = [
         f"--topology {topology} means {axis} = {size}, but --{name} {said} means {axis} = {said}"
         for name, said, axis, size in named
         if said is not None and said != size
     ]
+    if wish.processes not in (None, topology.size):
+        clashes.append(f"--topology {topology} means {topology.size} ranks, but -np asks for {wish.processes}")
+    return clashes

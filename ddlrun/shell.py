@@ -68,8 +68,8 @@ def _node_set(names: Sequence[str]) -> object:
     return NodeSet.fromlist(list(names))
 
 
-def _text(buffer: bytes) -> str:
-    return bytes(buffer).decode(errors="replace")
+def _text(buffer: bytes | None) -> str:
+    return bytes(buffer or b"").decode(errors="replace")
 
 
 def run_job(argv: Sequence[str], environ: Mapping[str, str], logs: tuple[IO[bytes], IO[bytes]]) -> Outcome:

@@ -6,6 +6,7 @@ import sys
 from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from ddlrun import __version__
 from ddlrun.errors import DdlrunError
@@ -49,7 +50,7 @@ def main() -> NoReturn:
         code = _fail(error.exit_code, *error.problems)
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "ddlrun"
-        code = _fail(2, f"{error.format_message().rstrip('.')}; see {where} --help")
+        code = _fail(2, f"{_from_config(error)}{error.format_message().rstrip('.')}; see {where} --help")
     except click.ClickException as error:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -58,6 +59,14 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would complain once more at its exit
         code = 141
     sys.exit(code or 0)
+
+
+def _from_config(error: click.UsageError) -> str:
+    """Say it where a wrong value was not typed, but stands in the config file."""
+    name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
+    if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+        return "config file: "
+    return ""
 
 
 def _fail(code: int, *problems: str) -> int:

@@ -24,12 +24,12 @@ def read_text(path: str, what: str) -> str:
         raise InputError(f"{what} {path}: byte {error.start} is not UTF-8; it is no text file") from error
 
 
-def read_hosts(expression: str | None, hostfile: str | None) -> HostList:
+def read_hosts(expression: str | None, hostfile: str | None, where: str = "hosts") -> HostList:
     """Return the hosts of an expression (`@FILE` is a hostfile), of a hostfile, or this machine."""
     if expression is not None and hostfile is not None:
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
-        return parse_hosts(expression)
+        return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
     if path is None:
         return HostList((Host("localhost"),), "this machine")

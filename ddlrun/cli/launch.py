@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ddlrun.cli.inputs import machines_of, probe_hosts, read_hosts, read_preset, read_text
 from ddlrun.environment import HOROVOD, Knob, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.launch import Settings, default_run_dir, make_plan, run, shown_command, write_run_dir
+from ddlrun.launch import Settings, check, default_run_dir, make_plan, run, shown_command, write_run_dir
 from ddlrun.machine import Machine
 from ddlrun.plan import RunDir
 from ddlrun.report.plan import render_plan
@@ -22,6 +23,7 @@ from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
 from ddlrun.topology import parse_topology
 
+CONFIG_ENV = "ddlrun.config_env"
 COUNT = click.IntRange(min=1)
 
 
@@ -83,7 +85,9 @@ class Accelerators(click.ParamType):  # type: ignore[type-arg]  # generic since 
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     """Take defaults from a YAML file; the command line wins."""
     if path is not None:
-        ctx.default_map = parse_config(read_text(path, "config file"), f"config file {path}")
+        found = parse_config(read_text(path, "config file"), f"config file {path}")
+        ctx.meta[CONFIG_ENV] = found.pop("assignments", [])
+        ctx.default_map = found
     return path
 
 
@@ -128,15 +132,19 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
 @option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
+@click.pass_context
+def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
     """Launch SCRIPT on every accelerator of the hosts, each rank where it belongs.
 
     A .py file runs under this Python; -m takes a module; anything else is a program. Options come
     before SCRIPT; what follows it is the script's own.
     """
+    options["config_env"] = ctx.meta.get(CONFIG_ENV, [])
+    _prefer_command_line(ctx, options)
     settings = read_settings(options, _program(script, args, is_module=options["is_module"]))
+    mpirun = check(settings, os.environ)
     machines = _machines(settings.hosts, options["machine"], settings.ssh)
-    plan = make_plan(settings, machines, os.environ)
+    plan = make_plan(settings, mpirun, machines, os.environ)
     shown = render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
     if options["dry_run"]:
         if options["run_dir"]:
@@ -146,7 +154,18 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa:
     write_run_dir(plan)
     if not options["quiet"]:
         click.echo(shown, nl=False, err=True)
-    return run(plan, os.environ).exit_code
+    outcome = run(plan, os.environ)
+    if outcome.exit_code and not options["quiet"]:
+        seconds = f"{outcome.seconds:.1f} s"
+        click.echo(f"ddlrun: exit code {outcome.exit_code} after {seconds}; logs: {plan.run_dir.path}", err=True)
+    return outcome.exit_code
+
+
+def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Hosts on the command line leave those of the config file out, however each is spelled."""
+    sources = {name: ctx.get_parameter_source(name) for name in ("hosts", "hostfile")}
+    if ParameterSource.COMMANDLINE in sources.values():
+        options |= {name: None for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP}
 
 
 def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings:
@@ -161,7 +180,7 @@ def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings
             parse_topology(options["topology"], "--topology") if options["topology"] else None,
             *(options[name] for name in ("processes", "accelerators", "nodes", "racks", "aisles")),
         ),
-        hosts=read_hosts(options["hosts"], options["hostfile"]),
+        hosts=read_hosts(options["hosts"], options["hostfile"], "-H"),
         rank_order=options["rank_order"],
         mode=options["mode"],
         program=program,
@@ -171,7 +190,7 @@ def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings
         ssh=_ssh(options["ssh_port"], options["ssh_identity_file"]),
         variables={
             **horovod_variables(options),
-            **dict(map(parse_assignment, (*passed, *options["assignments"]))),
+            **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
         },
         named=tuple(named),
     )

@@ -72,7 +72,11 @@ class Machine:
         """Say it shortly: `2 packages x 10 cores, SMT8, 4 GPUs`."""
         sizes = [len(package) for package in self.packages]
         unit = f"{len(sizes)} package{'s' * (len(sizes) > 1)}"
-        cores = f"{unit} x {sizes[0]} cores" if self.uniform else f"{unit} of {'+'.join(map(str, sizes))} cores"
+        cores = (
+            f"{unit} x {sizes[0]} core{'s' * (sizes[0] > 1)}"
+            if self.uniform
+            else f"{unit} of {'+'.join(map(str, sizes))} cores"
+        )
         smt = max(len(core.pus) for core in self.cores)
         gpus = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
         return ", ".join(filter(None, [cores, f"SMT{smt}" if smt > 1 else "", gpus]))

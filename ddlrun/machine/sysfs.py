@@ -22,10 +22,12 @@ cgroup=/proc/self/cgroup
 while IFS=: read -r id controllers path; do
   case $id:$controllers in
     0:*) while [ -n "$path" ] && [ ! -e "/sys/fs/cgroup$path/cpuset.cpus.effective" ]; do path=${path%/*}; done
-      grep -s . "/sys/fs/cgroup$path/cpuset.cpus.effective" /dev/null ;;
-    *cpuset*) for root in "/sys/fs/cgroup/cpuset$path" /sys/fs/cgroup/cpuset; do
-      grep -s . "$root/cpuset.cpus" /dev/null && break; done ;;
+      list=/sys/fs/cgroup$path/cpuset.cpus.effective ;;
+    *cpuset*) list=/sys/fs/cgroup/cpuset$path/cpuset.cpus
+      [ -e "$list" ] || list=/sys/fs/cgroup/cpuset/cpuset.cpus ;;
+    *) continue ;;
   esac
+  [ -e "$list" ] && read -r list <"$list" && echo "cpuset$id:$list"
 done <"$cgroup"
 cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x03' */class); do
   grep -s . "${gpu%/class}/vendor" "${gpu%/class}/class" "${gpu%/class}/numa_node" /dev/null
@@ -49,7 +51,7 @@ def parse_sysfs(text: str, host: str) -> Machine:
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
-        path, _, content = line.partition(":")
+        path, _, content = line.rpartition(":")  # a PCI address has colons, no content has
         found.setdefault(path, content.strip())
     if "ddlrun" not in found or not any("/topology/" in path for path in found):
         raise UnreachableError(f"host {host}: its cores could not be read (got {text[-60:]!r}); give --machine")
@@ -90,12 +92,12 @@ def _cores(found: dict[str, str]) -> tuple[Core, ...]:
     known = {int(path.split("/")[1][3:]) for path in found if path.endswith("/topology/thread_siblings_list")}
     there = parse_cpu_list(found["cpu/online"]) if "cpu/online" in found else frozenset(known)
     for path, content in found.items():
-        if "/cpuset.cpus" in path:
+        if path.startswith("cpuset"):
             there &= parse_cpu_list(content)
     allowed = there
     for path, content in found.items():
-        if path.endswith("/proc/self/status"):
-            allowed = parse_cpu_list(content.rpartition(":")[2]) & there
+        if path.endswith(":Cpus_allowed_list"):
+            allowed = parse_cpu_list(content) & there
     nodes = {
         int(path.split("/")[1][4:]): pus & there
         for path, content in found.items()

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from . import namespaces
-from .host import HOLD, ClusterHost, write_files
-from .namespaces import NO_IPV6, PATIENCE, ClusterError, output, program
+from tests.hosts import namespaces
+from tests.hosts.host import HOLD, ClusterHost, write_files
+from tests.hosts.namespaces import NO_IPV6, PATIENCE, ClusterError, output, program
 
 PROGRAMS = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
 

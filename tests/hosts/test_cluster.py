@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, why_not
-from .namespaces import NAMES, ClusterError, output
+from tests.hosts.cluster import Cluster, why_not
+from tests.hosts.namespaces import NAMES, ClusterError, output
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
