@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from ddlrun.mpirun import (
 )
 from ddlrun.placement import Placement, place
 from ddlrun.plan import Outcome, Plan, RunDir
+from ddlrun.probe import is_local
 from ddlrun.rankfile import check_names
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.shell import run_here, run_job
@@ -137,6 +139,8 @@ def _variables(
         _check_ddl_options(environ["DDL_OPTIONS"], placement.topology)
         notes.append("DDL_OPTIONS: left as you set it")
         del variables["DDL_OPTIONS"]
+    if mpirun.major != 4 or is_local(settings.hosts.names[0], os.uname().nodename):
+        variables["DDLRUN_STDIN"] = os.devnull  # `run` puts our own there; see rank.py
     if "PYTHONUNBUFFERED" not in environ:
         variables["PYTHONUNBUFFERED"] = "1"
     variables |= settings.variables
@@ -216,7 +220,18 @@ def shown_command(plan: Plan) -> str:
 def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
     """Start the job, stay with it to its end, and leave its output and outcome in the run folder."""
     files = plan.run_dir
+    environ = {**environ, **dict(plan.variables)}
+    local = is_local(plan.placement.hosts.names[0], os.uname().nodename)
+    if local and not os.isatty(0):
+        environ["DDLRUN_STDIN"] = _own_stdin()
+    through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
     with files.stdout.open("wb", buffering=0) as out, files.stderr.open("wb", buffering=0) as err:
-        outcome = run_job(plan.argv, {**environ, **dict(plan.variables)}, (out, err))
+        outcome = run_job(plan.argv, environ, (out, err), stdin=through_mpirun)
     files.outcome.write_text(json.dumps(asdict(outcome)) + "\n")
     return outcome
+
+
+def _own_stdin() -> str:
+    """Return where rank 0 finds our standard input, as rank.py reads it: a path, and a file's offset."""
+    path = f"/proc/{os.getpid()}/fd/0"
+    return f"{path}@{os.lseek(0, 0, os.SEEK_CUR)}" if stat.S_ISREG(os.fstat(0).st_mode) else path

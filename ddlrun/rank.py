@@ -3,8 +3,14 @@
 Runs with nothing but the standard library, on hosts where ddlrun may not be installed as a package.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+
+TYPE_CHECKING = False  # typing itself takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def main() -> None:
@@ -15,7 +21,9 @@ def main() -> None:
     size = _number("OMPI_COMM_WORLD_SIZE")
     # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
-    planned = seat(os.environ.get("DDLRUN_SEATS", ""), rank, local_rank, size)
+    if rank == 0 and "DDLRUN_STDIN" in os.environ:
+        _read_from(os.environ["DDLRUN_STDIN"])
+    planned = seat(os.environ, rank, local_rank, size)
     if planned is not None:
         threads, cpus = planned
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
@@ -30,14 +38,16 @@ def main() -> None:
         os._exit(127 if missing else 126)
 
 
-def seat(seats: str, rank: int, local_rank: int, size: int) -> tuple[int, set[int]] | None:
+def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]] | None:
     """Return (threads, CPUs) of a rank from DDLRUN_SEATS (see environment.py); None where it says nothing."""
+    seats = environ.get("DDLRUN_SEATS")
     if not seats or min(rank, local_rank, size) < 0:
         return None
     runs = [run.partition("*") for run in seats.split("/")]
     per_host = runs[0][2].count(";") + 1
     hosts = size // per_host
-    host = rank // per_host if os.environ.get("DDLRUN_RANK_ORDER") == "host" else _ddl_host(rank % hosts)
+    contiguous = environ["DDLRUN_RANK_ORDER"] == "host"
+    host = rank // per_host if contiguous else _ddl_host(rank % hosts, environ["DDLRUN_TOPOLOGY"])
     for count, _, text in runs:
         host -= int(count)
         if host < 0:
@@ -46,9 +56,21 @@ def seat(seats: str, rank: int, local_rank: int, size: int) -> tuple[int, set[in
     return None
 
 
-def _ddl_host(number: int) -> int:
+def _read_from(source: str) -> None:
+    """Make `PATH@OFFSET` the standard input: Open MPI 5's mpirun never passes on that its own has ended."""
+    path, _, offset = source.partition("@")
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        file = os.open(os.devnull, os.O_RDONLY)
+    if offset:
+        os.lseek(file, int(offset), os.SEEK_SET)
+    os.dup2(file, 0)
+
+
+def _ddl_host(number: int, topology: str) -> int:
     """Turn (y*Z + z)*A + a, the rank's remainder in ddl order, into the host index (a*Z + z)*Y + y."""
-    sizes = [int(size) for size in os.environ["DDLRUN_TOPOLOGY"].split("x")][1:]
+    sizes = [int(size) for size in topology.split("x")][1:]
     coords = []
     for axis_size in reversed(sizes):
         number, at = divmod(number, axis_size)

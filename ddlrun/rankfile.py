@@ -44,14 +44,19 @@ class Line:
 
 
 def render(placement: Placement, title: str) -> Iterator[str]:
-    """Yield the rank file in blocks, one a host, in memory that does not grow with the ranks.
+    """Return the rank file in blocks, one a host, in memory that does not grow with the ranks.
 
     Raises PlacementError where a host or a seat cannot be written so that both majors read it alike.
     """
+    check_names(placement.hosts.names)
     slots = {key: [slot_text(seat, machine) for seat in seats] for key, machine, seats in _kinds(placement)}
-    problems = _problems(placement, slots)
+    problems = _too_long(placement, slots)
     if problems:
         raise PlacementError(*problems)
+    return _blocks(placement, title, slots)
+
+
+def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]) -> Iterator[str]:
     yield _header(placement, title)
     for index, (host, seats) in enumerate(zip(placement.hosts, placement.seats, strict=True)):
         stride, rank = placement.topology.rank_line(index, placement.order)
@@ -106,11 +111,9 @@ def check_names(names: Iterable[str]) -> None:
         raise PlacementError(*(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts" for name in bad))
 
 
-def _problems(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
-    """Say what both majors would not read alike: lines that are too long."""
+def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
     longest = {key: max(texts, key=len) for key, texts in slots.items()}
     problems = []
-    check_names(placement.hosts.names)
     for host, seats in zip(placement.hosts, placement.seats, strict=True):
         name, slot = host.name, longest[id(seats)]
         if len(name) + _BETWEEN + len(slot) > MOST_CHARACTERS:

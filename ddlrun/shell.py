@@ -72,20 +72,28 @@ def _text(buffer: bytes | None) -> str:
     return bytes(buffer or b"").decode(errors="replace")
 
 
-def run_job(argv: Sequence[str], environ: Mapping[str, str], logs: tuple[IO[bytes], IO[bytes]]) -> Outcome:
+def run_job(
+    argv: Sequence[str], environ: Mapping[str, str], logs: tuple[IO[bytes], IO[bytes]], *, stdin: bool
+) -> Outcome:
     """Run mpirun: pass on what it prints as it comes, forward signals, return how it ended.
 
-    `logs` get a copy of standard output and standard error. SIGINT, SIGTERM and SIGHUP become one
-    SIGTERM to mpirun, which ends its ranks; after GRACE_SECONDS, or at the second signal, all that is
-    left of the job on this host is killed. The Outcome's exit code is mpirun's own, or 128 + the
-    signal that ended the job. Raises OSError where mpirun cannot be started.
+    mpirun gets our standard input where `stdin` is true. `logs` get a copy of standard output and
+    standard error. SIGINT, SIGTERM and SIGHUP become one SIGTERM to mpirun, which ends its ranks;
+    after GRACE_SECONDS, or at the second signal, all that is left of the job on this host is killed.
+    The Outcome's exit code is mpirun's own, or 128 + the signal that ended the job. Raises OSError
+    where mpirun cannot be started.
     """
     started = time.monotonic()
     with _Signals() as signals:
         # A session of its own: a Ctrl-C at the terminal reaches mpirun once, from here, and not twice,
         # and whatever is left of the job can be found by its session.
         process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-            argv, env=environ, stdin=_stdin(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            argv,
+            env=environ,
+            stdin=None if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         with process:
             signals.watch(process)
@@ -211,11 +219,6 @@ def _read(fd: int) -> bytes:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
         return b""
-
-
-def _stdin() -> int | None:
-    """Pass our standard input to mpirun (and so to rank 0), but not a terminal, which it could not read."""
-    return subprocess.DEVNULL if os.isatty(0) else None
 
 
 def _end_session(session: int) -> None:

@@ -1,7 +1,6 @@
 """The command line: one small file a command."""
 
 import importlib
-import os
 import sys
 from typing import NoReturn
 
@@ -55,9 +54,6 @@ def main() -> NoReturn:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would complain once more at its exit
-        code = 141
     sys.exit(code or 0)
 
 

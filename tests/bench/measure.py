@@ -1,0 +1,113 @@
+"""Samples taken in turn, and tables of them: median, spread, ratio, goal."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+ROUNDS = 7
+_HEADINGS = ("", "median", "min", "max", "ratio", "goal", "met")
+Sample = Callable[[], float]
+
+
+class Failed(Exception):  # noqa: N818 - it reads as a word in the table
+    """A sample that could not be taken, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What was measured of one thing, or why nothing was."""
+
+    values: tuple[float, ...]
+    why_not: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def against(self, other: "Series", how: Callable[[float, float], float]) -> "Series":
+        """Combine with another series that was taken in turn with this one, pair by pair."""
+        pairs = zip(self.values, other.values, strict=False)
+        return Series(tuple(how(mine, theirs) for mine, theirs in pairs), self.why_not or other.why_not)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table; `base` is what its ratio is to."""
+
+    name: str
+    series: Series
+    unit: str = "ms"
+    goal: float | None = None
+    base: Series | None = None
+
+
+def run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; raises Failed with the last line that it said."""
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Failed(f"failed with {done.returncode}: {said[-1] if said else 'nothing said'}")
+    return done
+
+
+def wall(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Sample:
+    """Return a sampler of a command's time in ms, from before its start to after its end."""
+
+    def sample() -> float:
+        start = time.perf_counter()
+        run(argv, env)
+        return (time.perf_counter() - start) * 1000
+
+    return sample
+
+
+def interleaved(samplers: Mapping[str, Sample], rounds: int = ROUNDS) -> dict[str, Series]:
+    """Warm each up once, then take one sample of each in turn, `rounds` times over."""
+    failed: dict[str, str] = {}
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
+    for number in range(rounds + 1):
+        for name, sample in samplers.items():
+            if name in failed:
+                continue
+            try:
+                value = sample()
+            except Failed as error:
+                failed[name] = str(error)
+            else:
+                taken[name] += [value] * (number > 0)
+    return {name: Series(() if name in failed else tuple(taken[name]), failed.get(name, "")) for name in samplers}
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    """Print a table."""
+    cells = [_HEADINGS, *map(_cells, rows)]
+    widths = [max(len(row[i]) for row in cells if len(row) == len(_HEADINGS)) for i in range(len(_HEADINGS))]
+    widths[0] = max(len(row[0]) for row in cells)
+    sys.stdout.write(f"\n{title}\n")
+    for row in cells:
+        padded = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=False))]
+        sys.stdout.write("  " + " | ".join(padded).rstrip() + "\n")
+    sys.stdout.flush()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    series = row.series
+    if not series.values:
+        return (row.name, series.why_not)
+    figures = (_figure(value, row.unit) for value in (series.median, min(series.values), max(series.values)))
+    ratio = f"{series.median / row.base.median:.2f}" if row.base and row.base.values else ""
+    if row.goal is None:
+        return (row.name, *figures, ratio, "", "")
+    return (row.name, *figures, ratio, f"<= {row.goal:g} {row.unit}", "yes" if series.median <= row.goal else "no")
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{value:.2f} {unit}" if unit == "x" else f"{value:.1f} {unit}"
+
+
+def interpreter_name() -> str:
+    return f"{sys.implementation.name} {sys.version.split()[0]}, {os.cpu_count()} cores, {os.uname().machine}"

