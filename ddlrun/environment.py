@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.placement import Placement
@@ -20,8 +20,8 @@ FAMILIES = (
 
 _EXACT = frozenset(name for name in FAMILIES if not name.endswith("*"))
 _PREFIXES = tuple(name[:-1] for name in FAMILIES if name.endswith("*"))
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRETIVE = r"(?i)TOKEN|SECRET|PASSW|KEY|CREDENTIAL"
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 REDACTED = "<redacted>"
 
 
@@ -37,8 +37,7 @@ def _megabytes(value: object) -> str:
     return str(int(float(str(value)) * 1048576))
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(NamedTuple):
     """One Horovod setting: its option, its place in Horovod's YAML, its variable and how it is written."""
 
     option: str
@@ -117,7 +116,7 @@ def horovod_variables(values: Mapping[str, object]) -> dict[str, str]:
 def parse_assignment(text: str) -> tuple[str, str]:
     """Part `K=V`. Raises InputError on a name that no shell can carry, or no `=`."""
     name, equals, value = text.partition("=")
-    if not equals or not _NAME.fullmatch(name):
+    if not equals or not re.fullmatch(_NAME, name):
         shown = f"{name}={REDACTED}" if equals else repr(name)
         raise InputError(f"--env {shown}: write NAME=VALUE, the name in letters, digits and _; -x NAME passes one on")
     if "\0" in value:
@@ -127,7 +126,9 @@ def parse_assignment(text: str) -> tuple[str, str]:
 
 def exported(environ: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
     """Return the names to pass on: the families', and those named with -x (whatever they are)."""
-    families = (name for name in environ if (name in _EXACT or name.startswith(_PREFIXES)) and _NAME.fullmatch(name))
+    families = (
+        name for name in environ if (name in _EXACT or name.startswith(_PREFIXES)) and re.fullmatch(_NAME, name)
+    )
     return tuple(sorted({*families, *named}))
 
 
@@ -180,4 +181,4 @@ def cpu_list(numbers: Iterable[int]) -> str:
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables with the values of secrets left out, fit to be shown."""
-    return {name: REDACTED if _SECRET.search(name) else value for name, value in variables.items()}
+    return {name: REDACTED if re.search(_SECRETIVE, name) else value for name, value in variables.items()}

@@ -3,21 +3,20 @@
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 
 # A host expression that stands for more hosts than this is a slip of the finger.
 MOST_HOSTS = 1_000_000
 
-_NAME = re.compile(r"(?![-.])[A-Za-z0-9._-]{1,253}(?<![-.])")
-_WORD = re.compile(r"\S+")
-_BRACKET = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,9}))?)?")
+# Patterns stay text: `re` compiles what a run uses, and keeps it.
+_NAME = r"(?![-.])[A-Za-z0-9._-]{1,253}(?<![-.])"
+_BRACKET = r"\[([^\[\]]*)\]"
+_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,9}))?)?"
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """One host: its name, how many ranks it may take (None: not said) and its rack (None: not said)."""
 
     name: str
@@ -25,18 +24,18 @@ class Host:
     rack: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class HostList:
-    """Hosts in the order of ranks, each once, and where the list came from."""
+    """Hosts in the order of ranks, each once, and where the list came from; never changed."""
 
-    hosts: tuple[Host, ...]
-    source: str
+    __slots__ = ("hosts", "source")
 
-    def __post_init__(self) -> None:
-        if not self.hosts:
-            raise InputError(f"{self.source}: no hosts there; name at least one")
-        if len({host.name for host in self.hosts}) < len(self.hosts):
-            raise InputError(*_duplicates(self.hosts, self.source))
+    def __init__(self, hosts: tuple[Host, ...], source: str) -> None:
+        if not hosts:
+            raise InputError(f"{source}: no hosts there; name at least one")
+        if len({host.name for host in hosts}) < len(hosts):
+            raise InputError(*_duplicates(hosts, source))
+        self.hosts = hosts
+        self.source = source
 
     def __len__(self) -> int:
         return len(self.hosts)
@@ -83,7 +82,7 @@ def fold(names: Iterable[str]) -> str:
             runs[-1].append(name)
         else:
             runs.append([name])
-    folded = [NodeSet.fromlist(run) if all(map(_NAME.fullmatch, run)) else [] for run in runs]
+    folded = [NodeSet.fromlist(run) if all(re.fullmatch(_NAME, name) for name in run) else [] for run in runs]
     return ",".join(
         str(nodes) if list(nodes) == run else ",".join(run) for nodes, run in zip(folded, runs, strict=True)
     )
@@ -123,7 +122,7 @@ def parse_hostfile(text: str, where: str) -> HostList:
     found: dict[str, Host] = {}
     problems: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = list(_WORD.finditer(line.partition("#")[0]))
+        words = list(re.finditer(r"\S+", line.partition("#")[0]))
         try:
             for host in _parse_line(words, f"{where}, line {number}") if words else ():
                 found[host.name] = _merge(found.get(host.name), host)
@@ -183,7 +182,7 @@ def _split_slots(text: str, place: str) -> tuple[str, int | None]:
     literal = re.fullmatch(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?", text)
     if literal:
         return literal[1], None if literal[2] is None else _parse_slots(literal[2], place)
-    if _BRACKET.sub("", text).count(":") != 1:
+    if re.sub(_BRACKET, "", text).count(":") != 1:
         return text, None
     name, _, slots = text.rpartition(":")
     return name, _parse_slots(slots, place)
@@ -198,8 +197,8 @@ def _parse_slots(text: str, place: str) -> int:
 def _expand(text: str, place: str) -> list[str]:
     if "[" not in text and "]" not in text:
         return [_checked(text, place)]
-    count = math.prod(_count(match[1], text, place) for match in _BRACKET.finditer(text))
-    stem = _BRACKET.sub("0", text)
+    count = math.prod(_count(match[1], text, place) for match in re.finditer(_BRACKET, text))
+    stem = re.sub(_BRACKET, "0", text)
     if "[" in stem or "]" in stem:
         raise InputError(f"{place}: {text!r} has a bracket without its partner; a range is n[1-4,7] or n[01-16]")
     _checked(stem, place)
@@ -217,7 +216,7 @@ def _count(ranges: str, text: str, place: str) -> int:
     """Count what a bracket stands for, before anything that large is made."""
     total = 0
     for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
+        match = re.fullmatch(_RANGE, part)
         if not match:
             raise InputError(f"{place}: {part!r} in {text!r} is not a range; write n[1-4,7] or n[01-16]")
         low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
@@ -230,7 +229,7 @@ def _count(ranges: str, text: str, place: str) -> int:
 
 
 def _checked(name: str, place: str) -> str:
-    if _NAME.fullmatch(name) or _is_ipv6(name):
+    if re.fullmatch(_NAME, name) or _is_ipv6(name):
         return name
     if not name:
         raise InputError(f"{place}: a host name is missing there")

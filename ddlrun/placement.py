@@ -1,7 +1,7 @@
 """Where every rank goes: Topology x hosts x machines -> Placement."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList, fold
@@ -9,8 +9,7 @@ from ddlrun.machine import GPU, Core, Machine
 from ddlrun.topology import RankOrder, Topology, describe
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """What one local rank gets on a machine."""
 
     local_rank: int
@@ -23,8 +22,7 @@ class Seat:
         return len(self.cores)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRank:
+class PlacedRank(NamedTuple):
     """One rank, its host, its coordinates (x, y, z[, a]) and its seat."""
 
     rank: int
@@ -33,8 +31,7 @@ class PlacedRank:
     seat: Seat
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Every rank's place. Hosts with equal machines share their seats: it grows with hosts alone."""
 
     topology: Topology

@@ -1,63 +1,60 @@
 """The complete, frozen description of a launch, the names of a run's files, and how a run ended."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from ddlrun.environment import redacted
 from ddlrun.mpirun import Mpirun, Transport
 from ddlrun.placement import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class RunDir:
+class RunDir(NamedTuple):
     """The files of one run."""
 
-    path: Path
+    path: str
 
     @property
-    def rankfile(self) -> Path:
+    def rankfile(self) -> str:
         """Where every rank goes, as mpirun reads it."""
-        return self.path / "rankfile"
+        return f"{self.path}/rankfile"
 
     @property
-    def hostfile(self) -> Path:
+    def hostfile(self) -> str:
         """The hosts with their slots, as mpirun reads it."""
-        return self.path / "hostfile"
+        return f"{self.path}/hostfile"
 
     @property
-    def plan(self) -> Path:
+    def plan(self) -> str:
         """The Plan as JSON."""
-        return self.path / "plan.json"
+        return f"{self.path}/plan.json"
 
     @property
-    def command(self) -> Path:
+    def command(self) -> str:
         """The command, to be read or pasted."""
-        return self.path / "command"
+        return f"{self.path}/command"
 
     @property
-    def environment(self) -> Path:
+    def environment(self) -> str:
         """The names of the variables that the ranks get, one a line; no values."""
-        return self.path / "environment"
+        return f"{self.path}/environment"
 
     @property
-    def stdout(self) -> Path:
+    def stdout(self) -> str:
         """What the ranks wrote to standard output."""
-        return self.path / "stdout.log"
+        return f"{self.path}/stdout.log"
 
     @property
-    def stderr(self) -> Path:
+    def stderr(self) -> str:
         """What the ranks and mpirun wrote to standard error."""
-        return self.path / "stderr.log"
+        return f"{self.path}/stderr.log"
 
     @property
-    def outcome(self) -> Path:
+    def outcome(self) -> str:
         """The Outcome as JSON."""
-        return self.path / "outcome.json"
+        return f"{self.path}/outcome.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """All that a launch needs; nothing is looked up again."""
 
     placement: Placement
@@ -81,12 +78,11 @@ class Plan:
             "command": list(self.argv),
             "variables": redacted(dict(self.variables)),
             "exported": list(self.exports),
-            "run_dir": str(self.run_dir.path),
+            "run_dir": self.run_dir.path,
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended: ddlrun's exit code, the signal that ended it if any, and how long it took."""
 
     exit_code: int
@@ -120,6 +116,6 @@ def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
             "coords": list(placed.coords),
             "packages": sorted({core.package for core in seat.cores}),
             "cores": [core.logical_index for core in seat.cores],
-            "gpu": seat.gpu.index if seat.gpu else None,
+            "gpu": seat.gpu.number if seat.gpu else None,
             "threads": seat.threads,
         }

@@ -5,8 +5,8 @@ What each major does with a file that breaks one of these rules: docs/explanatio
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.machine import Machine
@@ -19,7 +19,7 @@ MOST_CHARACTERS = 63
 _BETWEEN = 6
 
 # What both majors' parsers take for the name that it is, and launch on.
-_NAME = re.compile(
+_NAME = (
     r"(?:0|[1-9][0-9]{0,8}"  # a number is read as one: 007 would become host 7
     r"|(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
     r"|(?![0-9]+$)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -31,11 +31,10 @@ _KEYWORDS = frozenset(
     "max-count count-max sockets-per-board cores-per-socket".split()
 )
 
-_LINE = re.compile(r"rank (\d+)=(\S+) slot=(\S+)")
+_LINE = r"rank (\d+)=(\S+) slot=(\S+)"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of a rank file: the slot text is kept as it stands."""
 
     rank: int
@@ -76,7 +75,7 @@ def parse(text: str, where: str = "rank file") -> tuple[Line, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        match = _LINE.fullmatch(line)
+        match = re.fullmatch(_LINE, line)
         if not match:
             raise InputError(f"{where}, line {number}: {line!r} is not 'rank N=HOST slot=CORES'")
         lines.append(Line(int(match[1]), match[2], match[3]))
@@ -106,7 +105,7 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 def check_names(names: Iterable[str]) -> None:
     """Raise PlacementError for host names that both majors do not read as they are."""
-    bad = [name for name in names if not _NAME.fullmatch(name) or name in _KEYWORDS]
+    bad = [name for name in names if not re.fullmatch(_NAME, name) or name in _KEYWORDS]
     if bad:
         raise PlacementError(*(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts" for name in bad))
 

@@ -1,6 +1,5 @@
 """The YAML config file -> values of launch's options: Horovod's file as it is, and ours."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 
 from ddlrun.environment import HOROVOD
@@ -87,6 +86,8 @@ def _scalar(value: object) -> str:
 
 
 def _unknown(key: str, where: str) -> str:
+    import difflib  # noqa: PLC0415 - for a slip of the finger
+
     close = difflib.get_close_matches(key, [*PLACES, "env", "controller"], 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{where}: key {key!r} is not known{hint}"

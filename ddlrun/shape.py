@@ -1,7 +1,7 @@
 """The job's topology from what the user said of it, and the reason in words."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
@@ -21,8 +21,7 @@ UNITS: dict[str, Callable[[Machine], int]] = {
 PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "usable cores"}
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What the user said, None where nothing: a topology, -np, --accelerators, --nodes, --racks, --aisles."""
 
     topology: Topology | None = None

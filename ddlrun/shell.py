@@ -6,10 +6,9 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from ddlrun.plan import Outcome
 
@@ -18,8 +17,7 @@ GRACE_SECONDS = 10
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A process that ended: its exit code (None: no answer in time) and what it printed."""
 
     code: int | None
@@ -27,17 +25,30 @@ class Finished:
     err: str
 
 
-def run_here(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Finished:
-    """Run a short command on this machine and return what it said. Never raises for what the command does."""
+def begin(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], Finished]:
+    """Start a short command on this machine; return what waits for it and says what it said.
+
+    Neither raises for what the command does; `timeout` is in seconds.
+    """
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(  # noqa: S603 - argv lists, no shell
-            argv, input=stdin, capture_output=True, text=True, timeout=timeout, errors="replace", check=False
+        process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
-    except subprocess.TimeoutExpired:
-        return Finished(None, "", "")
     except OSError as error:
-        return Finished(127, "", str(error))
-    return Finished(done.returncode, done.stdout, done.stderr)
+        failed = Finished(127, "", str(error))
+        return lambda: failed
+
+    def finish() -> Finished:
+        with process:
+            try:
+                out, err = process.communicate(stdin, timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return Finished(None, "", "")
+        return Finished(process.returncode, out, err)
+
+    return finish
 
 
 def run_on_hosts(names: Sequence[str], script: str, ssh: Sequence[str], timeout: float) -> dict[str, Finished]:

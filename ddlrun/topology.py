@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 
@@ -21,22 +21,25 @@ class RankOrder(Enum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class _Dims(NamedTuple):
+    dims: tuple[int, ...]
+
+
+class Topology(_Dims):
     """X accelerators per host, Y hosts per rack, Z racks per aisle, A aisles.
 
     `dims` always has X, Y and Z; A stands there only where it is more than 1.
     Raises InputError on no dimension, more than four, or one below 1.
     """
 
-    dims: tuple[int, ...]
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        problems = _problems(self.dims)
+    def __new__(cls, dims: tuple[int, ...]) -> "Topology":  # noqa: D102, PYI034 - Self is not in Python 3.10
+        problems = _problems(dims)
         if problems:
             raise InputError(*problems)
-        full = (*self.dims, 1, 1, 1)[:3] + self.dims[3:]
-        object.__setattr__(self, "dims", full[:3] if full[3:] == (1,) else full)
+        full = (*dims, 1, 1, 1)[:3] + dims[3:]
+        return super().__new__(cls, full[:3] if full[3:] == (1,) else full)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.dims))

@@ -86,7 +86,7 @@ def test_ranks_and_coordinates_of_the_powerai_example() -> None:
     assert (placed[3].host.name, placed[3].coords) == ("sys-89075", (0, 1, 0))
     assert (placed[22].host.name, placed[22].coords) == ("sys-89077", (3, 1, 1))
     assert placed[22].seat.gpu is not None
-    assert placed[22].seat.gpu.index == 3
+    assert placed[22].seat.gpu.number == 3
 
 
 def test_host_order_is_contiguous() -> None:

@@ -1,15 +1,13 @@
 """What several commands read: hosts, hostfiles and machine descriptions."""
 
-import difflib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.probe import probe
-from ddlrun.shell import run_here, run_on_hosts
+from ddlrun.shell import begin, run_on_hosts
 
 DEFAULT_PROBE_SECONDS = 30.0
 
@@ -17,7 +15,8 @@ DEFAULT_PROBE_SECONDS = 30.0
 def read_text(path: str, what: str) -> str:
     """Read a small file. Raises InputError with its name and the reason."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            return file.read()
     except OSError as error:
         raise InputError(f"{what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -45,10 +44,13 @@ def read_preset(name: str) -> Machine | None:
 
     if name == "local":
         return None
-    presets = {path.stem: path for path in _presets_folder().glob("*.yaml")}
+    folder = _presets_folder()
+    presets = {file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml")}
     if name in presets:
-        return parse_machine(read_text(str(presets[name]), "preset"), f"preset {name}")
+        return parse_machine(read_text(f"{folder}/{name}.yaml", "preset"), f"preset {name}")
     if "/" not in name and not name.endswith((".yaml", ".yml")):
+        import difflib  # noqa: PLC0415 - for a slip of the finger
+
         close = difflib.get_close_matches(name, presets, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         known = ", ".join(sorted({*presets, "local"}))
@@ -56,10 +58,10 @@ def read_preset(name: str) -> Machine | None:
     return parse_machine(read_text(name, "machine"), name)
 
 
-def _presets_folder() -> Path:
-    package = Path(__file__).parent.parent
-    installed = package / "configs" / "machines"
-    return installed if installed.is_dir() else package.parent / "configs" / "machines"
+def _presets_folder() -> str:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = f"{package}/configs/machines"
+    return installed if os.path.isdir(installed) else f"{os.path.dirname(package)}/configs/machines"
 
 
 def probe_hosts(hosts: HostList, ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> dict[str, Machine]:
@@ -67,7 +69,7 @@ def probe_hosts(hosts: HostList, ssh: Sequence[str], seconds: float = DEFAULT_PR
     return probe(
         hosts,
         os.uname().nodename,
-        lambda script: run_here(["sh", "-s"], script, seconds),
+        lambda script: begin(["sh", "-s"], script, seconds)(),
         lambda names, script: run_on_hosts(names, script, ssh, seconds),
     )
 

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -144,7 +143,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     settings = read_settings(options, _program(script, args, is_module=options["is_module"]))
     mpirun = check(settings, os.environ)
     machines = _machines(settings.hosts, options["machine"], settings.ssh)
-    plan = make_plan(settings, mpirun, machines, os.environ)
+    plan = make_plan(settings, mpirun(), machines, os.environ)
     shown = render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
     if options["dry_run"]:
         if options["run_dir"]:
@@ -184,7 +183,7 @@ def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings
         rank_order=options["rank_order"],
         mode=options["mode"],
         program=program,
-        run_dir=RunDir(Path(run_dir).absolute()) if run_dir else default_run_dir(os.environ),
+        run_dir=RunDir(os.path.abspath(run_dir)) if run_dir else default_run_dir(os.environ),
         mpirun=options["mpirun"],
         mpi_args=(*_split(options["mpi_args"] or ""), *options["mpiarg"]),
         ssh=_ssh(options["ssh_port"], options["ssh_identity_file"]),
@@ -201,8 +200,8 @@ def _program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[st
         return (sys.executable, "-m", script, *args)
     if not script.endswith(".py"):
         return (script, *args)
-    if not Path(script).is_file():
-        raise InputError(f"script {script!r} is not there (looked in {Path.cwd()})")
+    if not os.path.isfile(script):
+        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")
     return (sys.executable, script, *args)
 
 
@@ -214,7 +213,7 @@ def _split(text: str) -> list[str]:
 
 
 def _ssh(port: int | None, identity: str | None) -> tuple[str, ...]:
-    if identity and not Path(identity).is_file():
+    if identity and not os.path.isfile(identity):
         raise InputError(f"--ssh-identity-file {identity}: no such file")
     return (*(("-p", str(port)) if port else ()), *(("-i", identity) if identity else ()))
 

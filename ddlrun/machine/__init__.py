@@ -1,17 +1,15 @@
 """Machine: what one host is made of, as the placement needs it."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class PU:
+class PU(NamedTuple):
     """A processing unit (hardware thread), by the number that the operating system gives it."""
 
     os_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(NamedTuple):
     """A core. Indexes are logical (hwloc's order), which is what a rank file means.
 
     `index_in_package` counts inside the package, `logical_index` over the host. A core that is not
@@ -26,18 +24,16 @@ class Core:
     usable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class GPU:
+class GPU(NamedTuple):
     """A GPU. `package` and `numa_node` say what it hangs on, None: not known."""
 
-    index: int
+    number: int
     package: int | None = None
     numa_node: int | None = None
     pci_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """One host's cores in logical order, its GPUs, its RDMA devices, and who said so.
 
     `rdma_devices` is None where nobody looked. `measured` is False for a description that a person

@@ -5,7 +5,6 @@ The text is what `grep -s . FILE...` prints: `path:content`, one line a line of 
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import GPU, PU, Core, Machine
@@ -64,17 +63,6 @@ def parse_sysfs(text: str, host: str) -> Machine:
     return Machine(cores, _gpus(found, cores), _rdma(found), "sysfs", measured=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """PUs that share a package, a NUMA node, a cache or a core."""
-
-    pus: frozenset[int]
-
-    @property
-    def first(self) -> int:
-        return min(self.pus)
-
-
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Parse the kernel's list format.
 
@@ -104,7 +92,7 @@ def _cores(found: dict[str, str]) -> tuple[Core, ...]:
         if path.startswith("node/") and (pus := parse_cpu_list(content)) & there
     }
     packages = _packages(found, there)
-    outer = {_Group(pus) for pus in (*packages, *nodes.values(), *_caches(found, there)) if pus}
+    outer = {pus for pus in (*packages, *nodes.values(), *_caches(found, there)) if pus}
     threads = {pu: _siblings(found, pu) & there | {pu} for pu in there}
     order = sorted({min(pus): pus for pus in threads.values()}.values(), key=lambda pus: _path(pus, outer))
     return tuple(_number(order, packages, nodes, allowed))
@@ -125,10 +113,10 @@ def _number(
         inside[package] += 1
 
 
-def _path(pus: frozenset[int], groups: set[_Group]) -> list[int]:
+def _path(pus: frozenset[int], groups: set[frozenset[int]]) -> list[int]:
     """Return the first PU of each group around a core, largest group first: hwloc's depth-first order."""
-    around = sorted((g for g in groups if pus <= g.pus), key=lambda g: (-len(g.pus), g.first))
-    return [*(group.first for group in around), min(pus)]
+    around = sorted((-len(group), min(group)) for group in groups if pus <= group)
+    return [*(first for _, first in around), min(pus)]
 
 
 def _packages(found: dict[str, str], there: frozenset[int]) -> list[frozenset[int]]:

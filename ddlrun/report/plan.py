@@ -44,7 +44,7 @@ def _rows(placement: Placement, indexes: Sequence[int], seats: Sequence[Seat]) -
     for seat in seats[:MOST_ROWS]:
         ranks = sorted(placement.topology.rank(index, seat.local_rank, placement.order) for index in indexes)
         packages = sorted({core.package for core in seat.cores})
-        gpu = [str(seat.gpu.index) if seat.gpu else "-"] if gpus else []
+        gpu = [str(seat.gpu.number) if seat.gpu else "-"] if gpus else []
         yield (
             str(seat.local_rank), shown_ranks(ranks), ",".join(map(str, packages)),
             shown_cores(seat.cores), *gpu, str(seat.threads),

@@ -1,6 +1,5 @@
 """Samples taken in turn, and tables of them: median, spread, ratio, goal."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -107,7 +106,3 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _figure(value: float, unit: str) -> str:
     return f"{value:.2f} {unit}" if unit == "x" else f"{value:.1f} {unit}"
-
-
-def interpreter_name() -> str:
-    return f"{sys.implementation.name} {sys.version.split()[0]}, {os.cpu_count()} cores, {os.uname().machine}"
