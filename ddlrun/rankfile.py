@@ -57,13 +57,13 @@ def render(placement: Placement, title: str) -> Iterator[str]:
 
 def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]) -> Iterator[str]:
     yield _header(placement, title)
+    # One template a kind of host: a host's block is then two operations, however many ranks it has.
+    templates = {key: "".join(f"rank %d=\0 slot={slot}\n" for slot in texts) for key, texts in slots.items()}
+    ranks = placement.topology.accelerators
     for index, (host, seats) in enumerate(zip(placement.hosts, placement.seats, strict=True)):
-        stride, rank = placement.topology.rank_line(index, placement.order)
-        lines = []
-        for slot in slots[id(seats)]:
-            lines.append(f"rank {rank}={host.name} slot={slot}\n")
-            rank += stride
-        yield "".join(lines)
+        stride, first = placement.topology.rank_line(index, placement.order)
+        numbers = tuple(range(first, first + stride * ranks, stride))
+        yield templates[id(seats)].replace("\0", host.name) % numbers
 
 
 def parse(text: str, where: str = "rank file") -> tuple[Line, ...]:
@@ -105,7 +105,8 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 def check_names(names: Iterable[str]) -> None:
     """Raise PlacementError for host names that both majors do not read as they are."""
-    bad = [name for name in names if not re.fullmatch(_NAME, name) or name in _KEYWORDS]
+    fits = re.compile(_NAME).fullmatch
+    bad = [name for name in names if not fits(name) or name in _KEYWORDS]
     if bad:
         raise PlacementError(*(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts" for name in bad))
 

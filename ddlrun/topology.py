@@ -80,7 +80,8 @@ class Topology(_Dims):
         if order is RankOrder.HOST:
             return 1, host_index * self.accelerators
         offset = 0
-        for size, at in zip(self.dims[1:], self.host_coords(host_index), strict=True):
+        for size in self.dims[1:]:
+            host_index, at = divmod(host_index, size)
             offset = offset * size + at
         return self.hosts, offset
 

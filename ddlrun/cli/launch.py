@@ -34,7 +34,7 @@ class Sections(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "section", "Other"), []).append(record)
         for section, records in sections.items():
             with formatter.section(section):
@@ -100,7 +100,11 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
 @option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh to the hosts.")
 @option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks (and A aisles).")
 @option(
-    "Shape", "--accelerators", type=Accelerators(), help="X: a number, or one rank a GPU, package, NUMA node or core."
+    "Shape",
+    "--accelerators",
+    type=Accelerators(),
+    metavar="N|gpu|package|numa|core",
+    help="X: a number, or one rank a GPU, package, NUMA node or core.",
 )
 @option("Shape", "--nodes", type=COUNT, help="Y: hosts per rack.")
 @option("Shape", "--racks", type=COUNT, help="Z: racks.")

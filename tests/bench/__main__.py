@@ -49,6 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         folder = Path(name)
         os.environ["XDG_STATE_HOME"] = name  # where run folders go
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed ddlrun has its bytecode
         found = {path: version(path) for path in MPIRUNS}
         versions = ", ".join(f"{path} {said or 'not installed'}" for path, said in found.items())
         cpu = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"

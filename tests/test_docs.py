@@ -1,0 +1,35 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.reference.__main__ import PAGE, page
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_reference_is_what_the_program_says() -> None:
+    assert PAGE.read_text() == page(), "make reference"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", path.read_text())
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 50
+
+
+def test_options_that_the_pages_name_exist() -> None:
+    known = set(re.findall(r"--[a-z][a-z-]+", page()))
+    foreign = {"--mca", "--version", "--epochs"}
+    for path in PAGES:
+        named = {
+            option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())
+            for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+        }  # fmt: skip
+        assert named - known - foreign == set(), path
