@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.placement import Placement
+from ddlrun.machine import Machine
+from ddlrun.placement import Placement, Seat
 
 # Passed on by name where the user has them; a pattern ends in *.
 FAMILIES = (
@@ -23,6 +25,8 @@ _PREFIXES = tuple(name[:-1] for name in FAMILIES if name.endswith("*"))
 _SECRETIVE = r"(?i)TOKEN|SECRET|PASSW|KEY|CREDENTIAL"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 REDACTED = "<redacted>"
+# Linux takes 128 KiB for one variable, its name included.
+MOST_CHARACTERS = 120_000
 
 
 def _flag(value: object) -> str:
@@ -147,21 +151,24 @@ def rank_variables(placement: Placement, mode: str) -> dict[str, str]:
 
 
 def _seats(placement: Placement) -> str:
-    runs: list[tuple[int, str]] = []
-    texts = {
-        id(seats): ";".join(
-            f"{seat.threads}@" + (cpu_list(pu.os_index for core in seat.cores for pu in core.pus) * machine.measured)
-            for seat in seats
-        )
-        for _, machine, seats in placement.groups()
-    }
-    for seats in placement.seats:
-        text = texts[id(seats)]
-        if runs and runs[-1][1] == text:
-            runs[-1] = (runs[-1][0] + 1, text)
-        else:
-            runs.append((1, text))
-    return "/".join(f"{count}*{text}" for count, text in runs)
+    texts = {id(seats): _seat_texts(seats, machine) for _, machine, seats in placement.groups()}
+    whole = _runs(texts[id(seats)] for seats in placement.seats)
+    if len(whole) <= MOST_CHARACTERS:
+        return whole
+    # Hosts differ much: leave the CPUs out, which only serve to check the binding.
+    short = _runs(re.sub(r"@[^;]*", "@", texts[id(seats)]) for seats in placement.seats)
+    return short if len(short) <= MOST_CHARACTERS else ""
+
+
+def _seat_texts(seats: Iterable[Seat], machine: Machine) -> str:
+    return ";".join(
+        f"{seat.threads}@" + (cpu_list(pu.os_index for core in seat.cores for pu in core.pus) * machine.measured)
+        for seat in seats
+    )
+
+
+def _runs(texts: Iterable[str]) -> str:
+    return "/".join(f"{len(list(run))}*{text}" for text, run in groupby(texts))
 
 
 def cpu_list(numbers: Iterable[int]) -> str:

@@ -4,8 +4,11 @@ from hypothesis import strategies as st
 
 from ddlrun.environment import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
 from ddlrun.errors import InputError
+from ddlrun.hosts import Host, HostList
+from ddlrun.machine import PU
+from ddlrun.placement import place
 from ddlrun.rank import seat
-from ddlrun.topology import RankOrder
+from ddlrun.topology import RankOrder, Topology
 from tests.shapes import machine, placement
 
 
@@ -94,6 +97,21 @@ def test_seats_of_hosts_that_differ() -> None:
     ]  # fmt: skip
     ddl = {**told, "DDLRUN_RANK_ORDER": "ddl"}
     assert [seat(ddl, rank, rank // 3, 6) for rank in (2, 5)] == [(1, set()), (1, {8, 10})]
+
+
+def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
+    names = [f"h{i}" for i in range(3000)]
+    one = machine("minsky")
+    machines = {
+        name: one._replace(
+            cores=tuple(core._replace(pus=(PU(1000 * i + core.logical_index),)) for core in one.cores), measured=True
+        )
+        for i, name in enumerate(names)
+    }
+    placed = place(Topology((4, 3000)), HostList(tuple(map(Host, names)), "test"), machines, RankOrder.HOST)
+    told = rank_variables(placed, "p")
+    assert len(told["DDLRUN_SEATS"]) < 120_000
+    assert seat(told, 11999, 3, 12000) == (5, set())
 
 
 def test_outside_of_a_launch_there_is_no_seat() -> None:
