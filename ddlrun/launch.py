@@ -57,6 +57,9 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun
     """
     mpirun = find_mpirun(settings.mpirun, environ)
     check_names(settings.hosts.names)
+    here = [name for name in settings.hosts.names if is_local(name, os.uname().nodename)]
+    if len(here) > 1:
+        raise InputError(f"{settings.hosts.source}: {' and '.join(here)} are both this machine; name it once")
     check_wish(settings.wish, settings.hosts)
     return mpirun
 
@@ -202,9 +205,18 @@ def _library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def default_run_dir(environ: Mapping[str, str]) -> RunDir:
-    """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that)."""
-    state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '')}/.local/state"
-    return RunDir(f"{state}/ddlrun/runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that).
+
+    Where that cannot be written, it is one under $TMPDIR.
+    """
+    state = environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    above = state
+    while not os.path.exists(above) and above not in ("", "/"):
+        above = os.path.dirname(above)
+    if os.path.isdir(above) and os.access(above, os.W_OK):
+        return RunDir(f"{state}/ddlrun/runs/{name}")
+    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
 
 
 def write_run_dir(plan: Plan) -> None:

