@@ -230,6 +230,12 @@ def test_what_the_ranks_are_told() -> None:
     assert "hush" not in json.dumps(found)
 
 
+def test_more_words_for_mpirun() -> None:
+    words = command(plan("-np", "1", "--mpi-args", "--mca coll '^han'", "--mpiarg", "--report-bindings", "true"))
+    at = words.index("coll")
+    assert words[at - 1 : at + 3] == ["--mca", "coll", "^han", "--report-bindings"]
+
+
 def test_what_the_user_set_stays() -> None:
     found = plan("-np", "1", "true", DDL_OPTIONS="-mode b:1", OMPI_MCA_pml="ob1", MPI4PY_MPIABI="openmpi")
     told = variables(found)

@@ -62,6 +62,15 @@ def test_a_launch_from_a_host_that_takes_no_part(cluster: Cluster, mpirun: str, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
 
 
+def test_the_port_of_ssh_is_used_by_probe_and_mpirun(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    ask = [*ddlrun(mpirun, tmp_path), "--quiet", "-H", "h1:1,h2:1"]
+    done = cluster.run("h1", [*ask, "-p", "22", "hostname"], cwd=tmp_path, timeout=60)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["h1", "h2"])
+    done = cluster.run("h1", [*ask, "-p", "2222", "hostname"], cwd=tmp_path, timeout=60)
+    assert done.returncode == 3
+    assert "port 2222: Connection refused; try: ssh -p 2222 h2 true" in done.stderr
+
+
 def test_gen_rankfile_asks_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run(
         "h1", [sys.executable, "-m", "ddlrun", "gen-rankfile", "--probe", "1x2", "h1,h2"], cwd=tmp_path, timeout=60

@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
 # What a rank says of itself, in one write.
@@ -82,6 +85,19 @@ def test_environment_words_and_folder_reach_every_rank(launch: Launch, tmp_path:
         assert rank["ddl"] == "-mode p:2x1x1"
         assert rank["path"] == environ["PATH"]
         assert rank["cwd"] == str(tmp_path)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=4),
+    st.text("$x '\"\n\\*;&`ü"),
+)
+def test_any_word_and_any_value_arrive_as_they_are(mpirun: str, words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", "-np", "1"]
+        argv += ["--env", f"MINE={value}", sys.executable, "-c", TELL, *words]
+        (rank,) = told(subprocess.run(argv, capture_output=True, text=True, check=False))
+    assert (rank["argv"], rank["mine"]) == (words, value)
 
 
 def test_threads_that_the_user_set_stay(launch: Launch) -> None:

@@ -1,6 +1,7 @@
 """What several commands read: hosts, hostfiles and machine descriptions."""
 
 import os
+import shlex
 from collections.abc import Sequence
 
 from ddlrun.errors import InputError
@@ -71,6 +72,7 @@ def probe_hosts(hosts: HostList, ssh: Sequence[str], seconds: float = DEFAULT_PR
         os.uname().nodename,
         lambda script: begin(["sh", "-s"], script, seconds)(),
         lambda names, script: run_on_hosts(names, script, ssh, seconds),
+        shlex.join(["ssh", *ssh]),
     )
 
 

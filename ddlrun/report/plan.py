@@ -13,10 +13,9 @@ MOST_ROWS = 16
 
 def render_plan(plan: Plan, command: str, *, full: bool) -> str:
     """Write a plan; `full` adds the reasons and the command."""
-    lines = list(_placement_lines(plan.placement))
+    lines = list(_placement_lines(plan.placement, plan.reason))
     if full:
         lines += [
-            f"topology:   {plan.placement.topology}: {plan.reason}",
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
             f"mpirun:     {plan.mpirun.path} (Open MPI {plan.mpirun.version}): {plan.mpirun.reason}",
@@ -28,10 +27,10 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _placement_lines(placement: Placement) -> Iterator[str]:
+def _placement_lines(placement: Placement, reason: str) -> Iterator[str]:
     topology = placement.topology
     ranks = f"{topology.size} rank{'s' * (topology.size > 1)}"
-    yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host"
+    yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host ({reason})"
     for indexes, machine, seats in placement.groups():
         names = fold(placement.hosts.names[index] for index in indexes)
         yield f"{names}: {machine} ({machine.source})"
