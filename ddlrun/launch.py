@@ -16,6 +16,7 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.mpirun import (
+    OVERRULING,
     REMEDY,
     Job,
     Mpirun,
@@ -80,6 +81,8 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     ranks_environ |= variables
     exports = exported(ranks_environ, (*settings.named, *settings.variables))
     notes += [f"-x {name}: it is not set" for name in settings.named if name not in ranks_environ]
+    removed = tuple(name for name in OVERRULING if name in ranks_environ)
+    notes += [f"{name}: left out, as it contradicts the rank file" for name in removed]
     job = Job(
         ranks=topology.size,
         hosts=settings.hosts,
@@ -94,7 +97,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     argv = command(mpirun, job)
     return Plan(
         placement, reason, order_reason, mpirun, transport, argv,
-        tuple(sorted(variables.items())), job.exports, settings.run_dir, tuple(notes),
+        tuple(sorted(variables.items())), removed, job.exports, settings.run_dir, tuple(notes),
     )  # fmt: skip
 
 
@@ -248,13 +251,14 @@ def _write(path: str, blocks: Iterable[str]) -> None:
 def shown_command(plan: Plan) -> str:
     """Return the command as a shell would take it, with the variables that ddlrun sets; secrets are left out."""
     variables = [f"{name}={value}" for name, value in redacted(dict(plan.variables)).items()]
-    return shlex.join(["env", *variables, *plan.argv])
+    removed = [word for name in plan.removed for word in ("-u", name)]
+    return shlex.join(["env", *removed, *variables, *plan.argv])
 
 
 def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
     """Start the job, stay with it to its end, and leave its output and outcome in the run folder."""
     files = plan.run_dir
-    environ = {**environ, **dict(plan.variables)}
+    environ = {name: value for name, value in {**environ, **dict(plan.variables)}.items() if name not in plan.removed}
     local = is_local(plan.placement.hosts.names[0], os.uname().nodename)
     if local and not os.isatty(0):
         environ["DDLRUN_STDIN"] = _own_stdin()

@@ -103,6 +103,15 @@ def choose_transport(
     return Transport(variables, f"{said}: {why}, and MPI starts faster without them")
 
 
+# Variables of a user's or an image's that would map or bind otherwise than the rank file says: Open
+# MPI 4.1 stops at the first ("Conflicting directives"), 5.0 leaves ranks unbound for the last.
+OVERRULING = (
+    "OMPI_MCA_rmaps_base_mapping_policy",
+    "OMPI_MCA_hwloc_base_binding_policy",
+    "PRTE_MCA_rmaps_default_mapping_policy",
+    "PRTE_MCA_hwloc_default_binding_policy",
+)
+
 _CHOICE = r"(?m)^[ \t]*(pml|mtl|btl)[ \t]*=[ \t]*(\S*)"
 
 

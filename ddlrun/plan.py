@@ -64,6 +64,7 @@ class Plan(NamedTuple):
     transport: Transport
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
+    removed: tuple[str, ...]
     exports: tuple[str, ...]
     run_dir: RunDir
     notes: tuple[str, ...]
@@ -77,6 +78,7 @@ class Plan(NamedTuple):
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
             "command": list(self.argv),
             "variables": redacted(dict(self.variables)),
+            "removed": list(self.removed),
             "exported": list(self.exports),
             "run_dir": self.run_dir.path,
         }

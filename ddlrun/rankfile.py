@@ -118,10 +118,12 @@ def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[
         name, slot = host.name, longest[id(seats)]
         if len(name) + _BETWEEN + len(slot) > MOST_CHARACTERS:
             most = MOST_CHARACTERS - _BETWEEN - len(slot)
-            problems.append(
-                f"host {name!r} with slot={slot}: too long for Open MPI 4.1, which takes {most} characters of the name "
-                "there; give it a shorter one in /etc/hosts"
+            remedy = (
+                f"which takes {most} characters of the name there; give it a shorter one in /etc/hosts"
+                if most > 0
+                else "whatever the name; the usable cores are too scattered, so take more ranks or other cores"
             )
+            problems.append(f"host {name!r} with slot={slot}: too long for Open MPI 4.1, {remedy}")
     return problems
 
 

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddlrun.mpirun import OVERRULING
+
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
 # What a rank says of itself, in one write.
 TELL = (
@@ -53,6 +55,14 @@ def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: P
     shown = [",".join(map(str, rank["cpus"])) for rank in ranks]  # type: ignore[call-overload]
     assert shown == [seat.partition("@")[2] for seat in seats]
     assert [rank["threads"] for rank in ranks] == [str(rank["threads"]) for rank in plan["ranks"]]
+
+
+@pytest.mark.parametrize("name", OVERRULING)
+def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch, name: str) -> None:
+    environ = {**os.environ, name: "slot" if "mapping" in name else "none"}
+    done = launch("--accelerators", "core", "--verbose", "python3", "-c", TELL, env=environ)
+    assert sorted(cpu for rank in told(done) for cpu in rank["cpus"]) == sorted(os.sched_getaffinity(0))  # type: ignore[attr-defined]
+    assert f"{name}: left out" in done.stderr
 
 
 def test_one_rank_gets_the_whole_package(launch: Launch) -> None:

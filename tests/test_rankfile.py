@@ -146,6 +146,14 @@ def test_the_longest_line_that_open_mpi_takes(major: int, mpirun: str) -> None:
     assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == expected(placed)
 
 
+def test_cores_that_are_too_scattered_for_a_line() -> None:
+    whole = machine("2x22")
+    holes = whole._replace(cores=tuple(core._replace(usable=core.logical_index % 2 == 0) for core in whole.cores))
+    with pytest.raises(PlacementError, match="too scattered"):
+        rendered(placement("1", ["a"], holes))
+    assert "slot=1:0;1:2;1:4;" in rendered(placement("4", ["a"], holes))
+
+
 def test_every_host_that_cannot_be_written_is_named() -> None:
     with pytest.raises(PlacementError) as caught:
         rendered(placement("1x3", ["a_b", "ok", "slot"], machine("1x2")))
