@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ddlrun import rank, rankfile
-from ddlrun.environment import exported, rank_variables, redacted
+from ddlrun.environment import REDACTED, exported, rank_variables, redacted
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
@@ -233,7 +233,7 @@ def write_run_dir(plan: Plan) -> None:
     slots = plan.placement.topology.accelerators
     hosts = (Host(host.name, slots) for host in plan.placement.hosts)
     try:
-        os.makedirs(files.path, exist_ok=True)
+        os.makedirs(files.path, mode=0o700, exist_ok=True)  # what a job prints is its user's business
         _write(files.rankfile, rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}"))
         _write(files.hostfile, [render_hostfile(hosts)])
         _write(files.command, [shown_command(plan), "\n"])
@@ -249,10 +249,12 @@ def _write(path: str, blocks: Iterable[str]) -> None:
 
 
 def shown_command(plan: Plan) -> str:
-    """Return the command as a shell would take it, with the variables that ddlrun sets; secrets are left out."""
-    variables = [f"{name}={value}" for name, value in redacted(dict(plan.variables)).items()]
+    """Return the command as a shell would take it, with the variables that ddlrun sets but those that are secret."""
+    shown = redacted(dict(plan.variables))
+    variables = [f"{name}={value}" for name, value in shown.items() if value != REDACTED]
     removed = [word for name in plan.removed for word in ("-u", name)]
-    return shlex.join(["env", *removed, *variables, *plan.argv])
+    secret = ", ".join(name for name, value in shown.items() if value == REDACTED)
+    return shlex.join(["env", *removed, *variables, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
 
 
 def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:

@@ -230,6 +230,15 @@ def test_what_the_ranks_are_told() -> None:
     assert "hush" not in json.dumps(found)
 
 
+def test_a_secret_is_in_no_file_and_not_in_the_line_to_paste(tmp_path: Path) -> None:
+    plan("--run-dir", "r", "-np", "1", "--env", "MY_TOKEN=hush", "true", cwd=tmp_path)
+    assert all("hush" not in path.read_text() for path in (tmp_path / "r").iterdir())
+    line = (tmp_path / "r" / "command").read_text()
+    assert "redacted" not in line
+    assert line.endswith("  # set MY_TOKEN yourself\n")
+    assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o700
+
+
 def test_more_words_for_mpirun() -> None:
     words = command(plan("-np", "1", "--mpi-args", "--mca coll '^han'", "--mpiarg", "--report-bindings", "true"))
     at = words.index("coll")
