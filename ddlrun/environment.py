@@ -15,6 +15,7 @@ FAMILIES = (
     "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* BLIS_* NUMEXPR_* MPI4PY_* "
     "NCCL_* RCCL_* GLOO_* UCX_* UCC_* FI_* PSM2_* HFI_* SHARP_* IBV_* "
     "CUDA_* CUBLAS_* CUDNN_* NVIDIA_* HIP_* HSA_* ROCR_* ROCM_* MIOPEN_* GPU_* ZE_* ONEAPI_* "
+    "MASTER_ADDR MASTER_PORT "
     "HOROVOD_* DDL_* DDLRUN_* TORCH_* TORCHINDUCTOR_* PYTORCH_* TRITON_* TF_* XLA_* JAX_* KERAS_* DEEPSPEED_* "
     "HF_* HUGGINGFACE_* TRANSFORMERS_* TOKENIZERS_* WANDB_* MLFLOW_* "
     "http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY"
@@ -126,6 +127,12 @@ def parse_assignment(text: str) -> tuple[str, str]:
     if "\0" in value:
         raise InputError(f"--env {name}: the value has a NUL byte, which no environment can carry")
     return name, value
+
+
+def check_name(name: str, option: str) -> None:
+    """Raise InputError for a name that no shell can carry."""
+    if not re.fullmatch(_NAME, name):
+        raise InputError(f"{option} {name!r}: a variable's name is letters, digits and _")
 
 
 def exported(environ: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:

@@ -174,12 +174,14 @@ def _deal(cores: Sequence[Core], ranks: int) -> list[Sequence[Core]]:
 
 
 def _span(packages: Sequence[Sequence[Core]], ranks: int) -> list[Sequence[Core]]:
-    """Give each rank whole neighbouring packages, where there are fewer ranks than packages."""
+    """Give each rank whole neighbouring packages, cut where each share comes nearest to an equal one."""
     filled = [package for package in packages if package]
-    shares: list[Sequence[Core]] = []
-    low = 0
-    for rank in range(ranks):
-        high = low + (len(filled) - low) // (ranks - rank)
-        shares.append([core for package in filled[low:high] for core in package])
-        low = high
-    return shares
+    ends = [sum(map(len, filled[:count])) for count in range(len(filled) + 1)]
+    cuts = [0]
+    for rank in range(1, ranks):
+        possible = range(cuts[-1] + 1, len(filled) - (ranks - rank) + 1)
+        cuts.append(min(possible, key=lambda cut: abs(ends[cut] - ends[-1] * rank / ranks)))
+    cuts.append(len(filled))
+    return [
+        [core for package in filled[low:high] for core in package] for low, high in zip(cuts, cuts[1:], strict=False)
+    ]

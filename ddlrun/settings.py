@@ -45,6 +45,8 @@ def parse_config(text: str, where: str) -> dict[str, object]:
     problems: list[str] = []
     for key, value in _leaves(found or {}):
         if key == "env" and isinstance(value, Mapping):
+            bad = [name for name, item in value.items() if isinstance(item, list | Mapping)]
+            problems += [f"{where}: env.{name}: one value is wanted, not a list or more keys" for name in bad]
             values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
         elif key == "controller" and value in CONTROLLERS:
             continue

@@ -98,6 +98,15 @@ def test_gen_rankfile_writes_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (done.returncode, "No such file" in done.stderr) == (2, True)
 
 
+def test_gen_rankfile_writes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    assert ddlrun("gen-rankfile", "1", "-o", "link", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert "rank 0=" in (tmp_path / "target").read_text()
+    assert "rank 0=" in ddlrun("gen-rankfile", "1", "-o", "/dev/stdout").stdout
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -142,6 +151,9 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
         (2, ["launch", "--json", "true"], "--json goes with --dry-run"),
         (2, ["launch", "--nodes", "two", "true"], "--nodes"),
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
+        (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
+        (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),
+        (2, ["launch", "-x", "A-B", "true"], "-x 'A-B'"),
         (2, ["launch", "--env", "1=secret", "true"], "--env"),
         (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
         (2, ["launch", "--config-file", "/nonexistent", "true"], "config file /nonexistent"),
@@ -265,3 +277,5 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     found = plan("--config-file", "c.yaml", "--topology", "4", "-H", "z", "--env", "A=3", "true", cwd=tmp_path)
     assert (found["topology"], found["hosts_source"]) == ("4x1x1", "-H")
     assert (variables(found)["A"], variables(found)["B"]) == ("3", "2")
+    found = plan("--config-file", "c.yaml", "--accelerators", "1", "-H", "z", "true", cwd=tmp_path)
+    assert found["topology"] == "1x1x1"

@@ -56,6 +56,7 @@ def test_our_keys() -> None:
         ("controller: gloo", "'controller' is not known"),
         ("topology: [4, 2]", "topology: [4, 2] is not what it takes"),
         ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True is not what it takes"),
+        ("env: {A: [1, 2]}", "env.A: one value is wanted"),
         ("- a\n- b", "'key: value' is wanted"),
         ("a: [", "line 1"),
     ],

@@ -106,6 +106,14 @@ def write_atomically(path: str, blocks: Iterable[str]) -> None:
     """Write blocks to a new file beside `path`, then put it in its place. Raises InputError where it cannot."""
     import tempfile  # noqa: PLC0415 - 8 ms, for -o alone
 
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe is written to, never replaced
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(blocks)
+        except OSError as error:
+            raise InputError(f"-o {path}: {error.strerror}") from error
+        return
+    path = os.path.realpath(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
     except OSError as error:

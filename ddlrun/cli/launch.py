@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.cli.inputs import machines_of, probe_hosts, read_hosts, read_preset, read_text
-from ddlrun.environment import HOROVOD, Knob, horovod_variables, parse_assignment
+from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.launch import Settings, check, default_run_dir, make_plan, run, shown_command, write_run_dir
@@ -23,6 +23,11 @@ from ddlrun.shape import UNITS, Wish
 from ddlrun.topology import parse_topology
 
 CONFIG_ENV = "ddlrun.config_env"
+# Options of mpirun that would contradict the rank file.
+PLANNED = frozenset(
+    "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
+    "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe".split()
+)
 COUNT = click.IntRange(min=1)
 
 
@@ -129,7 +134,7 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
 @option("Run", "--quiet", is_flag=True, help="Print nothing but what the job prints, and errors.")
 @option(
     "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
-    help="YAML with these options and Horovod's own settings; the command line wins.",
+    help="YAML with hosts, shape, env and Horovod's own settings; the command line wins.",
 )  # fmt: skip
 @horovod_options
 @option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m.")
@@ -165,10 +170,12 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
 
 def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Hosts on the command line leave those of the config file out, however each is spelled."""
-    sources = {name: ctx.get_parameter_source(name) for name in ("hosts", "hostfile")}
-    if ParameterSource.COMMANDLINE in sources.values():
-        options |= {name: None for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP}
+    """Hosts, or a shape, on the command line leave those of the config file out, however each is spelled."""
+    shape = ("topology", "accelerators", "nodes", "racks", "aisles", "processes")
+    for names in (("hosts", "hostfile"), shape):
+        sources = {name: ctx.get_parameter_source(name) for name in names}
+        if ParameterSource.COMMANDLINE in sources.values():
+            options |= {name: None for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP}
 
 
 def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings:
@@ -177,6 +184,8 @@ def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings
         raise InputError("--json goes with --dry-run")
     passed = [word for word in options["named"] if "=" in word]
     named = [word for word in options["named"] if "=" not in word]
+    for name in named:
+        check_name(name, "-x")
     run_dir = options["run_dir"]
     return Settings(
         wish=Wish(
@@ -189,7 +198,7 @@ def read_settings(options: dict[str, Any], program: tuple[str, ...]) -> Settings
         program=program,
         run_dir=RunDir(os.path.abspath(run_dir)) if run_dir else default_run_dir(os.environ),
         mpirun=options["mpirun"],
-        mpi_args=(*_split(options["mpi_args"] or ""), *options["mpiarg"]),
+        mpi_args=_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
         ssh=_ssh(options["ssh_port"], options["ssh_identity_file"]),
         variables={
             **horovod_variables(options),
@@ -209,11 +218,17 @@ def _program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[st
     return (sys.executable, script, *args)
 
 
-def _split(text: str) -> list[str]:
+def _mpi_args(text: str, more: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        return shlex.split(text)
+        words = (*shlex.split(text), *more)
     except ValueError as error:
         raise InputError(f"--mpi-args {text!r}: {error}; quote it as for a shell") from error
+    if words and not words[0].startswith("-"):
+        raise InputError(f"--mpi-args: {words[0]!r} is no option; mpirun would start it instead of the script")
+    taken = [word for word in words if word in PLANNED]
+    if taken:
+        raise InputError(f"--mpi-args: {taken[0]} is what ddlrun plans; use ddlrun's own options instead")
+    return words
 
 
 def _ssh(port: int | None, identity: str | None) -> tuple[str, ...]:
