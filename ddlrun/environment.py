@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.machine import Machine
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.placement import Placement, Seat
 
 # Passed on by name where the user has them; a pattern ends in *.
@@ -176,21 +177,6 @@ def _seat_texts(seats: Iterable[Seat], machine: Machine) -> str:
 
 def _runs(texts: Iterable[str]) -> str:
     return "/".join(f"{len(list(run))}*{text}" for text, run in groupby(texts))
-
-
-def cpu_list(numbers: Iterable[int]) -> str:
-    """Write numbers as the kernel does.
-
-    >>> cpu_list([3, 0, 1, 8])
-    '0-1,3,8'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in runs)
 
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ Claim = tuple[int, str]
 UNITS: dict[str, Callable[[Machine], int]] = {
     "gpu": lambda machine: len(machine.gpus),
     "package": lambda machine: len({core.package for core in machine.cores if core.usable}),
-    "numa": lambda machine: machine.numa_nodes,
+    "numa": lambda machine: machine.numa_domains,
     "core": lambda machine: sum(core.usable for core in machine.cores),
 }
 PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "usable cores"}

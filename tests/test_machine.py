@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.cli.inputs import read_preset
-from ddlrun.environment import cpu_list
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
 from ddlrun.machine import Machine
+from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
-from ddlrun.machine.sysfs import SCRIPT, parse_cpu_list, parse_sysfs
+from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 
 PRESETS = Path(__file__).parents[1] / "configs" / "machines"
 
@@ -105,12 +105,12 @@ def test_gpus_and_rdma_devices() -> None:
         "0000:03:00.0/vendor:0x1a03\n0000:03:00.0/class:0x030000\n"  # a server's display chip
         "0000:17:00.0/vendor:0x10de\n0000:17:00.0/class:0x030200\n0000:17:00.0/numa_node:0\n"
         "0000:ca:00.0/vendor:0x1002\n0000:ca:00.0/class:0x038000\n0000:ca:00.0/numa_node:-1\n"
-        "rdma/mlx5_0:1\nddlrun:end\n"
+        "@nic infiniband mlx5_0 0 /sys/devices/pci0000:00/0000:18:00.0\nddlrun:end\n"
     )
     machine = parse_sysfs(SMALL + pci, "h")
     assert [(gpu.pci_address, gpu.package, gpu.numa_node) for gpu in machine.gpus] == [
         ("0000:17:00.0", 0, 0),
-        ("0000:ca:00.0", None, None),
+        ("0000:ca:00.0", 0, None),  # one package: nowhere else to be
     ]
     assert machine.rdma_devices == ("mlx5_0",)
 

@@ -25,26 +25,55 @@ class Core(NamedTuple):
 
 
 class GPU(NamedTuple):
-    """A GPU. `package` and `numa_node` say what it hangs on, None: not known."""
+    """A GPU that may be used. `package` and `numa_node` say what it hangs on, None: not known.
+
+    `number` counts the machine's GPUs by PCI address (as CUDA_DEVICE_ORDER=PCI_BUS_ID does), `vendor` is
+    nvidia, amd or intel, `nics` are the names of the nearest NICs.
+    """
 
     number: int
     package: int | None = None
     numa_node: int | None = None
     pci_address: str | None = None
+    vendor: str | None = None
+    nics: tuple[str, ...] = ()
+
+
+class NIC(NamedTuple):
+    """A network card that hangs on a bus: its interface's name, and its RDMA device's where it has one."""
+
+    name: str
+    package: int | None = None
+    numa_node: int | None = None
+    pci_address: str | None = None
+    rdma: str | None = None
 
 
 class Machine(NamedTuple):
-    """One host's cores in logical order, its GPUs, its RDMA devices, and who said so.
+    """One host's cores in logical order, its GPUs and NICs, and who said so.
 
-    `rdma_devices` is None where nobody looked. `measured` is False for a description that a person
-    wrote: its logical indexes count, its OS indexes are invented.
+    `nics` is None where nobody looked. `measured` is False for a description that a person wrote: its
+    logical indexes count, its OS indexes are invented. `numa_nodes` are OS indexes, those without
+    CPUs (the memory of GPUs, HBM, CXL) too. `packaged` is False where the machine has no packages of
+    its own (some virtual ones): its cores then count as those of package 0, and rank files count
+    them over the host. `memory` is the size in GiB as it is sold, None: not known. `notes` say what was
+    found but is not offered, or what the tools disagree about.
     """
 
     cores: tuple[Core, ...]
     gpus: tuple[GPU, ...]
-    rdma_devices: tuple[str, ...] | None
+    nics: tuple[NIC, ...] | None
     source: str
     measured: bool
+    numa_nodes: tuple[int, ...] = ()
+    packaged: bool = True
+    memory: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rdma_devices(self) -> tuple[str, ...] | None:
+        """The names of the RDMA devices, None where nobody looked."""
+        return None if self.nics is None else tuple(sorted(nic.rdma for nic in self.nics if nic.rdma))
 
     @property
     def packages(self) -> tuple[tuple[Core, ...], ...]:
@@ -55,7 +84,7 @@ class Machine(NamedTuple):
         )
 
     @property
-    def numa_nodes(self) -> int:
+    def numa_domains(self) -> int:
         """How many NUMA nodes have cores that are usable (at least 1)."""
         return len({core.numa_node for core in self.cores if core.usable}) or 1
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ddlrun.errors import InputError
-from ddlrun.machine import GPU, PU, Core, Machine
+from ddlrun.machine import GPU, NIC, PU, Core, Machine
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
@@ -64,8 +64,9 @@ def build(sizes: Sequence[int], told: Description, source: str) -> Machine:
             node = package * told.numa_per_package + index // per_node
             cores.append(Core(number, package, index, node, pus))
     gpus = _gpus(told, len(sizes), source)
-    rdma = None if told.rdma is None else (("described",) if told.rdma else ())
-    return Machine(tuple(cores), gpus, rdma, source, measured=False)
+    nics = None if told.rdma is None else (NIC("described", rdma="described"),) * told.rdma
+    nodes = tuple(range(len(sizes) * told.numa_per_package))
+    return Machine(tuple(cores), gpus, nics, source, measured=False, numa_nodes=nodes)
 
 
 def _gpus(told: Description, packages: int, source: str) -> tuple[GPU, ...]:
