@@ -1,7 +1,7 @@
 """What the ranks find in their environment: what is passed on, and what ddlrun sets."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -144,35 +144,55 @@ def exported(environ: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*families, *named}))
 
 
-def rank_variables(placement: Placement, mode: str) -> dict[str, str]:
+def rank_variables(placement: Placement, mode: str, visible_gpus: str = "all") -> dict[str, str]:
     """Return what ddlrun tells every rank of the job's shape.
 
-    DDLRUN_SEATS is what rank.py reads: for runs of equal hosts `HOSTS*SEAT;SEAT...`, joined by `/`;
-    a seat is `threads@CPUs`, the CPUs (OS indexes) left out where nobody measured them.
+    DDLRUN_SEATS is what rank.py reads: for runs of equal hosts `HOSTS*SEAT;SEAT...`, joined by `/`. A seat
+    is `threads@CPUs@GPUs@NICs`: the CPUs are OS indexes, left out where nobody measured them; the GPUs
+    that the rank may see, `VENDOR=` and PCI addresses (numbers where nobody measured), its own first or,
+    with `visible_gpus` "all", at the place of its local rank; the RDMA devices near it.
     """
-    return {
+    variables = {
         "DDLRUN_TOPOLOGY": str(placement.topology),
         "DDLRUN_RANK_ORDER": placement.order.value,
-        "DDLRUN_SEATS": _seats(placement),
+        "DDLRUN_SEATS": _seats(placement, visible_gpus),
         "DDL_OPTIONS": f"-mode {mode}:{placement.topology}",
     }
+    if placement.policy.threads_per_core:
+        variables["DDLRUN_NARROW"] = "1"  # mpirun binds to whole cores: rank.py keeps to the PUs of the seat
+    return variables
 
 
-def _seats(placement: Placement) -> str:
-    texts = {id(seats): _seat_texts(seats, machine) for _, machine, seats in placement.groups()}
-    whole = _runs(texts[id(seats)] for seats in placement.seats)
-    if len(whole) <= MOST_CHARACTERS:
-        return whole
-    # Hosts differ much: leave the CPUs out, which only serve to check the binding.
-    short = _runs(re.sub(r"@[^;]*", "@", texts[id(seats)]) for seats in placement.seats)
-    return short if len(short) <= MOST_CHARACTERS else ""
+def _seats(placement: Placement, visible_gpus: str) -> str:
+    groups = placement.groups()
+    for cpus in (True, False):  # where hosts differ much, the CPUs go first: they only serve to check the binding
+        texts = {id(seats): _seat_texts(seats, machine, visible_gpus, cpus=cpus) for _, machine, seats in groups}
+        whole = _runs(texts[id(seats)] for seats in placement.seats)
+        if len(whole) <= MOST_CHARACTERS:
+            return whole
+    return ""
 
 
-def _seat_texts(seats: Iterable[Seat], machine: Machine) -> str:
+def _seat_texts(seats: Sequence[Seat], machine: Machine, visible_gpus: str, *, cpus: bool) -> str:
+    measured = machine.measured and cpus
     return ";".join(
-        f"{seat.threads}@" + (cpu_list(pu.os_index for core in seat.cores for pu in core.pus) * machine.measured)
+        f"{seat.threads}@"
+        + (cpu_list(pu.os_index for core in seat.cores for pu in core.pus) * measured)
+        + f"@{_visible(seats, seat, machine, visible_gpus)}@{','.join(seat.nics)}"
         for seat in seats
     )
+
+
+def _visible(seats: Sequence[Seat], seat: Seat, machine: Machine, visible_gpus: str) -> str:
+    """Return the GPUs that a rank may see, in the order that it counts them in."""
+    if seat.gpu is None or seat.gpu.vendor is None or visible_gpus == "unchanged":
+        return ""
+    used = [other.gpu for other in seats if other.gpu is not None]
+    gpus = [seat.gpu] if visible_gpus == "own" else [*used, *(gpu for gpu in machine.gpus if gpu not in used)]
+    mine = [gpu for gpu in gpus if gpu.vendor == seat.gpu.vendor]
+    if not machine.measured and mine == list(machine.gpus):
+        return ""
+    return f"{seat.gpu.vendor}={','.join(gpu.pci_address or str(gpu.number) for gpu in mine)}"
 
 
 def _runs(texts: Iterable[str]) -> str:

@@ -26,10 +26,11 @@ from ddlrun.mpirun import (
     site_excludes,
     transport_chosen,
 )
-from ddlrun.placement import Placement, place
+from ddlrun.placement import Placement, Policy, place, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import is_local
 from ddlrun.rankfile import check_names
+from ddlrun.readback import ReadBack
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.shell import Finished, begin, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -49,6 +50,10 @@ class Settings(NamedTuple):
     ssh: tuple[str, ...] = ()
     variables: Mapping[str, str] = {}
     named: tuple[str, ...] = ()
+    policy: Policy = Policy()
+    visible_gpus: str = "all"
+    bind_threads: bool | None = None
+    strict_binding: bool = False
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -72,7 +77,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     """
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
     order, order_reason = choose_order(settings.rank_order, settings.mode)
-    placement = place(topology, settings.hosts, machines, order)
+    placement = place(topology, settings.hosts, machines, order, settings.policy)
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
@@ -93,11 +98,13 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
         exports=tuple(name for name in exports if name in ranks_environ),
         extra=settings.mpi_args,
         program=(sys.executable, "-I", "-S", rank.__file__, *settings.program),
+        overload=placement.shares_cores,
     )
     argv = command(mpirun, job)
     return Plan(
         placement, reason, order_reason, mpirun, transport, argv,
-        tuple(sorted(variables.items())), removed, job.exports, settings.run_dir, tuple(notes),
+        tuple(sorted(variables.items())), removed, job.exports, settings.run_dir,
+        (*placement_notes(placement), *notes),
     )  # fmt: skip
 
 
@@ -138,12 +145,26 @@ def _version(path: str, reason: str, answered: Callable[[], Finished]) -> Mpirun
     return parse_version(answer.out, path, reason)
 
 
+# The user's own ways to bind threads, which the plan knows nothing of.
+BINDING_THREADS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
+
+
 def _variables(
     settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
-    variables = rank_variables(placement, settings.mode or "p")
-    notes = []
+    own = {*settings.variables, *settings.named}
+    chosen = own & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+    variables = rank_variables(placement, settings.mode or "p", "unchanged" if chosen else settings.visible_gpus)
+    notes = [f"{name}: left as you set it" for name in sorted(chosen)]
+    notes += [f"{name} is set: OpenMP binds threads as it says" for name in BINDING_THREADS if name in environ]
+    if settings.bind_threads is not None:
+        variables |= (
+            {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"} if settings.bind_threads else {"OMP_PROC_BIND": "false"}
+        )
+    variables["DDLRUN_READ_BACK"] = "0"
+    if settings.strict_binding:
+        variables["DDLRUN_STRICT_BINDING"] = "1"
     if settings.mode is None and "DDL_OPTIONS" in environ:
         _check_ddl_options(environ["DDL_OPTIONS"], placement.topology)
         notes.append("DDL_OPTIONS: left as you set it")
@@ -265,8 +286,11 @@ def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
     if local and not os.isatty(0):
         environ["DDLRUN_STDIN"] = _own_stdin()
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
+    environ["DDLRUN_READ_BACK"] = "1"  # not for those who paste the command
+    read_back = ReadBack()
     with open(files.stdout, "wb", buffering=0) as out, open(files.stderr, "wb", buffering=0) as err:
-        outcome = run_job(plan.argv, environ, (out, err), stdin=through_mpirun)
+        outcome = run_job(plan.argv, environ, (out, err), read_back.stream, stdin=through_mpirun)
+    _write(files.binding, [json.dumps(read_back.as_dict(plan.placement.topology.size)), "\n"])
     _write(files.outcome, [json.dumps(outcome._asdict()), "\n"])
     return outcome
 

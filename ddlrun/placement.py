@@ -9,17 +9,37 @@ from ddlrun.machine import GPU, Core, Machine
 from ddlrun.topology import RankOrder, Topology, describe
 
 
+class Policy(NamedTuple):
+    """How the user wants ranks placed.
+
+    `reserve_cores`: cores a host that are left to the system. `cores_per_rank`: exactly so many, None: an
+    equal share. `bind`: what a rank may run on: its own cores, or all of the NUMA nodes, the packages
+    or the host (none) that they are in. `packing`: spread over packages, or pack on as few as will do;
+    None: spread, but GPUs in their order. `threads_per_core`: PUs of a core that a rank uses, None: all,
+    with one OpenMP thread. `gpu_order`: numbers of GPUs in the order of local ranks. `overload`: more
+    ranks than cores may share them.
+    """
+
+    reserve_cores: int = 0
+    cores_per_rank: int | None = None
+    bind: str = "core"
+    packing: str | None = None
+    threads_per_core: int | None = None
+    gpu_order: tuple[int, ...] | None = None
+    overload: bool = False
+
+
+BINDINGS = ("core", "numa", "package", "none")
+
+
 class Seat(NamedTuple):
-    """What one local rank gets on a machine."""
+    """What one local rank gets on a machine. `nics` are RDMA devices, where some are nearer than others."""
 
     local_rank: int
     cores: tuple[Core, ...]
     gpu: GPU | None
-
-    @property
-    def threads(self) -> int:
-        """One OpenMP thread a core."""
-        return len(self.cores)
+    threads: int
+    nics: tuple[str, ...] = ()
 
 
 class PlacedRank(NamedTuple):
@@ -39,6 +59,7 @@ class Placement(NamedTuple):
     hosts: HostList
     machines: tuple[Machine, ...]
     seats: tuple[tuple[Seat, ...], ...]
+    policy: Policy = Policy()
 
     def by_host(self) -> Iterator[PlacedRank]:
         """Yield all ranks, host after host, rank 0 first."""
@@ -48,6 +69,14 @@ class Placement(NamedTuple):
             for seat in self.seats[index]:
                 yield PlacedRank(offset + stride * seat.local_rank, host, (seat.local_rank, *coords), seat)
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether two ranks may run on the same core."""
+        return any(
+            len({core.logical_index for seat in seats for core in seat.cores}) < sum(len(seat.cores) for seat in seats)
+            for _, _, seats in self.groups()
+        )
+
     def groups(self) -> list[tuple[list[int], Machine, tuple[Seat, ...]]]:
         """Return hosts that look the same together: (host indexes, machine, seats)."""
         found: dict[int, tuple[list[int], Machine, tuple[Seat, ...]]] = {}
@@ -56,7 +85,13 @@ class Placement(NamedTuple):
         return list(found.values())
 
 
-def place(topology: Topology, hosts: HostList, machines: Mapping[str, Machine], order: RankOrder) -> Placement:
+def place(
+    topology: Topology,
+    hosts: HostList,
+    machines: Mapping[str, Machine],
+    order: RankOrder,
+    policy: Policy = Policy(),  # noqa: B008 - a value
+) -> Placement:
     """Place every rank.
 
     `machines` maps each host's name to its machine; equal hosts share one object. Raises InputError
@@ -70,12 +105,20 @@ def place(topology: Topology, hosts: HostList, machines: Mapping[str, Machine], 
     for name, machine in zip(hosts.names, chosen, strict=True):
         alike.setdefault(id(machine), []).append(name)
     kinds = {id(machine): machine for machine in chosen}
-    ranks = topology.accelerators
-    crowded = [_crowded(topology, kind, alike[key]) for key, kind in kinds.items() if _usable(kind) < ranks]
-    if crowded:
-        raise PlacementError(*crowded)
-    seats = {key: seat_ranks(kind, ranks) for key, kind in kinds.items()}
-    return Placement(topology, order, hosts, tuple(chosen), tuple(seats[id(machine)] for machine in chosen))
+    seats: dict[int, tuple[Seat, ...]] = {}
+    problems = []
+    for key, kind in kinds.items():
+        try:
+            seats[key] = seat_ranks(kind, topology.accelerators, policy)
+        except PlacementError as error:
+            problems += [
+                f"topology {topology} puts {topology.accelerators} ranks on each host, but {_few(alike[key])} "
+                f"{problem} ({kind}; {kind.source})"
+                for problem in error.problems
+            ]
+    if problems:
+        raise PlacementError(*problems)
+    return Placement(topology, order, hosts, tuple(chosen), tuple(seats[id(machine)] for machine in chosen), policy)
 
 
 def check_hosts(topology: Topology, hosts: HostList) -> None:
@@ -96,48 +139,166 @@ def check_hosts(topology: Topology, hosts: HostList) -> None:
         )
 
 
-def _usable(machine: Machine) -> int:
-    return sum(core.usable for core in machine.cores)
-
-
 def _few(names: Sequence[str]) -> str:
     return fold(names) if len(names) <= 64 else f"{names[0]} ... {names[-1]}"
 
 
-def _crowded(topology: Topology, machine: Machine, names: Sequence[str]) -> str:
-    usable = _usable(machine)
-    return (
-        f"topology {topology} puts {topology.accelerators} ranks on each host, but {_few(names)} has {usable} usable "
-        f"cores ({machine}; {machine.source}); make X at most {usable}"
-    )
+def seat_ranks(machine: Machine, ranks: int, policy: Policy = Policy()) -> tuple[Seat, ...]:  # noqa: B008 - a value
+    """Share a machine's usable cores among `ranks` local ranks.
 
-
-def seat_ranks(machine: Machine, ranks: int) -> tuple[Seat, ...]:
-    """Share a machine's usable cores among `ranks` local ranks, 1 <= ranks <= usable cores.
-
-    Each rank stays inside one package where there are at least as many ranks as packages; a rank
-    with a GPU goes to the package that its GPU hangs on. Inside a package the cores are dealt out
-    in order, the shares differing by at most one core.
+    Each rank stays inside one package where there are at least as many ranks as packages, and inside one
+    NUMA node where a package has at least as many ranks as nodes; a rank with a GPU goes to the package
+    that its GPU hangs on, and to its NUMA node while that has room (as hwloc_distrib divides a tree, and
+    mpibind puts GPUs first). Raises PlacementError, to be read after "but HOST", where they do not fit.
     """
     packages = [[core for core in package if core.usable] for package in machine.packages]
-    gpus: Sequence[GPU | None] = machine.gpus[:ranks] if ranks <= len(machine.gpus) else [None] * ranks
-    homes = _gpu_homes(gpus, packages)
+    packages = _without_reserved(packages, policy.reserve_cores)
+    usable = sum(map(len, packages))
+    wanted = ranks * (policy.cores_per_rank or 1)
+    if not usable or (usable < wanted and not policy.overload):
+        raise PlacementError(_crowded(usable, ranks, policy))
+    gpus = _choose_gpus(machine, ranks, policy)
+    homes = _gpu_homes(gpus, packages, overload=policy.overload)
+    if policy.packing == "pack" and homes is None:
+        packages = _packed(packages, wanted)
     if homes is None and ranks < sum(map(bool, packages)):
         shares = _span(packages, ranks)
     else:
-        homes = homes or _homes(packages, ranks)
-        shares = _share(packages, homes, gpus)
+        shares = _share(packages, homes or _homes(packages, ranks), gpus)
+    if policy.cores_per_rank:
+        shares = [_cut(share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
+    every = [core for package in packages for core in package]
     return tuple(
-        Seat(local_rank, tuple(cores), gpu) for local_rank, (cores, gpu) in enumerate(zip(shares, gpus, strict=True))
+        _seat(local_rank, share, gpu, machine, _widened(share, every, policy.bind), policy)
+        for local_rank, (share, gpu) in enumerate(zip(shares, gpus, strict=True))
     )
 
 
-def _gpu_homes(gpus: Sequence[GPU | None], packages: Sequence[Sequence[Core]]) -> list[int] | None:
+def placement_notes(placement: Placement) -> list[str]:
+    """Say what a user may not expect of a placement: idle packages, GPUs without a rank, shared cores."""
+    notes: list[str] = []
+    for indexes, machine, seats in placement.groups():
+        names = fold(placement.hosts.names[index] for index in indexes)
+        notes += (f"{names}: {note}" for note in (*machine.notes, *_seat_notes(machine, seats)))
+    return notes
+
+
+def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
+    busy = {core.package for seat in seats for core in seat.cores}
+    for package, cores in enumerate(machine.packages):
+        if package not in busy and any(core.usable for core in cores):
+            why = "all GPUs in use hang elsewhere" if seats[0].gpu else "the ranks fit without it"
+            yield f"package {package} has no rank ({why})"
+    if machine.gpus and seats[0].gpu is None:
+        yield f"{len(seats)} ranks, {len(machine.gpus)} GPUs: no rank is tied to one"
+    elif len(seats) < len(machine.gpus):
+        used = ",".join(str(seat.gpu.number) for seat in seats if seat.gpu)
+        yield f"{len(seats)} of {len(machine.gpus)} GPUs are used: {used}"
+
+
+def _crowded(usable: int, ranks: int, policy: Policy) -> str:
+    kept = f" beyond the {policy.reserve_cores} reserved" if policy.reserve_cores else ""
+    if not policy.cores_per_rank or usable < policy.cores_per_rank:
+        most = usable // (policy.cores_per_rank or 1)
+        remedy = f"make X at most {most}, or let ranks share cores: --overload" if most else "reserve fewer"
+        if policy.cores_per_rank and not most:
+            remedy = f"make --cores-per-rank at most {usable}"
+        return f"has {usable} usable cores{kept}; {remedy}"
+    return (
+        f"has {usable} usable cores{kept}, not {ranks} x {policy.cores_per_rank}; make X at most "
+        f"{usable // policy.cores_per_rank}, or --cores-per-rank at most {usable // ranks}"
+    )
+
+
+def _without_reserved(packages: Sequence[list[Core]], count: int) -> list[list[Core]]:
+    """Leave out the first cores of each package in turn: interrupts and system services run there."""
+    left = [list(package) for package in packages]
+    for number in range(min(count, sum(map(len, left)))):
+        filled = [package for package in left if package]
+        del filled[number % len(filled)][0]
+    return left
+
+
+def _choose_gpus(machine: Machine, ranks: int, policy: Policy) -> list[GPU | None]:
+    """Return each rank's GPU; none where there are fewer GPUs than ranks."""
+    gpus = list(machine.gpus)
+    if policy.gpu_order is not None:
+        numbers = {gpu.number: gpu for gpu in gpus}
+        missing = [str(number) for number in policy.gpu_order if number not in numbers]
+        if missing:
+            raise PlacementError(f"has no GPU {','.join(missing)}; --gpu-order takes {', '.join(map(str, numbers))}")
+        gpus = [numbers[number] for number in policy.gpu_order]
+    if ranks > len(gpus):
+        return [None] * ranks
+    if policy.packing and all(gpu.package is not None for gpu in gpus):
+        sizes = {home: sum(gpu.package == home for gpu in gpus) for home in (gpu.package for gpu in gpus)}
+        turn = {gpu: sum(other.package == gpu.package for other in gpus[:place]) for place, gpu in enumerate(gpus)}
+        if policy.packing == "spread":
+            taken = sorted(gpus, key=lambda gpu: turn[gpu])[:ranks]
+        else:  # the smallest package that has enough, else the largest first
+            taken = sorted(gpus, key=lambda gpu: (sizes[gpu.package] < ranks, abs(sizes[gpu.package] - ranks)))[:ranks]
+        return [gpu for gpu in gpus if gpu in taken]
+    return [*gpus[:ranks]]
+
+
+def _packed(packages: Sequence[list[Core]], wanted: int) -> list[list[Core]]:
+    """Keep as few packages as hold `wanted` cores, the first ones; the others are left empty."""
+    kept: list[list[Core]] = []
+    for package in packages:
+        kept.append(package if sum(map(len, kept)) < wanted else [])
+    return kept
+
+
+def _cut(share: Sequence[Core], gpu: GPU | None, policy: Policy) -> Sequence[Core]:
+    """Take so many cores of a share, those of the GPU's NUMA node first."""
+    count = policy.cores_per_rank or len(share)
+    if len(share) < count and not policy.overload:
+        raise PlacementError(
+            f"can give no more than {len(share)} cores to a rank inside one package; "
+            f"make --cores-per-rank at most {len(share)}"
+        )
+    near = sorted(share, key=lambda core: gpu is not None and core.numa_node != gpu.numa_node)
+    return sorted(near[:count], key=lambda core: core.logical_index)
+
+
+def _widened(share: Sequence[Core], every: Sequence[Core], bind: str) -> Sequence[Core]:
+    """Return what a rank with this share may run on."""
+    if bind == "none":
+        return every
+    if bind == "core":
+        return share
+    if bind == "package":
+        packages = {core.package for core in share}
+        return [core for core in every if core.package in packages]
+    nodes = {(core.package, core.numa_node) for core in share}
+    return [core for core in every if (core.package, core.numa_node) in nodes]
+
+
+def _seat(
+    local_rank: int, share: Sequence[Core], gpu: GPU | None, machine: Machine, cores: Sequence[Core], policy: Policy
+) -> Seat:
+    per_core = policy.threads_per_core
+    threads = sum(len(core.pus[:per_core]) for core in share) if per_core else len(share)
+    given = [core._replace(pus=core.pus[:per_core]) for core in cores] if per_core else cores
+    return Seat(local_rank, tuple(given), gpu, threads, _near_nics(machine, gpu, share))
+
+
+def _near_nics(machine: Machine, gpu: GPU | None, share: Sequence[Core]) -> tuple[str, ...]:
+    """Return the RDMA devices near a rank; none where it makes no difference."""
+    packages = {core.package for core in share}
+    homes = {nic.rdma: nic.package for nic in machine.nics or () if nic.rdma}
+    near = gpu.nics if gpu is not None else [name for name, package in homes.items() if package in packages]
+    names = tuple(name for name in homes if name in near)
+    return names if len(names) < len(homes) else ()
+
+
+def _gpu_homes(gpus: Sequence[GPU | None], packages: Sequence[Sequence[Core]], *, overload: bool) -> list[int] | None:
     """Return each rank's package, as its GPU has it; None where that is unknown or has no core a rank."""
     homes = [gpu.package for gpu in gpus if gpu is not None and gpu.package is not None]
-    if len(homes) < len(gpus) or any(homes.count(home) > len(packages[home]) for home in set(homes)):
+    if len(homes) < len(gpus):
         return None
-    return homes
+    full = any(homes.count(home) > len(packages[home]) * (len(gpus) if overload else 1) for home in set(homes))
+    return None if full else homes
 
 
 def _homes(packages: Sequence[Sequence[Core]], ranks: int) -> list[int]:
@@ -151,23 +312,51 @@ def _homes(packages: Sequence[Sequence[Core]], ranks: int) -> list[int]:
 def _share(
     packages: Sequence[Sequence[Core]], homes: Sequence[int], gpus: Sequence[GPU | None]
 ) -> list[Sequence[Core]]:
-    """Deal each package's cores to its ranks in order, ranks whose GPU is on a later NUMA node later."""
+    """Deal each package's cores to its ranks, NUMA node by NUMA node."""
     shares: list[Sequence[Core]] = [()] * len(homes)
     for package, cores in enumerate(packages):
         ranks = [rank for rank, home in enumerate(homes) if home == package]
-        ranks.sort(key=lambda rank: (_numa_place(gpus[rank], cores), rank))
-        for rank, share in zip(ranks, _deal(cores, len(ranks)), strict=True):
-            shares[rank] = share
+        if ranks:
+            for rank, share in zip(ranks, _matched(_blocks(cores, len(ranks)), [gpus[r] for r in ranks]), strict=True):
+                shares[rank] = share
     return shares
 
 
-def _numa_place(gpu: GPU | None, cores: Sequence[Core]) -> int:
-    if gpu is None or gpu.numa_node is None:
-        return 0
-    return next((place for place, core in enumerate(cores) if core.numa_node == gpu.numa_node), 0)
+def _blocks(cores: Sequence[Core], ranks: int) -> list[Sequence[Core]]:
+    """Cut a package's cores into a block a rank, each inside one NUMA node where there are enough ranks."""
+    nodes: dict[int | None, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(core.numa_node, []).append(core)
+    parts = list(nodes.values())
+    if ranks < len(parts):
+        return _span(parts, ranks)
+    homes = _homes(parts, ranks)
+    return [block for place, part in enumerate(parts) for block in _deal(part, homes.count(place))]
+
+
+def _matched(blocks: list[Sequence[Core]], gpus: Sequence[GPU | None]) -> list[Sequence[Core]]:
+    """Give each rank a block: one on its GPU's NUMA node while there is one, then the nearest that is left."""
+    nodes = [{core.numa_node for core in block} for block in blocks]
+    wanted = [None if gpu is None else gpu.numa_node for gpu in gpus]
+    left = list(range(len(blocks)))
+    taken: dict[int, int] = {}
+    for rank, node in enumerate(wanted):
+        near = next((place for place in left if node in nodes[place]), None)
+        if node is not None and near is not None:
+            taken[rank] = near
+            left.remove(near)
+    for rank, node in enumerate(wanted):
+        if rank not in taken:
+            centre = next((place for place, inside in enumerate(nodes) if node in inside), 0)
+            taken[rank] = min(left, key=lambda place: abs(place - centre))
+            left.remove(taken[rank])
+    return [blocks[taken[rank]] for rank in range(len(gpus))]
 
 
 def _deal(cores: Sequence[Core], ranks: int) -> list[Sequence[Core]]:
+    """Cut cores into a block a rank, differing by at most one core; more ranks than cores share them."""
+    if ranks > len(cores):
+        return [[cores[rank * len(cores) // ranks]] for rank in range(ranks)]
     share, more = divmod(len(cores), ranks) if ranks else (0, 0)
     ends = [share * rank + min(rank, more) for rank in range(ranks + 1)]
     return [cores[low:high] for low, high in zip(ends, ends[1:], strict=False)]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.environment import redacted
+from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun, Transport
 from ddlrun.placement import Placement
 
@@ -47,6 +48,11 @@ class RunDir(NamedTuple):
     def stderr(self) -> str:
         """What the ranks and mpirun wrote to standard error."""
         return f"{self.path}/stderr.log"
+
+    @property
+    def binding(self) -> str:
+        """What each rank was really bound to, as JSON."""
+        return f"{self.path}/binding.json"
 
     @property
     def outcome(self) -> str:
@@ -101,10 +107,36 @@ def placement_dict(placement: Placement) -> dict[str, object]:
         "hosts": [{"name": host.name, "slots": host.slots, "rack": host.rack} for host in placement.hosts],
         "hosts_source": placement.hosts.source,
         "machines": [
-            {"hosts": [names[index] for index in indexes], "summary": str(machine), "source": machine.source}
+            {"hosts": [names[index] for index in indexes], **machine_dict(machine)}
             for indexes, machine, _ in placement.groups()
         ],
         "ranks": list(_rank_dicts(placement)),
+    }
+
+
+def machine_dict(machine: Machine) -> dict[str, object]:
+    """Return a machine as JSON can carry it."""
+    return {
+        "summary": str(machine),
+        "source": machine.source,
+        "measured": machine.measured,
+        "memory_gib": machine.memory,
+        "numa_nodes": list(machine.numa_nodes),
+        "notes": list(machine.notes),
+        "packages": [
+            [
+                {
+                    "core": core.logical_index,
+                    "numa_node": core.numa_node,
+                    "pus": [pu.os_index for pu in core.pus],
+                    "usable": core.usable,
+                }
+                for core in package
+            ]
+            for package in machine.packages
+        ],
+        "gpus": [gpu._asdict() for gpu in machine.gpus],
+        "nics": None if machine.nics is None else [nic._asdict() for nic in machine.nics],
     }
 
 
@@ -119,5 +151,7 @@ def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
             "packages": sorted({core.package for core in seat.cores}),
             "cores": [core.logical_index for core in seat.cores],
             "gpu": seat.gpu.number if seat.gpu else None,
+            "gpu_address": seat.gpu.pci_address if seat.gpu else None,
+            "nics": list(seat.nics),
             "threads": seat.threads,
         }

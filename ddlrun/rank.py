@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+PREFLIGHT = 5  # the exit code of errors.PreflightError
+
+
 def main() -> None:
     """Set up this rank and become the program in sys.argv[1:]; exit 127 or 126 where that cannot start."""
     program = sys.argv[1:]
@@ -25,11 +28,11 @@ def main() -> None:
         _read_from(os.environ["DDLRUN_STDIN"])
     planned = seat(os.environ, rank, local_rank, size)
     if planned is not None:
-        threads, cpus = planned
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        granted = os.sched_getaffinity(0)
-        if cpus and granted != cpus:
-            _say(f"rank {rank} on {os.uname().nodename} is bound to CPUs {_shown(granted)}, planned {_shown(cpus)}")
+        where = f"rank {rank} on {os.uname().nodename}"
+        problems = [_bind(planned), _show_gpus(planned)]
+        _point_to_nics(planned)
+        os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
+        _read_back(rank, planned, [f"{where}: {problem}" for problem in problems if problem])
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is the point
     except OSError as error:
@@ -38,8 +41,22 @@ def main() -> None:
         os._exit(127 if missing else 126)
 
 
-def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]] | None:
-    """Return (threads, CPUs) of a rank from DDLRUN_SEATS (see environment.py); None where it says nothing."""
+class Seat:
+    """What the plan gives a rank: threads, CPUs (empty: not known), the GPUs to be seen, near RDMA devices."""
+
+    def __init__(self, text: str, host_nics: list[str]) -> None:
+        """Read one seat of DDLRUN_SEATS (see environment.py)."""
+        threads, cpus, gpus, nics = text.split("@")
+        self.threads = int(threads)
+        self.cpus = _cpu_set(cpus)
+        self.vendor, _, addresses = gpus.partition("=")
+        self.gpus = [word for word in addresses.split(",") if word]
+        self.nics = [word for word in nics.split(",") if word]
+        self.host_nics = host_nics
+
+
+def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> Seat | None:
+    """Return a rank's seat from DDLRUN_SEATS (see environment.py); None where it says nothing."""
     seats = environ.get("DDLRUN_SEATS")
     if not seats or min(rank, local_rank, size) < 0:
         return None
@@ -51,9 +68,88 @@ def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> t
     for count, _, text in runs:
         host -= int(count)
         if host < 0:
-            threads, _, cpus = text.split(";")[local_rank].partition("@")
-            return int(threads), _cpu_set(cpus)
+            texts = text.split(";")
+            nics = {nic for one in texts for nic in one.split("@")[3].split(",") if nic}
+            return Seat(texts[local_rank], sorted(nics))
     return None
+
+
+def _bind(planned: Seat) -> str | None:
+    """Compare the affinity with the plan; say what differs and why that may be."""
+    granted = os.sched_getaffinity(0)
+    if "DDLRUN_NARROW" in os.environ and planned.cpus and planned.cpus <= granted:
+        os.sched_setaffinity(0, planned.cpus)
+        granted = os.sched_getaffinity(0)
+    if not planned.cpus or granted == planned.cpus:
+        return None
+    if granted < planned.cpus:
+        why = "a cgroup or taskset on that host leaves it fewer"
+    elif len(granted) >= (os.cpu_count() or 0):
+        why = "nothing binds it: --bind-to none, or an MCA setting of the site's"
+    else:
+        why = "the host changed since it was probed, or an MCA setting binds otherwise"
+    return f"bound to CPUs {_shown(granted)}, planned {_shown(planned.cpus)}; {why}"
+
+
+def _show_gpus(planned: Seat) -> str | None:
+    """Set the variable that says which GPUs the rank sees; return what is wrong with them."""
+    if not planned.gpus:
+        return None
+    words = [word if word.isdigit() else _uuid(planned.vendor, word) for word in planned.gpus]
+    lost = [address for address, word in zip(planned.gpus, words, strict=True) if word is None]
+    if lost:
+        return f"GPU {','.join(lost)} of the plan is not there, or has no driver"
+    if any(word.isdigit() for word in planned.gpus):
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    name = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}.get(planned.vendor, "ZE_AFFINITY_MASK")
+    if planned.vendor == "amd":  # they would count in what ROCR_VISIBLE_DEVICES leaves
+        os.environ.pop("HIP_VISIBLE_DEVICES", None)
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ[name] = ",".join(word for word in words if word)
+    return None
+
+
+def _uuid(vendor: str, address: str) -> str | None:
+    """Return a GPU's UUID, as the driver on this host tells it."""
+    if vendor == "nvidia":
+        for line in _lines(f"/proc/driver/nvidia/gpus/{address}/information"):
+            key, _, value = line.partition(":")
+            if key == "GPU UUID":
+                return value.strip()
+    if vendor == "amd":
+        for line in _lines(f"/sys/bus/pci/devices/{address}/unique_id"):
+            return f"GPU-{line.strip()}"
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readlines()
+    except OSError:
+        return []
+
+
+def _point_to_nics(planned: Seat) -> None:
+    """Point UCX to the near RDMA devices and NCCL to those near to any rank here, unless the user did."""
+    if planned.nics:
+        # NCCL chooses among them by itself, and all ranks of a host must see the same.
+        os.environ.setdefault("NCCL_IB_HCA", "=" + ",".join(planned.host_nics))
+        os.environ.setdefault("UCX_NET_DEVICES", ",".join(f"{nic}:1" for nic in planned.nics))
+
+
+def _read_back(rank: int, planned: Seat, problems: list[str]) -> None:
+    """Tell ddlrun what this rank was given, and everyone what is not as planned; --strict-binding ends it there."""
+    if os.environ.get("DDLRUN_READ_BACK") == "1":
+        name = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}.get(planned.vendor, "")
+        gpus = os.environ.get(name, "") if planned.gpus else ""
+        cpus = _shown(os.sched_getaffinity(0))
+        fields = [str(rank), os.uname().nodename, cpus, _shown(planned.cpus), gpus, " ".join(problems)]
+        sys.stderr.write("\x1eddlrun\t" + "\t".join(fields) + "\x1e\n")
+    for problem in problems:
+        _say(problem)
+    if problems and "DDLRUN_STRICT_BINDING" in os.environ:
+        os._exit(PREFLIGHT)
 
 
 def _read_from(source: str) -> None:
@@ -90,7 +186,14 @@ def _cpu_set(text: str) -> set[int]:
 
 
 def _shown(cpus: set[int]) -> str:
-    return ",".join(map(str, sorted(cpus)))
+    """Write CPUs as the kernel does (machine/cpus.py has the same, but may not be on this host)."""
+    text = ""
+    for cpu in sorted(cpus):
+        if cpu - 1 not in cpus:
+            text += f",{cpu}"
+        elif cpu + 1 not in cpus:
+            text += f"-{cpu}"
+    return text[1:]
 
 
 def _number(name: str) -> int:

@@ -86,10 +86,11 @@ def slot_text(seat: Seat, machine: Machine) -> str:
     """Write a seat's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
 
     `P:a-b;Q:c-d` would do for two packages, but is too long for many. Where packages differ in
-    size, Open MPI 5.0 finds the wrong core inside a package: there cores are counted over the host.
+    size, Open MPI 5.0 finds the wrong core inside a package, and where there are none, both find none:
+    there cores are counted over the host.
     """
     packages = {core.package for core in seat.cores}
-    if machine.uniform and len(packages) == 1:
+    if machine.uniform and machine.packaged and len(packages) == 1:
         runs = _runs([core.index_in_package for core in seat.cores])
         # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
         return ";".join(f"{seat.cores[0].package}:{run}" for run in runs)

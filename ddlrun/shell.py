@@ -84,12 +84,18 @@ def _text(buffer: bytes | None) -> str:
 
 
 def run_job(
-    argv: Sequence[str], environ: Mapping[str, str], logs: tuple[IO[bytes], IO[bytes]], *, stdin: bool
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    logs: tuple[IO[bytes], IO[bytes]],
+    through: Callable[[], Callable[[bytes], bytes]],
+    *,
+    stdin: bool,
 ) -> Outcome:
     """Run mpirun: pass on what it prints as it comes, forward signals, return how it ended.
 
     mpirun gets our standard input where `stdin` is true. `logs` get a copy of standard output and
-    standard error. SIGINT, SIGTERM and SIGHUP become one SIGTERM to mpirun, which ends its ranks;
+    standard error; `through()` makes what each of the two passes through, chunk by chunk (an empty one at
+    the end). SIGINT, SIGTERM and SIGHUP become one SIGTERM to mpirun, which ends its ranks;
     after GRACE_SECONDS, or at the second signal, all that is left of the job on this host is killed.
     The Outcome's exit code is mpirun's own, or 128 + the signal that ended the job. Raises OSError
     where mpirun cannot be started.
@@ -108,7 +114,11 @@ def run_job(
         )
         with process:
             signals.watch(process)
-            _pump(process, zip(_pipes(process), (_Tee(1, logs[0]), _Tee(2, logs[1])), strict=True), signals)
+            _pump(
+                process,
+                zip(_pipes(process), (_Tee(1, logs[0], through()), _Tee(2, logs[1], through())), strict=True),
+                signals,
+            )
         code = process.returncode
     if signals.first is not None or code < 0:
         _end_session(process.pid)
@@ -169,12 +179,14 @@ class _Signals:
 class _Tee:
     """Writes chunks to one of our own streams and to a log; a log that fails is dropped with a word."""
 
-    def __init__(self, fd: int, log: IO[bytes]) -> None:
+    def __init__(self, fd: int, log: IO[bytes], through: Callable[[bytes], bytes]) -> None:
         self._fd = fd
+        self._through = through
         self._log: IO[bytes] | None = log
 
     def write(self, chunk: bytes) -> None:
-        """Write to both. Raises OSError where our own stream is closed."""
+        """Write to both; an empty chunk is the end. Raises OSError where our own stream is closed."""
+        chunk = self._through(chunk)
         if self._log is not None:
             try:
                 self._log.write(chunk)
@@ -216,12 +228,11 @@ def _pump(process: subprocess.Popen[bytes], streams: Iterable[tuple[int, _Tee]],
 def _pass_on(fd: int, tee: _Tee, signals: _Signals) -> bool:
     """Pass on one chunk; return False at the end, or where nothing is there."""
     chunk = _read(fd)
-    if chunk:
-        try:
-            tee.write(chunk)
-        except OSError:  # nobody reads us any more, as after `| head`
-            if signals.first is None:
-                signals.end(signal.SIGPIPE)
+    try:
+        tee.write(chunk)
+    except OSError:  # nobody reads us any more, as after `| head`
+        if signals.first is None:
+            signals.end(signal.SIGPIPE)
     return bool(chunk)
 
 

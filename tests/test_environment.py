@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,12 @@ def test_each_horovod_option_stands_once() -> None:
     assert len({knob.yaml for knob in HOROVOD}) == len(HOROVOD)
 
 
+def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]]:
+    found = seat(told, rank, local_rank, size)
+    assert found is not None
+    return found.threads, found.cpus
+
+
 @given(
     st.sampled_from(["1x2", "minsky", "4x6"]), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3),
     st.integers(1, 2), st.sampled_from(RankOrder),
@@ -85,18 +93,22 @@ def test_each_rank_finds_its_own_seat(name: str, x: int, y: int, z: int, a: int,
     placed = placement(f"{x}x{y}x{z}x{a}", hosts, machine(name), order)
     told = rank_variables(placed, "p")
     for rank in placed.by_host():
-        found = seat(told, rank.rank, rank.seat.local_rank, placed.topology.size)
+        found = threads_and_cpus(told, rank.rank, rank.seat.local_rank, placed.topology.size)
         assert found == (rank.seat.threads, set())  # a described machine's CPUs are not known
 
 
 def test_seats_of_hosts_that_differ() -> None:
-    told = {"DDLRUN_SEATS": "2*5@0-4;5@5-9/1*1@;1@8,10", "DDLRUN_TOPOLOGY": "2x3x1", "DDLRUN_RANK_ORDER": "host"}
-    assert [seat(told, rank, rank % 2, 6) for rank in range(6)] == [
+    told = {
+        "DDLRUN_SEATS": "2*5@0-4@@;5@5-9@@/1*1@@@;1@8,10@@",
+        "DDLRUN_TOPOLOGY": "2x3x1",
+        "DDLRUN_RANK_ORDER": "host",
+    }
+    assert [threads_and_cpus(told, rank, rank % 2, 6) for rank in range(6)] == [
         (5, {0, 1, 2, 3, 4}), (5, {5, 6, 7, 8, 9}), (5, {0, 1, 2, 3, 4}), (5, {5, 6, 7, 8, 9}),
         (1, set()), (1, {8, 10}),
     ]  # fmt: skip
     ddl = {**told, "DDLRUN_RANK_ORDER": "ddl"}
-    assert [seat(ddl, rank, rank // 3, 6) for rank in (2, 5)] == [(1, set()), (1, {8, 10})]
+    assert [threads_and_cpus(ddl, rank, rank // 3, 6) for rank in (2, 5)] == [(1, set()), (1, {8, 10})]
 
 
 def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
@@ -111,9 +123,9 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
     placed = place(Topology((4, 3000)), HostList(tuple(map(Host, names)), "test"), machines, RankOrder.HOST)
     told = rank_variables(placed, "p")
     assert len(told["DDLRUN_SEATS"]) < 120_000
-    assert seat(told, 11999, 3, 12000) == (5, set())
+    assert threads_and_cpus(told, 11999, 3, 12000) == (5, set())
 
 
 def test_outside_of_a_launch_there_is_no_seat() -> None:
     assert seat({}, 0, 0, 1) is None
-    assert seat({"DDLRUN_SEATS": "1*1@0"}, -1, -1, -1) is None
+    assert seat({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None

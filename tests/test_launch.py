@@ -53,7 +53,7 @@ def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: P
     assert sorted(cpu for rank in ranks for cpu in rank["cpus"]) == usable  # type: ignore[attr-defined]
     seats = plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")
     shown = [",".join(map(str, rank["cpus"])) for rank in ranks]  # type: ignore[call-overload]
-    assert shown == [seat.partition("@")[2] for seat in seats]
+    assert shown == [seat.split("@")[1] for seat in seats]
     assert [rank["threads"] for rank in ranks] == [str(rank["threads"]) for rank in plan["ranks"]]
 
 

@@ -71,9 +71,9 @@ def test_a_rank_sits_in_the_package_of_its_gpu() -> None:
     assert [cores[0] for cores in spread(text, 2)] == [(1, 0), (0, 0)]
 
 
-def test_inside_a_package_ranks_follow_the_numa_nodes_of_their_gpus() -> None:
+def test_inside_a_package_ranks_sit_on_the_numa_nodes_of_their_gpus_or_beside() -> None:
     text = "{packages: 1, cores_per_package: 8, numa_per_package: 4, gpus: [3, 3, 1, 1], gpus_by: numa}"
-    assert [cores[0][1] for cores in spread(text, 4)] == [4, 6, 0, 2]
+    assert [cores[0][1] for cores in spread(text, 4)] == [6, 4, 2, 0]
 
 
 def test_gpus_whose_package_is_not_known_do_not_matter() -> None:

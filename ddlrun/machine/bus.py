@@ -9,31 +9,33 @@ from ddlrun.machine import GPU, NIC, Core
 VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
 RESTRICTING = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
 _VGA, _PROCESSING = "0300", "12"
+_SERVER_DISPLAYS = ("515e", "5159", "5969", "4752", "4753")  # ATI's RN50, ES1000, Rage: they compute nothing
 
 
 class Device(NamedTuple):
     """A GPU or NIC on a bus. `kind`: nvidia, amd, intel; net, or an RDMA class such as infiniband.
 
-    `path` has the buses and bridges from the root to the device, its own address last.
+    `path` has the buses and bridges from the root to the device, its own address last. `package` only
+    counts where the NUMA node is not known.
     """
 
     kind: str
     name: str
     numa_node: int | None = None
     path: tuple[str, ...] = ()
+    package: int | None = None
 
 
-def gpu_vendor(vendor: str, pci_class: str) -> str | None:
+def gpu_vendor(vendor: str, device: str, pci_class: str) -> str | None:
     """Return who made a GPU that computes; None for other devices and for a server's display chip.
 
-    `vendor` and `pci_class` are hexadecimal without 0x, the class of 4 or 6 digits.
+    All are hexadecimal without 0x: vendor and device of 4 digits, the class of 4 or 6.
     """
     name = VENDORS.get(vendor)
     if pci_class.startswith(_PROCESSING):  # MI300; other vendors have no GPUs there
         return name if name == "amd" else None
-    if not pci_class.startswith("03") or (name != "nvidia" and pci_class.startswith(_VGA)):
-        return None
-    return name
+    display = pci_class.startswith(_VGA) and (name == "intel" or device in _SERVER_DISPLAYS)
+    return name if pci_class.startswith("03") and not display else None
 
 
 def attach(
@@ -45,17 +47,15 @@ def attach(
     then in the same package: nvidia-smi's PIX, PXB, PHB, NODE. Where there are RDMA devices, only
     those count.
     """
-    package_of = {core.numa_node: core.package for core in reversed(cores)}
+    package_of = {core.numa_node: core.package for core in reversed(cores) if core.numa_node is not None}
     packages = len({core.package for core in cores})
 
-    def home(node: int | None) -> tuple[int | None, int | None]:
-        if node is None or node not in package_of:
-            return (0, None) if packages == 1 else (None, None)
-        return package_of[node], node
+    def home(device: Device) -> tuple[int | None, int | None]:
+        if device.numa_node in package_of:
+            return package_of[device.numa_node], device.numa_node
+        return (0 if packages == 1 else device.package), None
 
-    cards = [
-        (NIC(card.name, *home(card.numa_node), address(card.path), rdma), card.path) for card, rdma in _cards(nics)
-    ]
+    cards = [(NIC(card.name, *home(card), address(card.path), rdma), card.path) for card, rdma in _cards(nics)]
     if any(card.rdma for card, _ in cards):
         near = [(card.rdma or "", card, path) for card, path in cards if card.rdma]
     else:
@@ -64,7 +64,7 @@ def attach(
     found = []
     for gpu in sorted(gpus, key=lambda device: device.name):
         number = counted[gpu.kind] = counted.get(gpu.kind, -1) + 1
-        package, node = home(gpu.numa_node)
+        package, node = home(gpu)
         scores = {
             name: (_shared(gpu.path, path), node is not None and node == card.numa_node, package == card.package)
             for name, card, path in near

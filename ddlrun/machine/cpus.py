@@ -47,7 +47,7 @@ def number_cores(
     caches: Iterable[frozenset[int]] = (),
     allowed: frozenset[int] | None = None,
 ) -> tuple[Core, ...]:
-    """Number cores as hwloc does: by their first PU, from the outside in.
+    """Return the cores numbered as hwloc does: by their first PU, from the outside in.
 
     `threads` has each core's PUs, `packages`, `nodes` and `caches` the PUs inside each (OS indexes). A
     core is usable if one of its PUs is `allowed` (None: all). A core in several NUMA nodes gets the

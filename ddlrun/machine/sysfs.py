@@ -33,7 +33,7 @@ done <"$cgroup"
 may() { ( : <"$1" ) 2>/dev/null && echo "@gpu $2 yes" || echo "@gpu $2 no"; }
 cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x(03|12)' */class); do
   gpu=${gpu%/class}
-  grep -s . "$gpu/vendor" "$gpu/class" "$gpu/numa_node" /dev/null
+  grep -s . "$gpu/vendor" "$gpu/device" "$gpu/class" "$gpu/numa_node" /dev/null
   echo "@bus $gpu $(cd -P "$gpu" && pwd -P)"
   [ -z "$ROOT" ] || continue
   info=/proc/driver/nvidia/gpus/$gpu/information
@@ -53,11 +53,13 @@ cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x(03|12)
 done
 for class in net infiniband hfi1 cxi; do
   for device in "$ROOT/sys/class/$class"/*; do
-    [ -e "$device/device" ] || continue
-    [ "$class" = net ] && ! grep -qs up "$device/operstate" && continue
-    [ "$class" = infiniband ] && ! grep -qs ACTIVE "$device"/ports/*/state && continue
+    case $class in
+      net) [ -e "$device/device" ] && grep -qs up "$device/operstate" || continue ;;
+      infiniband) grep -qs ACTIVE "$device"/ports/*/state || continue ;;
+      *) [ -e "$device" ] || continue ;;
+    esac
     node=$(cat "$device/device/numa_node" 2>/dev/null)
-    echo "@nic $class ${device##*/} ${node:--1} $(cd -P "$device/device" && pwd -P)"
+    echo "@nic $class ${device##*/} ${node:--1} $(cd -P "$device/device" 2>/dev/null && pwd -P)"
   done
 done
 for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
@@ -135,7 +137,8 @@ def _gpus(found: Mapping[str, str], said: Sequence[Sequence[str]]) -> Iterator[D
     for path, content in found.items():
         address, _, name = path.partition("/")
         if name == "class":
-            vendor = gpu_vendor(found.get(f"{address}/vendor", "")[2:], content[2:])
+            maker, device = (found.get(f"{address}/{name}", "")[2:] for name in ("vendor", "device"))
+            vendor = gpu_vendor(maker, device, content[2:])
             if vendor:
                 yield Device(vendor, address, _node(found.get(f"{address}/numa_node")), _bus(paths.get(address, "")))
 
@@ -152,4 +155,4 @@ def _node(text: str | None) -> int | None:
 
 
 def _bus(path: str) -> tuple[str, ...]:
-    return tuple(path.rpartition("/devices/")[2].split("/")) if path else ()
+    return tuple(path.rpartition("/devices/")[2].split("/")) if "/devices/" in path else ()
