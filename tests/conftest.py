@@ -29,14 +29,17 @@ def mpirun(major: int) -> str:
     return path
 
 
+# Outputs of real machines: they lie beside the project, and are no part of it.
+CAPTURES = Path(os.environ.get("DDLRUN_CAPTURES", Path(__file__).parents[2] / "shared" / "captures"))
+
+
 @pytest.fixture(scope="session")
 def capture() -> Callable[[str], Path]:
     """Find a real machine's output by its name; the test is skipped where the folder is not."""
-    folder = Path(os.environ.get("DDLRUN_CAPTURES", Path(__file__).parents[2] / "shared" / "captures"))
 
     def find(name: str) -> Path:
-        if not (folder / name).exists():
-            pytest.skip(f"{folder / name} is not there; DDLRUN_CAPTURES names the folder of captured outputs")
-        return folder / name
+        if not (CAPTURES / name).exists():
+            pytest.skip(f"{CAPTURES / name} is not there; DDLRUN_CAPTURES names the folder of captured outputs")
+        return CAPTURES / name
 
     return find

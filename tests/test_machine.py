@@ -28,6 +28,20 @@ def asked(root: str = "") -> str:
     return subprocess.run(["sh", "-s"], input=SCRIPT, env=environ, capture_output=True, text=True, check=True).stdout
 
 
+def unpacked(archive: Path, folder: Path) -> Path:
+    """Unpack one of hwloc's trees of /sys and /proc; return its root."""
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):  # Debian 12's Python has none
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(folder)  # noqa: S202 - hwloc's own test data
+    root = next(folder.iterdir())
+    for path in root.rglob("*"):  # some captures are filled up with NUL bytes, which grep calls binary
+        if path.is_file() and b"\0" in (content := path.read_bytes()):
+            path.chmod(0o644)
+            path.write_bytes(content.replace(b"\0", b""))
+    return root
+
+
 def seen_by_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
     """Return (package, PUs) of each core in hwloc's order."""
     xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
@@ -61,15 +75,7 @@ def test_this_machine_is_what_hwloc_says() -> None:
     ],
 )
 def test_other_machines_are_what_hwloc_says(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
-    with tarfile.open(capture(f"hwloc-sysfs/{name}.tar.bz2")) as tar:
-        if hasattr(tarfile, "data_filter"):  # Debian 12's Python has none
-            tar.extraction_filter = tarfile.data_filter
-        tar.extractall(tmp_path)  # noqa: S202 - hwloc's own test data
-    root = next(tmp_path.iterdir())
-    for path in root.rglob("*"):  # some captures are filled up with NUL bytes, which grep calls binary
-        if path.is_file() and b"\0" in (content := path.read_bytes()):
-            path.chmod(0o644)
-            path.write_bytes(content.replace(b"\0", b""))
+    root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
     machine = parse_sysfs(asked(str(root)), name)
     assert seen_by_us(machine) == seen_by_hwloc("--input", str(root))
 

@@ -9,18 +9,22 @@ MOST_PUS = 1 << 16
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parse the kernel's list format. Raises ValueError on anything else.
+    """Parse the kernel's list format, with util-linux's steps. Raises ValueError on anything else.
 
-    >>> sorted(parse_cpu_list("0-2,8"))
-    [0, 1, 2, 8]
+    >>> sorted(parse_cpu_list("0-2,8,10-14:2"))
+    [0, 1, 2, 8, 10, 12, 14]
     """
     pus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
-        low, _, high = part.partition("-")
-        first, last = int(low), int(high or low)
-        if not 0 <= first <= last < MOST_PUS:
+        span, _, step = part.partition(":")
+        low, _, high = span.partition("-")
+        numbers = [low, high or low, step or "1"]
+        if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
             raise ValueError(f"{part!r} is no range of CPUs")
-        pus.update(range(first, last + 1))
+        first, last, by = map(int, numbers)
+        if not first <= last < MOST_PUS or not by:
+            raise ValueError(f"{part!r} is no range of CPUs")
+        pus.update(range(first, last + 1, by))
     return frozenset(pus)
 
 

@@ -6,6 +6,7 @@ smt: 8                      # hardware threads per core
 numa_per_package: 1
 gpus: [0, 0, 1, 1]          # what each GPU hangs on: its package (or its NUMA node: gpus_by: numa);
                             # a plain number where that is not known
+gpu_vendor: nvidia          # or amd, intel
 rdma: true                  # InfiniBand or RoCE; leave it out where it is not known
 """
 
@@ -30,6 +31,7 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
     numa_per_package: Count = 1
     gpus: Index | list[Index] = 0
     gpus_by: Literal["package", "numa"] = "package"
+    gpu_vendor: Literal["nvidia", "amd", "intel"] = "nvidia"
     rdma: bool | None = None
 
 
@@ -71,13 +73,16 @@ def build(sizes: Sequence[int], told: Description, source: str) -> Machine:
 
 def _gpus(told: Description, packages: int, source: str) -> tuple[GPU, ...]:
     if isinstance(told.gpus, int):
-        return tuple(map(GPU, range(told.gpus)))
+        return tuple(GPU(number, vendor=told.gpu_vendor) for number in range(told.gpus))
     per_package = told.numa_per_package if told.gpus_by == "numa" else 1
     over = [home for home in told.gpus if home >= packages * per_package]
     if over:
         raise InputError(f"machine {source}: gpus: {told.gpus_by} {over[0]} is not there; they count from 0")
     by_numa = told.gpus_by == "numa" or told.numa_per_package == 1
-    return tuple(GPU(index, home // per_package, home if by_numa else None) for index, home in enumerate(told.gpus))
+    return tuple(
+        GPU(index, home // per_package, home if by_numa else None, vendor=told.gpu_vendor)
+        for index, home in enumerate(told.gpus)
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,157 @@
+"""What a host answers when it is asked for everything: one script's text -> sections -> Machine.
+
+Section by section, between markers, it is what each tool printed; the same texts are the files of a
+folder that `ddlrun probe --save` writes and `--load` reads.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ddlrun.errors import UnreachableError
+from ddlrun.machine import Machine
+from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+
+# Section -> the tool's command line. A host that has not got a tool leaves its section out.
+TOOLS = {
+    "lstopo.xml": "$lstopo --of xml",
+    "lscpu.txt": "lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE",
+    "lscpu.json": "lscpu -J",
+    "numactl.txt": "numactl -H",
+    "ppc64_cpu.txt": "ppc64_cpu --info",
+    "nvidia-topo.txt": "nvidia-smi topo -m",
+    "nvidia-gpus.csv": "nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader",
+    "ip.txt": "ip -o addr",
+    "uname.txt": "uname -a",
+}
+SYSFS = "sysfs.txt"
+SECTIONS = (SYSFS, *TOOLS)
+
+
+class Answer(NamedTuple):
+    """A host's sections, and the key that changes with a reboot or with the machine; `same`: as KNOWN said."""
+
+    key: str
+    same: bool
+    sections: Mapping[str, str]
+
+
+def full_script(known: str = "") -> str:
+    """Return the POSIX sh script that asks for everything, or says `same` where its key is `known`.
+
+    No tool reads the script's own input, none gets more than 20 s, nothing is written.
+    """
+    tools = "".join(f"tool {name} {command}\n" for name, command in TOOLS.items())
+    return f"""\
+LC_ALL=C; export LC_ALL
+PATH=$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/cuda/bin
+limit=; command -v timeout >/dev/null 2>&1 && limit='timeout 20'
+tool() {{
+  name=$1; shift
+  command -v "$1" >/dev/null 2>&1 || return 0
+  echo "@ddlrun begin $name"; $limit "$@" 2>/dev/null </dev/null; code=$?; echo; echo "@ddlrun end $name $code"
+}}
+lstopo=lstopo-no-graphics; command -v $lstopo >/dev/null 2>&1 || lstopo=lstopo
+text=$({SCRIPT})
+key=$(printf '%s\\n' "$text" "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" | cksum)
+echo "@ddlrun key ${{key% *}}"
+printf '@ddlrun begin {SYSFS}\\n%s\\n@ddlrun end {SYSFS} 0\\n' "$text"
+if [ "${{key% *}}" = '{known}' ]; then echo '@ddlrun same'; else
+{tools}fi
+echo '@ddlrun done'
+"""
+
+
+def parse_answer(text: str, host: str) -> Answer:
+    """Parse what `full_script` printed. Raises UnreachableError where its end is missing."""
+    sections: dict[str, list[str]] = {}
+    key, same, done = "", False, False
+    current: list[str] | None = None
+    for line in text.splitlines(keepends=True):
+        words = line.split()
+        if words[:1] != ["@ddlrun"]:
+            if current is not None:
+                current.append(line)
+        elif words[1:2] == ["begin"] and len(words) == 3:
+            current = sections.setdefault(words[2], [])
+        elif words[1:2] == ["end"]:
+            if words[3:] != ["0"]:  # a tool that failed has nothing to say
+                sections.pop(words[2], None)
+            current = None
+        elif words[1:2] == ["key"]:
+            key = words[2]
+        same = same or words == ["@ddlrun", "same"]
+        done = words == ["@ddlrun", "done"]
+    if not done or current is not None:
+        raise UnreachableError(
+            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
+        )
+    return Answer(key, same, {name: "".join(lines).rstrip("\n") + "\n" for name, lines in sections.items()})
+
+
+def machine_of(sections: Mapping[str, str], host: str) -> Machine:
+    """Return a host's machine from what its tools said.
+
+    Cores come from hwloc, else /sys, lscpu, or numactl with ppc64_cpu: the first that is there. /sys says
+    what the cpuset and the drivers allow, nvidia-smi what GPUs are near to. Where hwloc and /sys disagree
+    the machine has a note. Raises UnreachableError with host, tool and line where one cannot be read, or
+    where none is there.
+    """
+    source = next((section for section in _CORES if section in sections), None)
+    if source is None:
+        raise UnreachableError(
+            f"host {host}: no tool says what its cores are (none of {', '.join(_CORES)}); give --machine"
+        )
+    machine = _CORES[source](sections, host)
+    if "nvidia-topo.txt" in sections or "nvidia-gpus.csv" in sections:
+        machine = _with_nvidia(machine, sections, host)
+    return machine
+
+
+def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
+    from ddlrun.machine.hwloc import parse_hwloc  # noqa: PLC0415 - XML, 10 ms
+
+    if SYSFS not in sections:
+        return parse_hwloc(sections["lstopo.xml"], host)
+    seen = parse_sysfs(sections[SYSFS], host)
+    allowed = frozenset(pu.os_index for core in seen.cores if core.usable for pu in core.pus)
+    machine = parse_hwloc(sections["lstopo.xml"], host, allowed)
+    notes = seen.notes
+    if [core[:5] for core in machine.cores] != [core[:5] for core in seen.cores]:
+        notes = (*notes, "lstopo and /sys differ in cores; hwloc counts as mpirun does, so it is taken")
+    # /sys knows which devices are up, have a driver, and may be opened.
+    return machine._replace(gpus=seen.gpus, nics=seen.nics, memory=seen.memory, notes=(*machine.notes, *notes))
+
+
+def _numactl(sections: Mapping[str, str], host: str) -> Machine:
+    from ddlrun.machine import numactl, ppc64_cpu  # noqa: PLC0415 - for hosts that have nothing better
+
+    if "ppc64_cpu.txt" not in sections:
+        raise UnreachableError(f"host {host}: numactl alone does not say which CPUs share a core; give --machine")
+    nodes = numactl.parse_numactl(sections["numactl.txt"], host)
+    return ppc64_cpu.machine_of(nodes, ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host), host)
+
+
+def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
+    from ddlrun.machine import lscpu  # noqa: PLC0415 - for hosts that have nothing better
+
+    if "lscpu.txt" in sections:
+        return lscpu.parse_lscpu(sections["lscpu.txt"], host)
+    return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
+
+
+# Section -> how cores are read from it, the most trusted first.
+_CORES: dict[str, Callable[[Mapping[str, str], str], Machine]] = {
+    "lstopo.xml": _hwloc,
+    SYSFS: lambda sections, host: parse_sysfs(sections[SYSFS], host),
+    "lscpu.txt": _lscpu,
+    "lscpu.json": _lscpu,
+    "numactl.txt": _numactl,
+}
+
+
+def _with_nvidia(machine: Machine, sections: Mapping[str, str], host: str) -> Machine:
+    from ddlrun.machine import nvidia_smi  # noqa: PLC0415 - for hosts that have it
+
+    topo = nvidia_smi.parse_topo(sections["nvidia-topo.txt"], host) if "nvidia-topo.txt" in sections else None
+    query = nvidia_smi.parse_query(sections["nvidia-gpus.csv"], host) if "nvidia-gpus.csv" in sections else ()
+    return nvidia_smi.with_topology(machine, topo, query)
