@@ -28,7 +28,7 @@ from ddlrun.mpirun import (
 )
 from ddlrun.placement import Placement, Policy, place, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
-from ddlrun.probe import is_local
+from ddlrun.probe import check_distinct, is_local
 from ddlrun.rankfile import check_names
 from ddlrun.readback import ReadBack
 from ddlrun.shape import Wish, check_wish, choose_topology
@@ -63,11 +63,19 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun
     """
     mpirun = find_mpirun(settings.mpirun, environ)
     check_names(settings.hosts.names)
-    here = [name for name in settings.hosts.names if is_local(name, os.uname().nodename)]
-    if len(here) > 1:
-        raise InputError(f"{settings.hosts.source}: {' and '.join(here)} are both this machine; name it once")
+    check_distinct(settings.hosts, os.uname().nodename)
     check_wish(settings.wish, settings.hosts)
     return mpirun
+
+
+def place_job(settings: Settings, machines: Mapping[str, Machine]) -> tuple[Placement, str, str]:
+    """Return where every rank goes, why this topology, and why this order of ranks.
+
+    Raises InputError or PlacementError.
+    """
+    topology, reason = choose_topology(settings.wish, settings.hosts, machines)
+    order, order_reason = choose_order(settings.rank_order, settings.mode)
+    return place(topology, settings.hosts, machines, order, settings.policy), reason, order_reason
 
 
 def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
@@ -75,9 +83,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
 
     Raises InputError, PlacementError or PreflightError.
     """
-    topology, reason = choose_topology(settings.wish, settings.hosts, machines)
-    order, order_reason = choose_order(settings.rank_order, settings.mode)
-    placement = place(topology, settings.hosts, machines, order, settings.policy)
+    placement, reason, order_reason = place_job(settings, machines)
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
@@ -89,7 +95,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     removed = tuple(name for name in OVERRULING if name in ranks_environ)
     notes += [f"{name}: left out, as it contradicts the rank file" for name in removed]
     job = Job(
-        ranks=topology.size,
+        ranks=placement.topology.size,
         hosts=settings.hosts,
         rankfile=settings.run_dir.rankfile,
         hostfile=settings.run_dir.hostfile,

@@ -1,6 +1,7 @@
 """Where every rank goes: Topology x hosts x machines -> Placement."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
@@ -187,7 +188,7 @@ def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
     busy = {core.package for seat in seats for core in seat.cores}
     for package, cores in enumerate(machine.packages):
         if package not in busy and any(core.usable for core in cores):
-            why = "all GPUs in use hang elsewhere" if seats[0].gpu else "the ranks fit without it"
+            why = "the GPUs in use hang elsewhere; see --spread" if seats[0].gpu else "the ranks fit without it"
             yield f"package {package} has no rank ({why})"
     if machine.gpus and seats[0].gpu is None:
         yield f"{len(seats)} ranks, {len(machine.gpus)} GPUs: no rank is tied to one"
@@ -211,12 +212,14 @@ def _crowded(usable: int, ranks: int, policy: Policy) -> str:
 
 
 def _without_reserved(packages: Sequence[list[Core]], count: int) -> list[list[Core]]:
-    """Leave out the first cores of each package in turn: interrupts and system services run there."""
-    left = [list(package) for package in packages]
-    for number in range(min(count, sum(map(len, left)))):
-        filled = [package for package in left if package]
-        del filled[number % len(filled)][0]
-    return left
+    """Leave out the first cores of each NUMA node in turn: interrupts and system services run there."""
+    nodes: dict[tuple[int, int | None], list[Core]] = {}
+    for package in packages if count else ():
+        for core in package:
+            nodes.setdefault((core.package, core.numa_node), []).append(core)
+    in_turn = [core for turn in zip_longest(*nodes.values()) for core in turn if core is not None]
+    reserved = set(in_turn[:count])
+    return [[core for core in package if core not in reserved] for package in packages]
 
 
 def _choose_gpus(machine: Machine, ranks: int, policy: Policy) -> list[GPU | None]:

@@ -1,47 +1,143 @@
 """Ask each host what it is made of, in one parallel round trip."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
+from ddlrun.machine.answer import Answer, full_script, machine_of, parse_answer
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 from ddlrun.shell import Finished
 
-Ask = Callable[[Sequence[str], str], Mapping[str, Finished]]
+
+class Reach(NamedTuple):
+    """How hosts are reached: this one's name, what starts a sh script here, and runs some on others (all at once)."""
+
+    own_name: str
+    here: Callable[[str], Callable[[], Finished]]
+    there: Callable[[Mapping[str, str]], Mapping[str, Finished]]
+    ssh: str = "ssh"
+
+
+class Cache(Protocol):
+    """Earlier answers by host."""
+
+    def get(self, host: str) -> str | None:
+        """Return a host's answer, None where there is none or it is too old."""
+
+    def put(self, host: str, text: str) -> None:
+        """Keep a host's answer."""
+
+
+class Probed(NamedTuple):
+    """A host's machine and the texts that it was made of, or why there is none."""
+
+    machine: Machine | None
+    sections: Mapping[str, str]
+    problem: str | None = None
+    cached: bool = False
 
 
 def is_local(name: str, own_name: str) -> bool:
     """Tell whether a host's name means this machine (by name alone; nothing is resolved)."""
-    return name in ("localhost", "127.0.0.1", "::1", own_name, own_name.partition(".")[0])
+    own = own_name.lower()
+    return name.lower() in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0])
 
 
-def probe(
-    hosts: HostList, own_name: str, here: Callable[[str], Finished], there: Ask, ssh: str = "ssh"
-) -> dict[str, Machine]:
-    """Return each host's machine; hosts that say the same share one object.
+def check_distinct(hosts: HostList, own_name: str) -> None:
+    """Raise InputError where two names mean this machine, or differ in upper and lower case alone."""
+    seen: dict[str, str] = {}
+    for name in hosts.names:
+        key = "localhost" if is_local(name, own_name) else name.lower()
+        if key in seen:
+            which = "this machine" if key == "localhost" else "the same host"
+            raise InputError(f"{hosts.source}: {seen[key]} and {name} are both {which}; name it once")
+        seen[key] = name
 
-    `here` runs a sh script on this machine, `there` on hosts by ssh, all at once; `ssh` is what a
-    person would type to do the same. Raises
-    UnreachableError naming every host that could not be asked and why.
+
+def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
+    """Return each host's machine as /sys has it; hosts that say the same share one object.
+
+    Raises UnreachableError naming every host that could not be asked, and why.
     """
-    local = [name for name in hosts.names if is_local(name, own_name)]
-    remote = [name for name in hosts.names if not is_local(name, own_name)]
-    answers = dict(there(remote, SCRIPT)) if remote else {}
-    if local:
-        answers |= dict.fromkeys(local, here(SCRIPT))
-    failed = [_failure(name, answers[name], ssh) for name in hosts.names if "ddlrun:end" not in answers[name].out]
+    answers = _ask(dict.fromkeys(hosts.names, SCRIPT), reach)
+    failed = [_failure(name, answers[name], reach.ssh) for name in hosts.names if "ddlrun:end" not in answers[name].out]
     if failed:
         raise UnreachableError(*failed)
     kinds: dict[str, Machine] = {}
+    machines: dict[str, Machine] = {}
     for name in hosts.names:
         text = answers[name].out.strip()
-        if text not in kinds:
-            kinds[text] = parse_sysfs(text, name)
-    return {name: kinds[answers[name].out.strip()] for name in hosts.names}
+        kind = _kind(text)
+        if kind not in kinds:
+            kinds[kind] = parse_sysfs(text, name)
+        machines[name] = kinds[kind]
+    return machines
+
+
+def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> dict[str, Probed]:
+    """Return what each host says with all its tools; a host that is as it was in the cache skips the tools.
+
+    Hosts that look the same share one Machine. Never raises for a host: its Probed has the problem.
+    """
+    kept = {name: _kept(cache.get(name), name) for name in hosts.names} if cache else {}
+    known = {name: answer.key for name, answer in kept.items() if answer}
+    answers = _ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
+    kinds: dict[Machine, Machine] = {}
+    found: dict[str, Probed] = {}
+    for name in hosts.names:
+        if "@ddlrun" not in answers[name].out:
+            found[name] = Probed(None, {}, _failure(name, answers[name], reach.ssh))
+            continue
+        found[name] = _read(name, answers[name].out, kept.get(name))
+        if found[name].problem is None and cache and not found[name].cached:
+            cache.put(name, answers[name].out)
+        if machine := found[name].machine:
+            found[name] = found[name]._replace(machine=kinds.setdefault(machine, machine))
+    return found
+
+
+def _read(name: str, text: str, kept: Answer | None) -> Probed:
+    try:
+        answer = parse_answer(text, name)
+        cached = answer.same and kept is not None
+        sections = {**kept.sections, **answer.sections} if cached and kept else answer.sections
+        return Probed(machine_of(sections, name), sections, cached=cached)
+    except UnreachableError as error:
+        return Probed(None, {}, str(error))
+
+
+def _kept(text: str | None, name: str) -> Answer | None:
+    try:
+        return parse_answer(text, name) if text else None
+    except UnreachableError:
+        return None
+
+
+def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+    local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
+    remote = {name: script for name, script in scripts.items() if name not in local}
+    answers = dict(reach.there(remote)) if remote else {}
+    return answers | {name: finish() for name, finish in local.items()}
+
+
+def _kind(text: str) -> str:
+    """Return what hosts that are alike say alike, which leaves UUIDs out unless GPUs are restricted by them."""
+    if "@env" in text:
+        return text
+    return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
 
 
 def _failure(name: str, answer: Finished, ssh: str) -> str:
     said = [line for line in answer.err.strip().splitlines() if line.strip()]
     why = "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
     return f"host {name}: {why}; try: {ssh} {name} true (or describe the hosts: --machine)"
+
+
+def group(machines: Mapping[str, Machine]) -> list[tuple[Machine, Sequence[str]]]:
+    """Return hosts that look the same together, the largest group first."""
+    alike: dict[Machine, list[str]] = {}
+    for name, machine in machines.items():
+        alike.setdefault(machine, []).append(name)
+    return sorted(alike.items(), key=lambda item: -len(item[1]))

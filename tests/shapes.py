@@ -6,8 +6,10 @@ from pathlib import Path
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.placement import Placement, place
+from ddlrun.placement import Placement, Policy, place
 from ddlrun.topology import RankOrder, parse_topology
+
+DEFAULT = Policy()
 
 # Name -> (our description, hwloc's synthetic notation, PUs that are left of it or "" for all).
 MACHINES = {
@@ -39,6 +41,27 @@ def hwloc_topology(name: str, folder: Path) -> str:
     return str(path)
 
 
-def placement(topology: str, hosts: list[str], described: Machine, order: RankOrder = RankOrder.DDL) -> Placement:
+def as_hwloc2(path: Path, folder: Path) -> Path:
+    """Return an XML file that lstopo 2 reads: hwloc 3 names its format otherwise, and changed nothing that we need."""
+    copy = folder / path.name
+    text = path.read_text(errors="replace")
+    copy.write_text(text.replace('<topology version="3.0">', '<topology version="2.0">', 1))
+    return copy
+
+
+def placement(
+    topology: str, hosts: list[str], described: Machine, order: RankOrder = RankOrder.DDL, policy: Policy = DEFAULT
+) -> Placement:
     listed = HostList(tuple(map(Host, hosts)), "test")
-    return place(parse_topology(topology), listed, dict.fromkeys(hosts, described), order)
+    return place(parse_topology(topology), listed, dict.fromkeys(hosts, described), order, policy)
+
+
+def seats_by_package(placed: Placement) -> dict[int, tuple[str, dict[int, tuple[int, ...]]]]:
+    """Return the placement as the oracle says it: rank -> (host, {package: cores inside it})."""
+    found = {}
+    for rank in placed.by_host():
+        cores: dict[int, tuple[int, ...]] = {}
+        for core in rank.seat.cores:
+            cores[core.package] = (*cores.get(core.package, ()), core.index_in_package)
+        found[rank.rank] = (rank.host.name, cores)
+    return found

@@ -2,50 +2,51 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import machines_of, probe_hosts, read_hosts, read_preset
+from ddlrun.cli.inputs import load_machines, machines_of, reach, read_hosts, read_preset, ssh_arguments
+from ddlrun.cli.options import Sections, option, placement_options, read_policy, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
-from ddlrun.placement import Placement, place
+from ddlrun.placement import Placement, place, placement_notes
+from ddlrun.probe import check_distinct, probe
 from ddlrun.rankfile import render
 from ddlrun.topology import RankOrder, parse_topology
 
 ASSUMED = "s822lc"
 
 
-@click.command("gen-rankfile")
+@click.command("gen-rankfile", cls=Sections)
 @click.argument("topology")
 @click.argument("hosts", required=False)
-@click.option("--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
-@click.option("--machine", metavar="PRESET|FILE", help="What each host is made of: a preset, a YAML file, or 'local'.")
-@click.option("--probe", is_flag=True, help="Ask each host (by ssh) what it is made of.")
-@click.option("--sockets", type=click.IntRange(1, 256), help="Packages (sockets) of each host; with --cores.")
-@click.option("--cores", type=click.IntRange(1, 4096), help="Cores of each package; with --sockets.")
-@click.option(
+@option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
+@option(
+    "Hosts",
+    "--machine",
+    metavar="PRESET|FILE",
+    help="What each host is made of: a preset, a file of YAML or lstopo XML, a saved host's folder, or 'local'.",
+)
+@option("Hosts", "--probe", is_flag=True, help="Ask each host (by ssh) what it is made of.")
+@option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote.")
+@option("Hosts", "--sockets", type=click.IntRange(1, 256), help="Packages (sockets) of each host; with --cores.")
+@option("Hosts", "--cores", type=click.IntRange(1, 4096), help="Cores of each package; with --sockets.")
+@ssh_options
+@placement_options
+@option(
+    "Rank file",
     "--rank-order",
     type=click.Choice([order.value for order in RankOrder]),
     default=RankOrder.DDL.value,
     show_default=True,
     help="ddl: rank = x*Y*Z + y*Z + z, round robin over hosts; host: contiguous on each host.",
 )
-@click.option("-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all; default: standard output.")
-def command(
-    topology: str,
-    hosts: str | None,
-    hostfile: str | None,
-    machine: str | None,
-    sockets: int | None,
-    cores: int | None,
-    rank_order: str,
-    output: str | None,
-    *,
-    probe: bool,
-) -> None:
+@option("Rank file", "-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all; default: stdout.")
+def command(topology: str, hosts: str | None, rank_order: str, output: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own
     """Write the Open MPI rank file of TOPOLOGY on HOSTS.
 
     TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (a fourth number: aisles); missing
@@ -53,11 +54,13 @@ def command(
     without it, this machine.
     """
     shape = parse_topology(topology)
-    listed = read_hosts(hosts, hostfile)
-    machines = _machines(listed, machine, sockets, cores, probe=probe)
-    placement = place(shape, listed, machines, RankOrder(rank_order))
+    listed = read_hosts(hosts, options["hostfile"])
+    check_distinct(listed, os.uname().nodename)
+    policy = read_policy(options)
+    machines = _machines(listed, options)
+    placement = place(shape, listed, machines, RankOrder(rank_order), policy)
     blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}")
-    _note(placement, assumed=not (machine or sockets or probe))
+    _note(placement, assumed=not any(options[way] for way in ("machine", "sockets", "probe", "load")))
     if output is None:
         sys.stdout.writelines(blocks)
         sys.stdout.flush()
@@ -67,6 +70,10 @@ def command(
 
 def _note(placement: Placement, *, assumed: bool) -> None:
     """Say on standard error what the rank file rests on."""
+    for note in placement_notes(placement):
+        click.echo(f"ddlrun: note: {note}", err=True)
+    if placement.shares_cores:
+        click.echo("ddlrun: note: ranks share cores: Open MPI 5 needs --bind-to :overload-allowed", err=True)
     if assumed:
         click.echo(
             f"ddlrun: note: each host is assumed to be {placement.machines[0]} (preset {ASSUMED}); "
@@ -81,24 +88,25 @@ def _note(placement: Placement, *, assumed: bool) -> None:
         )
 
 
-def _machines(
-    hosts: HostList, machine: str | None, sockets: int | None, cores: int | None, *, probe: bool
-) -> dict[str, Machine]:
-    ways = [bool(machine), sockets is not None or cores is not None, probe]
-    if sum(ways) > 1:
-        raise InputError("--machine, --sockets with --cores, and --probe exclude each other; give one of them")
+def _machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
+    sockets, cores = options["sockets"], options["cores"]
+    ways = [options["machine"], sockets is not None or cores is not None, options["probe"], options["load"]]
+    if sum(map(bool, ways)) > 1:
+        raise InputError("--machine, --sockets with --cores, --probe and --load exclude each other; give one of them")
     if (sockets is None) != (cores is None):
         raise InputError("--sockets and --cores go together: how many packages, and how many cores in each")
-    if sockets is not None and cores is not None:
+    if sockets is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
 
         return machines_of(hosts, simple_machine(sockets, cores))
-    if probe:
-        return probe_hosts(hosts, ())
-    preset = read_preset(machine or ASSUMED)
+    if options["probe"]:
+        return probe(hosts, reach(ssh_arguments(options["ssh_port"], options["ssh_identity_file"])))
+    if options["load"]:
+        return load_machines(options["load"], hosts)
+    preset = read_preset(options["machine"] or ASSUMED)
     if preset is None:
         local = read_hosts("localhost", None)
-        preset = probe_hosts(local, ())["localhost"]
+        preset = probe(local, reach(()))["localhost"]
     return machines_of(hosts, preset)
 
 

@@ -1,13 +1,13 @@
-"""What several commands read: hosts, hostfiles and machine descriptions."""
+"""What several commands read: hosts, hostfiles, machine descriptions and saved answers."""
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
-from ddlrun.probe import probe
+from ddlrun.probe import Reach, probe
 from ddlrun.shell import begin, run_on_hosts
 
 DEFAULT_PROBE_SECONDS = 30.0
@@ -37,14 +37,22 @@ def read_hosts(expression: str | None, hostfile: str | None, where: str = "hosts
 
 
 def read_preset(name: str) -> Machine | None:
-    """Return the machine of a preset or a YAML file; None for `local`, which has to be probed.
+    """Return the machine of a preset, a YAML file, a file of `lstopo --of xml`, or a saved host's folder.
+
+    None for `local`, which has to be probed.
 
     Raises InputError with the names that are possible.
     """
-    from ddlrun.machine.preset import parse_machine  # noqa: PLC0415 - msgspec and YAML, 30 ms
-
     if name == "local":
         return None
+    if os.path.isdir(name):
+        return load_machine(name)
+    if name.endswith(".xml"):
+        from ddlrun.machine.hwloc import parse_hwloc  # noqa: PLC0415 - XML, 10 ms
+
+        return _as_input(lambda: parse_hwloc(read_text(name, "machine"), name))
+    from ddlrun.machine.preset import parse_machine  # noqa: PLC0415 - msgspec and YAML, 30 ms
+
     folder = _presets_folder()
     presets = {file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml")}
     if name in presets:
@@ -55,7 +63,9 @@ def read_preset(name: str) -> Machine | None:
         close = difflib.get_close_matches(name, presets, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         known = ", ".join(sorted({*presets, "local"}))
-        raise InputError(f"--machine {name!r}: no such preset; {hint}there are {known}, or name a YAML file")
+        raise InputError(
+            f"--machine {name!r}: no such preset; {hint}there are {known}, or name a file of YAML or lstopo XML"
+        )
     return parse_machine(read_text(name, "machine"), name)
 
 
@@ -65,15 +75,76 @@ def _presets_folder() -> str:
     return installed if os.path.isdir(installed) else f"{os.path.dirname(package)}/configs/machines"
 
 
-def probe_hosts(hosts: HostList, ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> dict[str, Machine]:
-    """Ask every host what it is made of: this one directly, the others by ssh."""
-    return probe(
-        hosts,
+def load_machine(folder: str) -> Machine:
+    """Return the machine of a folder that `ddlrun probe --save` wrote for one host."""
+    from ddlrun.machine.answer import SECTIONS, machine_of  # noqa: PLC0415 - for saved machines alone
+
+    there = [name for name in SECTIONS if os.path.isfile(f"{folder}/{name}")]
+    sections = {name: read_text(f"{folder}/{name}", "saved answer") for name in there}
+    return _as_input(lambda: machine_of(sections, folder))
+
+
+def load_hosts(folder: str) -> list[str]:
+    """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order that they were given in."""
+    listed = f"{folder}/hosts"
+    if os.path.isfile(listed):
+        return list(parse_hostfile(read_text(listed, "saved hosts"), listed).names)
+    if not os.path.isdir(folder):
+        raise InputError(f"--load {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
+    return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))
+
+
+def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
+    """Return hosts' machines from a folder of saved answers; hosts that look the same share one object."""
+    saved = load_hosts(folder)
+    missing = [name for name in hosts.names if name not in saved]
+    if missing:
+        raise InputError(
+            f"--load {folder}: nothing saved of {', '.join(missing)}; there are {', '.join(saved) or 'none'}"
+        )
+    kinds: dict[Machine, Machine] = {}
+    return {
+        name: kinds.setdefault(machine, machine)
+        for name in hosts.names
+        for machine in [load_machine(f"{folder}/{name}")]
+    }
+
+
+def _as_input(read: Callable[[], Machine]) -> Machine:
+    """Call what reads a file; its problem is then the file's, not a host's."""
+    try:
+        return read()
+    except UnreachableError as error:
+        raise InputError(*(problem.removeprefix("host ") for problem in error.problems)) from error
+
+
+def reach(ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
+    """Return how hosts are asked: this one directly, the others by ssh, all within so many seconds."""
+    return Reach(
         os.uname().nodename,
-        lambda script: begin(["sh", "-s"], script, seconds)(),
-        lambda names, script: run_on_hosts(names, script, ssh, seconds),
+        lambda script: begin(["sh", "-s"], script, seconds),
+        lambda scripts: run_on_hosts(scripts, ssh, seconds),
         shlex.join(["ssh", *ssh]),
     )
+
+
+def read_machines(
+    hosts: HostList, machine: str | None, load: str | None, ssh: Sequence[str] = ()
+) -> dict[str, Machine]:
+    """Return each host's machine: described (--machine), saved (--load), or what the hosts themselves say."""
+    if machine and load:
+        raise InputError(f"--machine {machine} and --load {load} exclude each other; give one of them")
+    if load:
+        return load_machines(load, hosts)
+    described = read_preset(machine) if machine else None
+    return machines_of(hosts, described) if described is not None else probe(hosts, reach(ssh))
+
+
+def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
+    """Return ssh's arguments. Raises InputError where the key is not there."""
+    if identity and not os.path.isfile(identity):
+        raise InputError(f"--ssh-identity-file {identity}: no such file")
+    return (*(("-p", str(port)) if port else ()), *(("-i", identity) if identity else ()))
 
 
 def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:

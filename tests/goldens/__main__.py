@@ -1,9 +1,13 @@
-"""Write the golden rank files anew: `make goldens`. Look at the difference before you commit it."""
+"""Write the golden rank files and pictures anew: `make goldens`. Look at the difference before you commit it."""
 
 from pathlib import Path
 
+from ddlrun.machine.hwloc import parse_hwloc
+from ddlrun.placement import Placement, Policy
 from ddlrun.rankfile import render
+from ddlrun.report.picture import render_placement
 from ddlrun.topology import RankOrder
+from tests.conftest import CAPTURES
 from tests.shapes import machine, placement
 
 FOLDER = Path(__file__).parent
@@ -19,6 +23,40 @@ GOLDENS: dict[str, tuple[str, list[str], str, RankOrder]] = {
     "2x1-1x2.rf": ("2", ["10.0.0.1"], "1x2", RankOrder.DDL),
 }
 
+# Name -> (captured machine, topology, how)
+CAPTURED: dict[str, tuple[str, str, Policy]] = {
+    "minsky": ("mpibind-coral-ea-hwloc1.xml", "4x2", Policy()),
+    "minsky-8+10-cores": ("derived-minsky-socket0-8cores-socket1-10cores.xml", "4", Policy()),
+    "ac922-22-cores": ("fluxsched-sierra2-0.xml", "4x2", Policy()),
+    "ac922-22-cores-2-ranks-spread": ("fluxsched-sierra2-0.xml", "2", Policy(packing="spread")),
+    "ac922-22-cores-2-ranks-pack": ("fluxsched-sierra2-0.xml", "2", Policy(packing="pack")),
+    "ac922-20-cores": ("mpibind-coral-lassen.xml", "4", Policy(reserve_cores=4)),
+    "pascal-one-package-has-the-gpus": ("mpibind-cts1-pascal.xml", "2", Policy()),
+    "corona-gpus-far-from-numa-0": ("mpibind-epyc-corona.xml", "4", Policy()),
+    "corona-bound-to-numa-nodes": ("mpibind-epyc-corona.xml", "4", Policy(bind="numa")),
+    "corona-8-gpus": ("mpibind-epyc-corona-p2.xml", "8", Policy(cores_per_rank=4)),
+    "g4dn": ("mpibind-g4dnmetal.xml", "8", Policy()),
+    "dgx2-4-cores-visible": ("hwloc-nvidiaDGX2.xml", "4", Policy(packing="spread")),
+    "knl-snc4": ("mpibind-knl-snc4-flat-hwloc1.xml", "5", Policy()),
+    "power7-4-packages": ("hwloc-ppc64-full-with-smt.xml", "3", Policy()),
+    "cpuset-2+2+1+1+2+2": ("hwloc-16amd64-8n2c-cpusets.xml", "4", Policy()),
+    "24-packages": ("hwloc-192em64t-24n8c2t.xml", "8", Policy()),
+    "12-packages": ("hwloc-x86-Intel-IvyBridge-12xXeon-E5-4620v2.xml", "5", Policy()),
+    "genoa": ("hwloc-x86-AMD-19h-Zen4-2xEpyc-9654.xml", "6", Policy()),
+}
+
+
+def captured(name: str) -> Placement:
+    file, topology, policy = CAPTURED[name]
+    found = parse_hwloc((CAPTURES / "hwloc-xml" / file).read_text(errors="replace"), file)
+    hosts = [f"n{i}" for i in range(1, int(topology.partition("x")[2] or 1) + 1)]
+    return placement(topology, hosts, found, policy=policy)
+
+
+def drawn(name: str) -> str:
+    found = captured(name)
+    return render_placement(found, 100) + "".join(render(found, f"golden {name}"))
+
 
 def text(name: str) -> str:
     topology, hosts, described, order = GOLDENS[name]
@@ -28,3 +66,5 @@ def text(name: str) -> str:
 if __name__ == "__main__":
     for name in GOLDENS:
         (FOLDER / name).write_text(text(name))
+    for name in CAPTURED:
+        (FOLDER / f"{name}.txt").write_text(drawn(name))

@@ -1,0 +1,191 @@
+"""What a job is, as launch and show take it: options, the config file, and what they become."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ddlrun.cli.inputs import load_hosts, read_hosts, read_text, ssh_arguments
+from ddlrun.cli.options import COUNT, all_of, option, placement_options, read_policy, ssh_options
+from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, HostList
+from ddlrun.launch import Settings, default_run_dir
+from ddlrun.plan import RunDir
+from ddlrun.settings import parse_config
+from ddlrun.shape import UNITS, Wish
+from ddlrun.topology import parse_topology
+
+CONFIG_ENV = "ddlrun.config_env"
+# Options of mpirun that would contradict the rank file.
+PLANNED = frozenset(
+    "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
+    "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe".split()
+)
+
+
+def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare one option a Horovod setting; on/off ones have three states: on, off, left alone."""
+    for knob in reversed(HOROVOD):
+        function = option("Horovod", _spelled(knob), knob.parameter, type=knob.kind, default=None, help=knob.help)(
+            function
+        )
+    return function
+
+
+def _spelled(knob: Knob) -> str:
+    return f"--{knob.option}/--no-{knob.option}" if knob.kind is bool else f"--{knob.option}"
+
+
+class Accelerators(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """A number, or what one rank stands for."""
+
+    name = "N|gpu|package|numa|core"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
+        """Return a positive int or one of the words."""
+        if value in UNITS:
+            return str(value)
+        if str(value).isascii() and str(value).isdigit() and int(value):
+            return int(value)
+        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}", param, ctx)
+
+
+def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
+    """Take defaults from a YAML file; the command line wins."""
+    if path is not None:
+        found = parse_config(read_text(path, "config file"), f"config file {path}")
+        ctx.meta[CONFIG_ENV] = found.pop("assignments", [])
+        ctx.default_map = found
+    return path
+
+
+job_options = all_of(
+    option("Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", help="Hosts: n1,n2 or n[01-04]:2 (2 slots)."),
+    option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
+    option(
+        "Hosts", "--machine", metavar="PRESET|FILE",
+        help="What each host is made of: a preset, a file of YAML or lstopo XML, or 'local'; default: ask.",
+    ),
+    option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote, and its hosts."),
+    ssh_options,
+    option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks (and A aisles)."),
+    option(
+        "Shape",
+        "--accelerators",
+        type=Accelerators(),
+        metavar="N|gpu|package|numa|core",
+        help="X: a number, or one rank a GPU, package, NUMA node or core.",
+    ),
+    option("Shape", "--nodes", type=COUNT, help="Y: hosts per rack."),
+    option("Shape", "--racks", type=COUNT, help="Z: racks."),
+    option("Shape", "--aisles", type=COUNT, help="A: aisles."),
+    option("Shape", "-np", "--num-proc", "processes", type=COUNT, help="Ranks in all; the same number on each host."),
+    option(
+        "Shape", "--rank-order", type=click.Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
+        help="host: contiguous on each host; ddl: round robin over hosts; auto: ddl with --mode, else host.",
+    ),
+    option(
+        "Shape", "--mode", type=click.Choice(list("bnrmcp")),
+        help="DDL's algorithm: sets DDL_OPTIONS and the ddl order.",
+    ),
+    option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: beside this Python, else on PATH."),
+    option("MPI", "--mpi-args", metavar="ARGS", help="More arguments for mpirun, quoted as for a shell."),
+    option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One more argument for mpirun; may repeat."),
+    option("Environment", "--env", "assignments", multiple=True, metavar="K=V", help="Set K; may repeat."),
+    option("Environment", "-x", "named", multiple=True, metavar="NAME", help="Pass NAME on to the ranks; may repeat."),
+    placement_options,
+    option(
+        "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]), default="all", show_default=True,
+        help="GPUs that a rank sees: all, its own at the index of its local rank; or its own.",
+    ),
+    option(
+        "Placement", "--bind-threads/--no-bind-threads", default=None,
+        help="Bind OpenMP threads to cores too (OMP_PROC_BIND); what a rank forks then stays on one core.",
+    ),
+    option("Placement", "--strict-binding", is_flag=True, help="End the job where a rank is not bound as planned."),
+    option(
+        "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
+        help="YAML with hosts, shape, env and Horovod's own settings; the command line wins.",
+    ),
+    horovod_options,
+    option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m."),
+)  # fmt: skip
+
+
+def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[str, ...]) -> Settings:
+    """Turn options into Settings. Raises InputError for each that is wrong."""
+    options["config_env"] = ctx.meta.get(CONFIG_ENV, [])
+    _prefer_command_line(ctx, options)
+    passed = [word for word in options["named"] if "=" in word]
+    named = [word for word in options["named"] if "=" not in word]
+    for name in named:
+        check_name(name, "-x")
+    run_dir = options.get("run_dir")
+    return Settings(
+        wish=Wish(
+            parse_topology(options["topology"], "--topology") if options["topology"] else None,
+            *(options[name] for name in ("processes", "accelerators", "nodes", "racks", "aisles")),
+        ),
+        hosts=job_hosts(options),
+        rank_order=options["rank_order"],
+        mode=options["mode"],
+        program=program,
+        run_dir=RunDir(os.path.abspath(run_dir)) if run_dir else default_run_dir(os.environ),
+        mpirun=options["mpirun"],
+        mpi_args=_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
+        ssh=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]),
+        variables={
+            **horovod_variables(options),
+            **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
+        },
+        named=tuple(named),
+        policy=read_policy(options),
+        visible_gpus=options["visible_gpus"],
+        bind_threads=options["bind_threads"],
+        strict_binding=options["strict_binding"],
+    )
+
+
+def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Hosts, or a shape, on the command line leave those of the config file out, however each is spelled."""
+    shape = ("topology", "accelerators", "nodes", "racks", "aisles", "processes")
+    for names in (("hosts", "hostfile"), shape):
+        sources = {name: ctx.get_parameter_source(name) for name in names}
+        if ParameterSource.COMMANDLINE in sources.values():
+            options |= {name: None for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP}
+
+
+def job_hosts(options: dict[str, Any]) -> HostList:
+    """Return the hosts that are named, or all that are saved where --load names a folder, or this machine."""
+    if options["load"] and not options["hosts"] and not options["hostfile"]:
+        return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
+    return read_hosts(options["hosts"], options["hostfile"], "-H")
+
+
+def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
+    """Return what each rank runs. Raises InputError where a .py file is not there."""
+    if is_module:
+        return (sys.executable, "-m", script, *args)
+    if not script.endswith(".py"):
+        return (script, *args)
+    if not os.path.isfile(script):
+        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")
+    return (sys.executable, script, *args)
+
+
+def _mpi_args(text: str, more: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        words = (*shlex.split(text), *more)
+    except ValueError as error:
+        raise InputError(f"--mpi-args {text!r}: {error}; quote it as for a shell") from error
+    if words and not words[0].startswith("-"):
+        raise InputError(f"--mpi-args: {words[0]!r} is no option; mpirun would start it instead of the script")
+    taken = [word for word in words if word in PLANNED]
+    if taken:
+        raise InputError(f"--mpi-args: {taken[0]} is what ddlrun plans; use ddlrun's own options instead")
+    return words
