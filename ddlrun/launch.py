@@ -6,14 +6,15 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from ddlrun import rank, rankfile
 from ddlrun.environment import REDACTED, exported, rank_variables, redacted
-from ddlrun.errors import InputError, PreflightError
+from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.lint import lint, places
 from ddlrun.machine import Machine
 from ddlrun.mpirun import (
     OVERRULING,
@@ -26,7 +27,7 @@ from ddlrun.mpirun import (
     site_excludes,
     transport_chosen,
 )
-from ddlrun.placement import Placement, Policy, place, placement_notes
+from ddlrun.placement import Placement, Policy, place, place_cores, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import check_distinct, is_local
 from ddlrun.rankfile import check_names
@@ -54,6 +55,8 @@ class Settings(NamedTuple):
     visible_gpus: str = "all"
     bind_threads: bool | None = None
     strict_binding: bool = False
+    rankfile: tuple[str, str] | None = None
+    """The user's own rank file: its name and text."""
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -68,14 +71,64 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun
     return mpirun
 
 
-def place_job(settings: Settings, machines: Mapping[str, Machine]) -> tuple[Placement, str, str]:
+def place_job(
+    settings: Settings, machines: Mapping[str, Machine], major: int | None = None
+) -> tuple[Placement, str, str]:
     """Return where every rank goes, why this topology, and why this order of ranks.
 
-    Raises InputError or PlacementError.
+    Raises InputError or PlacementError; of a user's own rank file all that Open MPI `major` (None: either)
+    would not do as it says.
     """
+    if settings.rankfile is not None:
+        return _place_as_told(settings, settings.rankfile, machines, major)
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
     order, order_reason = choose_order(settings.rank_order, settings.mode)
     return place(topology, settings.hosts, machines, order, settings.policy), reason, order_reason
+
+
+def _place_as_told(
+    settings: Settings, rankfile: tuple[str, str], machines: Mapping[str, Machine], major: int | None
+) -> tuple[Placement, str, str]:
+    name, text = rankfile
+    findings = lint(text, machines.get, None, settings.hosts.names)
+    wrong = [one for one in findings if one.error and one.matters(major)]
+    if settings.policy.overload:
+        wrong = [one for one in wrong if ", as rank " not in one.what]
+    if wrong:
+        raise PlacementError(*(f"{name}{one.place}: {one.what}; {one.really(major)}; {one.remedy}" for one in wrong))
+    told = places(text, lambda host: machines[host])
+    share, left = divmod(len(told), len(settings.hosts))
+    if left:
+        raise PlacementError(f"{name}: {len(told)} ranks on {len(settings.hosts)} hosts are no topology XxYxZ")
+    wish = settings.wish
+    if (wish.topology, wish.accelerators, wish.nodes, wish.racks, wish.aisles, wish.processes) == (None,) * 6:
+        wish = Wish(topology=Topology((share, len(settings.hosts))))
+    topology, _ = choose_topology(wish, settings.hosts, machines)
+    if topology.size != len(told):
+        raise PlacementError(
+            f"{name} places {len(told)} ranks, topology {topology} has {topology.size}; make them agree"
+        )
+    order = _order_of(topology, settings.hosts, {rank: host for rank, (host, _) in told.items()})
+    if order is None:
+        raise PlacementError(
+            f"{name}: its ranks are neither contiguous on each host nor round robin over {settings.hosts} as "
+            f"{topology}; name the hosts in their order (-H) and the --topology"
+        )
+    cores = {rank: chosen for rank, (_, chosen) in told.items()}
+    placement = place_cores(topology, settings.hosts, machines, order, cores, settings.policy)
+    return placement, f"--rankfile {name}", f"the order of {name}"
+
+
+def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
+    """Return the order of ranks that puts each on the host that it has; None: neither does."""
+    for order in RankOrder:
+        if all(
+            host_of[topology.rank(index, local_rank, order)] == name
+            for index, name in enumerate(hosts.names)
+            for local_rank in range(topology.accelerators)
+        ):
+            return order
+    return None
 
 
 def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
@@ -83,7 +136,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
 
     Raises InputError, PlacementError or PreflightError.
     """
-    placement, reason, order_reason = place_job(settings, machines)
+    placement, reason, order_reason = place_job(settings, machines, mpirun.major)
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
@@ -110,8 +163,17 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     return Plan(
         placement, reason, order_reason, mpirun, transport, argv,
         tuple(sorted(variables.items())), removed, job.exports, settings.run_dir,
-        (*placement_notes(placement), *notes),
+        (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes),
+        settings.rankfile[1] if settings.rankfile else None,
     )  # fmt: skip
+
+
+def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -> Iterator[str]:
+    if settings.rankfile is not None:
+        name, text = settings.rankfile
+        for one in lint(text, machines.get):
+            if not one.error and one.matters(major) and "has a dot" not in one.what:
+                yield f"{name}{one.place}: {one.what}; {one.really(major)}"
 
 
 def choose_order(wanted: str, mode: str | None) -> tuple[RankOrder, str]:
@@ -261,7 +323,8 @@ def write_run_dir(plan: Plan) -> None:
     hosts = (Host(host.name, slots) for host in plan.placement.hosts)
     try:
         os.makedirs(files.path, mode=0o700, exist_ok=True)  # what a job prints is its user's business
-        _write(files.rankfile, rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}"))
+        rendered = rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}")
+        _write(files.rankfile, rendered if plan.rankfile is None else [plan.rankfile])
         _write(files.hostfile, [render_hostfile(hosts)])
         _write(files.command, [shown_command(plan), "\n"])
         _write(files.environment, (f"{name}\n" for name in plan.exports))

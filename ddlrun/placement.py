@@ -175,6 +175,34 @@ def seat_ranks(machine: Machine, ranks: int, policy: Policy = Policy()) -> tuple
     )
 
 
+def place_cores(
+    topology: Topology,
+    hosts: HostList,
+    machines: Mapping[str, Machine],
+    order: RankOrder,
+    cores: Mapping[int, Sequence[Core]],
+    policy: Policy = Policy(),  # noqa: B008 - a value
+) -> Placement:
+    """Return the placement that gives each rank the `cores` that somebody else chose for it.
+
+    Hosts that look the same share their seats. Raises InputError where the hosts do not fit the topology.
+    """
+    check_hosts(topology, hosts)
+    known: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[Seat, ...]] = {}
+    seats = []
+    for index, name in enumerate(hosts.names):
+        machine = machines[name]
+        local = range(topology.accelerators)
+        shares = tuple(tuple(cores[topology.rank(index, local_rank, order)]) for local_rank in local)
+        gpus = _choose_gpus(machine, len(shares), policy)
+        made = tuple(
+            _seat(local_rank, share, gpu, machine, share, policy)
+            for local_rank, (share, gpu) in enumerate(zip(shares, gpus, strict=True))
+        )
+        seats.append(known.setdefault((id(machine), shares), made))
+    return Placement(topology, order, hosts, tuple(machines[name] for name in hosts.names), tuple(seats), policy)
+
+
 def placement_notes(placement: Placement) -> list[str]:
     """Say what a user may not expect of a placement: idle packages, GPUs without a rank, shared cores."""
     notes: list[str] = []
@@ -185,6 +213,11 @@ def placement_notes(placement: Placement) -> list[str]:
 
 
 def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
+    for seat in seats:
+        at = {core.package for core in seat.cores}
+        if seat.gpu is not None and seat.gpu.package is not None and seat.gpu.package not in at:
+            where = ",".join(map(str, sorted(at)))
+            yield f"local rank {seat.local_rank} is on package {where}, its GPU hangs on {seat.gpu.package}"
     busy = {core.package for seat in seats for core in seat.cores}
     for package, cores in enumerate(machine.packages):
         if package not in busy and any(core.usable for core in cores):

@@ -74,6 +74,8 @@ class Plan(NamedTuple):
     exports: tuple[str, ...]
     run_dir: RunDir
     notes: tuple[str, ...]
+    rankfile: str | None = None
+    """The text of the user's own rank file."""
 
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry; secrets are left out."""

@@ -16,12 +16,12 @@ from ddlrun.topology import AXES
 # Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
 # 5.0 drops what is too long of a slot text without a word.
 MOST_CHARACTERS = 63
-_BETWEEN = 6
+BETWEEN = 6
 
 # What both majors' parsers take for the name that it is, and launch on.
 _NAME = (
     r"(?:0|[1-9][0-9]{0,8}"  # a number is read as one: 007 would become host 7
-    r"|(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
+    r"|(?:(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
     r"|(?![0-9]+$)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
     r"|[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+)"
 )
@@ -106,10 +106,9 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 def check_names(names: Iterable[str]) -> None:
     """Raise PlacementError for host names that both majors do not read as they are."""
-    fits = re.compile(_NAME).fullmatch
-    bad = [name for name in names if not fits(name) or name in _KEYWORDS]
+    bad = [(name, why) for name in names if (why := name_problem(name))]
     if bad:
-        raise PlacementError(*(f"host {name!r}: {_why_not(name)}; give it another name in /etc/hosts" for name in bad))
+        raise PlacementError(*(f"host {name!r}: {why}; give it another name in /etc/hosts" for name, why in bad))
 
 
 def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
@@ -117,8 +116,8 @@ def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[
     problems = []
     for host, seats in zip(placement.hosts, placement.seats, strict=True):
         name, slot = host.name, longest[id(seats)]
-        if len(name) + _BETWEEN + len(slot) > MOST_CHARACTERS:
-            most = MOST_CHARACTERS - _BETWEEN - len(slot)
+        if len(name) + BETWEEN + len(slot) > MOST_CHARACTERS:
+            most = MOST_CHARACTERS - BETWEEN - len(slot)
             remedy = (
                 f"which takes {most} characters of the name there; give it a shorter one in /etc/hosts"
                 if most > 0
@@ -128,18 +127,18 @@ def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[
     return problems
 
 
-def _why_not(name: str) -> str:
-    if name in _KEYWORDS:
-        return "a word of Open MPI's own grammar"
-    if ":" in name:
-        return "no Open MPI rank file can carry an IPv6 address"
-    if "_" in name:
-        return "Open MPI 4.1 cannot launch on a name with _"
-    if name.isdigit():
-        return "Open MPI reads it as a number and drops its zeros or overflows"
-    if name[0].isdigit():
-        return "Open MPI cannot parse a name that begins with a digit and has a dot"
-    return "Open MPI cannot parse it"
+def name_problem(name: str) -> str | None:
+    """Say why a host's name is not read as it is by both majors; None: it is."""
+    if name not in _KEYWORDS and re.fullmatch(_NAME, name):
+        return None
+    reasons = {
+        "a word of Open MPI's own grammar": name in _KEYWORDS,
+        "no Open MPI rank file can carry an IPv6 address": ":" in name,
+        "Open MPI 4.1 cannot launch on a name with _": "_" in name,
+        "Open MPI reads it as a number and drops its zeros or overflows": name.isdigit(),
+        "Open MPI cannot parse a name that begins with a digit and has a dot": name[:1].isdigit(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "Open MPI cannot parse it")
 
 
 def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[Seat, ...]]]:

@@ -12,7 +12,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
-    ["placement", "rankfile"],
+    ["placement", "rankfile", "lint"],
     ["shape", "settings", "environment", "mpirun", "plan", "readback", "report", "rank"],
     ["shell"],
     ["probe", "launch"],

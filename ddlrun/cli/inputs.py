@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 
 from ddlrun.errors import InputError, UnreachableError
@@ -22,6 +23,17 @@ def read_text(path: str, what: str) -> str:
         raise InputError(f"{what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {path}: byte {error.start} is not UTF-8; it is no text file") from error
+
+
+def read_rankfile(path: str) -> str:
+    """Read a rank file as it is: CR stays, and what is no UTF-8 shows in its line. Raises InputError."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode(errors="backslashreplace")
+        with open(path, "rb") as file:
+            return file.read().decode(errors="backslashreplace")
+    except OSError as error:
+        raise InputError(f"rank file {path}: {error.strerror}") from error
 
 
 def read_hosts(expression: str | None, hostfile: str | None, where: str = "hosts") -> HostList:

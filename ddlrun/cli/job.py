@@ -9,12 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddlrun.cli.inputs import load_hosts, read_hosts, read_text, ssh_arguments
+from ddlrun.cli.inputs import load_hosts, read_hosts, read_rankfile, read_text, ssh_arguments
 from ddlrun.cli.options import COUNT, all_of, option, placement_options, read_policy, ssh_options
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.launch import Settings, default_run_dir
+from ddlrun.lint import hosts_of
 from ddlrun.plan import RunDir
 from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
@@ -98,6 +99,7 @@ job_options = all_of(
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One more argument for mpirun; may repeat."),
     option("Environment", "--env", "assignments", multiple=True, metavar="K=V", help="Set K; may repeat."),
     option("Environment", "-x", "named", multiple=True, metavar="NAME", help="Pass NAME on to the ranks; may repeat."),
+    option("Placement", "--rankfile", metavar="FILE", help="Place ranks as this rank file says; it is checked first."),
     placement_options,
     option(
         "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]), default="all", show_default=True,
@@ -125,6 +127,8 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
     named = [word for word in options["named"] if "=" not in word]
     for name in named:
         check_name(name, "-x")
+    if options["rankfile"] == "-":
+        raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
     run_dir = options.get("run_dir")
     return Settings(
         wish=Wish(
@@ -148,6 +152,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         visible_gpus=options["visible_gpus"],
         bind_threads=options["bind_threads"],
         strict_binding=options["strict_binding"],
+        rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
     )
 
 
@@ -161,7 +166,10 @@ def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
 
 
 def job_hosts(options: dict[str, Any]) -> HostList:
-    """Return the hosts that are named, or all that are saved where --load names a folder, or this machine."""
+    """Return the hosts that are named, or those of --rankfile, or all that --load has saved, or this machine."""
+    if options["rankfile"] and not options["hosts"] and not options["hostfile"]:
+        text = read_rankfile(options["rankfile"])
+        return HostList(tuple(map(Host, hosts_of(text))), f"rank file {options['rankfile']}")
     if options["load"] and not options["hosts"] and not options["hostfile"]:
         return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
     return read_hosts(options["hosts"], options["hostfile"], "-H")
