@@ -402,7 +402,7 @@ def _shared(entries: Sequence[Entry], machine_of: MachineOf) -> Iterator[Finding
             what = f"rank {entry.rank} has {name} of {entry.host}, as rank {other} has"
             yield Finding(
                 entry.line, entry.column, True, what, "lets them share it, without a word",
-                "refuses the file, unless --bind-to :overload-allowed", "a core of its own for each rank",
+                "refuses the file, unless --bind-to core:overload-allowed", "a core of its own for each rank",
             )  # fmt: skip
 
 

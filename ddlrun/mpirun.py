@@ -174,7 +174,7 @@ def command(mpirun: Mpirun, job: Job) -> tuple[str, ...]:
         "--hostfile",
         job.hostfile,
         *_fill(dialect.rankfile, job.rankfile),
-        *(("--bind-to", ":overload-allowed") if job.overload else ()),  # 5.0 refuses shared cores otherwise
+        *(("--bind-to", "core:overload-allowed") if job.overload else ()),  # 5.0 refuses shared cores otherwise
         *keep,
         *(_fill(dialect.ssh_args, " ".join(job.ssh)) if job.ssh else ()),
         *(dialect.alone if job.hosts.names == ("localhost",) else ()),

@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,19 @@ MPIRUNS = {
     4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
     5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_folders() -> Iterator[None]:
+    """Give mpirun's session folders a place of their own: killed ones leave theirs, and 5.0 stops at an old one."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="ddlt") as folder:
+        os.environ["TMPDIR"] = folder
+        yield
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
 
 
 @pytest.fixture(params=sorted(MPIRUNS), ids=lambda major: f"openmpi{major}")

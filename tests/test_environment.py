@@ -1,14 +1,19 @@
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun import rank
 from ddlrun.environment import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
-from ddlrun.placement import place
+from ddlrun.machine.cpus import cpu_list
+from ddlrun.placement import Policy, place
 from ddlrun.rank import seat
 from ddlrun.topology import RankOrder, Topology
 from tests.shapes import machine, placement
@@ -92,9 +97,9 @@ def test_each_rank_finds_its_own_seat(name: str, x: int, y: int, z: int, a: int,
     hosts = [f"h{i}" for i in range(y * z * a)]
     placed = placement(f"{x}x{y}x{z}x{a}", hosts, machine(name), order)
     told = rank_variables(placed, "p")
-    for rank in placed.by_host():
-        found = threads_and_cpus(told, rank.rank, rank.seat.local_rank, placed.topology.size)
-        assert found == (rank.seat.threads, set())  # a described machine's CPUs are not known
+    for one in placed.by_host():
+        found = threads_and_cpus(told, one.rank, one.seat.local_rank, placed.topology.size)
+        assert found == (one.seat.threads, set())  # a described machine's CPUs are not known
 
 
 def test_seats_of_hosts_that_differ() -> None:
@@ -129,3 +134,44 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
 def test_outside_of_a_launch_there_is_no_seat() -> None:
     assert seat({}, 0, 0, 1) is None
     assert seat({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None
+
+
+def started(seats: str, program: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Start one rank as mpirun does, with the affinity that we have."""
+    told = {
+        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
+        "DDLRUN_TOPOLOGY": "1x1x1", "DDLRUN_RANK_ORDER": "host", "DDLRUN_SEATS": f"1*{seats}",
+        "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    argv = [sys.executable, "-I", "-S", rank.__file__, sys.executable, "-c", f"import os; print({program})"]
+    return subprocess.run(argv, env={**told, **more}, capture_output=True, text=True, check=False)
+
+
+def test_a_rank_keeps_to_the_hardware_threads_of_its_seat() -> None:
+    one = min(os.sched_getaffinity(0))
+    narrow = started(f"1@{one}@@", "sorted(os.sched_getaffinity(0))", DDLRUN_NARROW="1")
+    assert (narrow.stdout, narrow.stderr) == (f"[{one}]\n", "")
+    loose = started(f"1@{one}@@", "len(os.sched_getaffinity(0))")
+    assert loose.stdout == f"{len(os.sched_getaffinity(0))}\n"
+    assert "nothing binds it: --bind-to none" in loose.stderr
+    wider = started(f"1@{cpu_list({*os.sched_getaffinity(0), 4000})}@@", "1")
+    assert "a cgroup or taskset on that host leaves it fewer" in wider.stderr
+
+
+def test_near_nics() -> None:
+    shown = "os.environ['NCCL_IB_HCA'], os.environ['UCX_NET_DEVICES']"
+    seats = "1@@@mlx5_0;1@@@mlx5_1,mlx5_2"
+    assert started(seats, shown, OMPI_COMM_WORLD_SIZE="2").stdout == "=mlx5_0,mlx5_1,mlx5_2 mlx5_0:1\n"
+    assert started(seats, shown, OMPI_COMM_WORLD_SIZE="2", NCCL_IB_HCA="x", UCX_NET_DEVICES="y").stdout == "x y\n"
+    assert started("1@@@", "os.environ.get('NCCL_IB_HCA')").stdout == "None\n"
+
+
+def test_gpus_that_nobody_measured_are_numbered() -> None:
+    placed = placement("2", ["a"], machine("minsky"), policy=Policy(gpu_order=(2, 0)))
+    told = rank_variables(placed, "p")["DDLRUN_SEATS"]
+    assert [seat.split("@")[2] for seat in told.partition("*")[2].split(";")] == ["nvidia=2,0,1,3", "nvidia=2,0,1,3"]
+    own = rank_variables(placed, "p", "own")["DDLRUN_SEATS"]
+    assert [seat.split("@")[2] for seat in own.partition("*")[2].split(";")] == ["nvidia=2", "nvidia=0"]
+    shown = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER']"
+    assert started("1@@nvidia=2,0@", shown).stdout == "2,0 PCI_BUS_ID\n"
+    assert rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"

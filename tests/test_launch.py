@@ -70,6 +70,108 @@ def test_one_rank_gets_the_whole_package(launch: Launch) -> None:
     assert rank["cpus"] == sorted(os.sched_getaffinity(0))
 
 
+def test_the_run_folder_keeps_what_each_rank_was_given(launch: Launch, tmp_path: Path) -> None:
+    done = launch("--accelerators", "core", "sh", "-c", "printf no-newline; printf end >&2")
+    assert (done.returncode, done.stdout) == (0, "no-newline" * 2)
+    assert "\x1e" not in done.stderr + (tmp_path / "run" / "stderr.log").read_text()
+    assert done.stderr.endswith("endend")
+    binding = json.loads((tmp_path / "run" / "binding.json").read_text())
+    assert {key: binding[key] for key in ("ranks", "reported", "different")} == {
+        "ranks": 2, "reported": 2, "different": [],
+    }  # fmt: skip
+    assert [one["cpus"] for one in binding["bindings"]] == [one["planned"] for one in binding["bindings"]] == ["0", "1"]
+
+
+@pytest.fixture
+def swapping(mpirun: str, tmp_path: Path) -> list[str]:
+    """Return a launch whose mpirun is a site's wrapper that puts the ranks elsewhere."""
+    path = tmp_path / "mpirun"
+    swap = (
+        f"sed -i -e 's/slot=0:0$/slot=x/' -e 's/slot=0:1$/slot=0:0/' -e 's/slot=x$/slot=0:1/' {tmp_path}/run/rankfile"
+    )
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {swap}\nexec {mpirun} "$@"\n')
+    path.chmod(0o755)
+    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", str(path), "--run-dir", str(tmp_path / "run")]
+
+
+def test_a_rank_that_is_bound_otherwise_says_so_and_why(swapping: list[str], tmp_path: Path) -> None:
+    argv = [*swapping, "--accelerators", "core", "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "started\n" * 2)
+    host = os.uname().nodename
+    lines = [line for line in done.stderr.splitlines() if "planned" in line]
+    why = "the host changed since it was probed, or an MCA setting binds otherwise"
+    assert sorted(lines) == [
+        f"ddlrun: rank 0 on {host}: bound to CPUs 1, planned 0; {why}",
+        f"ddlrun: rank 1 on {host}: bound to CPUs 0, planned 1; {why}",
+    ]
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
+
+
+def test_strict_binding_ends_the_job_before_it_starts(swapping: list[str]) -> None:
+    argv = [*swapping, "--strict-binding", "--accelerators", "core", "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "")
+
+
+def test_more_ranks_than_cores(launch: Launch) -> None:
+    ranks = str(2 * len(os.sched_getaffinity(0)))
+    refused = launch("-np", ranks, "true")
+    assert refused.returncode == 4
+    assert "let ranks share cores: --overload" in refused.stderr
+    shared = told(launch("-np", ranks, "--overload", "python3", "-c", TELL))
+    assert [len(rank["cpus"]) for rank in shared] == [1] * int(ranks)  # type: ignore[arg-type]
+    assert sorted(cpu for rank in shared for cpu in rank["cpus"]) == sorted([*os.sched_getaffinity(0)] * 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("bind", ["numa", "package", "none"])
+def test_ranks_that_may_run_on_more_than_their_own_cores(launch: Launch, bind: str, tmp_path: Path) -> None:
+    ranks = told(launch("--accelerators", "core", "--bind", bind, "python3", "-c", TELL))
+    assert all(rank["cpus"] == sorted(os.sched_getaffinity(0)) for rank in ranks)  # one node, one package
+    assert {rank["threads"] for rank in ranks} == {"1"}
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == []
+
+
+def test_fewer_cores_and_threads(launch: Launch) -> None:
+    (rank,) = told(launch("-np", "1", "--cores-per-rank", "1", "--threads-per-core", "1", "python3", "-c", TELL))
+    assert (len(rank["cpus"]), rank["threads"]) == (1, "1")  # type: ignore[arg-type]
+    (rank,) = told(launch("-np", "1", "--reserve-cores", "1", "--run-dir", "", "python3", "-c", TELL))
+    assert 0 not in rank["cpus"]  # type: ignore[operator]
+
+
+def test_threads_are_bound_only_if_asked(launch: Launch, tmp_path: Path) -> None:
+    show = ["sh", "-c", "echo $OMP_PROC_BIND $OMP_PLACES"]
+    assert launch("-np", "1", *show).stdout == "\n"
+    assert launch("-np", "1", "--run-dir", str(tmp_path / "2"), "--bind-threads", *show).stdout == "close cores\n"
+    assert launch("-np", "1", "--run-dir", str(tmp_path / "3"), "--no-bind-threads", *show).stdout == "false\n"
+
+
+def test_the_users_own_rank_file(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("# mine\nrank 0=localhost slot=0:1\nrank 1=localhost slot=0:0\n")
+    ranks = told(launch("--rankfile", str(tmp_path / "ranks"), "python3", "-c", TELL))
+    assert [rank["cpus"] for rank in ranks] == [[1], [0]]
+    assert (tmp_path / "run" / "rankfile").read_text().startswith("# mine\n")
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("rank 1=localhost slot=0:1\nrank 0=localhost slot=0:0\n", ":2:1: rank 0 comes after rank 1; Open MPI"),
+        ("rank 0=localhost slot=0:0-7\n", ":1:23: slot=0:0-7 on localhost"),
+        ("rank 0=localhost slot=0:0\nrank 1=other slot=0:0\n", ":2:8: host 'other' is none of the job's"),
+    ],
+)
+def test_nothing_is_skipped_because_the_rank_file_is_the_users(
+    launch: Launch, tmp_path: Path, text: str, part: str
+) -> None:
+    (tmp_path / "ranks").write_text(text)
+    done = launch("--rankfile", str(tmp_path / "ranks"), "-H", "localhost", "echo", "started")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"ddlrun: error: {tmp_path / 'ranks'}{part}" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_affinity_that_we_were_given_is_kept(launch: Launch) -> None:
     cpu = max(os.sched_getaffinity(0))
     before = os.sched_getaffinity(0)

@@ -73,7 +73,7 @@ def _note(placement: Placement, *, assumed: bool) -> None:
     for note in placement_notes(placement):
         click.echo(f"ddlrun: note: {note}", err=True)
     if placement.shares_cores:
-        click.echo("ddlrun: note: ranks share cores: Open MPI 5 needs --bind-to :overload-allowed", err=True)
+        click.echo("ddlrun: note: ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed", err=True)
     if assumed:
         click.echo(
             f"ddlrun: note: each host is assumed to be {placement.machines[0]} (preset {ASSUMED}); "

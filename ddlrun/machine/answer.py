@@ -67,20 +67,21 @@ def parse_answer(text: str, host: str) -> Answer:
     key, same, done = "", False, False
     current: list[str] | None = None
     for line in text.splitlines(keepends=True):
-        words = line.split()
-        if words[:1] != ["@ddlrun"]:
-            if current is not None:
+        match line.split():
+            case ["@ddlrun", "key", word]:
+                key = word
+            case ["@ddlrun", "begin", name]:
+                current = sections.setdefault(name, [])
+            case ["@ddlrun", "end", name, code]:
+                if code != "0":  # a tool that failed has nothing to say
+                    sections.pop(name, None)
+                current = None
+            case ["@ddlrun", "same"]:
+                same = True
+            case ["@ddlrun", "done"]:
+                done = True
+            case _ if current is not None:
                 current.append(line)
-        elif words[1:2] == ["begin"] and len(words) == 3:
-            current = sections.setdefault(words[2], [])
-        elif words[1:2] == ["end"]:
-            if words[3:] != ["0"]:  # a tool that failed has nothing to say
-                sections.pop(words[2], None)
-            current = None
-        elif words[1:2] == ["key"]:
-            key = words[2]
-        same = same or words == ["@ddlrun", "same"]
-        done = words == ["@ddlrun", "done"]
     if not done or current is not None:
         raise UnreachableError(
             f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"

@@ -147,7 +147,7 @@ def _chosen(gpus: Sequence[GPU], text: str, uuids: Mapping[str, str]) -> Iterato
     seen = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
         if word.isdigit():
-            match = [gpu for gpu in gpus if gpu.number == int(word)]
+            match = [*gpus[int(word) : int(word) + 1]]
         else:
             match = [gpu for gpu in gpus if uuids.get(gpu.pci_address or "", "").startswith(word)]
         if len(match) != 1 or match[0] in seen:

@@ -101,7 +101,7 @@ def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Seq
     """
     count = len(listed) or len(topo or ())
     gpus: Sequence[GPU] = machine.gpus
-    if not gpus and machine.source != "sysfs" and not machine.notes:
+    if not gpus and not any("GPU" in note for note in machine.notes):  # /sys may be hidden, as in some containers
         addresses: Sequence[str | None] = sorted(gpu.pci_address for gpu in listed) or [None] * count
         gpus = [GPU(number, pci_address=address, vendor="nvidia") for number, address in enumerate(addresses)]
     mine = [gpu for gpu in gpus if gpu.vendor == "nvidia"]

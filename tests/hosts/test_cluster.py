@@ -156,7 +156,7 @@ def test_ended_run_leaves_nothing_to_the_next(cluster: Cluster, end: signal.Sign
             time.sleep(60)
     """
     text = textwrap.dedent(program).format(module=Cluster.__module__, end=int(end))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(TEMPORARY)}
     ended = subprocess.run(
         [sys.executable, "-c", text],
         env=env,

@@ -1,0 +1,103 @@
+"""Hosts with GPUs, as far as /sys, /proc and /dev tell: what is offered, and what each rank then sees."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.cluster import why_not
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+SEEN = (
+    "import json, os; e = os.environ; os.write(1, (json.dumps([int(e['OMPI_COMM_WORLD_RANK']), "
+    "e.get('CUDA_VISIBLE_DEVICES'), e.get('ROCR_VISIBLE_DEVICES'), e.get('HIP_VISIBLE_DEVICES')]) + '\\n').encode())"
+)
+Pretend = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def pretend(tmp_path: Path) -> Pretend:
+    """Run ddlrun on a host with GPUs of a vendor at these addresses."""
+
+    def run(vendor: str, addresses: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        script = str(Path(__file__).with_name("pretend_gpus.sh"))
+        argv = ["sh", script, vendor, *addresses.split(), "--", sys.executable, "-m", "ddlrun", *words]
+        environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), **env}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+    return run
+
+
+def seen(done: subprocess.CompletedProcess[str]) -> list[list[str | None]]:
+    assert done.returncode == 0, done.stderr
+    return [rank[1:] for rank in sorted(map(json.loads, done.stdout.splitlines()))]
+
+
+NVIDIA = "0000:65:00.0 0000:17:00.0"
+SHOW = [sys.executable, "-c", SEEN]
+
+
+def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str) -> None:
+    assert seen(pretend("nvidia", NVIDIA, "launch", "--mpirun", mpirun, *SHOW)) == [
+        ["GPU-00.0-1,GPU-00.0-0", None, None],  # by PCI address, not by the driver's number
+        ["GPU-00.0-1,GPU-00.0-0", None, None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "expected"),
+    [
+        (["--visible-gpus", "own"], {}, ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--visible-gpus", "unchanged"], {}, [None, None]),
+        (["--gpu-order", "1,0"], {}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
+        (["--accelerators", "1"], {}, ["GPU-00.0-1,GPU-00.0-0"]),
+        (["--env", "CUDA_VISIBLE_DEVICES=7"], {}, ["7", "7"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-00.0-0"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "1,0"}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
+        ([], {"CUDA_VISIBLE_DEVICES": "GPU-00.0-0"}, ["GPU-00.0-0"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "0,9,1"}, ["GPU-00.0-1"]),
+        ([], {"CLOSED": "nvidia1"}, ["GPU-00.0-0"]),
+    ],
+)
+def test_what_a_rank_sees(
+    pretend: Pretend, options: list[str], env: dict[str, str], expected: list[str | None]
+) -> None:
+    assert [rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", *options, *SHOW, **env))] == expected
+
+
+def test_amd(pretend: Pretend) -> None:
+    done = pretend(
+        "amd", "0000:c1:00.0 0000:c5:00.0", "launch", *SHOW, HIP_VISIBLE_DEVICES="1", ROCR_VISIBLE_DEVICES="1,0"
+    )
+    assert seen(done) == [[None, "GPU-abc0", None]]
+
+
+def test_gpus_that_may_not_be_used_are_told_of(pretend: Pretend) -> None:
+    closed = pretend("nvidia", NVIDIA, "probe", CLOSED="nvidia0")
+    assert "1 GPU, " in closed.stdout
+    assert "note: 1 of 2 GPUs not counted: no driver, or not allowed by the cgroup" in closed.stdout
+    chosen = pretend("nvidia", NVIDIA, "show", "placement", CUDA_VISIBLE_DEVICES="0")
+    assert "note: localhost: CUDA_VISIBLE_DEVICES=0 leaves 1 of 2 GPUs" in chosen.stderr
+    none = pretend("nvidia", NVIDIA, "show", "machines", CUDA_VISIBLE_DEVICES="")
+    assert "leaves 0 of 2 GPUs" in none.stdout
+
+
+def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
+    options = ["launch", "--load", saved, "--run-dir", str(tmp_path / "run")]
+    done = pretend("nvidia", "0000:17:00.0", *options, *SHOW)
+    assert [rank[0] for rank in seen(done)] == [None, None]
+    lines = [line for line in done.stderr.splitlines() if "of the plan is not there" in line]
+    assert sorted(lines) == [
+        f"ddlrun: rank {rank} on {os.uname().nodename}: GPU 0000:65:00.0 of the plan is not there, or has no driver"
+        for rank in range(2)
+    ]
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
+    strict = pretend("nvidia", "0000:17:00.0", "launch", "--load", saved, "--strict-binding", *SHOW)
+    assert (strict.returncode, strict.stdout) == (5, "")
