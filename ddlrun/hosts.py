@@ -27,12 +27,13 @@ class Host(NamedTuple):
 class HostList:
     """Hosts in the order of ranks, each once, and where the list came from; never changed."""
 
-    __slots__ = ("hosts", "source")
+    __slots__ = ("hosts", "names", "source")
 
     def __init__(self, hosts: tuple[Host, ...], source: str) -> None:
         if not hosts:
             raise InputError(f"{source}: no hosts there; name at least one")
-        if len({host.name for host in hosts}) < len(hosts):
+        self.names = tuple(host.name for host in hosts)
+        if len(set(self.names)) < len(hosts):
             raise InputError(*_duplicates(hosts, source))
         self.hosts = hosts
         self.source = source
@@ -42,11 +43,6 @@ class HostList:
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self.hosts)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names alone, in order."""
-        return tuple(host.name for host in self.hosts)
 
     def __str__(self) -> str:
         return fold(self.names)

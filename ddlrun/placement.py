@@ -205,11 +205,12 @@ def place_cores(
 
 def placement_notes(placement: Placement) -> list[str]:
     """Say what a user may not expect of a placement: idle packages, GPUs without a rank, shared cores."""
-    notes: list[str] = []
+    found: list[str] = []
     for indexes, machine, seats in placement.groups():
-        names = fold(placement.hosts.names[index] for index in indexes)
-        notes += (f"{names}: {note}" for note in (*machine.notes, *_seat_notes(machine, seats)))
-    return notes
+        notes = [*machine.notes, *_seat_notes(machine, seats)]
+        names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
+        found += (f"{names}: {note}" for note in notes)
+    return found
 
 
 def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
 
 def _note(placement: Placement, *, assumed: bool) -> None:
     """Say on standard error what the rank file rests on."""
-    for note in placement_notes(placement):
+    for note in [] if assumed else placement_notes(placement):
         click.echo(f"ddlrun: note: {note}", err=True)
     if placement.shares_cores:
         click.echo("ddlrun: note: ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed", err=True)

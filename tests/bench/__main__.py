@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.bench.measure import ROUNDS, Failed, Row, Sample, Series, interleaved, run, show, wall
+from tests.hosts.cluster import Cluster, why_not
 
 BESIDE = Path(sys.executable).parent
 DDLRUN = [str(BESIDE / "ddlrun")] if (BESIDE / "ddlrun").exists() else [sys.executable, "-m", "ddlrun"]
@@ -61,6 +63,7 @@ def main() -> None:
         commands()
         rank_files()
         launchers({path: said for path, said in found.items() if said})
+        probing()
 
 
 def version(mpirun: str) -> str | None:
@@ -208,6 +211,43 @@ def launchers(mpiruns: Mapping[str, str]) -> None:
     found = interleaved(samplers)
     first = next(iter(found.values()))
     show("python -c pass, 2 ranks, by launcher", [Row(name, series, base=first) for name, series in found.items()])
+
+
+def probing() -> None:
+    """Show what asking 64 hosts costs over real ssh, all of them on this machine's cores."""
+    if why_not():
+        print(f"\nprobing: {why_not()}")
+        return
+    with Cluster(hosts_per_rack=16, racks=4) as cluster:
+        probe = [*DDLRUN, "probe", "--refresh"]
+        slowest = wall(cluster.argv("h1", [*probe, "h2"]))
+        ours = wall(cluster.argv("h1", [*probe, "h[1-64]"]))
+        kept = wall(cluster.argv("h1", [*DDLRUN, "probe", "h[1-64]"]))
+        found = interleaved({"one": slowest, "all": ours, "kept": kept}, rounds=3)
+        cluster.cut("h64")
+        late = interleaved({"cut": _failing(cluster.argv("h1", [*probe, "--timeout", "5", "h[1-64]"]))}, rounds=1)[
+            "cut"
+        ]
+    rows = [
+        Row("one host", found["one"]),
+        Row("64 hosts", found["all"], goal=5000),
+        Row("64 hosts, as kept for an hour", found["kept"], goal=5000),
+        Row("64 hosts, one cut off, --timeout 5", late, goal=7000),
+    ]
+    show("ddlrun probe: 64 hosts with an sshd each, all on this machine", rows)
+
+
+def _failing(argv: list[str]) -> Sample:
+    """Return a sampler of a command that ends with 3, as one of its hosts does not answer."""
+
+    def sample() -> float:
+        start = time.perf_counter()
+        code = subprocess.run(argv, capture_output=True, check=False).returncode
+        if code != 3:
+            raise Failed(f"ended with {code}")
+        return (time.perf_counter() - start) * 1000
+
+    return sample
 
 
 def tool(name: str, *words: str) -> Sample:
