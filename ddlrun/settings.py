@@ -16,6 +16,18 @@ OURS = {
     "racks": "racks",
     "aisles": "aisles",
     "rank_order": "rank_order",
+    "load": "load",
+    "rankfile": "rankfile",
+    "placement.cores_per_rank": "cores_per_rank",
+    "placement.reserve_cores": "reserve_cores",
+    "placement.bind": "bind",
+    "placement.packing": "packing",
+    "placement.threads_per_core": "threads_per_core",
+    "placement.gpu_order": "gpu_order",
+    "placement.overload": "overload",
+    "placement.visible_gpus": "visible_gpus",
+    "placement.bind_threads": "bind_threads",
+    "placement.strict_binding": "strict_binding",
     "run_dir": "run_dir",
     "ddl.mode": "mode",
     "mpi.mpirun": "mpirun",
@@ -24,6 +36,7 @@ OURS = {
     "ssh.identity_file": "ssh_identity_file",
 }
 PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
+SWITCHES = ("placement.overload", "placement.bind_threads", "placement.strict_binding")
 # Horovod's other launcher; ours is MPI's, so these say nothing new.
 CONTROLLERS = ("mpi", "auto", None)
 
@@ -71,11 +84,11 @@ def _leaves(found: Mapping[object, object], above: str = "") -> Iterator[tuple[s
 def _value(key: str, value: object, where: str, problems: list[str]) -> object:
     if isinstance(value, bool):
         knob = next((knob for knob in HOROVOD if knob.yaml == key), None)
-        if knob is not None and knob.kind is bool:
+        if key in SWITCHES or (knob is not None and knob.kind is bool):
             return value
-    elif isinstance(value, list) and key == "hosts":
+    elif isinstance(value, list) and key in ("hosts", "placement.gpu_order"):
         return ",".join(map(str, value))
-    elif isinstance(value, str | int | float):
+    elif isinstance(value, str | int | float) and key not in SWITCHES:
         return str(value)
     problems.append(f"{where}: {key}: {value!r} is not what it takes")
     return None

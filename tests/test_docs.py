@@ -1,4 +1,8 @@
+import itertools
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,22 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_the_readme_is_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 50
+
+
+def test_the_picture_in_the_readme_is_what_the_program_draws() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("    $ ddlrun "))
+    shown = [line[4:] for line in itertools.takewhile(bool, lines[start + 1 :])]
+    argv = [sys.executable, "-m", *lines[start].split()[1:]]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines() == shown
+
+
+def test_the_comparison_with_others_is_what_the_program_prints(capture: Callable[[str], Path]) -> None:
+    capture("hwloc-xml")
+    argv = [sys.executable, "-m", "tests.bench.placements"]
+    printed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    table = printed[printed.index("| machine") :]
+    assert table in (ROOT / "docs" / "explanation" / "placement.md").read_text()
 
 
 def test_options_that_the_pages_name_exist() -> None:

@@ -18,6 +18,10 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+from ddlrun.placement import seat_ranks
+from ddlrun.rankfile import render
+from tests.oracle import map_ranks
+from tests.shapes import placement, seats_by_package
 
 PRESETS = Path(__file__).parents[1] / "configs" / "machines"
 
@@ -141,11 +145,34 @@ def test_cpu_lists_are_inverses(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_presets(path: Path) -> None:
-    machine = read_preset(path.stem)
-    assert machine is not None
-    assert machine.gpus
-    assert not machine.measured
+def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpirun: str) -> None:
+    described = read_preset(path.stem)
+    assert described is not None
+    assert not described.measured
+    assert re.search(r"(?m)^# Source: \S", path.read_text())
+    placed = placement(f"{len(described.gpus)}x2", ["a", "b"], described)
+    for rank in placed.by_host():
+        gpu = rank.seat.gpu
+        assert gpu is not None
+        assert gpu.package in (None, *(core.package for core in rank.seat.cores))
+    assert not placed.shares_cores
+    smt = len(described.cores[0].pus)
+    synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
+    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == seats_by_package(placed)
+
+
+def test_summit_gives_seven_cores_to_each_gpu() -> None:
+    described = read_preset("ac922-6gpu")
+    assert described is not None
+    assert [len(seat.cores) for seat in seat_ranks(described, 6)] == [7] * 6
+
+
+def test_frontiers_first_gpu_hangs_on_the_last_numa_node() -> None:
+    described = read_preset("mi250x")
+    assert described is not None
+    seats = seat_ranks(described, 8)
+    assert [seat.cores[0].numa_node for seat in seats] == [3, 3, 1, 1, 0, 0, 2, 2]
+    assert {seat.gpu.vendor for seat in seats if seat.gpu} == {"amd"}
 
 
 def test_dgx_a100_has_its_gpus_on_the_odd_numa_nodes() -> None:

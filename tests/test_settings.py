@@ -73,6 +73,15 @@ def test_all_unknown_keys_come_together() -> None:
     assert len(caught.value.problems) == 2
 
 
+def test_placement() -> None:
+    text = "placement: {reserve_cores: 2, gpu_order: [1, 0], overload: true, packing: pack}\nrankfile: F\n"
+    assert parse_config(text, "F") == {
+        "reserve_cores": "2", "gpu_order": "1,0", "overload": True, "packing": "pack", "rankfile": "F",
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"F: placement\.overload: 'x' is not what it takes"):
+        parse_config("placement: {overload: x}", "F")
+
+
 @pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_job_examples(path: Path) -> None:
     assert parse_config(path.read_text(), path.name)

@@ -83,6 +83,8 @@ def read_policy(options: Mapping[str, Any]) -> Policy:
     words = str(order).split(",") if order is not None else []
     if any(not (word.isascii() and word.isdigit()) for word in words) or len(set(words)) < len(words):
         raise InputError(f"--gpu-order {order!r}: write each GPU's number once, as in 2,3,0,1")
+    if options["packing"] not in (None, "spread", "pack"):
+        raise InputError(f"placement.packing: {options['packing']!r} is neither spread nor pack")
     return Policy(
         reserve_cores=options["reserve_cores"] or 0,
         cores_per_rank=options["cores_per_rank"],

@@ -48,7 +48,7 @@ def boxes(machine: Machine) -> tuple[tuple[Box, ...], tuple[GPU, ...], tuple[NIC
         nics = tuple(nic for nic in machine.nics or () if nic.package == package)
         drawn.append(Box(package, labelled, tuple((node, tuple(inside)) for node, inside in nodes.items()), gpus, nics))
     lost_gpus = tuple(gpu for gpu in machine.gpus if gpu.package is None)
-    lost_nics = tuple(nic for nic in machine.nics or () if nic.package is None)
+    lost_nics = tuple(nic for nic in machine.nics or () if nic.package is None and machine.measured)
     return tuple(drawn), lost_gpus, lost_nics
 
 
