@@ -10,7 +10,7 @@ from ddlrun.placement import Placement, Seat
 # A local rank's character; a package's cores stand in rows of at most so many.
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 ROW = 32
-LEGEND = "a character a core: the local rank on it; . nobody, * several ranks, x not usable"
+LEGEND = "a character a core: the local rank on it (0-9a-zA-Z, then +); . nobody, * several, x not usable"
 
 
 class Look(NamedTuple):
