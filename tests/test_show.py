@@ -63,7 +63,7 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
 def test_the_picture_wraps_and_sums_up() -> None:
     many = parse_machine("{packages: 8, cores_per_package: 40, gpus: 3}", "test")
     lines = render_placement(placement("80", ["a"], many), 60, ASCII).splitlines()
-    assert max(map(len, lines)) <= 82  # one box is wider than the terminal
+    assert max(map(len, lines[:-1])) <= 60
     assert any("| YYYY ZZZZ ++++" in line for line in lines)  # ranks beyond the signs
     assert "GPUs whose package is not known: GPU 0, GPU 1, GPU 2" in lines[-2]
 
