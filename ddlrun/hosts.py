@@ -197,6 +197,8 @@ def _expand(text: str, place: str) -> list[str]:
     stem = re.sub(_BRACKET, "0", text)
     if "[" in stem or "]" in stem:
         raise InputError(f"{place}: {text!r} has a bracket without its partner; a range is n[1-4,7] or n[01-16]")
+    if "][" in text:
+        raise InputError(f"{place}: {text!r} has two brackets side by side; write the names out, or n[1-2]-[1-4]")
     _checked(stem, place)
     if count > MOST_HOSTS:
         raise InputError(f"{place}: {text!r} stands for {count} hosts; at most {MOST_HOSTS} are possible")

@@ -67,6 +67,7 @@ def test_slots_stand_behind_a_colon() -> None:
     [
         ("", "column 1: a host name is missing"),
         ("a,,b", "column 3"),
+        ("a[1][2]", "two brackets side by side"),
         ("a,b:0", "column 3: '0' slots"),
         ("n[1-4", "without its partner"),
         ("n[4-1]", "smaller number first"),

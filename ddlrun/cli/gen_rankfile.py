@@ -110,7 +110,7 @@ def _machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]
     return machines_of(hosts, preset)
 
 
-def write_atomically(path: str, blocks: Iterable[str]) -> None:
+def write_atomically(path: str, blocks: Iterable[str], option: str = "-o") -> None:
     """Write blocks to a new file beside `path`, then put it in its place. Raises InputError where it cannot."""
     import tempfile  # noqa: PLC0415 - 8 ms, for -o alone
 
@@ -119,13 +119,13 @@ def write_atomically(path: str, blocks: Iterable[str]) -> None:
             with open(path, "w", encoding="utf-8") as file:
                 file.writelines(blocks)
         except OSError as error:
-            raise InputError(f"-o {path}: {error.strerror}") from error
+            raise InputError(f"{option} {path}: {error.strerror}") from error
         return
     path = os.path.realpath(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
     except OSError as error:
-        raise InputError(f"-o {path}: {error.strerror}") from error
+        raise InputError(f"{option} {path}: {error.strerror}") from error
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(blocks)
@@ -135,7 +135,7 @@ def write_atomically(path: str, blocks: Iterable[str]) -> None:
         os.replace(name, path)
     except OSError as error:
         os.unlink(name)
-        raise InputError(f"-o {path}: {error.strerror}") from error
+        raise InputError(f"{option} {path}: {error.strerror}") from error
     except BaseException:
         os.unlink(name)
         raise

@@ -1,6 +1,7 @@
 """What several commands read: hosts, hostfiles, machine descriptions and saved answers."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
+from ddlrun.machine.bus import RESTRICTING
 from ddlrun.probe import Reach, probe
 from ddlrun.shell import begin, run_on_hosts
 
@@ -131,11 +133,17 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
 
 
 def reach(ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
-    """Return how hosts are asked: this one directly, the others by ssh, all within so many seconds."""
+    """Return how hosts are asked: this one directly, the others by ssh, all within so many seconds.
+
+    GPUs that are chosen by number here are chosen there too, as mpirun passes the variable on.
+    """
+    names = [name for vendor in RESTRICTING.values() for name in vendor]
+    numbers = {name: os.environ[name] for name in names if re.fullmatch(r"[0-9, ]*|-1", os.environ.get(name, "none"))}
+    chosen = "".join(f"{name}='{value}'\n" for name, value in numbers.items())
     return Reach(
         os.uname().nodename,
         lambda script: begin(["sh", "-s"], script, seconds),
-        lambda scripts: run_on_hosts(scripts, ssh, seconds),
+        lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, ssh, seconds),
         shlex.join(["ssh", *ssh]),
     )
 

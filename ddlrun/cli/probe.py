@@ -82,9 +82,9 @@ def _save(folder: str, hosts: HostList, found: Mapping[str, Probed]) -> None:
         for name, one in found.items():
             os.makedirs(f"{folder}/{name}", exist_ok=True)
             for section, text in one.sections.items():
-                write_atomically(f"{folder}/{name}/{section}", [text])
+                write_atomically(f"{folder}/{name}/{section}", [text], "--save")
         kept = [host for host in hosts if found[host.name].sections]
-        write_atomically(f"{folder}/hosts", [render_hostfile(kept)])
+        write_atomically(f"{folder}/hosts", [render_hostfile(kept)], "--save")
     except OSError as error:
         raise InputError(f"--save {folder}: {error.strerror}") from error
 

@@ -87,7 +87,7 @@ def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg:
     if svg:
         from ddlrun.report.picture import render_svg  # noqa: PLC0415 - for --svg alone
 
-        write_atomically(svg, [render_svg(placement)])
+        write_atomically(svg, [render_svg(placement)], "--svg")
     if what == "placement":
         return f"{placement.topology}: {reason}\n{_picture(placement)}", placement_dict(placement)
     return _rankfile(placement) if what == "rankfile" else _hosts(placement)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.placement import Placement, Seat
+from ddlrun.placement import Placement, Seat, placement_notes
 from ddlrun.plan import Plan
 
 # More local ranks than this are summed up.
@@ -14,7 +14,9 @@ MOST_ROWS = 16
 def render_plan(plan: Plan, command: str, *, full: bool) -> str:
     """Write a plan; `full` adds the reasons and the command."""
     lines = list(_placement_lines(plan.placement, plan.reason))
-    if full:
+    if not full:
+        lines += (f"note: {note}" for note in placement_notes(plan.placement))
+    else:
         lines += [
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",

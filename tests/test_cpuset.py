@@ -1,0 +1,51 @@
+"""What a cgroup's cpuset forbids is not offered, in both versions of cgroups."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.cluster import why_not
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+CPUSETS = Path("/sys/fs/cgroup/cpuset")
+SHOW = [sys.executable, "-m", "ddlrun", "show", "machines", "--json"]
+
+
+@pytest.fixture
+def cpuset() -> Iterator[Path]:
+    if not (CPUSETS / "cpuset.cpus").exists():
+        pytest.skip("this machine has no cpuset of cgroups 1")
+    folder = CPUSETS / f"ddlrun-{os.getpid()}"
+    folder.mkdir()
+    (folder / "cpuset.cpus").write_text(str(max(os.sched_getaffinity(0))))
+    (folder / "cpuset.mems").write_text((CPUSETS / "cpuset.mems").read_text())
+    yield folder
+    folder.rmdir()
+
+
+def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
+    inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(cpuset)]
+    cpu = max(os.sched_getaffinity(0))
+    run = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run")]
+    words = ["--accelerators", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr
+    both = subprocess.run([*inside, *run, "-np", "2", "true"], capture_output=True, text=True, check=False)
+    assert "localhost has 1 usable cores" in both.stderr
+
+
+def test_cgroups_2() -> None:
+    script = 'mount -t tmpfs none /sys/fs/cgroup && echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && exec "$@"'
+    if not any(line.startswith("0::") for line in Path("/proc/self/cgroup").read_text().splitlines()):
+        pytest.skip("this kernel has no cgroups 2")
+    argv = ["unshare", "-m", "sh", "-c", script, "sh", *SHOW]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (machine,) = json.loads(done.stdout)
+    assert [[core["pus"] for core in package] for package in machine["packages"]] == [[[1]]]
