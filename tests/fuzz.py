@@ -40,7 +40,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "nvidia-query": lambda text: parse_query(text, "h"),
     "answer": lambda text: parse_answer(text, "h"),
     "hostfile": lambda text: parse_hostfile(text, "h"),
-    "lint": lambda text: fix(text),
+    "lint": fix,
 }
 
 

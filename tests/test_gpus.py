@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.cluster import why_not
+from tests.hosts.cluster import Cluster, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -101,3 +101,34 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
     assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
     strict = pretend("nvidia", "0000:17:00.0", "launch", "--load", saved, "--strict-binding", *SHOW)
     assert (strict.returncode, strict.stdout) == (5, "")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two hosts with two GPUs each, at different addresses."""
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    with Cluster(hosts_per_rack=2, racks=1) as up:
+        for host, addresses in {"h1": "0000:17:00.0 0000:65:00.0", "h2": "0000:3b:00.0 0000:5e:00.0"}.items():
+            argv = ["env", "PRETEND=inside", "sh", script, "nvidia", *addresses.split(), "--", "true"]
+            up.run(host, argv, check=True)
+        yield up
+
+
+def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "-H", "h1,h2"]
+    tell = SEEN.replace("int(e['OMPI_COMM_WORLD_RANK'])", "os.uname().nodename")
+    both = cluster.run("h1", [*launch, sys.executable, "-c", tell], cwd=tmp_path)
+    shown = [["h1", "GPU-00.0-0,GPU-00.0-1", None, None], ["h2", "GPU-00.0-0,GPU-00.0-1", None, None]]
+    assert both.returncode == 0, both.stderr
+    assert sorted(map(json.loads, both.stdout.splitlines())) == [shown[0], shown[0], shown[1], shown[1]]
+    one = cluster.run("h1", ["env", "CUDA_VISIBLE_DEVICES=1", *launch, sys.executable, "-c", tell], cwd=tmp_path)
+    assert sorted(map(json.loads, one.stdout.splitlines())) == [
+        ["h1", "GPU-00.0-1", None, None], ["h2", "GPU-00.0-1", None, None],
+    ]  # fmt: skip
+
+
+def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:
+    done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "probe", "h[1-2]"], cwd=tmp_path)
+    assert done.stdout.splitlines()[2].endswith(
+        "GPUs at 0000:3b:00.0,0000:5e:00.0 instead of GPUs at 0000:17:00.0,0000:65:00.0"
+    )
