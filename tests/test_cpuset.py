@@ -41,7 +41,8 @@ def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
 
 
 def test_cgroups_2() -> None:
-    script = 'mount -t tmpfs none /sys/fs/cgroup && echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && exec "$@"'
+    mount = "mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /sys/fs/cgroup"
+    script = f'{mount} && echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && exec "$@"'
     if not any(line.startswith("0::") for line in Path("/proc/self/cgroup").read_text().splitlines()):
         pytest.skip("this kernel has no cgroups 2")
     argv = ["unshare", "-m", "sh", "-c", script, "sh", *SHOW]

@@ -70,6 +70,7 @@ def test_this_machine_is_what_hwloc_says() -> None:
     "name",
     [
         "128arm-2pa2n8cluster4co",
+        "16amd64-4n4c-cgroup-distance-merge",
         "20em64t-hybrid-1p6c2t+2ca4co1t",
         "256ppc-8n8s4t",
         "48amd64-4pa2n6c-sparse",

@@ -18,18 +18,25 @@ cd "$ROOT/sys/devices/system" || exit 1
 grep -s . cpu/online cpu/cpu[0-9]*/topology/core_siblings_list cpu/cpu[0-9]*/topology/thread_siblings_list \
   cpu/cpu[0-9]*/cache/index[2-9]/shared_cpu_list node/online node/node[0-9]*/cpulist /dev/null
 grep -s -e Cpus_allowed_list: -e MemTotal: "$ROOT/proc/self/status" "$ROOT/proc/meminfo" /dev/null
-cgroup=/proc/self/cgroup
-[ -z "$ROOT" ] || cgroup=/dev/null
-while IFS=: read -r id controllers path; do
-  case $id:$controllers in
-    0:*) while [ -n "$path" ] && [ ! -e "/sys/fs/cgroup$path/cpuset.cpus.effective" ]; do path=${path%/*}; done
-      list=/sys/fs/cgroup$path/cpuset.cpus.effective ;;
-    *cpuset*) list=/sys/fs/cgroup/cpuset$path/cpuset.cpus
-      [ -e "$list" ] || list=/sys/fs/cgroup/cpuset/cpuset.cpus ;;
+cpuset=
+[ ! -e "$ROOT/proc/self/cpuset" ] || read -r cpuset <"$ROOT/proc/self/cpuset"
+mounts=$ROOT/proc/self/mounts
+[ -e "$mounts" ] || mounts=$ROOT/proc/mounts
+while read -r _ mount type options _; do
+  case $type,$options, in
+    cgroup2,*) files=cpuset.cpus.effective ;;
+    cgroup,cpuset,*|cgroup,*,cpuset,*) files='cpuset.cpus cpus' ;;
     *) continue ;;
   esac
-  [ -e "$list" ] && read -r list <"$list" && echo "cpuset$id:$list"
-done <"$cgroup"
+  path=${cpuset%/}
+  while :; do  # inside a container the path may be that of the host: then what is mounted counts
+    for file in $files; do
+      [ -e "$ROOT$mount$path/$file" ] && read -r list <"$ROOT$mount$path/$file" && echo "cpuset$mount:$list" && break 2
+    done
+    [ -n "$path" ] || break
+    path=${path%/*}
+  done
+done 2>/dev/null <"$mounts"
 may() { ( : <"$1" ) 2>/dev/null && echo "@gpu $2 yes" || echo "@gpu $2 no"; }
 cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x(03|12)' */class); do
   gpu=${gpu%/class}
