@@ -7,12 +7,13 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 from ddlrun import rank, rankfile
 from ddlrun.environment import REDACTED, exported, rank_variables, redacted
-from ddlrun.errors import InputError, PlacementError, PreflightError
+from ddlrun.errors import InputError, PlacementError, PreflightError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.lint import lint, places
 from ddlrun.machine import Machine
@@ -23,6 +24,7 @@ from ddlrun.mpirun import (
     Mpirun,
     choose_transport,
     command,
+    lost_host,
     parse_version,
     site_excludes,
     transport_chosen,
@@ -357,11 +359,55 @@ def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
     environ["DDLRUN_READ_BACK"] = "1"  # not for those who paste the command
     read_back = ReadBack()
-    with open(files.stdout, "wb", buffering=0) as out, open(files.stderr, "wb", buffering=0) as err:
-        outcome = run_job(plan.argv, environ, (out, err), read_back.stream, stdin=through_mpirun)
+    with (
+        _session_folder(plan, environ) as session,
+        open(files.stdout, "wb", buffering=0) as out,
+        open(files.stderr, "wb", buffering=0) as err,
+    ):
+        outcome = run_job(plan.argv, {**environ, **session}, (out, err), read_back.stream, stdin=through_mpirun)
+    outcome = _judged(outcome, files.stderr)
     _write(files.binding, [json.dumps(read_back.as_dict(plan.placement.topology.size)), "\n"])
     _write(files.outcome, [json.dumps(outcome._asdict()), "\n"])
     return outcome
+
+
+def _judged(outcome: Outcome, log: str) -> Outcome:
+    """Correct an end that mpirun tells wrongly: a lost host is exit code 3, under both majors."""
+    if outcome.signal is not None:
+        return outcome
+    with open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - (1 << 16)))
+        host = lost_host(file.read().decode(errors="replace"))
+    if host is None:
+        return outcome
+    why = f"the connection to host {host} was lost: its daemon was killed, the host went down, or the network failed"
+    return outcome._replace(exit_code=UnreachableError.exit_code, reason=why)
+
+
+@contextmanager
+def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Give mpirun a new folder for its session, where all ranks are on this host, and remove it afterwards.
+
+    Its own in /tmp has the process's number: an mpirun that was killed leaves it behind, and one of Open
+    MPI 5 that later gets the same number stops ("listener thread failed to start").
+    """
+    names = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
+    alone = all(is_local(name, os.uname().nodename) for name in plan.placement.hosts.names)
+    if not alone or any(name in environ for name in names):
+        yield {}
+        return
+    path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:  # mpirun then says what is wrong with its temporary folder
+        yield {}
+        return
+    try:
+        yield dict.fromkeys(names, path)
+    finally:
+        import shutil  # noqa: PLC0415 - 2 ms that can wait to the end
+
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _own_stdin() -> str:

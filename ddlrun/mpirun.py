@@ -184,5 +184,18 @@ def command(mpirun: Mpirun, job: Job) -> tuple[str, ...]:
     )
 
 
+def lost_host(said: str) -> str | None:
+    """Return the host whose daemon mpirun lost, as it says on standard error; None: it says no such thing.
+
+    Open MPI 5.0.11 ends with 0 then, as if all ranks had.
+    """
+    pattern = (
+        r"(?m)^(?:PRTE|ORTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}"
+        r".*Remote daemon: \S+ on node (\S+)"
+    )
+    match = re.search(pattern, said)
+    return match[1] if match else None
+
+
 def _fill(words: Sequence[str], value: str) -> tuple[str, ...]:
     return tuple(word.replace("{}", value) for word in words)

@@ -93,11 +93,12 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a run ended: ddlrun's exit code, the signal that ended it if any, and how long it took."""
+    """How a run ended: ddlrun's exit code, the signal that ended it if any, how long it took, and why if known."""
 
     exit_code: int
     signal: int | None
     seconds: float
+    reason: str | None = None
 
 
 def placement_dict(placement: Placement) -> dict[str, object]:

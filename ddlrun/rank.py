@@ -18,6 +18,7 @@ PREFLIGHT = 5  # the exit code of errors.PreflightError
 
 def main() -> None:
     """Set up this rank and become the program in sys.argv[1:]; exit 127 or 126 where that cannot start."""
+    _end_with(os.getppid())
     program = sys.argv[1:]
     rank = _number("OMPI_COMM_WORLD_RANK")
     local_rank = _number("OMPI_COMM_WORLD_LOCAL_RANK")
@@ -39,6 +40,17 @@ def main() -> None:
         missing = isinstance(error, FileNotFoundError)
         _say(f"rank {rank} on {os.uname().nodename}: cannot start {program[0]!r}: {error.strerror}")
         os._exit(127 if missing else 126)
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this rank when mpirun or its daemon here is gone, however that ended (prctl(2))."""
+    import ctypes  # noqa: PLC0415 - 3 ms
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+    if prctl is not None:
+        prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL; it outlasts exec
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
 
 
 class Seat:

@@ -103,6 +103,7 @@ def run_job(
     standard error; `through()` makes what each of the two passes through, chunk by chunk (an empty one at
     the end). SIGINT, SIGTERM and SIGHUP become one SIGTERM to mpirun, which ends its ranks;
     after GRACE_SECONDS, or at the second signal, all that is left of the job on this host is killed.
+    Where ddlrun itself is killed, the kernel sends mpirun the SIGTERM.
     The Outcome's exit code is mpirun's own, or 128 + the signal that ended the job. Raises OSError
     where mpirun cannot be started.
     """
@@ -117,6 +118,7 @@ def run_job(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_term_with(os.getpid()),  # noqa: PLW1509 - there are no threads here
         )
         with process:
             signals.watch(process)
@@ -130,6 +132,21 @@ def run_job(
         _end_session(process.pid)
     ended_by = signals.first if signals.first is not None else (-code if code < 0 else None)
     return Outcome(code if ended_by is None else 128 + ended_by, ended_by, time.monotonic() - started)
+
+
+def _term_with(parent: int) -> Callable[[], None]:
+    """Return what lets the kernel send mpirun a SIGTERM when ddlrun is gone, however that ended (prctl(2))."""
+    import ctypes  # noqa: PLC0415 - 3 ms
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+
+    def prepare() -> None:
+        if prctl is not None:
+            prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:  # it was gone before
+                os._exit(128 + signal.SIGTERM)
+
+    return prepare
 
 
 class _Signals:

@@ -332,6 +332,21 @@ def test_an_mpirun_that_is_killed_takes_its_ranks_along(line: list[str], mpirun:
     assert running(word) == []
 
 
+def test_a_ddlrun_that_is_killed_takes_its_ranks_along(line: list[str]) -> None:
+    word = f"9{os.getpid()}.{time.monotonic_ns()}"
+    with subprocess.Popen([*line, "--quiet", "-np", "2", "sleep", word]) as job:
+        wait_for(lambda: len(running(word)) == 2)
+        job.kill()
+    wait_for(lambda: running(word) == [])
+
+
+def test_a_job_leaves_nothing_in_the_temporary_folder(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = launch("-np", "2", "ls", str(tmp_path / "tmp"), env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    assert done.stdout.count("ddlrun-") == 2  # the session's own folder, while it lasts
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_reader_that_went_away_ends_the_job(line: list[str]) -> None:
     word = f"9{os.getpid()}.{time.monotonic_ns()}"
     script = f"sleep {word} & while :; do echo x; done"

@@ -49,6 +49,6 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         click.echo(shown, nl=False, err=True)
     outcome = run(plan, os.environ)
     if outcome.exit_code and not options["quiet"]:
-        seconds = f"{outcome.seconds:.1f} s"
+        seconds = f"{outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
         click.echo(f"ddlrun: exit code {outcome.exit_code} after {seconds}; logs: {plan.run_dir.path}", err=True)
     return outcome.exit_code
