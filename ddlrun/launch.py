@@ -15,7 +15,6 @@ from ddlrun import rank, rankfile
 from ddlrun.environment import REDACTED, exported, rank_variables, redacted
 from ddlrun.errors import InputError, PlacementError, PreflightError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
-from ddlrun.lint import lint, places
 from ddlrun.machine import Machine
 from ddlrun.mpirun import (
     OVERRULING,
@@ -91,6 +90,8 @@ def place_job(
 def _place_as_told(
     settings: Settings, rankfile: tuple[str, str], machines: Mapping[str, Machine], major: int | None
 ) -> tuple[Placement, str, str]:
+    from ddlrun.lint import lint, places  # noqa: PLC0415 - for the user's own rank file alone
+
     name, text = rankfile
     findings = lint(text, machines.get, None, settings.hosts.names)
     wrong = [one for one in findings if one.error and one.matters(major)]
@@ -172,6 +173,8 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
 
 def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -> Iterator[str]:
     if settings.rankfile is not None:
+        from ddlrun.lint import lint  # noqa: PLC0415 - for the user's own rank file alone
+
         name, text = settings.rankfile
         for one in lint(text, machines.get):
             if not one.error and one.matters(major) and "has a dot" not in one.what:

@@ -6,9 +6,12 @@ from typing import NamedTuple, Protocol
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
-from ddlrun.machine.answer import Answer, full_script, machine_of, parse_answer
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 from ddlrun.shell import Finished
+
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from ddlrun.machine.answer import Answer
 
 
 class Reach(NamedTuple):
@@ -18,6 +21,8 @@ class Reach(NamedTuple):
     here: Callable[[str], Callable[[], Finished]]
     there: Callable[[Mapping[str, str]], Mapping[str, Finished]]
     ssh: str = "ssh"
+    meanwhile: Callable[[], object] = object
+    """What is worth doing while this host is asked."""
 
 
 class Cache(Protocol):
@@ -81,6 +86,8 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
 
     Hosts that look the same share one Machine. Never raises for a host: its Probed has the problem.
     """
+    from ddlrun.machine.answer import full_script  # noqa: PLC0415 - a launch asks /sys alone
+
     kept = {name: _kept(cache.get(name), name) for name in hosts.names} if cache else {}
     known = {name: answer.key for name, answer in kept.items() if answer}
     answers = _ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
@@ -98,7 +105,9 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
     return found
 
 
-def _read(name: str, text: str, kept: Answer | None) -> Probed:
+def _read(name: str, text: str, kept: "Answer | None") -> Probed:
+    from ddlrun.machine.answer import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
+
     try:
         answer = parse_answer(text, name)
         cached = answer.same and kept is not None
@@ -108,7 +117,9 @@ def _read(name: str, text: str, kept: Answer | None) -> Probed:
         return Probed(None, {}, str(error))
 
 
-def _kept(text: str | None, name: str) -> Answer | None:
+def _kept(text: str | None, name: str) -> "Answer | None":
+    from ddlrun.machine.answer import parse_answer  # noqa: PLC0415 - see probe_fully
+
     try:
         return parse_answer(text, name) if text else None
     except UnreachableError:
@@ -117,6 +128,7 @@ def _kept(text: str | None, name: str) -> Answer | None:
 
 def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
+    reach.meanwhile()
     remote = {name: script for name, script in scripts.items() if name not in local}
     answers = dict(reach.there(remote)) if remote else {}
     return answers | {name: finish() for name, finish in local.items()}

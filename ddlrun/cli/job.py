@@ -15,7 +15,6 @@ from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, par
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.launch import Settings, default_run_dir
-from ddlrun.lint import hosts_of
 from ddlrun.plan import RunDir
 from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
@@ -168,6 +167,8 @@ def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
 def job_hosts(options: dict[str, Any]) -> HostList:
     """Return the hosts that are named, or those of --rankfile, or all that --load has saved, or this machine."""
     if options["rankfile"] and not options["hosts"] and not options["hostfile"]:
+        from ddlrun.lint import hosts_of  # noqa: PLC0415 - for the user's own rank file alone
+
         text = read_rankfile(options["rankfile"])
         return HostList(tuple(map(Host, hosts_of(text))), f"rank file {options['rankfile']}")
     if options["load"] and not options["hosts"] and not options["hostfile"]:
