@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ddlrun.errors import InputError, UnreachableError
-from ddlrun.hosts import HostList
+from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 from ddlrun.shell import Finished
@@ -67,9 +67,9 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
     Raises UnreachableError naming every host that could not be asked, and why.
     """
     answers = _ask(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = [_failure(name, answers[name], reach.ssh) for name in hosts.names if "ddlrun:end" not in answers[name].out]
+    failed = {name: _why(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
     if failed:
-        raise UnreachableError(*failed)
+        raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
     kinds: dict[str, Machine] = {}
     machines: dict[str, Machine] = {}
     for name in hosts.names:
@@ -95,7 +95,7 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
     found: dict[str, Probed] = {}
     for name in hosts.names:
         if "@ddlrun" not in answers[name].out:
-            found[name] = Probed(None, {}, _failure(name, answers[name], reach.ssh))
+            found[name] = Probed(None, {}, _why(answers[name]))
             continue
         found[name] = _read(name, answers[name].out, kept.get(name))
         if found[name].problem is None and cache and not found[name].cached:
@@ -114,7 +114,7 @@ def _read(name: str, text: str, kept: "Answer | None") -> Probed:
         sections = {**kept.sections, **answer.sections} if cached and kept else answer.sections
         return Probed(machine_of(sections, name), sections, cached=cached)
     except UnreachableError as error:
-        return Probed(None, {}, str(error))
+        return Probed(None, {}, str(error).removeprefix(f"host {name}: "))
 
 
 def _kept(text: str | None, name: str) -> "Answer | None":
@@ -141,10 +141,22 @@ def _kind(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
 
 
-def _failure(name: str, answer: Finished, ssh: str) -> str:
+def _why(answer: Finished) -> str:
     said = [line for line in answer.err.strip().splitlines() if line.strip()]
-    why = "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
-    return f"host {name}: {why}; try: {ssh} {name} true (or describe the hosts: --machine)"
+    return "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
+
+
+def failures(why: Mapping[str, str], ssh: str, other: str = "") -> list[str]:
+    """Return a line a host that failed, one for all where more than four failed alike; `why` has the reasons."""
+    alike: dict[str, list[str]] = {}
+    for name, reason in why.items():
+        alike.setdefault(reason.replace(name, "*"), []).append(name)
+    lines = []
+    for names in alike.values():
+        for one in [names] if len(names) > 4 else [[name] for name in names]:
+            hosts = f"host{'s' * (len(one) > 1)} {fold(one)}"
+            lines.append(f"{hosts}: {why[one[0]]}; try: {ssh} {one[0]} true{other}")
+    return lines
 
 
 def group(machines: Mapping[str, Machine]) -> list[tuple[Machine, Sequence[str]]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine.answer import SYSFS, full_script, machine_of, parse_answer
-from ddlrun.probe import group
+from ddlrun.probe import failures, group
 from ddlrun.report.machines import differences, render_groups
 from tests.shapes import machine
 
@@ -147,7 +147,7 @@ def test_what_is_saved_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     assert ddlrun("show", "machines", "--machine", f"{folder}/localhost").returncode == 0
     wrong = ddlrun("probe", "other", "--load", folder)
     assert (wrong.returncode, wrong.stderr) == (
-        2, f"ddlrun: error: --load {folder}: nothing saved of other; there are localhost\n",
+        2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
     )  # fmt: skip
     (tmp_path / "saved" / "localhost" / "lstopo.xml").write_text("<topology>")
     assert "localhost: lstopo, line 1" in ddlrun("probe", "--load", folder).stderr
@@ -178,6 +178,21 @@ def test_captured_machines_side_by_side(ddlrun: Ddlrun, capture: Callable[[str],
     assert (
         "package 0 has cores 0-19" in ddlrun("lint", str(tmp_path / "ranks"), "--load", str(tmp_path / "saved")).stdout
     )
+
+
+def test_hosts_that_fail_alike_are_one_line() -> None:
+    many = {f"n{i}": f"ssh: no route to n{i}" for i in range(1, 7)}
+    assert failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
+        "hosts n[1-6]: ssh: no route to n1; try: ssh -p 2 n1 true",
+        "host m: no answer in time; try: ssh -p 2 m true",
+    ]
+    assert len(failures(dict(list(many.items())[:3]), "ssh")) == 3
+
+
+def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    done = ddlrun("probe", "nowhere.invalid", "--save", str(tmp_path / "saved"), "--timeout", "20")
+    assert done.returncode == 3
+    assert not (tmp_path / "saved").exists()
 
 
 def test_what_differs_is_said_in_words() -> None:

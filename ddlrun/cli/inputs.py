@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ddlrun.errors import InputError, UnreachableError
-from ddlrun.hosts import Host, HostList, parse_hostfile, parse_hosts
+from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.bus import RESTRICTING
 from ddlrun.probe import Reach, probe
@@ -114,9 +114,7 @@ def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
     saved = load_hosts(folder)
     missing = [name for name in hosts.names if name not in saved]
     if missing:
-        raise InputError(
-            f"--load {folder}: nothing saved of {', '.join(missing)}; there are {', '.join(saved) or 'none'}"
-        )
+        raise InputError(f"--load {folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")
     kinds: dict[Machine, Machine] = {}
     return {
         name: kinds.setdefault(machine, machine)

@@ -69,7 +69,7 @@ job_options = all_of(
     option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
     option(
         "Hosts", "--machine", metavar="PRESET|FILE",
-        help="What each host is made of: a preset, a file of YAML or lstopo XML, or 'local'; default: ask.",
+        help="What each host is made of: a preset, YAML, lstopo XML, a saved host's folder, or 'local'; default: ask.",
     ),
     option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote, and its hosts."),
     ssh_options,
@@ -102,7 +102,7 @@ job_options = all_of(
     placement_options,
     option(
         "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]), default="all", show_default=True,
-        help="GPUs that a rank sees: all, its own at the index of its local rank; or its own.",
+        help="GPUs that a rank sees: all, its own at the index of its local rank; its own; or as you set it.",
     ),
     option(
         "Placement", "--bind-threads/--no-bind-threads", default=None,

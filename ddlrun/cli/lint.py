@@ -49,9 +49,16 @@ def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
     shown = (
         json.dumps([one._asdict() for one in findings], indent=2) if options["as_json"] else render(rankfile, findings)
     )
+    if not shown and not options["fixing"]:
+        unchecked = "" if _asked(options) else "; its cores were not checked: --machine, --load or --probe"
+        click.echo(f"ddlrun: note: {rankfile}: nothing found{unchecked}", err=True)
     if shown:
         click.echo(shown, err=options["fixing"])
     return 2 if any(one.error for one in findings) else 0
+
+
+def _asked(options: dict[str, Any]) -> bool:
+    return any(options[way] for way in ("machine", "load", "probe"))
 
 
 def render(name: str, findings: Sequence[Finding]) -> str:
@@ -71,7 +78,7 @@ def _machine_of(text: str, options: dict[str, Any]) -> MachineOf:
     names = hosts_of(text)
     if options["machine"] and (described := read_preset(options["machine"])) is not None:
         return lambda _: described
-    if not names or not any(options[way] for way in ("machine", "load", "probe")):
+    if not names or not _asked(options):
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["load"]:

@@ -15,7 +15,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.plan import machine_dict
-from ddlrun.probe import Probed, check_distinct, group, probe_fully
+from ddlrun.probe import Probed, check_distinct, failures, group, probe_fully
 from ddlrun.report.machines import render_groups
 
 CACHE_SECONDS = 3600
@@ -55,7 +55,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         if options["save"]:
             _save(options["save"], listed, found)
         machines = {name: one.machine for name, one in found.items() if one.machine}
-        problems = [one.problem for one in found.values() if one.problem]
+        why = {name: one.problem for name, one in found.items() if one.problem}
+        problems = failures(why, reach(ssh).ssh)
     if machines:
         click.echo(_json(machines, problems) if options["as_json"] else render_groups(group(machines)), nl=False)
     if problems:
@@ -78,13 +79,14 @@ def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
 
 
 def _save(folder: str, hosts: HostList, found: Mapping[str, Probed]) -> None:
+    there = {name: one for name, one in found.items() if one.sections}
     try:
-        for name, one in found.items():
+        for name, one in there.items():
             os.makedirs(f"{folder}/{name}", exist_ok=True)
             for section, text in one.sections.items():
                 write_atomically(f"{folder}/{name}/{section}", [text], "--save")
-        kept = [host for host in hosts if found[host.name].sections]
-        write_atomically(f"{folder}/hosts", [render_hostfile(kept)], "--save")
+        if there:
+            write_atomically(f"{folder}/hosts", [render_hostfile(h for h in hosts if h.name in there)], "--save")
     except OSError as error:
         raise InputError(f"--save {folder}: {error.strerror}") from error
 
