@@ -15,7 +15,7 @@ from ddlrun import rank, rankfile
 from ddlrun.environment import REDACTED, exported, rank_variables, redacted
 from ddlrun.errors import InputError, PlacementError, PreflightError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
-from ddlrun.machine import Machine
+from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mpirun import (
     OVERRULING,
     REMEDY,
@@ -140,6 +140,9 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     Raises InputError, PlacementError or PreflightError.
     """
     placement, reason, order_reason = place_job(settings, machines, mpirun.major)
+    bare = [name for name, machine in machines.items() if THREADS_ALONE in machine.notes]
+    if bare and mpirun.major == 5:
+        raise PreflightError(f"host {bare[0]}: {THREADS_ALONE}; take Open MPI 4.1 (--mpirun)")
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))

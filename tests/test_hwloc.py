@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import Machine
+from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_cpuset, parse_hwloc
 from tests.conftest import CAPTURES
@@ -128,7 +129,15 @@ def test_a_machine_without_packages_and_one_without_cores() -> None:
     assert (flat.packaged, len(flat.cores), flat.notes) == (False, 4, ())
     bare = parse_hwloc(synthetic("pu:4"), "h")
     assert (bare.packaged, len(bare.cores)) == (False, 4)
-    assert "no cores of its own" in bare.notes[0]
+    assert bare.notes == (THREADS_ALONE,)
+
+
+def test_open_mpi_5_takes_no_rank_file_where_there_are_no_cores(major: int, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "bare.xml").write_text(synthetic("pu:4"))
+    argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", str(tmp_path / "bare.xml")]
+    done = subprocess.run([*argv, "--mpirun", mpirun, "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == {4: 0, 5: 5}[major], done.stderr
+    assert (f"host localhost: {THREADS_ALONE}; take Open MPI 4.1" in done.stderr) == (major == 5)
 
 
 @given(st.data())

@@ -3,6 +3,10 @@
 from typing import NamedTuple
 
 
+# A note of machines on which hwloc finds no cores; their hardware threads count as cores.
+THREADS_ALONE = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
+
+
 class PU(NamedTuple):
     """A processing unit (hardware thread), by the number that the operating system gives it."""
 

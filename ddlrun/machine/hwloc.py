@@ -5,7 +5,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import PU, Core, Machine
+from ddlrun.machine import PU, THREADS_ALONE, Core, Machine
 from ddlrun.machine.bus import Device, attach, gpu_vendor, installed_memory
 from ddlrun.machine.cpus import MOST_PUS, cpu_list
 
@@ -92,7 +92,7 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         for devices in (found.gpus, found.nics)
     )
     attached, cards = attach(cores, gpus, nics)
-    notes = () if found.cores else ("it has no cores of its own but hardware threads: Open MPI 5.0 refuses rank files",)
+    notes = () if found.cores else (THREADS_ALONE,)
     memory = installed_memory(sum(size for _, size in found.nodes.values()) >> 10)
     return Machine(
         cores, attached, cards, "hwloc", measured=True, numa_nodes=tuple(sorted(nodes)),
