@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-
 # A note of machines on which hwloc finds no cores; their hardware threads count as cores.
 THREADS_ALONE = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
 
