@@ -66,7 +66,7 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
 
     Raises UnreachableError naming every host that could not be asked, and why.
     """
-    answers = _ask(dict.fromkeys(hosts.names, SCRIPT), reach)
+    answers = ask(dict.fromkeys(hosts.names, SCRIPT), reach)
     failed = {name: _why(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
     if failed:
         raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
@@ -90,7 +90,7 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
 
     kept = {name: _kept(cache.get(name), name) for name in hosts.names} if cache else {}
     known = {name: answer.key for name, answer in kept.items() if answer}
-    answers = _ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
+    answers = ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
     kinds: dict[Machine, Machine] = {}
     found: dict[str, Probed] = {}
     for name in hosts.names:
@@ -126,7 +126,8 @@ def _kept(text: str | None, name: str) -> "Answer | None":
         return None
 
 
-def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+    """Return what each host's script printed; the local ones run here, the others all at once."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
     reach.meanwhile()
     remote = {name: script for name, script in scripts.items() if name not in local}

@@ -2,15 +2,17 @@
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import read_machines
+from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.cli.job import job_options, read_program, read_settings
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
-from ddlrun.launch import check, make_plan, run, shown_command, write_run_dir
+from ddlrun.launch import Settings, check, make_plan, run, shown_command, write_report, write_run_dir
+from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
 
 
@@ -47,8 +49,15 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     write_run_dir(plan)
     if not options["quiet"]:
         click.echo(shown, nl=False, err=True)
-    outcome = run(plan, os.environ)
-    if outcome.exit_code and not options["quiet"]:
-        seconds = f"{outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
-        click.echo(f"ddlrun: exit code {outcome.exit_code} after {seconds}; logs: {plan.run_dir.path}", err=True)
+    outcome = run(plan, settings.watch, os.environ, lambda hosts: _sweep(hosts, settings))
+    if outcome.exit_code:
+        report = render_outcome(outcome, plan)
+        write_report(plan, report)
+        click.echo(report, nl=False, err=True)
     return outcome.exit_code
+
+
+def _sweep(hosts: Sequence[str], settings: Settings) -> None:
+    from ddlrun.leftovers import end_runs  # noqa: PLC0415 - where a keeper was killed
+
+    end_runs({host: [settings.run_id] for host in hosts}, 0, reach(settings.ssh, settings.watch.grace + 5))
