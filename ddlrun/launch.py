@@ -244,8 +244,8 @@ def _variables(
         variables |= (
             {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"} if settings.bind_threads else {"OMP_PROC_BIND": "false"}
         )
-    # `run` fills in the first: without it, as for those who paste the command, a rank is not kept.
-    variables |= {wire.ADDRESSES: "", "DDLRUN_GRACE": "", "DDLRUN_HEARTBEAT": "", "DDLRUN_RUN": settings.run_id}
+    # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
+    variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
     if "DDLRUN_RESTART" not in environ:
         variables["DDLRUN_RESTART"] = "0"
     if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
@@ -315,19 +315,41 @@ def _library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"MPI4PY_LIBMPI": found[0]} if found else {}
 
 
-def default_run_dir(environ: Mapping[str, str]) -> RunDir:
-    """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that).
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Return where ddlrun keeps what it must remember: $XDG_STATE_HOME/ddlrun (~/.local/state without that)."""
+    return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
 
-    Where that cannot be written, it is one under $TMPDIR.
-    """
-    state = environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state"
+
+def default_run_dir(environ: Mapping[str, str]) -> RunDir:
+    """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
+    state = state_folder(environ)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
         above = os.path.dirname(above)
     if os.path.isdir(above) and os.access(above, os.W_OK):
-        return RunDir(f"{state}/ddlrun/runs/{name}")
+        return RunDir(f"{state}/runs/{name}")
     return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
+
+
+@contextmanager
+def _known(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
+    """While the run lasts, keep a note of it where `ddlrun ps` looks."""
+    folder = f"{state_folder(environ)}/active"
+    path = f"{folder}/{plan.run_id}"
+    note = {
+        "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
+        "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
+        "started": time.time(), "program": list(plan.argv[plan.argv.index(START) + 1 :]),
+    }  # fmt: skip
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        _write(path, [json.dumps(note), "\n"])
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def write_run_dir(plan: Plan) -> None:
@@ -359,7 +381,7 @@ def write_report(plan: Plan, report: str) -> None:
 
 
 def _write(path: str, blocks: Iterable[str]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.writelines(blocks)
 
 
@@ -384,7 +406,8 @@ def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[S
         environ["DDLRUN_STDIN"] = _own_stdin()
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
     watch = watch._replace(ranks=plan.placement.topology.size, addresses=_own_addresses(plan.placement.hosts))
-    with _session_folder(plan, environ) as session:
+    environ["DDLRUN_RUN"] = plan.run_id
+    with _session_folder(plan, environ) as session, _known(plan, environ):
         done = run_job(plan.argv, {**environ, **session}, watch, files, stdin=through_mpirun)
     if done.unswept:
         sweep(sorted(done.unswept))

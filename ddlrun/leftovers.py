@@ -1,7 +1,10 @@
 """The processes of runs on hosts: found, and ended, by the run's id that each carries in its environment."""
 
+import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
@@ -35,6 +38,51 @@ echo @end
 """
 
 
+class Run(NamedTuple):
+    """What ddlrun notes of a run while it lasts; `host` and `pid` are ddlrun's own."""
+
+    run: str
+    run_dir: str
+    hosts: tuple[str, ...]
+    ranks: int
+    pid: int
+    host: str
+    started: float
+    program: tuple[str, ...]
+
+    def alive(self) -> bool | None:
+        """Tell whether its ddlrun runs; None: it is, or was, on another host."""
+        if self.host != os.uname().nodename:
+            return None
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                return b"ddlrun" in file.read()
+        except OSError:
+            return False
+
+
+def known_runs(folder: str) -> list[Run]:
+    """Return the runs that are noted in a state folder."""
+    found = []
+    active = f"{folder}/active"
+    for name in sorted(os.listdir(active)) if os.path.isdir(active) else ():
+        try:
+            with open(f"{active}/{name}", encoding="utf-8") as file:
+                note = json.load(file)
+            run = Run(**{**note, "hosts": tuple(note["hosts"]), "program": tuple(note["program"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        if run.run == name:
+            found.append(run)
+    return found
+
+
+def forget(folder: str, run: Run) -> None:
+    """Remove the note of a run that is over."""
+    with suppress(OSError):
+        os.unlink(f"{folder}/active/{run.run}")
+
+
 class Process(NamedTuple):
     """One process of a run; mpirun has no rank."""
 
@@ -42,6 +90,11 @@ class Process(NamedTuple):
     run: str
     rank: int | None
     command: str
+
+    @property
+    def keeper(self) -> bool:
+        """Whether it is a rank's keeper, which lasts no longer than its ddlrun."""
+        return "/ddlrun/rank/start.py" in self.command and " -I -S " in self.command
 
 
 def parse_processes(text: str) -> list[Process]:
@@ -59,6 +112,14 @@ def find_processes(hosts: Sequence[str], reach: Reach) -> tuple[dict[str, list[P
     answers = ask(dict.fromkeys(hosts, LIST), reach)
     failed = {name: answer for name, answer in answers.items() if "@end" not in answer.out}
     return {name: parse_processes(answers[name].out) for name in hosts if name not in failed}, failed
+
+
+def orphans(processes: Iterable[Process]) -> dict[str, list[Process]]:
+    """Return one host's processes that nobody watches any more, run by run: those of runs without a keeper there."""
+    runs: dict[str, list[Process]] = {}
+    for process in processes:
+        runs.setdefault(process.run, []).append(process)
+    return {run: found for run, found in runs.items() if not any(process.keeper for process in found)}
 
 
 def end_runs(

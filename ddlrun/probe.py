@@ -67,7 +67,7 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
     Raises UnreachableError naming every host that could not be asked, and why.
     """
     answers = ask(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = {name: _why(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
+    failed = {name: why_silent(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
     if failed:
         raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
     kinds: dict[str, Machine] = {}
@@ -95,7 +95,7 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
     found: dict[str, Probed] = {}
     for name in hosts.names:
         if "@ddlrun" not in answers[name].out:
-            found[name] = Probed(None, {}, _why(answers[name]))
+            found[name] = Probed(None, {}, why_silent(answers[name]))
             continue
         found[name] = _read(name, answers[name].out, kept.get(name))
         if found[name].problem is None and cache and not found[name].cached:
@@ -142,7 +142,8 @@ def _kind(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
 
 
-def _why(answer: Finished) -> str:
+def why_silent(answer: Finished) -> str:
+    """Return in a few words why a host gave no answer."""
     said = [line for line in answer.err.strip().splitlines() if line.strip()]
     return "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
 

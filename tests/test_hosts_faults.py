@@ -276,7 +276,7 @@ def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     finally:
         cluster.run("h1", ["umount", str(small)], check=True)
     assert (code, len(out.splitlines())) == (0, 400_000), err
-    assert err.count("No space left on device") == 1
+    assert "no more log in" in err
 
 
 def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
