@@ -13,7 +13,7 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["shape", "settings", "environment", "mpirun", "plan", "readback", "report", "rank"],
+    ["shape", "settings", "environment", "mpirun", "network", "plan", "readback", "report", "rank"],
     ["shell"],
     ["probe", "launch"],
     ["cli", "__main__"],
