@@ -75,11 +75,14 @@ class Network(NamedTuple):
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
     """Subnets that are not used, and why."""
+    daemons: bool = True
+    """Whether mpirun's own host is there too, so that its daemons can use it."""
 
     @property
     def matters(self) -> bool:
-        """Whether MPI could choose otherwise by itself: it leaves nothing out but loopback."""
-        return bool(self.subnets) and any(why not in _OBVIOUS.values() for _, why in self.rejected)
+        """Whether it must be said: it was asked for, or MPI (which leaves out loopback) could choose otherwise."""
+        asked = self.reason.startswith("--")
+        return bool(self.subnets) and (asked or any(why not in _OBVIOUS.values() for _, why in self.rejected))
 
     @property
     def said(self) -> str:
@@ -197,6 +200,13 @@ def _parse_cidr(text: str) -> "IPv4Network | IPv6Network":
         raise InputError(f"--network {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
 
 
+def on(address: Address, subnets: Iterable[str]) -> bool:
+    """Tell whether an address is in one of the subnets."""
+    import ipaddress  # noqa: PLC0415 - see Address
+
+    return any(ipaddress.ip_address(address.ip) in ipaddress.ip_network(subnet) for subnet in subnets)
+
+
 def _network(by_host: Mapping[str, Sequence[Address]], reason: str, rejected: tuple[tuple[str, str], ...]) -> Network:
     return Network(
         tuple(dict.fromkeys(one.subnet for there in by_host.values() for one in there)),
@@ -274,7 +284,9 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
         where = names if len(kinds) == 1 else ""
     elif len(network.subnets) > 1 and len(kinds) == 1:  # a subnet that one host is not on is a warning
         where = names
-    variables = {"OMPI_MCA_btl_tcp_if_include": where, daemons: where} if where else {}
+    variables = {"OMPI_MCA_btl_tcp_if_include": where} if where else {}
+    if where and network.daemons:
+        variables[daemons] = where
     if not where:
         notes.append("network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts")
     variables["NCCL_SOCKET_IFNAME"] = f"={names}"

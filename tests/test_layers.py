@@ -15,7 +15,7 @@ LAYERS = [
     ["placement", "rankfile", "lint"],
     ["shape", "settings", "environment", "mpirun", "network", "plan", "readback", "report", "rank"],
     ["shell"],
-    ["probe", "launch"],
+    ["probe", "preflight", "launch"],
     ["cli", "__main__"],
 ]
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}

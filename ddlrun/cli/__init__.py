@@ -16,7 +16,14 @@ from ddlrun import __version__
 from ddlrun.errors import DdlrunError
 
 # Command -> module; a module is imported when its command is used, or for --help.
-COMMANDS = {"gen-rankfile": "gen_rankfile", "launch": "launch", "lint": "lint", "probe": "probe", "show": "show"}
+COMMANDS = {
+    "check": "check",
+    "gen-rankfile": "gen_rankfile",
+    "launch": "launch",
+    "lint": "lint",
+    "probe": "probe",
+    "show": "show",
+}
 
 
 class LazyGroup(click.Group):

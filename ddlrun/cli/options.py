@@ -54,6 +54,16 @@ ssh_options = all_of(
     option("Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), help="Port of ssh on the hosts."),
     option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh to the hosts."),
 )
+network_options = all_of(
+    option(
+        "Hosts", "--network", metavar="CIDR",
+        help="Subnet that the hosts talk over, as in 10.0.0.0/16; default: the fastest that all share.",
+    ),
+    option(
+        "Hosts", "--network-interface", metavar="NAME,NAME",
+        help="Interfaces that they talk over; each host uses those that it has.",
+    ),
+)  # fmt: skip
 placement_options = all_of(
     option("Placement", "--cores-per-rank", type=COUNT, help="Cores of each rank; default: an equal share of all."),
     option("Placement", "--reserve-cores", type=COUNT, help="Cores of each host that are left to the system."),
