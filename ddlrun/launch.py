@@ -21,6 +21,7 @@ from ddlrun.mpirun import (
     REMEDY,
     Job,
     Mpirun,
+    Transport,
     choose_transport,
     command,
     lost_host,
@@ -28,6 +29,7 @@ from ddlrun.mpirun import (
     site_excludes,
     transport_chosen,
 )
+from ddlrun.network import Network, decide, tcp_variables
 from ddlrun.placement import Placement, Policy, place, place_cores, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import check_distinct, is_local
@@ -58,6 +60,7 @@ class Settings(NamedTuple):
     strict_binding: bool = False
     rankfile: tuple[str, str] | None = None
     """The user's own rank file: its name and text."""
+    tcp: bool = False
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -134,8 +137,16 @@ def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -
     return None
 
 
-def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
+def make_plan(
+    settings: Settings,
+    mpirun: Mpirun,
+    machines: Mapping[str, Machine],
+    environ: Mapping[str, str],
+    network: Network | None = None,
+) -> Plan:
     """Return the complete Plan; nothing is written or started.
+
+    `network` is what the hosts share, None where they were not asked.
 
     Raises InputError, PlacementError or PreflightError.
     """
@@ -146,7 +157,15 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
+    if settings.tcp:
+        transport = Transport(
+            tuple(tcp_variables(mpirun.major).items()), "--tcp: TCP, and shared memory inside of hosts"
+        )
     variables, notes = _variables(settings, mpirun, placement, environ)
+    rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
+    taken = {**environ, **settings.variables}
+    over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
+    variables, notes = over | variables, notes + more
     variables |= _library(mpirun.path, ranks_environ := {**environ, **variables}) | dict(transport.variables)
     ranks_environ |= variables
     exports = exported(ranks_environ, (*settings.named, *settings.variables))
@@ -171,6 +190,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
         tuple(sorted(variables.items())), removed, job.exports, settings.run_dir,
         (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes),
         settings.rankfile[1] if settings.rankfile else None,
+        "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
     )  # fmt: skip
 
 

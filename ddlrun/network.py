@@ -159,7 +159,7 @@ def choose_network(
 
 
 def _as_told(addresses: Mapping[str, Sequence[Address]], wanted: str | None, names: Sequence[str]) -> Network:
-    within = None if wanted is None else _parse_cidr(wanted)
+    within = None if wanted is None else parse_cidr(wanted)
     by_host = {host: list(_matching(there, within, names)) for host, there in addresses.items()}
     words = [f"--network {wanted}"] * (wanted is not None) + [f"--network-interface {','.join(names)}"] * bool(names)
     option = " ".join(words)
@@ -191,7 +191,8 @@ def _matching(
     yield from old or found
 
 
-def _parse_cidr(text: str) -> "IPv4Network | IPv6Network":
+def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
+    """Parse what --network takes. Raises InputError."""
     import ipaddress  # noqa: PLC0415 - see Address
 
     try:
@@ -273,7 +274,7 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
     MPI gets the subnets. Of IPv6 it gets the interfaces: Open MPI 4.1.4 and 5.0.11 know no IPv6 subnet and stop, and
     they stop at an interface that one host has not got. UCX is told where no host has an RDMA device.
     """
-    if len(network.interfaces) < 2 or not network.subnets:
+    if len(network.interfaces) == 1 or not network.subnets:
         return {}, []
     daemons = {4: "OMPI_MCA_oob_tcp_if_include", 5: "PRTE_MCA_prte_if_include"}[major]
     kinds = set(network.interfaces.values())
@@ -289,6 +290,8 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
         variables[daemons] = where
     if not where:
         notes.append("network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts")
+    if not kinds:  # nobody asked the hosts
+        return variables, notes
     variables["NCCL_SOCKET_IFNAME"] = f"={names}"
     if len(kinds) == 1:
         variables["GLOO_SOCKET_IFNAME"] = names
@@ -308,3 +311,33 @@ def tcp_variables(major: int) -> dict[str, str]:
         "UCX_TLS": "tcp,self,sm",
         "NCCL_IB_DISABLE": "1",
     }
+
+
+def decide(
+    network: Network | None,
+    major: int,
+    environ: Mapping[str, str],
+    chosen: Iterable[str],
+    *,
+    rdma: bool,
+) -> tuple[dict[str, str], list[str]]:
+    """Return what is set for a network, and notes on what the user or the site has set already, which stays.
+
+    `chosen` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
+    """
+    if network is None or not network.matters:
+        return {}, []
+    variables, notes = network_variables(network, major, rdma=rdma)
+    for name in sorted(variables):
+        other = name.replace("_include", "_exclude")  # Open MPI stops at both
+        said = next((one for one in (name, other) if one in environ), None)
+        if (
+            said is None
+            and "_MCA_" in name
+            and any(re.search(r"\b(tcp|prte)_if_(in|ex)clude\b", text) for text in chosen)
+        ):
+            said = "tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file"
+        if said is not None:
+            del variables[name]
+            notes.append(f"{said}: left as you set it")
+    return variables, list(dict.fromkeys(notes))

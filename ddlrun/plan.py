@@ -76,12 +76,19 @@ class Plan(NamedTuple):
     notes: tuple[str, ...]
     rankfile: str | None = None
     """The text of the user's own rank file."""
+    network: str = "left to MPI"
+    """What the hosts talk over, and why."""
 
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry; secrets are left out."""
         return {
             **placement_dict(self.placement),
-            "reasons": {"topology": self.reason, "rank_order": self.order_reason, "transport": self.transport.reason},
+            "reasons": {
+                "topology": self.reason,
+                "rank_order": self.order_reason,
+                "transport": self.transport.reason,
+                "network": self.network,
+            },
             "notes": list(self.notes),
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
             "command": list(self.argv),

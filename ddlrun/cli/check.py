@@ -1,18 +1,20 @@
 """ddlrun check: look at all hosts before a job starts."""
 
 import os
+import sys
 from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_arguments
-from ddlrun.cli.options import Sections, network_options, option, ssh_options
+from ddlrun.cli.inputs import reach, read_hosts, ssh_arguments
+from ddlrun.cli.options import Sections, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.launch import find_mpirun
+from ddlrun.launch import Settings, find_mpirun
 from ddlrun.mpirun import Mpirun
-from ddlrun.preflight.judge import NAMES
-from ddlrun.preflight.run import Question, Report, preflight
+from ddlrun.network import parse_cidr
+from ddlrun.preflight.judge import NAMES, WARNING
+from ddlrun.preflight.run import Question, Report, lines, preflight
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.probe import check_distinct
 
@@ -21,14 +23,7 @@ from ddlrun.probe import check_distinct
 @click.argument("hosts", required=False)
 @option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
 @ssh_options
-@option(
-    "Hosts",
-    "--start-timeout",
-    type=click.FloatRange(min=1),
-    default=DEFAULT_PROBE_SECONDS,
-    show_default=True,
-    help="Seconds until hosts that have not answered are given up.",
-)
+@start_timeout
 @network_options
 @option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Check these alone: {', '.join(NAMES)}.")
 @option("Checks", "--script", metavar="PATH", help="Compare this script between the hosts too.")
@@ -45,10 +40,10 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     check_distinct(listed, os.uname().nodename)
     mpirun = find_mpirun(options["mpirun"], os.environ)()
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
-    report = run_checks(listed, mpirun, ssh, options, program=options["script"])
-    click.echo(
-        report_json(report) if options["as_json"] else render_report(report, everything=options["everything"]), nl=False
-    )
+    only = read_only(options["only_checks"])
+    report = run_checks(listed, mpirun, ssh, options, program=options["script"], only=only)
+    text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
+    click.echo(text, nl=False)
     return report.exit_code
 
 
@@ -59,22 +54,39 @@ def run_checks(
     options: dict[str, Any],
     *,
     program: str | None,
-    logs: str = "",
+    only: frozenset[str],
+    logs: str | None = None,
 ) -> Report:
-    """Run the checks that the options ask for. Raises InputError on a check that there is not."""
+    """Run the checks that the options ask for. Raises InputError where --network is no subnet."""
+    if options["network"] is not None:
+        parse_cidr(options["network"])
     seconds = options["start_timeout"]
+    names = tuple(filter(None, (options["network_interface"] or "").split(",")))
     question = Question(
-        mpirun.path,
-        mpirun.major,
-        program,
-        logs or None,
-        options["network"],
-        tuple(filter(None, (options["network_interface"] or "").split(","))),
-        read_only(options["only_checks"]),
-        ("ssh", *ssh),
-        seconds,
+        mpirun.path, mpirun.major, program, logs, options["network"], names, only, ("ssh", *ssh), seconds
     )
     return preflight(hosts, question, reach(ssh, seconds))
+
+
+def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> Report:
+    """Ask a job's hosts, and check them unless it is a dry run or --skip-checks is given.
+
+    Raises UnreachableError or PreflightError with all that is wrong.
+    """
+    only = read_only(options["only_checks"])
+    if options["dry_run"] or options["skip_checks"]:
+        only = frozenset()
+    words = settings.program
+    program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
+    report = run_checks(
+        settings.hosts, mpirun, settings.ssh, options,
+        program=None if program == "-m" else program, only=only, logs=settings.run_dir.path,
+    )  # fmt: skip
+    if not options["quiet"]:
+        for line in lines(one for one in report.findings if one.level == WARNING and one.check in only):
+            click.echo(f"ddlrun: warning: {line}", err=True)
+    report.raise_failures()
+    return report
 
 
 def read_only(text: str | None) -> frozenset[str]:

@@ -152,6 +152,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         bind_threads=options["bind_threads"],
         strict_binding=options["strict_binding"],
         rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
+        tcp=options.get("tcp", False),
     )
 
 

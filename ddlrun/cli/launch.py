@@ -2,15 +2,20 @@
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ddlrun.cli.inputs import read_machines
 from ddlrun.cli.job import job_options, read_program, read_settings
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import InputError
-from ddlrun.launch import check, make_plan, run, shown_command, write_run_dir
+from ddlrun.launch import Settings, check, make_plan, run, shown_command, write_run_dir
+from ddlrun.machine import Machine
+from ddlrun.mpirun import Mpirun
+from ddlrun.network import Network
+from ddlrun.probe import is_local
 from ddlrun.report.plan import render_plan
 
 
@@ -18,6 +23,7 @@ from ddlrun.report.plan import render_plan
     "launch", cls=Sections, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
 @job_options
+@check_options
 @option("Run", "--run-dir", metavar="DIR", help="Folder for rank file, plan and logs; default: ~/.local/state/ddlrun.")
 @option("Run", "--dry-run", is_flag=True, help="Print the plan and the command; start nothing.")
 @option("Run", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
@@ -36,8 +42,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         raise InputError("--json goes with --dry-run")
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
     mpirun = check(settings, os.environ)
-    machines = read_machines(settings.hosts, options["machine"], options["load"], settings.ssh)
-    plan = make_plan(settings, mpirun(), machines, os.environ)
+    machines, network = _ask(settings, mpirun, options)
+    plan = make_plan(settings, mpirun(), machines, os.environ, network)
     shown = render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
     if options["dry_run"]:
         if options["run_dir"]:
@@ -52,3 +58,19 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         seconds = f"{outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
         click.echo(f"ddlrun: exit code {outcome.exit_code} after {seconds}; logs: {plan.run_dir.path}", err=True)
     return outcome.exit_code
+
+
+def _ask(
+    settings: Settings, mpirun: Callable[[], Mpirun], options: dict[str, Any]
+) -> tuple[dict[str, Machine], Network | None]:
+    """Return each host's machine, and what the hosts talk over; where hosts are asked over ssh they are checked too."""
+    described = options["machine"] or options["load"]
+    alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)
+    if alone or (described and options["dry_run"]):
+        return read_machines(settings.hosts, options["machine"], options["load"], settings.ssh), None
+    from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
+
+    report = check_first(settings, mpirun(), options)
+    if described:
+        return read_machines(settings.hosts, options["machine"], options["load"], settings.ssh), report.network
+    return report.machines(), report.network

@@ -126,9 +126,7 @@ def python(seen: Seen) -> Iterator[Finding]:
     for host, facts in seen.hosts.items():
         if facts.python is None:
             what = f"{seen.wanted.python} is not there or cannot be run"
-            yield Finding(
-                host, "python", FAILURE, what, "install it at this path, or put it on a file system all share"
-            )
+            yield Finding(host, "python", FAILURE, what, "install it there, or put it on a file system that all share")
         elif seen.here.python and _minor(facts.python) != _minor(seen.here.python):
             what = f"Python {facts.python} at {seen.wanted.python}, here it is {seen.here.python}"
             yield Finding(host, "python", FAILURE, what, "install the same version there")
@@ -215,7 +213,7 @@ def leftovers(seen: Seen) -> Iterator[Finding]:
         for run, found in runs.items():
             more = f" and {len(found) - 2} more" if len(found) > 2 else ""
             what = f"run {run} left process {', '.join(found[:2])}{more}"
-            yield Finding(host, "leftovers", FAILURE, what, f"if it is not another job of yours: ddlrun clean {host}")
+            yield Finding(host, "leftovers", WARNING, what, f"if it is not another job of yours: ddlrun clean {host}")
 
 
 def disk(seen: Seen) -> Iterator[Finding]:

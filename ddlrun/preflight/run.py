@@ -1,6 +1,7 @@
 """Ask all hosts and judge what they say: the edge."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from ddlrun.machine import Machine
 from ddlrun.network import Network, choose_network, on
 from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
-from ddlrun.preflight.ssh import trouble
+from ddlrun.preflight.ssh import NO_CLIENT, trouble
 from ddlrun.preflight.tcp import judge_tcp, peer_scripts
 from ddlrun.probe import Reach, is_local
 from ddlrun.shell import Finished
@@ -41,6 +42,8 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
     facts: Mapping[str, Facts]
     network: Network | None
+    here: tuple[str, str | None]
+    """This machine's name among the hosts, or its own, and its address on the network; None: it has none."""
 
     @property
     def failures(self) -> list[Finding]:
@@ -84,10 +87,15 @@ def preflight(hosts: HostList, question: Question, reach: Reach) -> Report:
     reached = [host for host in hosts.names if host in report.facts]
     if "tcp" not in question.only or len(reached) < 2 or report.network is None:
         return report
+    name, address = report.here
+    network = report.network
+    if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
+        network = network._replace(addresses={**network.addresses, name: address})
+        reached.insert(0, name)
     seconds = max(1.0, min(TCP_SECONDS, (end - time.monotonic()) / 2))
-    scripts = peer_scripts(reached, report.network, sys.executable, seconds)
+    scripts = peer_scripts(reached, network, sys.executable, seconds)
     answers = {host: answer.out for host, answer in _ask(scripts, reach).items()}
-    said = judge_tcp(reached, answers, report.network)
+    said = judge_tcp(reached, answers, network)
     return report._replace(findings=(*report.findings, *said))
 
 
@@ -114,14 +122,17 @@ def look(hosts: HostList, question: Question, reach: Reach) -> Report:
             findings.append(Finding(host, "ssh", OK, "ok"))
         except UnreachableError:
             why = trouble(host, answers[host], question.ssh, question.seconds)
+            if shutil.which(question.ssh[0]) is None:
+                why = NO_CLIENT
             findings.append(Finding(host, "ssh", FAILURE, why.what, why.remedy))
     every = tuple(dict.fromkeys(name for host in facts for name in _names(hosts.names, host, reach.own_name)))
     seen = Seen(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
     findings += judge(seen, question.only)
     network, said = _network(facts, question)
-    if network and network.subnets and here_name not in hosts.names:
-        network = network._replace(daemons=any(on(one, network.subnets) for one in here.addresses))
-    return Report((*findings, *said), facts, network)
+    own = next((one.ip for one in here.addresses if network and on(one, network.subnets)), None)
+    if network and here_name not in hosts.names:
+        network = network._replace(daemons=own is not None)
+    return Report((*findings, *said), facts, network, (here_name, own))
 
 
 def _network(facts: Mapping[str, Facts], question: Question) -> tuple[Network | None, list[Finding]]:

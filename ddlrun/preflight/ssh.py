@@ -16,6 +16,7 @@ class Trouble(NamedTuple):
     remedy: str
 
 
+NO_CLIENT = Trouble("no ssh here", "there is no ssh on this machine's PATH", "install openssh-client on this machine")
 # What ssh says -> kind and remedy; {ssh} is its command line without the host.  The first wins.
 _TROUBLES = (
     (
@@ -34,18 +35,13 @@ _TROUBLES = (
         "key not accepted",
         "ssh-copy-id {options}{host} (or name the key: -i FILE; a key with a passphrase needs ssh-agent)",
     ),
-    (r"Connection refused", "refused", "start sshd there, or name its port (-p); then try: {ssh} {host} true"),
-    (r"No route to host|Network is unreachable", "no route", "is it up, on your network? try: {ssh} {host} true"),
-    (r"timed? ?out", "timed out", "is it up, does a firewall drop port {port}? try: {ssh} {host} true"),
+    (r"Connection refused", "refused", "try: {ssh} {host} true (start sshd there, or name its port: -p)"),
+    (r"No route to host|Network is unreachable", "no route", "try: {ssh} {host} true (is it up, and on your network?)"),
+    (r"timed? ?out", "timed out", "try: {ssh} {host} true (is it up, does a firewall drop port {port}?)"),
     (
         r"Connection (closed|reset)|kex_exchange_identification",
         "closed",
         "see its sshd's log (MaxStartups, hosts.deny, AllowUsers); try: {ssh} {host} true",
-    ),
-    (
-        r"(ssh: not found|No such file or directory: '?ssh)",
-        "no ssh here",
-        "install openssh-client on this machine",
     ),
     (r"command not found|: not found", "command not found", "its login shell finds no sh: {ssh} {host} 'echo $PATH'"),
 )
@@ -67,7 +63,7 @@ def trouble(host: str, answer: Finished, ssh: Sequence[str], seconds: float) -> 
         if line is not None:
             return Trouble(kind, _worded(kind, host, line), remedy.format(**fields))
     if answer.code is None:
-        remedy = "is it up, does a firewall drop port {port}? try: {ssh} {host} true".format(**fields)
+        remedy = "try: {ssh} {host} true (is it up, does a firewall drop port {port}?)".format(**fields)
         return Trouble("timed out", f"no answer in time ({seconds:g} s)", remedy)
     if answer.code == 0 or "@" in answer.out:
         what = f"its shell ended early (exit code {answer.code})"
