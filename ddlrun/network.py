@@ -313,6 +313,10 @@ def tcp_variables(major: int) -> dict[str, str]:
     }
 
 
+# As a word of mpirun's, or in a line of a file that is no comment.
+_CHOSEN = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
+
+
 def decide(
     network: Network | None,
     major: int,
@@ -331,11 +335,7 @@ def decide(
     for name in sorted(variables):
         other = name.replace("_include", "_exclude")  # Open MPI stops at both
         said = next((one for one in (name, other) if one in environ), None)
-        if (
-            said is None
-            and "_MCA_" in name
-            and any(re.search(r"\b(tcp|prte)_if_(in|ex)clude\b", text) for text in chosen)
-        ):
+        if said is None and "_MCA_" in name and any(re.search(_CHOSEN, text) for text in chosen):
             said = "tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file"
         if said is not None:
             del variables[name]

@@ -132,7 +132,7 @@ def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: 
 def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
     with instead(cluster.known_hosts("h3").with_name("sshrc"), "echo 'Welcome to h3'\n"):
         done = check(cluster, tmp_path)
-    one_row(done, 0, ["shell", "h3", "WARNING", "prints 'Welcome to h3' before all else"], "case $- in *i*)")
+    one_row(done, 0, ["shell", "h3", "WARNING", "prints 'Welcome to h3', also into"], "case $- in *i*)")
 
 
 def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:

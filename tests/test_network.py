@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.network import SCRIPT, Address, choose_network, network_variables, parse_addresses, tcp_variables
+from ddlrun.network import SCRIPT, Address, choose_network, decide, network_variables, parse_addresses, tcp_variables
 
 LO = Address("lo", "127.0.0.1", 8, kind="virtual")
 DOCKER = Address("docker0", "172.17.0.1", 16, kind="bridge")
@@ -174,3 +174,29 @@ def test_ipv6_by_different_names_is_left_to_mpi_with_a_word() -> None:
 
 def test_one_host_needs_nothing() -> None:
     assert network_variables(choose_network({"h1": host(1, DOCKER)}), 4) == ({}, [])
+
+
+def test_what_the_user_or_the_site_has_set_stays() -> None:
+    network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})
+    mine = {"NCCL_SOCKET_IFNAME": "ib0", "OMPI_MCA_btl_tcp_if_exclude": "docker0,lo"}
+    variables, notes = decide(network, 4, mine, (), rdma=True)
+    assert set(variables) == {"OMPI_MCA_oob_tcp_if_include", "GLOO_SOCKET_IFNAME"}
+    assert notes == ["NCCL_SOCKET_IFNAME: left as you set it", "OMPI_MCA_btl_tcp_if_exclude: left as you set it"]
+    variables, notes = decide(network, 5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
+    assert not any("MCA" in name for name in variables)
+    assert notes == ["tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file: left as you set it"]
+    assert len(decide(network, 5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
+
+
+def test_nothing_is_set_where_mpi_cannot_choose_otherwise() -> None:
+    plain = {"h1": host(1), "h2": host(2)}
+    assert decide(choose_network(plain), 5, {}, (), rdma=False) == decide(None, 5, {}, (), rdma=False) == ({}, [])
+    assert (
+        decide(choose_network(plain, "10.0.0.0/8"), 5, {}, (), rdma=False)[0]["PRTE_MCA_prte_if_include"]
+        == "10.0.0.0/8"
+    )
+
+
+def test_daemons_are_left_alone_where_mpirun_is_elsewhere() -> None:
+    network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})._replace(daemons=False)
+    assert "OMPI_MCA_oob_tcp_if_include" not in network_variables(network, 4)[0]

@@ -54,7 +54,13 @@ def noise(seen: Seen) -> Iterator[Finding]:
     for host, facts in seen.hosts.items():
         if facts.noise:
             remedy = "guard it in its ~/.bashrc: case $- in *i*) ... ;; esac"
-            yield Finding(host, "shell", WARNING, f"its shell prints {facts.noise[0][:60]!r} before all else", remedy)
+            yield Finding(
+                host,
+                "shell",
+                WARNING,
+                f"its shell prints {facts.noise[0][:60]!r}, also into every job's output",
+                remedy,
+            )
 
 
 def names(seen: Seen) -> Iterator[Finding]:
@@ -81,7 +87,7 @@ def _own_name(host: str, facts: Facts) -> Iterator[Finding]:
     if not found:
         yield Finding(host, "names", WARNING, f"does not resolve its own name {facts.hostname}", fix)
     elif all(_loopback(ip) for ip in found):
-        what = f"resolves its own name {facts.hostname} to {found[0]}: MPI, Gloo and others then listen to nobody else"
+        what = f"resolves its own name {facts.hostname} to {found[0]}: Gloo and others then listen to nobody else"
         yield Finding(host, "names", WARNING, what, f"{fix} instead of {found[0]}")
     elif not {*found} & {one.ip for one in facts.addresses} and not any(map(_loopback, found)):
         yield Finding(host, "names", FAILURE, f"resolves its own name to {found[0]}, which is not its own", fix)

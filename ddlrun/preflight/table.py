@@ -15,7 +15,7 @@ def render_report(report: Report, *, everything: bool) -> str:
     lines = []
     for *cells, what, remedy in rows:
         start = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{start}  {what}")
+        lines.append(f"{start}  {what}".rstrip())
         lines += [f"{' ' * len(start)}  mend: {remedy}"] * bool(remedy)
     return "".join(f"{line}\n" for line in [*lines, _summary(report)])
 
