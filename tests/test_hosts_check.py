@@ -224,6 +224,18 @@ def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 5, ["tcp", "h3", "FAILURE", what], "open TCP ports 1024-65535")
 
 
+def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tmp_path: Path) -> None:
+    rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
+    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    try:
+        done = cluster.run("h1", [*DDLRUN, "check", "h[2-4]"], cwd=tmp_path)
+    finally:
+        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+    assert done.returncode == 5
+    assert done.stdout.startswith("tcp  h3  FAILURE  cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the")
+    assert done.stdout.splitlines()[-1] == "h[2-4]: 1 failure; network 10.77.0.0/16"
+
+
 def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.2 ipproto tcp unreachable"
     namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
@@ -268,6 +280,22 @@ def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_pa
         plan = json.loads((tmp_path / "run" / "plan.json").read_text())
         assert plan["variables"]["OMPI_MCA_btl_tcp_if_include"] == "10.77.0.0/16"
         assert "not 172.17.0.0/16: docker0 is a bridge" in plan["reasons"]["network"]
+
+
+def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
+    ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = next(line for line in done.stdout.splitlines() if line.startswith("network: "))
+    assert "10.77.0.0/16: the only usable subnet that all hosts share" in shown
+    assert shown.endswith("not 127.0.0.0/8: loopback; left to MPI")
+    ask[-1:-1] = ["--network", "10.77.0.0/16", "--mpirun", MPIRUNS[5]]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert "PRTE_MCA_prte_if_include=10.77.0.0/16" in done.stdout
+    ask[-1:-1] = ["--network", "10.78.0.0/16"]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert done.returncode == 5
+    assert "--network 10.78.0.0/16: no address on h[2-4]; h2 has eth0 10.77.0.2/16" in done.stderr
 
 
 def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def run_checks(
     question = Question(
         mpirun.path, mpirun.major, program, logs, options["network"], names, only, ("ssh", *ssh), seconds
     )
-    return preflight(hosts, question, reach(ssh, seconds))
+    return preflight(hosts, question, lambda left: reach(ssh, left))
 
 
 def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> Report:

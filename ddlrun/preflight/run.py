@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import PreflightError, UnreachableError
@@ -14,12 +14,12 @@ from ddlrun.network import Network, choose_network, on
 from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble
-from ddlrun.preflight.tcp import judge_tcp, peer_scripts
+from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
 from ddlrun.probe import Reach, is_local
 from ddlrun.shell import Finished
 
 MOST_NAMES = 8
-TCP_SECONDS = 6.0
+TCP_SECONDS = 8.0
 
 
 class Question(NamedTuple):
@@ -77,13 +77,13 @@ class Report(NamedTuple):
             raise PreflightError(*lines(self.failures))
 
 
-def preflight(hosts: HostList, question: Question, reach: Reach) -> Report:
+def preflight(hosts: HostList, question: Question, reach: Callable[[float], Reach]) -> Report:
     """Ask every host for its facts, judge them, and let the hosts connect to each other; two round trips in all.
 
-    Never raises for a host: its findings say what is wrong.
+    `reach` takes seconds. Never raises for a host: its findings say what is wrong.
     """
     end = time.monotonic() + question.seconds
-    report = look(hosts, question, reach)
+    report = look(hosts, question, reach(question.seconds))
     reached = [host for host in hosts.names if host in report.facts]
     if "tcp" not in question.only or len(reached) < 2 or report.network is None:
         return report
@@ -92,11 +92,17 @@ def preflight(hosts: HostList, question: Question, reach: Reach) -> Report:
     if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
         network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
-    seconds = max(1.0, min(TCP_SECONDS, (end - time.monotonic()) / 2))
-    scripts = peer_scripts(reached, network, sys.executable, seconds)
-    answers = {host: answer.out for host, answer in _ask(scripts, reach).items()}
-    said = judge_tcp(reached, answers, network)
+    said = [one for batch in batches(reached) for one in _connect(batch, network, reach, end)]
     return report._replace(findings=(*report.findings, *said))
+
+
+def _connect(hosts: Sequence[str], network: Network, reach: Callable[[float], Reach], end: float) -> Iterable[Finding]:
+    left = end - time.monotonic()
+    if left < 1:
+        return [Finding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts]
+    scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
+    answers = {host: answer.out for host, answer in _ask(scripts, reach(left)).items()}
+    return judge_tcp(hosts, answers, network)
 
 
 def look(hosts: HostList, question: Question, reach: Reach) -> Report:

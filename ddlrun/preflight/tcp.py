@@ -11,6 +11,7 @@ from ddlrun.preflight import peer
 from ddlrun.preflight.judge import FAILURE, OK, WARNING, Finding
 
 ALL_PAIRS = 8
+AT_ONCE = 100  # they have to run at the same time, and ssh goes to 128 hosts at once
 # Open MPI's own connections go to ports from 1024 on; these are seldom anybody's.
 LOWEST, HIGHEST, TRIES = 20000, 29900, 3
 
@@ -26,6 +27,17 @@ def pairs(hosts: Sequence[str]) -> set[tuple[str, str]]:
     else:
         found = {*zip(hosts, (*hosts[1:], hosts[0]), strict=True), *((hosts[0], host) for host in hosts)}
     return {pair for one, other in found for pair in ((one, other), (other, one)) if one != other}
+
+
+def batches(hosts: Sequence[str]) -> list[Sequence[str]]:
+    """Return hosts that try at a time, each batch but the first with the last host of the one before.
+
+    >>> [len(batch) for batch in batches([f"h{n}" for n in range(250)])]
+    [100, 101, 51]
+    """
+    starts = range(0, len(hosts), AT_ONCE)
+    found = [hosts[max(0, start - 1) : start + AT_ONCE] for start in starts]
+    return [batch for batch in found if len(batch) > 1]
 
 
 def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: float) -> dict[str, str]:
