@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from ddlrun import rankfile
@@ -21,12 +21,14 @@ from ddlrun.mpirun import (
     REMEDY,
     Job,
     Mpirun,
+    Transport,
     choose_transport,
     command,
     parse_version,
     site_excludes,
     transport_chosen,
 )
+from ddlrun.network import Network, decide, tcp_variables
 from ddlrun.placement import Placement, Policy, place, place_cores, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import check_distinct, is_local
@@ -34,7 +36,8 @@ from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.shell import Finished, begin
-from ddlrun.supervise import Watch, run_job
+from ddlrun.spares import Crew
+from ddlrun.supervise import LOOPBACK, Watch, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 # What mpirun starts for each rank.
@@ -64,6 +67,28 @@ class Settings(NamedTuple):
     """The user's own rank file: its name and text."""
     watch: Watch = Watch(0)
     """How the job is watched; the number of ranks is the plan's."""
+    tcp: bool = False
+
+
+def again(settings: Settings, attempt: int) -> Settings:
+    """Return the settings of a restart: the same job with an id and a run folder of its own."""
+    base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
+    run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
+    variables = {**settings.variables, "DDLRUN_RESTART": str(attempt)}
+    return settings._replace(run_dir=RunDir(f"{base}/restart-{attempt}"), run_id=run_id, variables=variables)
+
+
+def adapt(settings: Settings, crew: Crew) -> Settings:
+    """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
+    wish = settings.wish
+    if len(crew.hosts) != len(settings.hosts):
+        each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
+        if wish.topology is not None:
+            dims = (wish.topology.accelerators, crew.per_rack, crew.racks)
+            wish = Wish(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
+        else:
+            wish = Wish(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
+    return settings._replace(hosts=crew.hosts, wish=wish)
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -140,8 +165,16 @@ def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -
     return None
 
 
-def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], environ: Mapping[str, str]) -> Plan:
+def make_plan(
+    settings: Settings,
+    mpirun: Mpirun,
+    machines: Mapping[str, Machine],
+    environ: Mapping[str, str],
+    network: Network | None = None,
+) -> Plan:
     """Return the complete Plan; nothing is written or started.
+
+    `network` is what the hosts share, None where they were not asked.
 
     Raises InputError, PlacementError or PreflightError.
     """
@@ -152,7 +185,15 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
     files = _mca_files(mpirun.path, environ)
     chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
     transport = choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
+    if settings.tcp:
+        transport = Transport(
+            tuple(tcp_variables(mpirun.major).items()), "--tcp: TCP, and shared memory inside of hosts"
+        )
     variables, notes = _variables(settings, mpirun, placement, environ)
+    rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
+    taken = {**environ, **settings.variables}
+    over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
+    variables, notes = over | variables, notes + more
     variables |= _library(mpirun.path, ranks_environ := {**environ, **variables}) | dict(transport.variables)
     ranks_environ |= variables
     exports = exported(ranks_environ, (*settings.named, *settings.variables))
@@ -177,6 +218,7 @@ def make_plan(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine
         tuple(sorted(variables.items())), removed, job.exports, settings.run_dir,
         (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes),
         settings.rankfile[1] if settings.rankfile else None, settings.run_id,
+        "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
     )  # fmt: skip
 
 
@@ -216,7 +258,7 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], M
         path, reason = _which("mpirun", environ), "first on PATH"
     if path is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return partial(_version, os.path.abspath(path), reason, begin([path, "--version"]))
+    return cache(partial(_version, os.path.abspath(path), reason, begin([path, "--version"])))
 
 
 def _version(path: str, reason: str, answered: Callable[[], Finished]) -> Mpirun:
@@ -246,8 +288,7 @@ def _variables(
         )
     # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
     variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
-    if "DDLRUN_RESTART" not in environ:
-        variables["DDLRUN_RESTART"] = "0"
+    variables["DDLRUN_RESTART"] = "0"
     if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(int(settings.watch.grace + 5))
     if settings.strict_binding:
@@ -405,7 +446,9 @@ def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[S
     if local and not os.isatty(0):
         environ["DDLRUN_STDIN"] = _own_stdin()
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
-    watch = watch._replace(ranks=plan.placement.topology.size, addresses=_own_addresses(plan.placement.hosts))
+    known = () if watch.addresses == LOOPBACK else watch.addresses
+    addresses = tuple(dict.fromkeys((*known, *_own_addresses(plan.placement.hosts))))
+    watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses)
     environ["DDLRUN_RUN"] = plan.run_id
     with _session_folder(plan, environ) as session, _known(plan, environ):
         done = run_job(plan.argv, {**environ, **session}, watch, files, stdin=through_mpirun)
@@ -434,7 +477,7 @@ def _own_addresses(hosts: HostList) -> tuple[str, ...]:
     own_name = os.uname().nodename
     others = [name for name in hosts.names if not is_local(name, own_name)]
     if not others:
-        return ("127.0.0.1",)
+        return LOOPBACK
     import socket  # noqa: PLC0415 - 6 ms, for jobs over several hosts alone
 
     found: dict[str, None] = {}

@@ -88,12 +88,19 @@ class Plan(NamedTuple):
     """The text of the user's own rank file."""
     run_id: str = ""
     """What every process of the run carries in its environment."""
+    network: str = "left to MPI"
+    """What the hosts talk over, and why."""
 
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry; secrets are left out."""
         return {
             **placement_dict(self.placement),
-            "reasons": {"topology": self.reason, "rank_order": self.order_reason, "transport": self.transport.reason},
+            "reasons": {
+                "topology": self.reason,
+                "rank_order": self.order_reason,
+                "transport": self.transport.reason,
+                "network": self.network,
+            },
             "notes": list(self.notes),
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
             "command": list(self.argv),
@@ -138,6 +145,10 @@ class Outcome(NamedTuple):
     mpirun_said: str = ""
     until_end: float = 0.0
     """Seconds until the job began to end."""
+    wanted: bool = False
+    """Somebody, or a time limit, ended it."""
+    dead: tuple[str, ...] = ()
+    """Hosts that went away, by the names that the job has for them."""
 
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry."""

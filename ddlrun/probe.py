@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+from ddlrun.machine.sysfs import SCRIPT, machine_kind, parse_sysfs
 from ddlrun.shell import Finished
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
@@ -74,7 +74,7 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
     machines: dict[str, Machine] = {}
     for name in hosts.names:
         text = answers[name].out.strip()
-        kind = _kind(text)
+        kind = machine_kind(text)
         if kind not in kinds:
             kinds[kind] = parse_sysfs(text, name)
         machines[name] = kinds[kind]
@@ -133,13 +133,6 @@ def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
     remote = {name: script for name, script in scripts.items() if name not in local}
     answers = dict(reach.there(remote)) if remote else {}
     return answers | {name: finish() for name, finish in local.items()}
-
-
-def _kind(text: str) -> str:
-    """Return what hosts that are alike say alike, which leaves UUIDs out unless GPUs are restricted by them."""
-    if "@env" in text:
-        return text
-    return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
 
 
 def why_silent(answer: Finished) -> str:

@@ -32,11 +32,14 @@ OURS = {
     "ddl.mode": "mode",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
+    "network.subnet": "network",
+    "network.interfaces": "network_interface",
+    "network.tcp": "tcp",
     "ssh.port": "ssh_port",
     "ssh.identity_file": "ssh_identity_file",
 }
 PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
-SWITCHES = ("placement.overload", "placement.bind_threads", "placement.strict_binding")
+SWITCHES = ("network.tcp", "placement.overload", "placement.bind_threads", "placement.strict_binding")
 # Horovod's other launcher; ours is MPI's, so these say nothing new.
 CONTROLLERS = ("mpi", "auto", None)
 
@@ -86,7 +89,7 @@ def _value(key: str, value: object, where: str, problems: list[str]) -> object:
         knob = next((knob for knob in HOROVOD if knob.yaml == key), None)
         if key in SWITCHES or (knob is not None and knob.kind is bool):
             return value
-    elif isinstance(value, list) and key in ("hosts", "placement.gpu_order"):
+    elif isinstance(value, list) and key in ("hosts", "placement.gpu_order", "network.interfaces"):
         return ",".join(map(str, value))
     elif isinstance(value, str | int | float) and key not in SWITCHES:
         return str(value)

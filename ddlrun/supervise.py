@@ -26,6 +26,7 @@ MPIRUN_SECONDS = 3.0
 SLACK_SECONDS = 3.0
 UNREACHABLE, TIMED_OUT = 3, 124
 STATUS_SECONDS = 1.0
+LOOPBACK = ("127.0.0.1",)
 
 
 class Watch(NamedTuple):
@@ -39,7 +40,7 @@ class Watch(NamedTuple):
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
     style: Style = Style()
-    addresses: tuple[str, ...] = ("127.0.0.1",)
+    addresses: tuple[str, ...] = LOOPBACK
     """This host's addresses that the ranks' hosts reach."""
     status_line: bool = False
     colour: bool = False
@@ -51,7 +52,7 @@ class Listener:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.token = os.urandom(16).hex()
         self._addresses = addresses
-        local = list(addresses) == ["127.0.0.1"]
+        local = tuple(addresses) == LOOPBACK
         self.socket = self._bind("127.0.0.1") if local else self._bind_all()
         self.socket.listen(4096)
         self.socket.setblocking(False)
@@ -104,6 +105,8 @@ class Cause(NamedTuple):
     exit_code: int
     reason: str | None = None
     signal: int | None = None
+    wanted: bool = False
+    """Somebody, or a time limit, asked for it."""
 
 
 class Supervision:
@@ -120,11 +123,13 @@ class Supervision:
         self._peers: dict[int, Peer] = {}
         self._pipes: dict[int, int] = {}
         self._lost: list[str] = []
+        self._dead: set[str] = set()
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed: nobody has ended yet what its program left behind."""
         self.bound: list[str] = []
         self.ends: dict[int, RankEnd] = {}
         self._cause: Cause | None = None
+        self._own_name = os.uname().nodename
         self._started = time.monotonic()
         self._beaten = self._started
         self._drawn = 0.0
@@ -208,12 +213,12 @@ class Supervision:
         for console in self._consoles:
             console.flush()
         if any(console.closed for console in self._consoles) and self._cause is None:
-            self.end_job(Cause(128 + signal.SIGPIPE, "nobody reads the output any more", signal.SIGPIPE))
+            self.end_job(Cause(128 + signal.SIGPIPE, "nobody reads the output any more", signal.SIGPIPE, wanted=True))
         self._read_or_wait(now)
         for number in signals.taken():
             self._signalled(number)
         if self._watch.timeout and now > self._started + self._watch.timeout and self._cause is None:
-            self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)"))
+            self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
         if self._watch.heartbeat:
             self._beat(now)
         if self._cause is not None:
@@ -300,6 +305,7 @@ class Supervision:
             gone = self._process.poll() is not None
             lost = Cause(UNREACHABLE, f"rank {peer.rank} on {peer.host} had to end: {ended.why}")
             self.end_job(self._mpirun_ended() if gone else lost)
+            self._dead |= {peer.host} - {self._own_name}
 
     def _hang_up(self, peer: Peer) -> None:
         """Take note that a keeper has closed: after its program ended, or because it was killed."""
@@ -360,6 +366,7 @@ class Supervision:
             self._drop(peer)
             if peer.ended is None:
                 self._lost.append(f"rank {peer.rank} on {peer.host}")
+                self._dead.add(peer.host)
         if silent and self._cause is None:
             hosts = ", ".join(sorted({peer.host for peer in silent}))
             why = (
@@ -412,7 +419,7 @@ class Supervision:
         if number in self._watch.forward:
             self._to_all(wire.SIGNAL, str(number))
         elif self._cause is None:
-            self.end_job(Cause(128 + number, None, number))
+            self.end_job(Cause(128 + number, None, number, wanted=True))
         else:
             self._to_all(wire.FINISH, "0")
             self._kill_at = time.monotonic() + 1.0
@@ -437,6 +444,7 @@ class Supervision:
         said = self._mpi_said.decode(errors="replace")
         lost = lost_host(said)
         if lost is not None:
+            self._dead.add(lost[0])
             why = "something there was killed, the host went down, or the network failed"
             return Cause(UNREACHABLE, f"mpirun lost host {lost[0]}, {lost[1]}: {why}")
         improper = improper_end(said)
@@ -464,7 +472,8 @@ class Supervision:
         said = self._mpi_said.decode(errors="replace") if cause.exit_code else ""
         return Outcome(
             cause.exit_code, cause.signal, seconds, cause.reason, root, ends, tuple(self._lost), said,
-            self._ending_since - self._started if self._ending_since is not None else seconds,
+            self._ending_since - self._started if self._ending_since is not None else seconds, cause.wanted,
+            tuple(sorted(self._dead)),
         )  # fmt: skip
 
     # -- what people see ------------------------------------------------------------------------

@@ -295,3 +295,38 @@ def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_pat
     counted = f"{' '.join(map(repr, argv))} | tail -c 5; rm -rf {cluster.folder}/run"
     measured = cluster.run("h1", ["sh", "-c", f"ulimit -v 1000000; {counted}"], cwd=tmp_path, timeout=120)
     assert measured.stdout == "\nend\n", measured.stderr
+
+
+def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    script = 'echo "try $DDLRUN_RESTART"; test $DDLRUN_RESTART = 2 || exit 7'
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--restarts", "3", "--no-tag-output")) as job:
+        code, out, err = job.end()
+    assert (code, sorted(set(out.splitlines()))) == (0, ["try 0", "try 1", "try 2"]), err
+    assert (tmp_path / "run" / "restart-2" / "outcome.json").exists()
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    script = "echo started; hostname; test $DDLRUN_RESTART != 0 || sleep 3600"
+    options = ("-H", "h1,h2", "-np", "2", "--restarts", "1", "--spare-hosts", "h3,h4", "--no-tag-output")
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=options) as job:
+        job.started("h1")
+        keeper, _ = job.started("h2")
+        os.kill(parent(keeper), signal.SIGKILL)
+        code, out, err = job.end()
+    assert (code, sorted(out.split())) == (0, ["h1", "h1", "h2", "h3", *["started"] * 4]), err
+    assert "h3 takes the place of h2: it was lost" in err
+
+
+@pytest.mark.parametrize("options", [("--spare-hosts", "h4"), ("--min-topology", "1x1")])
+def test_a_host_that_fails_its_check_is_replaced_or_left_out(
+    cluster: Cluster, mpirun: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    cluster.stop("h3")
+    try:
+        more = ("-H", "h1,h2,h3", "-np", "3", "--no-tag-output", *options)
+        with Job(cluster, mpirun, tmp_path, "hostname", options=more) as job:
+            code, out, err = job.end()
+    finally:
+        cluster.start("h3")
+    assert (code, sorted(out.split())) == (0, ["h1", "h2", "h4"] if "h4" in options else ["h1", "h2"]), err
+    assert "Connection refused" in err or "refuses" in err

@@ -14,10 +14,10 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["shape", "settings", "environment", "mpirun", "plan", "report", "rank", "output"],
+    ["shape", "spares", "settings", "environment", "mpirun", "network", "plan", "report", "rank", "output"],
     ["shell"],
     ["supervise"],
-    ["probe", "launch", "leftovers"],
+    ["probe", "preflight", "launch", "leftovers"],
     ["cli", "__main__"],
 ]
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}

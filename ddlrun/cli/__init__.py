@@ -17,6 +17,7 @@ from ddlrun.errors import DdlrunError
 
 # Command -> module, and its name there if that is not `command`; imported when it is used, or for --help.
 COMMANDS = {
+    "check": "check",
     "gen-rankfile": "gen_rankfile",
     "launch": "launch",
     "lint": "lint",

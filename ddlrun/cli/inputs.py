@@ -141,7 +141,7 @@ def reach(ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
     chosen = "".join(f"{name}='{value}'\n" for name, value in numbers.items())
     return Reach(
         os.uname().nodename,
-        lambda script: begin(["sh", "-s"], script, seconds),
+        lambda script: begin(["sh", "-c", script], "", seconds),
         lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, ssh, seconds),
         shlex.join(["ssh", *ssh]),
         lambda: importlib.import_module("ctypes"),  # 3 ms that a launch needs later

@@ -22,6 +22,7 @@ from ddlrun.output import Style
 from ddlrun.plan import RunDir
 from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
+from ddlrun.spares import Crew
 from ddlrun.supervise import Watch
 from ddlrun.topology import parse_topology
 
@@ -176,7 +177,25 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
         watch=read_watch(options),
         run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}",
+        tcp=options.get("tcp", False),
     )
+
+
+def read_crew(settings: Settings, spare: str | None) -> Crew:
+    """Return the hosts of the job and those that stand by. Raises InputError where they overlap."""
+    hosts = list(settings.hosts)
+    topology = settings.wish.topology
+    if spare == "extra":
+        if topology is None:
+            raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
+        hosts, more = hosts[: topology.hosts], hosts[topology.hosts :]
+    else:
+        more = list(read_hosts(spare, None, "--spare-hosts")) if spare else []
+    both = {host.name for host in hosts} & {host.name for host in more}
+    if both:
+        raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
+    racks = len(hosts) // (topology.dims[1] if topology else settings.wish.nodes or len(hosts))
+    return Crew(HostList(tuple(hosts), settings.hosts.source), tuple(more), max(1, racks))
 
 
 def read_watch(options: dict[str, Any]) -> Watch:

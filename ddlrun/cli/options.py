@@ -54,6 +54,27 @@ ssh_options = all_of(
     option("Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), help="Port of ssh on the hosts."),
     option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh to the hosts."),
 )
+network_options = all_of(
+    option(
+        "Hosts", "--network", metavar="CIDR",
+        help="Subnet that the hosts talk over, as in 10.0.0.0/16; default: the fastest that all share.",
+    ),
+    option(
+        "Hosts", "--network-interface", metavar="NAME,NAME",
+        help="Interfaces that they talk over; each host uses those that it has.",
+    ),
+)  # fmt: skip
+start_timeout = option(
+    "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30.0, show_default=True,
+    help="Seconds until hosts that have not answered are given up.",
+)  # fmt: skip
+check_options = all_of(
+    network_options,
+    option("Hosts", "--tcp", is_flag=True, help="TCP between hosts, whatever else there is: no RDMA."),
+    start_timeout,
+    option("Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."),
+    option("Checks", "--only-checks", metavar="NAMES", help="Check these alone, as in mpi,tcp."),
+)  # fmt: skip
 placement_options = all_of(
     option("Placement", "--cores-per-rank", type=COUNT, help="Cores of each rank; default: an equal share of all."),
     option("Placement", "--reserve-cores", type=COUNT, help="Cores of each host that are left to the system."),

@@ -109,6 +109,13 @@ def parse_sysfs(text: str, host: str) -> Machine:
     return Machine(cores, gpus, nics, "sysfs", measured=True, numa_nodes=numa_nodes, memory=memory, notes=notes)
 
 
+def machine_kind(text: str) -> str:
+    """Return what hosts that are alike say alike, which leaves UUIDs out unless GPUs are restricted by them."""
+    if "@env" in text:
+        return text
+    return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
+
+
 def _cores(found: Mapping[str, str]) -> tuple[Core, ...]:
     known = {int(path.split("/")[1][3:]) for path in found if path.endswith("/topology/thread_siblings_list")}
     there = parse_cpu_list(found["cpu/online"]) if "cpu/online" in found else frozenset(known)

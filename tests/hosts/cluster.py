@@ -35,11 +35,15 @@ def why_not() -> str:
 class Cluster:
     """Hosts h1, h2, ... rack by rack, 10.77.RACK.PLACE/16, up inside `with`.
 
-    `uplink` (of a rack) and `nic` (of a host) are tc rates such as "100mbit"; None is no limit.
+    `uplink` (of a rack) and `nic` (of a host) are tc rates such as "100mbit"; None is no limit. With `ipv6`
+    the hosts have IPv6 alone: fd77::RACK:PLACE/64, racks counted from 1.
     """
 
-    def __init__(self, hosts_per_rack: int, racks: int, *, uplink: str | None = None, nic: str | None = None) -> None:
+    def __init__(
+        self, hosts_per_rack: int, racks: int, *, uplink: str | None = None, nic: str | None = None, ipv6: bool = False
+    ) -> None:
         self._shape = hosts_per_rack, racks
+        self._ipv6 = ipv6
         self._uplink, self._nic = uplink, nic
         self._folder: Path | None = None
         self._hosts: dict[str, ClusterHost] = {}
@@ -148,6 +152,10 @@ class Cluster:
         sent, received = output(["ip", "netns", "exec", self._switch, "cat", *counters]).split()
         return int(sent), int(received)
 
+    def namespace(self, host: str) -> str:
+        """Return the host's network namespace, for `namespaces.ip`."""
+        return self._hosts[host].namespace
+
     @property
     def _switch(self) -> str:
         return f"{self.folder.name}-sw"
@@ -159,7 +167,9 @@ class Cluster:
         per_rack, racks = self._shape
         for number, (rack, place) in enumerate(itertools.product(range(racks), range(1, per_rack + 1)), 1):
             name = f"h{number}"
-            self._hosts[name] = ClusterHost(name, rack, place, f"{self.folder.name}-{name}", self.folder / name)
+            self._hosts[name] = ClusterHost(
+                name, rack, place, f"{self.folder.name}-{name}", self.folder / name, self._ipv6
+            )
         namespaces.wire(self._switch, self.hosts)
         self._limit()
         self._write_files()
@@ -191,7 +201,7 @@ class Cluster:
         log = host.folder / "hold.log"
         with log.open("w") as errors:
             holder = self._holders[host.name] = subprocess.Popen(
-                [*enter, f"{NO_IPV6}\n{HOLD}", "hold", host.name, str(host.folder)],
+                [*enter, HOLD if self._ipv6 else f"{NO_IPV6}\n{HOLD}", "hold", host.name, str(host.folder)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
             )  # fmt: skip
         assert holder.stdout is not None

@@ -50,11 +50,17 @@ class ClusterHost:
     place: int
     namespace: str
     folder: Path
+    ipv6: bool = False
 
     @property
     def address(self) -> str:
-        """Return the IPv4 address."""
-        return f"10.77.{self.rack}.{self.place}"
+        """Return the address, the only one."""
+        return f"fd77::{self.rack + 1}:{self.place}" if self.ipv6 else f"10.77.{self.rack}.{self.place}"
+
+    @property
+    def added(self) -> str:
+        """Return how `ip addr add` takes the address."""
+        return f"{self.address}/64 dev eth0 nodad" if self.ipv6 else f"{self.address}/16 dev eth0"
 
     @property
     def mac(self) -> str:

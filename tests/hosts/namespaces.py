@@ -91,7 +91,7 @@ def wire(switch: str, hosts: Sequence[ClusterHost]) -> None:
         lines += [f"link add {host.name} type veth peer name {eth0}", f"link set {host.name} master br{host.rack} up"]
     ip(switch, lines)
     for host in hosts:
-        ip(host.namespace, ["link set lo up", f"addr add {host.address}/16 dev eth0", "link set eth0 up"])
+        ip(host.namespace, ["link set lo up", f"addr add {host.added}", "link set eth0 up"])
 
 
 def remove(folder: Path) -> None:

@@ -1,0 +1,184 @@
+"""Ask all hosts and judge what they say: the edge."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.hosts import HostList, fold
+from ddlrun.machine import Machine
+from ddlrun.network import Network, choose_network, on
+from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
+from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
+from ddlrun.preflight.ssh import NO_CLIENT, trouble
+from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
+from ddlrun.probe import Reach, ask, is_local
+
+MOST_NAMES = 8
+TCP_SECONDS = 8.0
+
+
+class Question(NamedTuple):
+    """What a preflight is asked for, beyond the hosts."""
+
+    mpirun: str
+    major: int
+    program: str | None = None
+    logs: str | None = None
+    network: str | None = None
+    interfaces: tuple[str, ...] = ()
+    only: frozenset[str] = frozenset(NAMES)
+    ssh: tuple[str, ...] = ("ssh",)
+    seconds: float = 30.0
+
+
+class Report(NamedTuple):
+    """What came of it: findings of all checks, each host's facts, and the network that the hosts share."""
+
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, Facts]
+    network: Network | None
+    here: tuple[str, str | None]
+    """This machine's name among the hosts, or its own, and its address on the network; None: it has none."""
+
+    @property
+    def failures(self) -> list[Finding]:
+        """Return what is wrong, but for hosts that cannot be reached."""
+        return [one for one in self.findings if one.level == FAILURE and one.check != "ssh"]
+
+    @property
+    def unreachable(self) -> list[Finding]:
+        """Return the hosts that cannot be reached."""
+        return [one for one in self.findings if one.level == FAILURE and one.check == "ssh"]
+
+    @property
+    def bad_hosts(self) -> dict[str, str]:
+        """Return the hosts of which something is wrong, and what."""
+        return {one.host: one.what for one in reversed((*self.unreachable, *self.failures))}
+
+    @property
+    def exit_code(self) -> int:
+        """0, 3 where a host cannot be reached, 5 where anything else is wrong."""
+        if self.unreachable:
+            return UnreachableError.exit_code
+        return PreflightError.exit_code if self.failures else 0
+
+    def machines(self) -> dict[str, Machine]:
+        """Return each host's machine. Raises UnreachableError where one could not be read."""
+        bad = [host for host, facts in self.facts.items() if facts.machine is None]
+        if bad:
+            raise UnreachableError(f"host {fold(bad)}: its cores could not be read; give --machine")
+        return {host: facts.machine for host, facts in self.facts.items() if facts.machine}
+
+    def raise_failures(self) -> None:
+        """Raise UnreachableError or PreflightError with all that is wrong; hosts that say alike share a line."""
+        if self.unreachable:
+            raise UnreachableError(*lines(self.unreachable))
+        if self.failures:
+            raise PreflightError(*lines(self.failures))
+
+
+def preflight(hosts: HostList, question: Question, reach: Callable[[float], Reach]) -> Report:
+    """Ask every host for its facts, judge them, and let the hosts connect to each other; two round trips in all.
+
+    `reach` takes seconds. Never raises for a host: its findings say what is wrong.
+    """
+    end = time.monotonic() + question.seconds
+    report = look(hosts, question, reach(question.seconds))
+    reached = [host for host in hosts.names if host in report.facts]
+    if "tcp" not in question.only or len(reached) < 2 or report.network is None:
+        return report
+    name, address = report.here
+    network = report.network
+    if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
+        network = network._replace(addresses={**network.addresses, name: address})
+        reached.insert(0, name)
+    said = [one for batch in batches(reached) for one in _connect(batch, network, reach, end)]
+    return report._replace(findings=(*report.findings, *said))
+
+
+def _connect(hosts: Sequence[str], network: Network, reach: Callable[[float], Reach], end: float) -> Iterable[Finding]:
+    left = end - time.monotonic()
+    if left < 1:
+        return [Finding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts]
+    scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
+    answers = {host: answer.out for host, answer in ask(scripts, reach(left)).items()}
+    return judge_tcp(hosts, answers, network)
+
+
+def look(hosts: HostList, question: Question, reach: Reach) -> Report:
+    """Ask every host for its facts and judge them, in one round trip."""
+    daemon = {4: "orted", 5: "prted"}[question.major]
+    wanted = Wanted(question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs)
+    here_name = next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name)
+    scripts = {
+        host: facts_script(wanted._replace(names=_names(hosts.names, host, reach.own_name), logs=None), daemon)
+        for host in hosts.names
+    }
+    begin = time.time()
+    asked = reach.here(facts_script(wanted._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
+    answers = ask(scripts, reach)
+    end = time.time()
+    machines: dict[str, Machine] = {}
+    here = parse_facts(asked().out, "this machine", machines)
+    facts: dict[str, Facts] = {}
+    findings = []
+    for host in hosts.names:
+        try:
+            facts[host] = parse_facts(answers[host].out, host, machines)
+            findings.append(Finding(host, "ssh", OK, "ok"))
+        except UnreachableError:
+            why = trouble(host, answers[host], question.ssh, question.seconds)
+            if shutil.which(question.ssh[0]) is None:
+                why = NO_CLIENT
+            findings.append(Finding(host, "ssh", FAILURE, why.what, why.remedy))
+    every = tuple(dict.fromkeys(name for host in facts for name in _names(hosts.names, host, reach.own_name)))
+    seen = Seen(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
+    findings += judge(seen, question.only)
+    network, said = _network(facts, question)
+    own = next((one.ip for one in here.addresses if network and on(one, network.subnets)), None)
+    if network and here_name not in hosts.names:
+        network = network._replace(daemons=own is not None)
+    return Report((*findings, *said), facts, network, (here_name, own))
+
+
+def _network(facts: Mapping[str, Facts], question: Question) -> tuple[Network | None, list[Finding]]:
+    addresses = {host: one.addresses for host, one in facts.items()}
+    if len(addresses) < 2:
+        return None, []
+    try:
+        network = choose_network(addresses, question.network, question.interfaces)
+    except PreflightError as error:
+        return None, [Finding(next(iter(facts)), "network", FAILURE, str(error))]
+    level = OK if network.subnets else WARNING
+    return network, [Finding(host, "network", level, network.said) for host in facts if "network" in question.only]
+
+
+def _names(hosts: Sequence[str], host: str, here: str) -> tuple[str, ...]:
+    """Return the names that a host must resolve: all of a few; of many, the first and those next to it."""
+    if len(hosts) <= MOST_NAMES + 1:
+        return tuple(hosts)
+    place = hosts.index(host)
+    around = [hosts[(place + step) % len(hosts)] for step in range(-1, MOST_NAMES - 2)]
+    return tuple(dict.fromkeys([hosts[0], *around, *([here] if here in hosts else [])]))
+
+
+def alike(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Return findings that say the same of different hosts together."""
+    found: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:
+        words = (text.replace(one.host, "*") for text in (one.what, one.remedy))
+        found.setdefault((one.check, one.level, *words), []).append(one)
+    return list(found.values())
+
+
+def lines(findings: Iterable[Finding]) -> list[str]:
+    """Return a line a finding; hosts of which the same is said share one."""
+    found = []
+    for same in alike(findings):
+        hosts = list(dict.fromkeys(one.host for one in same))
+        found.append(f"host{'s' * (len(hosts) > 1)} {fold(hosts)}: {same[0].line}")
+    return found

@@ -1,0 +1,260 @@
+"""What hosts say -> what is wrong and what mends it, on text alone."""
+
+import json
+
+import pytest
+
+from ddlrun.cli.check import read_only
+from ddlrun.errors import InputError, PreflightError, UnreachableError
+from ddlrun.machine import NIC, Machine
+from ddlrun.network import Address, Network
+from ddlrun.preflight.facts import END, START, Content, Facts, Leftover, Wanted, facts_script, parse_facts
+from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
+from ddlrun.preflight.run import Report, lines
+from ddlrun.preflight.ssh import trouble
+from ddlrun.preflight.table import render_report, report_json
+from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
+from ddlrun.shell import Finished
+
+TEXT = f"""\
+Welcome!
+{START}
+@clock 1700000000.25
+@hostname h1
+@name h1 10.0.0.1
+@name h2 10.0.0.2 fd00::2
+@name h9
+@mpirun mpirun (Open MPI) 4.1.4
+@daemon
+@python 3.11.2
+@package mpi4py 4.1.0 /site packages
+@folder
+@content 4038471504 75
+@driver NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023
+@room shm 8000000 /dev/shm
+@room temporary 900000 /tmp/a b
+@limit memlock unlimited
+@limit files 1048576
+@left 77 run-1 python train.py --lr 1
+@net eth0 10.0.0.1/16 up 10000 device
+@machine
+cpu/online:0-1
+cpu/cpu0/topology/core_siblings_list:0-1
+cpu/cpu1/topology/core_siblings_list:0-1
+cpu/cpu0/topology/thread_siblings_list:0
+cpu/cpu1/topology/thread_siblings_list:1
+ddlrun:end
+{END}
+"""
+WANTED = Wanted("/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"))
+
+
+def facts(number: int = 1, **changes: object) -> Facts:
+    good = parse_facts(TEXT, "h1")._replace(noise=(), leftovers=(), program=None, hostname=f"h{number}")
+    good = good._replace(
+        names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
+    )
+    return good._replace(**changes)  # type: ignore[arg-type]
+
+
+def bad(here: Facts | None = None, wanted: Wanted = WANTED, **changes: object) -> list[Finding]:
+    """Judge three hosts of which h2 is changed; return what is not well."""
+    hosts = {"h1": facts(1), "h2": facts(2, **changes), "h3": facts(3)}
+    seen = Seen(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    return [one for one in judge(seen) if one.level != OK]
+
+
+def test_every_line_is_read() -> None:
+    found = parse_facts(TEXT, "h1")
+    assert found.noise == ("Welcome!",)
+    assert (found.clock, found.hostname) == (1700000000.25, "h1")
+    assert found.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
+    assert (found.mpirun, found.daemon, found.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
+    assert found.packages == {"mpi4py": "4.1.0 /site packages"}
+    assert (found.folder, found.program, found.driver) == (True, Content(75, 4038471504), "535.129.03")
+    assert (found.shm, found.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
+    assert (found.memlock, found.files) == ("unlimited", "1048576")
+    assert found.leftovers == (Leftover(77, "run-1", "python train.py --lr 1"),)
+    assert found.addresses == (Address("eth0", "10.0.0.1", 16, speed=10000),)
+    assert found.machine
+    assert len(found.machine.cores) == 2
+
+
+def test_hosts_that_say_the_same_share_a_machine() -> None:
+    alike: dict[str, Machine] = {}
+    first, second = (parse_facts(TEXT, name, alike).machine for name in ("h1", "h2"))
+    assert first is second
+
+
+@pytest.mark.parametrize("text", ["", "hello", TEXT[:-30], TEXT.replace(START, "")])
+def test_an_answer_without_its_end_is_no_answer(text: str) -> None:
+    with pytest.raises(UnreachableError, match="host h1: its answer stops"):
+        parse_facts(text, "h1")
+
+
+@pytest.mark.parametrize("line", ["@left x", "@room shm", "@content a b", "@clock soon", "@name", "@package", "@limit"])
+def test_odd_lines_do_no_harm(line: str) -> None:
+    assert parse_facts(f"{START}\n{line}\n{END}", "h1").hostname == ""
+
+
+def test_no_word_of_the_users_reaches_the_shell_unquoted() -> None:
+    word = "$(touch x); 'a' \"b\"\n`c`"
+    script = facts_script(Wanted(word, word, word, (), word, word), "orted")
+    quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
+    assert script.count(quoted) == script.count("touch x") == 5
+
+
+def test_hosts_that_agree_are_well() -> None:
+    assert bad() == []
+
+
+def test_a_clock_is_judged_within_the_round_trip() -> None:
+    assert bad(clock=1700000001.4) == bad(clock=1699999999.1) == bad(clock=None) == []
+    assert [one.what for one in bad(clock=1700000005.5)] == ["its clock is 5 s ahead"]
+    assert [one.what for one in bad(clock=1699996400.0)] == ["its clock is 3600 s behind"]
+    assert "timedatectl" in bad(clock=0.0)[0].remedy
+
+
+def test_versions_are_compared() -> None:
+    assert [one.what for one in bad(packages={"mpi4py": "3.1.4 /x"})] == ["mpi4py 3.1.4, h[1,3] have 4.1.0"]
+    found = bad(packages={})
+    assert [(one.host, one.level, one.what) for one in found] == [
+        ("h2", FAILURE, "mpi4py is missing, h[1,3] have 4.1.0")
+    ]
+    assert found[0].remedy == "/opt/py/bin/python -m pip install mpi4py==4.1.0"
+    assert bad(python="3.11.9") == []
+    assert bad(python="3.10.1")[0].what == "Python 3.10.1 at /opt/py/bin/python, here it is 3.11.2"
+    assert bad(driver="470.1")[0].what.startswith("NVIDIA driver 470.1, h")
+    assert bad(driver=None)[0].what.startswith("NVIDIA driver is missing")
+
+
+def test_a_script_is_compared_with_this_machines() -> None:
+    wanted = WANTED._replace(program="train.py")
+    here = facts(program=Content(9, 1))
+    hosts = {name: facts(number, program=Content(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
+    seen = Seen(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    assert {one.level for one in judge(seen)} == {OK}
+    lost = seen._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
+    assert [one.what for one in judge(lost) if one.level != OK] == ["train.py is not there"]
+    program = seen._replace(here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
+    assert [one.host for one in judge(program) if one.level != OK] == ["h2"]
+
+
+def test_memory_may_be_locked_where_rdma_wants_it() -> None:
+    assert bad(memlock="64") == []
+    machine = facts().machine
+    assert machine
+    rdma = machine._replace(nics=(NIC("ib0", rdma="mlx5_0"),))
+    found = [one for one in bad(memlock="64", machine=rdma) if one.check == "limits"]
+    assert found[0].what == "only 64 KiB may be locked (ulimit -l), and mlx5_0 is RDMA"
+    assert "LimitMEMLOCK=infinity" in found[0].remedy
+    assert bad(files="256")[0].what == "only 256 files may be open (ulimit -n)"
+
+
+def test_other_cores_are_a_warning() -> None:
+    machine = facts().machine
+    assert machine
+    (found,) = bad(machine=machine._replace(cores=machine.cores[:1]))
+    assert (found.level, found.check) == (WARNING, "machine")
+    assert found.what.startswith("packages of 1 cores instead of packages of 2 cores")
+
+
+def test_room_for_logs_is_this_machines() -> None:
+    (found,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
+    assert (found.host, found.what) == ("h1", "this machine has 10 KiB free for the run folder /logs")
+
+
+def test_names_that_lead_to_somebody_else() -> None:
+    assert bad(names={"h1": ("10.0.0.3",), "h2": ("10.0.0.2",), "h3": ("10.0.0.3",)})[0].what == (
+        "resolves h1 to 10.0.0.3, which is h3"
+    )
+    assert bad(names={"h1": ("127.0.0.1",), "h2": ("10.0.0.2",)})[0].what == "resolves h1 to 127.0.0.1, which is itself"
+    assert "which is none of its addresses (10.0.0.1)" in bad(names={"h1": ("192.0.2.1",), "h2": ("10.0.0.2",)})[0].what
+    assert bad(names={"h2": ("10.0.0.3",)})[0].what == "resolves its own name to 10.0.0.3, which is not its own"
+    # an address that this machine too finds for the name, as behind NAT, is no mistake of that host's
+    here = facts(1, names={"h3": ("192.0.2.3",)})
+    assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []
+
+
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+Host key for h1 has changed and you have requested strict checking.
+Host key verification failed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "remedy"),
+    [
+        (Finished(255, "", CHANGED), "host key changed", "ssh-keygen -R '[h1]:2222'"),
+        (Finished(255, "", "Host key verification failed."), "host key unknown", "by hand"),
+        (Finished(255, "", "ssh: Could not resolve hostname h1: Name or service not known"), "name", "getent hosts h1"),
+        (Finished(255, "", "me@h1: Permission denied (publickey)."), "key not accepted", "ssh-copy-id -p 2222 h1"),
+        (Finished(255, "", "ssh: connect to host h1 port 2222: Connection refused"), "refused", "ssh -p 2222 h1 true"),
+        (Finished(255, "", "ssh: connect to host h1 port 2222: No route to host"), "no route", "is it up"),
+        (Finished(255, "", "ssh: connect to host h1 port 2222: Connection timed out"), "timed out", "drop port 2222"),
+        (Finished(None, "", ""), "timed out", "drop port 2222"),
+        (Finished(255, "", "kex_exchange_identification: Connection closed by remote host"), "closed", "MaxStartups"),
+        (Finished(127, "", "bash: line 1: exec: sh: not found"), "command not found", "echo $PATH"),
+        (Finished(0, "hello\n", ""), "shell", "start files"),
+        (Finished(255, "", "Bad owner or permissions on /root/.ssh/config"), "other", "try: ssh -p 2222 h1 true"),
+    ],
+)  # fmt: skip
+def test_troubles_of_ssh_are_told_apart(answer: Finished, kind: str, remedy: str) -> None:
+    found = trouble("h1", answer, ("ssh", "-p", "2222"), 30)
+    assert found.kind == kind
+    assert remedy in found.remedy
+    assert "\n" not in found.what + found.remedy
+
+
+def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
+    assert len(pairs([f"h{n}" for n in range(8)])) == 56
+    many = pairs([f"h{n}" for n in range(100)])
+    assert len(many) == 2 * (100 + 99 - 2)
+    assert {("h0", "h50"), ("h50", "h0"), ("h50", "h51"), ("h51", "h50"), ("h99", "h0")} <= many
+
+
+def test_what_reached_whom() -> None:
+    network = Network(("10.0.0.0/16",), {}, {}, "")
+
+    def said(**reached: str) -> str:
+        return f"@tcp {json.dumps({'listening': True, 'reached': reached, 'unseen': []})}\n"
+
+    hosts = ["h1", "h2", "h3"]
+    answers = {"h1": said(h2="", h3=""), "h2": said(h1="", h3=""), "h3": said(h1="", h2="Connection refused")}
+    (found,) = [one for one in judge_tcp(hosts, answers, network) if one.level != OK]
+    assert found.what == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
+    answers["h1"] = "@tcp null"
+    assert [one.level for one in judge_tcp(hosts, answers, network)] == [WARNING, OK, FAILURE]
+    scripts = peer_scripts(hosts, network, "/a 'b'/python", 3)
+    assert "python='/a '\"'\"'b'\"'\"'/python'" in scripts["h1"]
+
+
+def test_a_report_folds_what_is_alike_and_knows_its_exit_code() -> None:
+    well = [Finding(f"h{n}", "ssh", OK, "ok") for n in (1, 2, 3)]
+    wrong = [Finding(f"h{n}", "files", FAILURE, "a is not there", f"scp a h{n}:") for n in (2, 3)]
+    report = Report((*well, *wrong), {}, None, ("h1", None))
+    assert report.exit_code == 5
+    assert render_report(report, everything=False) == (
+        "files  h[2-3]  FAILURE  a is not there\n                        mend: scp a h2:\nh[1-3]: 2 failures\n"
+    )
+    assert lines(wrong) == ["hosts h[2-3]: a is not there; scp a h2:"]
+    with pytest.raises(PreflightError):
+        report.raise_failures()
+    lost = report._replace(findings=(*report.findings, Finding("h4", "ssh", FAILURE, "refused")))
+    assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
+    with pytest.raises(UnreachableError, match="host h4: refused"):
+        lost.raise_failures()
+    assert (
+        render_report(report._replace(findings=tuple(well)), everything=True)
+        == "ssh  h[1-3]  ok\nh[1-3]: all is well\n"
+    )
+
+
+def test_only_known_checks() -> None:
+    assert read_only(None) == set(NAMES)
+    assert read_only("tcp, mpi") == {"tcp", "mpi"}
+    with pytest.raises(InputError, match="no check is called 'x'; there are ssh, shell"):
+        read_only("tcp,x")
