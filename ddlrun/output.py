@@ -41,7 +41,7 @@ def tag_lines(block: bytes, tag: bytes) -> bytes:
         return block
     if b"\r" not in block:
         return tag + block[:-1].replace(b"\n", b"\n" + tag) + block[-1:]
-    return tag + re.sub(rb"(\r\n|\n|\r)(?=[\s\S])", lambda found: found[0] + tag, block)
+    return tag + re.sub(rb"(\r\n|\n|\r(?!\n))(?=[\s\S])", lambda found: found[0] + tag, block)
 
 
 def split_lines(data: bytes) -> tuple[bytes, bytes]:
@@ -124,8 +124,8 @@ class Log:
         self._dropped = False
 
     def write(self, block: bytes) -> None:
-        """Add a block; says once that it cannot."""
-        if self._dropped or not block:
+        """Add a block, or make the file for an empty one; says once that it cannot."""
+        if self._dropped:
             return
         try:
             if self._file is None:
@@ -160,6 +160,8 @@ class Output:
         self._since: dict[tuple[int, int], float] = {}
         self._files: dict[tuple[int, int], Log] = {}
         self._hosts: dict[int, str] = {}
+        for log in logs:
+            log.write(b"")
 
     def start(self, rank: int, host: str) -> None:
         """Learn where a rank is; with a folder, make its files."""

@@ -509,7 +509,7 @@ class Supervision:
             columns = os.get_terminal_size(2).columns
         except OSError:
             columns = 80
-        self._status = shown[: columns - 1]
+        self._status = shown[: (columns or 80) - 1]
         self._consoles[1].write(f"\r\x1b[K{self._status}".encode())
 
     def _clear_status(self) -> None:

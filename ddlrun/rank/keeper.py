@@ -80,6 +80,7 @@ class Keeper:
         self._tail = b""
         self._why = ""
         self._ordered = False
+        self._asked: list[int] = []
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._ended_at = 0.0
@@ -212,7 +213,8 @@ class Keeper:
         for at, number in ((self._term_at, signal.SIGTERM), (self._kill_at, signal.SIGKILL)):
             if at is not None and now >= at:
                 for pid in strays():
-                    _kill(pid, number)
+                    if number == signal.SIGKILL or pid not in self._asked:
+                        _kill(pid, number)
         if self._term_at is not None and now >= self._term_at:
             self._term_at = None
         if self._kill_at is not None and now >= self._kill_at:
@@ -308,7 +310,8 @@ class Keeper:
     def _finish(self, grace: float) -> None:
         """End the program: TERM now, KILL after the grace, which a second order can only make shorter."""
         if self._status is None and not self._ordered:
-            for pid in targets(self._pid):
+            self._asked = targets(self._pid)
+            for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
                 _kill(pid, signal.SIGCONT)
         self._ordered = True

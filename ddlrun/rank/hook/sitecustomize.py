@@ -5,10 +5,8 @@ MPI_Finalize: that waits for all other ranks, and these wait for this one. So th
 the script's own atexit functions, before MPI's; or after a while, where those or threads wait, too.
 """
 
-# ruff: noqa: PLC0415, INP001 - only what is needed is imported, and never ours by a package's name
+# ruff: noqa: PLC0415, INP001, UP037, FA100 - only what is needed is imported, and never ours by a package's name
 # mypy: disable-error-code="import-not-found"
-
-from __future__ import annotations
 
 import sys
 
@@ -23,13 +21,31 @@ class _Exit(SystemExit):
     """Knows whether it ended Python or was caught: no Python function is left where it ended it."""
 
     def __del__(self) -> None:
-        if sys is not None and sys._getframe().f_back is None and self.code not in (None, 0):  # noqa: SLF001
-            _fail(self.code & 255 if isinstance(self.code, int) else 1)
+        if sys is not None and sys._getframe().f_back is None:  # noqa: SLF001
+            _note(self)
 
 
-_failed: list[int] = []
+def _note(end: SystemExit) -> None:
+    if end.code not in (None, 0):
+        _fail(end.code & 255 if isinstance(end.code, int) else 1)
+
+
+def _unwound(_code: object, _offset: int, error: BaseException) -> None:
+    """Python 3.12 calls this for each function that an exception leaves."""
+    if isinstance(error, SystemExit) and _in_main() and sys._getframe(1).f_back is None:  # noqa: SLF001
+        _note(error)
+
+
+def _in_main() -> bool:
+    import _thread
+
+    return _thread.get_ident() == _main_thread
+
+
+_failed: "list[int]" = []  # quoted: whatever Python a rank starts must read this
 _before = sys.excepthook
 _plain_exit = sys.exit
+_main_thread = 0
 
 
 def _fail(code: int) -> None:
@@ -55,18 +71,33 @@ def _leave() -> None:
     os._exit(_failed[0])
 
 
-def _hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+def _hook(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
     _before(kind, value, trace)
     if not hasattr(sys, "ps1") and not sys.flags.interactive:
         _fail(130 if kind is KeyboardInterrupt else 1)
 
 
-def _exit(status: int | str | None = None, /) -> None:
-    import threading
-
-    if threading.current_thread() is not threading.main_thread():
+def _exit(status: "int | str | None" = None) -> None:
+    if not _in_main():
         _plain_exit(status)
     raise _Exit(status)
+
+
+def _watch_exits() -> None:
+    """Notice each SystemExit that ends Python: before 3.12, those of sys.exit, exit and quit."""
+    monitoring = getattr(sys, "monitoring", None)
+    tool = 4  # not one of those that debuggers, coverage, profilers and optimizers have
+    if monitoring is not None and monitoring.get_tool(tool) is None:
+        monitoring.use_tool_id(tool, "ddlrun")
+        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, _unwound)
+        monitoring.set_events(tool, monitoring.events.PY_UNWIND)
+        return
+    import builtins
+
+    sys.exit = _exit  # type: ignore[assignment]
+    for name in ("exit", "quit"):  # `python -S` has none
+        if hasattr(builtins, name):
+            setattr(builtins, name, _exit)
 
 
 def _at_end() -> None:
@@ -77,9 +108,12 @@ def _at_end() -> None:
 
 
 def _install() -> None:
+    global _main_thread  # noqa: PLW0603 - a module of its own in each process
+    import _thread
     import atexit
     import os
 
+    _main_thread = _thread.get_ident()
     folder = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -88,7 +122,7 @@ def _install() -> None:
     sys.path[:] = [path for path in sys.path if path != folder]
     atexit.register(_at_end)  # the first to be registered is the last to run
     sys.excepthook = _hook
-    sys.exit = _exit  # type: ignore[assignment]
+    _watch_exits()
     _run_the_other()
 
 

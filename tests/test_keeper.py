@@ -1,0 +1,263 @@
+"""One rank's keeper: real launches on this machine, under both majors of Open MPI."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.test_launch import running, wait_for
+
+
+@pytest.fixture
+def line(mpirun: str, tmp_path: Path) -> list[str]:
+    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "--quiet"]
+
+
+def run(line: list[str], *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **{name: str(value) for name, value in more.items()}}
+    return subprocess.run([*line, *words], capture_output=True, text=True, check=False, env=environ, timeout=60)
+
+
+def word() -> str:
+    return f"9{os.getpid()}.{time.monotonic_ns()}"
+
+
+@pytest.mark.parametrize("start", ["{} &", "setsid {} &", "nohup {} >/dev/null 2>&1 &", "(setsid sh -c '{} & exit' &)"])
+def test_what_a_rank_leaves_behind_ends_with_it(line: list[str], start: str) -> None:
+    mark = word()
+    done = run(line, "-np", "1", "sh", "-c", f"{start.format(f'sleep {mark}')}\necho done")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert running(mark) == []
+
+
+def test_what_still_writes_when_a_rank_ends_is_heard(line: list[str]) -> None:
+    done = run(line, "-np", "1", "bash", "-c", "echo one > >(sleep 0.3; cat; echo two)")
+    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
+
+
+def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
+    script = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up'); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [*line, "-np", "2", "sh", "-c", f'{sys.executable} -c "{script}"; exit 0'], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        job.terminate()
+        out = job.stdout.read()
+    assert (job.returncode, out.count("saved")) == (143, 2)
+
+
+def test_who_ignores_term_is_killed_after_the_grace(line: list[str]) -> None:
+    mark = word()
+    script = f"trap '' TERM INT; echo up; while :; do sleep {mark}; done"
+    with subprocess.Popen([*line, "--grace", "1", "-np", "1", "sh", "-c", script], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"up\n"
+        job.send_signal(signal.SIGINT if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else signal.SIGTERM)
+    assert job.returncode in (130, 143)
+    assert running(mark) == []
+
+
+def test_a_signal_that_is_passed_on(line: list[str]) -> None:
+    script = "import signal, time; signal.signal(10, lambda *_: exit(print('got it'))); print('up'); time.sleep(60)"
+    with subprocess.Popen([*line, "-np", "2", sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        job.send_signal(signal.SIGUSR1)
+        assert job.stdout.read().count("got it") == 2
+    assert job.returncode == 0
+
+
+def test_a_slow_reader_makes_the_ranks_wait_and_does_not_end_them(line: list[str]) -> None:
+    """Longer than the heartbeat, with far more output than is held."""
+    argv = [*line, "--heartbeat", "1", "-np", "2", "sh", "-c", "seq 1 300000; echo end"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        time.sleep(3)
+        out, err = job.communicate()
+    assert (job.returncode, err) == (0, "")
+    assert len(out.splitlines()) == 600_002
+
+
+def test_tags_times_ranks_and_files(line: list[str], tmp_path: Path) -> None:
+    host = os.uname().nodename
+    script = "echo out $OMPI_COMM_WORLD_RANK; echo err >&2"
+    done = run(line, "-np", "2", "--output-filename", str(tmp_path / "files"), "sh", "-c", script)
+    assert sorted(done.stdout.splitlines()) == [f"[0@{host}] out 0", f"[1@{host}] out 1"]
+    assert sorted(done.stderr.splitlines()) == [f"[0@{host}] err", f"[1@{host}] err"]
+    files = {str(path.relative_to(tmp_path / "files")): path for path in (tmp_path / "files").rglob("*/*")}
+    assert sorted(files) == [f"rank.{rank}/{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
+    assert files["rank.1/stdout"].read_text() == "out 1\n"
+    assert files["rank.1/stdout"].stat().st_mode & 0o777 == 0o600
+    line[line.index("--run-dir") + 1] += "2"
+    done = run(line, "-np", "2", "--ranks", "1", "--timestamp-output", "sh", "-c", script)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d \[1@{re.escape(host)}\] out 1\n", done.stdout)
+
+
+def test_ranks_and_signals_that_are_none(line: list[str]) -> None:
+    done = run(line, "--ranks", "0,x", "true")
+    assert (done.returncode, "--ranks '0,x': 'x' is no rank" in done.stderr) == (2, True)
+    done = run(line, "--forward-signals", "KILL", "true")
+    assert (done.returncode, "'KILL' cannot be passed on" in done.stderr) == (2, True)
+
+
+def test_silent_ranks_are_reported_with_where_they_stand(line: list[str]) -> None:
+    script = "import time; print('up', flush=True); time.sleep(5)"
+    done = run(line, "-np", "1", "--stall-timeout", "1", sys.executable, "-c", script)
+    assert done.returncode == 0
+    said = done.stderr.splitlines()
+    assert re.match(r"ddlrun: rank 0 on \S+ has printed nothing for [12] s", said[0])
+    assert re.match(r"ddlrun: rank 0 on \S+ stands here:", said[1])
+    assert re.match(r"ddlrun: process \d+ \(python\S*\): state S", said[2])
+
+
+def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
+    assert run(line, "-np", "1", "sh", "-c", "echo x; echo y >&2; exit 3").returncode == 3
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+PYTHON = [
+    ("print(1)", 0, ""),
+    ("import sys; sys.exit(3)", 3, ""),
+    ("import sys; sys.exit('words')", 1, "words"),
+    ("import sys; sys.exit()", 0, ""),
+    ("raise SystemExit(4)", 4, ""),
+    ("import sys\ntry:\n    sys.exit(3)\nexcept SystemExit:\n    pass", 0, ""),
+    (
+        "import sys\ndef f():\n    try:\n        exit(3)\n    except SystemExit as end:\n        return end.code\nf()",
+        0,
+        "",
+    ),
+    ("import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, ""),
+    ("import atexit; atexit.register(print, 'bye'); 1 / 0", 1, "ZeroDivisionError"),
+    ("import sys; sys.excepthook = lambda *_: print('own', file=sys.stderr); 1 / 0", 1, "own"),
+    ("import os; print(os.environ.get('PYTHONPATH'), [p for p in __import__('sys').path if 'hook' in p])", 0, ""),
+]
+
+
+@pytest.mark.parametrize(("script", "code", "said"), PYTHON)
+def test_python_ends_as_without_us(line: list[str], script: str, code: int, said: str) -> None:
+    plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    kept = run(line, "-np", "1", sys.executable, "-c", script)
+    assert (kept.returncode, kept.stdout) == (plain.returncode, plain.stdout) == (code, plain.stdout)
+    assert said in kept.stderr
+    assert plain.stderr in kept.stderr
+
+
+def test_a_sitecustomize_of_the_users_still_runs(line: list[str], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.MINE = 1\n")
+    script = "import os; print(MINE, os.environ['PYTHONPATH'])"
+    done = run(line, "-np", "1", sys.executable, "-c", script, PYTHONPATH=tmp_path / "site")
+    assert done.stdout == f"1 {tmp_path / 'site'}\n"
+
+
+@pytest.mark.parametrize(
+    "how", ["raise ValueError('no')", "sys.exit(6)", "sys.exit('no')", "exit(6)", "raise SystemExit(6)"]
+)
+def test_no_rank_waits_for_one_that_failed(line: list[str], tmp_path: Path, how: str) -> None:
+    """Without the hook the failing rank waits in MPI_Finalize for the other, which waits in a barrier for it."""
+    if how.startswith("raise SystemExit") and sys.version_info < (3, 12):
+        pytest.skip("before Python 3.12 nobody is told of a SystemExit that the script raises by itself")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
+        f"    {how}\nMPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
+    )
+    done = run(line, "-np", "2", sys.executable, str(script))
+    assert done.returncode == (6 if "6" in how else 1), done.stderr
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1
+
+
+def test_the_status_line_is_for_terminals_alone(line: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    argv = [word for word in line if word != "--quiet"]
+    with subprocess.Popen(
+        [*argv, "-np", "2", "sleep", "3"], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    ) as job:  # fmt: skip
+        os.close(theirs)
+        shown = read_all(ours, lambda: job.poll() is not None)
+    assert job.returncode == 0
+    assert re.search(r"\r\x1b\[Kddlrun 0:00:0\d \| 2 of 2 ranks \| last output \d s ago", shown)
+    assert shown.endswith("\r\x1b[K")
+
+
+def read_all(fd: int, over: Callable[[], bool]) -> str:
+    data = b""
+    while not over() or select.select([fd], [], [], 0)[0]:
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                chunk = os.read(fd, 4096)
+            except OSError:
+                break
+            if not chunk:
+                break
+            data += chunk
+    os.close(fd)
+    return data.decode()
+
+
+def test_many_launches_leave_nothing(line: list[str], tmp_path: Path) -> None:
+    """A hundred of each major: processes, files, shared memory."""
+    (tmp_path / "tmp").mkdir()
+    environ = {"TMPDIR": tmp_path / "tmp", "XDG_STATE_HOME": tmp_path / "state"}
+    shm = set(os.listdir(SHARED_MEMORY))
+    mark = word()
+    at = line.index("--run-dir") + 1
+    for number in range(100):
+        line[at] = str(tmp_path / "runs" / str(number))
+        done = run(line, "-np", "2", "sh", "-c", f": {mark}", **environ)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert [path for path in Path("/proc").glob("[0-9]*") if mark in cmdline(path)] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert set(os.listdir(SHARED_MEMORY)) <= shm
+    assert list((tmp_path / "state" / "ddlrun" / "active").iterdir()) == []
+
+
+def cmdline(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
+    ours = [sys.executable, "-m", "ddlrun"]
+    environ = {"XDG_STATE_HOME": tmp_path / "state", "TMPDIR": tmp_path}
+    mark = word()
+    with subprocess.Popen(
+        [*line, "-np", "2", "sleep", mark], env={**os.environ, **{k: str(v) for k, v in environ.items()}}
+    ) as job:
+        wait_for(lambda: len(running(mark)) == 2)
+        shown = json.loads(run(ours, "ps", "--json", **environ).stdout)
+        (told,) = shown["runs"]
+        assert (told["alive"], told["ranks"], told["program"]) == (True, 2, ["sleep", mark])
+        ranks = [one["rank"] for one in shown["processes"]["localhost"] if one["run"] == told["run"] and one["keeper"]]
+        assert sorted(ranks) == [0, 1]
+        assert "2 of 2 ranks" in run(ours, "ps", **environ).stdout
+        assert mark not in run(ours, "clean", **environ).stdout  # what runs is no leftover
+        assert len(running(mark)) == 2
+        assert run(ours, "kill", told["run"], **environ).returncode == 0
+    assert (job.returncode, running(mark)) == (143, [])
+    assert told["run"] not in run(ours, "ps", **environ).stdout
+    assert run(ours, "kill", told["run"], **environ).returncode == 2
+    left = {**os.environ, "DDLRUN_RUN": told["run"], **{k: str(v) for k, v in environ.items()}}
+    with subprocess.Popen(["sleep", mark], env=left) as stray:
+        assert "has leftovers: ddlrun clean localhost" in run(ours, "ps", **environ).stdout
+        assert mark in run(ours, "clean", "--dry-run", **environ).stdout
+        assert len(running(mark)) == 1
+        assert mark in run(ours, "clean", **environ).stdout
+        assert stray.wait() == -15

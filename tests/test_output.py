@@ -1,0 +1,101 @@
+"""Whatever ranks write, in whatever pieces, arrives whole: tagged on the console, untouched in their files."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.output import Console, Log, Output, Style, split_lines, tag_lines
+from ddlrun.rank.wire import Ended, Unpacker, pack
+
+TEXT = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"\n", b"\r\n", b"\r", "ü\n".encode(), "é".encode()[:1], b"text", b"a\nb\n"]),
+)
+PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_size=30)
+
+
+@contextmanager
+def collecting(style: Style) -> Iterator[tuple[Output, Path]]:
+    """Give an Output for three ranks that writes to files `out`, `err` and logs in a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fds = [os.open(folder / stream, os.O_WRONLY | os.O_CREAT) for stream in ("out", "err")]
+        logs = Log(str(folder / "out.log"), print), Log(str(folder / "err.log"), print)
+        if style.folder is not None:
+            style = style._replace(folder=str(folder / style.folder))
+        output = Output(style, (Console(fds[0]), Console(fds[1])), logs, 3, print)
+        for rank in range(3):
+            output.start(rank, f"h{rank}")
+        yield output, folder
+        for log in logs:
+            log.close()
+        for fd in fds:
+            os.close(fd)
+
+
+@given(PIECES)
+def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
+    with collecting(Style(folder="ranks")) as (output, folder):
+        for rank, stream, data in pieces:
+            output.write(rank, stream, data)
+        for rank in range(3):
+            output.end(rank)
+        for stream, name in enumerate(("out", "err")):
+            shown = (folder / name).read_bytes()
+            for rank in range(3):
+                wrote = b"".join(data for who, where, data in pieces if (who, where) == (rank, stream))
+                path = folder / "ranks" / f"rank.{rank}" / ("stdout", "stderr")[stream]
+                assert path.read_bytes() == wrote
+                tag = f"[{rank}@h{rank}] ".encode()
+                assert all(tag + line in shown for line in wrote.split(b"\n")[:-1] if b"\r" not in line)
+            tags = [f"[{rank}@h{rank}] ".encode() for rank in range(3)]
+            for tag in tags:
+                shown = shown.replace(tag, b"")
+            written = b"".join(data for _, where, data in pieces if where == stream)
+            assert sorted(shown.replace(b"\n", b"")) == sorted(written.replace(b"\n", b""))
+            assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
+
+
+@given(PIECES)
+def test_one_rank_without_a_tag_is_untouched(pieces: list[tuple[int, int, bytes]]) -> None:
+    with collecting(Style(tag=False, ranks=frozenset({1}))) as (output, folder):
+        for rank, _, data in pieces:
+            output.write(rank, 0, data)
+        for rank in range(3):
+            output.end(rank)
+        assert (folder / "out").read_bytes() == b"".join(data for rank, _, data in pieces if rank == 1)
+
+
+@given(st.lists(TEXT, max_size=20))
+def test_tags_can_be_taken_away_again(pieces: list[bytes]) -> None:
+    held, shown, tag = b"", b"", b"\0<tag>\0"
+    for piece in pieces:
+        lines, held = split_lines(held + piece)
+        assert not lines or lines.endswith((b"\n", b"\r"))
+        shown += tag_lines(lines, tag)
+    whole = b"".join(pieces)
+    assert shown.replace(tag, b"") + held == whole
+    ends = whole[: len(whole) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
+    assert shown.count(tag) == ends
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"o", b"e", b"."]), st.binary(max_size=300)), max_size=10), st.integers(1, 50)
+)
+def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size: int) -> None:
+    data = b"".join(pack(kind, text) for kind, text in messages)
+    unpacker = Unpacker()
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    assert [message for piece in pieces for message in unpacker.feed(piece)] == messages
+
+
+@given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))
+def test_an_end_is_read_as_it_was_told(why: str, tail: bytes, code: int) -> None:
+    read = Ended.parse(Ended(code=code, why=why, tail=tail, seconds=1.5).pack())
+    assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
+    assert read.why.split() == why.encode(errors="replace").decode().split()
