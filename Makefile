@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
 
-.PHONY: demo test fast check bench goldens reference clean apt
+.PHONY: demo test fast check bench faults goldens reference clean apt
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch --accelerators core docs/examples/digits.py
@@ -22,6 +22,10 @@ check: $(VENV)/test
 
 bench: $(VENV)/test
 	$(VENV)/bin/python -m tests.bench
+
+# Write the table of docs/explanation/faults.md anew from what the fault tests see.
+faults: $(VENV)/test
+	$(VENV)/bin/python -m tests.faults
 
 # Write the golden rank files and docs/reference anew from the program.
 goldens: $(VENV)/test

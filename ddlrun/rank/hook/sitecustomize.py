@@ -5,7 +5,7 @@ MPI_Finalize: that waits for all other ranks, and these wait for this one. So th
 the script's own atexit functions, before MPI's; or after a while, where those or threads wait, too.
 """
 
-# ruff: noqa: PLC0415, INP001, UP037, FA100 - only what is needed is imported, and never ours by a package's name
+# ruff: noqa: PLC0415, INP001 - only what is needed is imported, and never ours by a package's name
 # mypy: disable-error-code="import-not-found"
 
 import sys
