@@ -6,14 +6,14 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import NamedTuple
 
-from ddlrun import rank, rankfile
+from ddlrun import rankfile
 from ddlrun.environment import REDACTED, exported, rank_variables, redacted
-from ddlrun.errors import InputError, PlacementError, PreflightError, UnreachableError
+from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mpirun import (
@@ -24,7 +24,6 @@ from ddlrun.mpirun import (
     Transport,
     choose_transport,
     command,
-    lost_host,
     parse_version,
     site_excludes,
     transport_chosen,
@@ -33,11 +32,16 @@ from ddlrun.network import Network, decide, tcp_variables
 from ddlrun.placement import Placement, Policy, place, place_cores, placement_notes
 from ddlrun.plan import Outcome, Plan, RunDir
 from ddlrun.probe import check_distinct, is_local
+from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
-from ddlrun.readback import ReadBack
 from ddlrun.shape import Wish, check_wish, choose_topology
-from ddlrun.shell import Finished, begin, run_job
+from ddlrun.shell import Finished, begin
+from ddlrun.spares import Crew
+from ddlrun.supervise import LOOPBACK, Watch, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
+
+# What mpirun starts for each rank.
+START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank", "start.py")
 
 
 class Settings(NamedTuple):
@@ -49,6 +53,7 @@ class Settings(NamedTuple):
     mode: str | None
     program: tuple[str, ...]
     run_dir: RunDir
+    run_id: str = ""
     mpirun: str | None = None
     mpi_args: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
@@ -60,7 +65,30 @@ class Settings(NamedTuple):
     strict_binding: bool = False
     rankfile: tuple[str, str] | None = None
     """The user's own rank file: its name and text."""
+    watch: Watch = Watch(0)
+    """How the job is watched; the number of ranks is the plan's."""
     tcp: bool = False
+
+
+def again(settings: Settings, attempt: int) -> Settings:
+    """Return the settings of a restart: the same job with an id and a run folder of its own."""
+    base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
+    run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
+    variables = {**settings.variables, "DDLRUN_RESTART": str(attempt)}
+    return settings._replace(run_dir=RunDir(f"{base}/restart-{attempt}"), run_id=run_id, variables=variables)
+
+
+def adapt(settings: Settings, crew: Crew) -> Settings:
+    """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
+    wish = settings.wish
+    if len(crew.hosts) != len(settings.hosts):
+        each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
+        if wish.topology is not None:
+            dims = (wish.topology.accelerators, crew.per_rack, crew.racks)
+            wish = Wish(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
+        else:
+            wish = Wish(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
+    return settings._replace(hosts=crew.hosts, wish=wish)
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -181,7 +209,7 @@ def make_plan(
         ssh=settings.ssh,
         exports=tuple(name for name in exports if name in ranks_environ),
         extra=settings.mpi_args,
-        program=(sys.executable, "-I", "-S", rank.__file__, *settings.program),
+        program=(sys.executable, "-I", "-S", START, *settings.program),
         overload=placement.shares_cores,
     )
     argv = command(mpirun, job)
@@ -189,7 +217,7 @@ def make_plan(
         placement, reason, order_reason, mpirun, transport, argv,
         tuple(sorted(variables.items())), removed, job.exports, settings.run_dir,
         (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes),
-        settings.rankfile[1] if settings.rankfile else None,
+        settings.rankfile[1] if settings.rankfile else None, settings.run_id,
         "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
     )  # fmt: skip
 
@@ -230,7 +258,7 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], M
         path, reason = _which("mpirun", environ), "first on PATH"
     if path is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return partial(_version, os.path.abspath(path), reason, begin([path, "--version"]))
+    return cache(partial(_version, os.path.abspath(path), reason, begin([path, "--version"])))
 
 
 def _version(path: str, reason: str, answered: Callable[[], Finished]) -> Mpirun:
@@ -258,7 +286,11 @@ def _variables(
         variables |= (
             {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"} if settings.bind_threads else {"OMP_PROC_BIND": "false"}
         )
-    variables["DDLRUN_READ_BACK"] = "0"
+    # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
+    variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
+    variables["DDLRUN_RESTART"] = "0"
+    if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
+        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(int(settings.watch.grace + 5))
     if settings.strict_binding:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     if settings.mode is None and "DDL_OPTIONS" in environ:
@@ -324,19 +356,41 @@ def _library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {"MPI4PY_LIBMPI": found[0]} if found else {}
 
 
-def default_run_dir(environ: Mapping[str, str]) -> RunDir:
-    """Return a new folder's name under $XDG_STATE_HOME/ddlrun/runs (~/.local/state without that).
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Return where ddlrun keeps what it must remember: $XDG_STATE_HOME/ddlrun (~/.local/state without that)."""
+    return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
 
-    Where that cannot be written, it is one under $TMPDIR.
-    """
-    state = environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state"
+
+def default_run_dir(environ: Mapping[str, str]) -> RunDir:
+    """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
+    state = state_folder(environ)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
         above = os.path.dirname(above)
     if os.path.isdir(above) and os.access(above, os.W_OK):
-        return RunDir(f"{state}/ddlrun/runs/{name}")
+        return RunDir(f"{state}/runs/{name}")
     return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
+
+
+@contextmanager
+def _known(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
+    """While the run lasts, keep a note of it where `ddlrun ps` looks."""
+    folder = f"{state_folder(environ)}/active"
+    path = f"{folder}/{plan.run_id}"
+    note = {
+        "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
+        "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
+        "started": time.time(), "program": list(plan.argv[plan.argv.index(START) + 1 :]),
+    }  # fmt: skip
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        _write(path, [json.dumps(note), "\n"])
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def write_run_dir(plan: Plan) -> None:
@@ -361,8 +415,14 @@ def write_run_dir(plan: Plan) -> None:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
 
 
+def write_report(plan: Plan, report: str) -> None:
+    """Keep the report of a failed run in its folder, if there is room."""
+    with suppress(OSError):
+        _write(plan.run_dir.report, [report])
+
+
 def _write(path: str, blocks: Iterable[str]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.writelines(blocks)
 
 
@@ -375,39 +435,62 @@ def shown_command(plan: Plan) -> str:
     return shlex.join(["env", *removed, *variables, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
 
 
-def run(plan: Plan, environ: Mapping[str, str]) -> Outcome:
-    """Start the job, stay with it to its end, and leave its output and outcome in the run folder."""
+def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[Sequence[str]], object]) -> Outcome:
+    """Start the job, stay with it to its end, and leave its output and outcome in the run folder.
+
+    `sweep` ends what is left of the run on hosts where nobody else can.
+    """
     files = plan.run_dir
     environ = {name: value for name, value in {**environ, **dict(plan.variables)}.items() if name not in plan.removed}
     local = is_local(plan.placement.hosts.names[0], os.uname().nodename)
     if local and not os.isatty(0):
         environ["DDLRUN_STDIN"] = _own_stdin()
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
-    environ["DDLRUN_READ_BACK"] = "1"  # not for those who paste the command
-    read_back = ReadBack()
-    with (
-        _session_folder(plan, environ) as session,
-        open(files.stdout, "wb", buffering=0) as out,
-        open(files.stderr, "wb", buffering=0) as err,
-    ):
-        outcome = run_job(plan.argv, {**environ, **session}, (out, err), read_back.stream, stdin=through_mpirun)
-    outcome = _judged(outcome, files.stderr)
-    _write(files.binding, [json.dumps(read_back.as_dict(plan.placement.topology.size)), "\n"])
-    _write(files.outcome, [json.dumps(outcome._asdict()), "\n"])
-    return outcome
+    known = () if watch.addresses == LOOPBACK else watch.addresses
+    addresses = tuple(dict.fromkeys((*known, *_own_addresses(plan.placement.hosts))))
+    watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses)
+    environ["DDLRUN_RUN"] = plan.run_id
+    with _session_folder(plan, environ) as session, _known(plan, environ):
+        done = run_job(plan.argv, {**environ, **session}, watch, files, stdin=through_mpirun)
+    if done.unswept:
+        sweep(sorted(done.unswept))
+    with suppress(OSError):  # a full disk changes nothing about how the job ended
+        _write(files.binding, [json.dumps(bindings(done.bound, watch.ranks)), "\n"])
+        _write(files.outcome, [json.dumps(done.outcome.as_dict()), "\n"])
+    return done.outcome
 
 
-def _judged(outcome: Outcome, log: str) -> Outcome:
-    """Correct an end that mpirun tells wrongly: a lost host is exit code 3, under both majors."""
-    if outcome.signal is not None:
-        return outcome
-    with open(log, "rb") as file:
-        file.seek(max(0, os.path.getsize(log) - (1 << 16)))
-        host = lost_host(file.read().decode(errors="replace"))
-    if host is None:
-        return outcome
-    why = f"the connection to host {host} was lost: its daemon was killed, the host went down, or the network failed"
-    return outcome._replace(exit_code=UnreachableError.exit_code, reason=why)
+BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
+
+
+def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
+    """Return what ranks said of their binding as JSON can carry it: how many there are, said so, and differ."""
+    records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
+    records.sort(key=lambda record: int(record["rank"]))
+    different = [int(record["rank"]) for record in records if record["problem"]]
+    known = [{**record, "rank": int(record["rank"])} for record in records]
+    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
+
+
+def _own_addresses(hosts: HostList) -> tuple[str, ...]:
+    """Return this machine's addresses that the job's hosts reach: those from which it would talk to them."""
+    own_name = os.uname().nodename
+    others = [name for name in hosts.names if not is_local(name, own_name)]
+    if not others:
+        return LOOPBACK
+    import socket  # noqa: PLC0415 - 6 ms, for jobs over several hosts alone
+
+    found: dict[str, None] = {}
+    for name in others[:8]:
+        try:
+            candidates = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+        except OSError:
+            continue
+        for family, kind, _, _, address in candidates:
+            with suppress(OSError), socket.socket(family, kind) as probe_socket:
+                probe_socket.connect(address)  # sends nothing: it only asks the routes
+                found[str(probe_socket.getsockname()[0])] = None
+    return tuple(found) or (own_name,)
 
 
 @contextmanager

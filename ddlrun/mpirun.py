@@ -184,17 +184,26 @@ def command(mpirun: Mpirun, job: Job) -> tuple[str, ...]:
     )
 
 
-def lost_host(said: str) -> str | None:
-    """Return the host whose daemon mpirun lost, as it says on standard error; None: it says no such thing.
+def lost_host(said: str) -> tuple[str, str] | None:
+    """Return the host that mpirun lost, and what it lost there, as it says on standard error; None: no such thing.
 
-    Open MPI 5.0.11 ends with 0 then, as if all ranks had.
+    Open MPI 5.0.11 ends with 0 when it has lost a daemon, as if all ranks had.
     """
-    pattern = (
-        r"(?m)^(?:PRTE|ORTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}"
-        r".*Remote daemon: \S+ on node (\S+)"
-    )
+    daemon = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
+    closed = r"Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
+    ssh = rf"(?:{closed}|[Cc]onnect to host (\S+) port \d+: .+)"
+    for pattern, what in ((daemon, "the connection to its daemon"), (ssh, "the ssh session of its daemon")):
+        match = re.search(rf"(?m)^(?:.*\s)?{pattern}", said)
+        if match:
+            return next(filter(None, match.groups())), what
+    return None
+
+
+def improper_end(said: str) -> tuple[int, str] | None:
+    """Return rank and host of a process of which mpirun says that it exited without MPI_Finalize; None: of none."""
+    pattern = r"has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+exiting\s+improperly"
     match = re.search(pattern, said)
-    return match[1] if match else None
+    return (int(match[1]), match[2]) if match else None
 
 
 def _fill(words: Sequence[str], value: str) -> tuple[str, ...]:

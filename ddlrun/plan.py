@@ -50,6 +50,16 @@ class RunDir(NamedTuple):
         return f"{self.path}/stderr.log"
 
     @property
+    def mpirun_log(self) -> str:
+        """What mpirun itself wrote."""
+        return f"{self.path}/mpirun.log"
+
+    @property
+    def report(self) -> str:
+        """Why the run failed, as it was shown."""
+        return f"{self.path}/report.txt"
+
+    @property
     def binding(self) -> str:
         """What each rank was really bound to, as JSON."""
         return f"{self.path}/binding.json"
@@ -76,6 +86,8 @@ class Plan(NamedTuple):
     notes: tuple[str, ...]
     rankfile: str | None = None
     """The text of the user's own rank file."""
+    run_id: str = ""
+    """What every process of the run carries in its environment."""
     network: str = "left to MPI"
     """What the hosts talk over, and why."""
 
@@ -96,7 +108,26 @@ class Plan(NamedTuple):
             "removed": list(self.removed),
             "exported": list(self.exports),
             "run_dir": self.run_dir.path,
+            "run_id": self.run_id,
         }
+
+
+class RankEnd(NamedTuple):
+    """How one rank's program ended: its exit code (128 + the signal, if one did it), after so many seconds."""
+
+    rank: int
+    host: str
+    local_rank: int
+    exit_code: int
+    signal: int | None
+    seconds: float
+    max_rss_kib: int
+    ordered: bool
+    """It had been told to end."""
+    why: str
+    """What is known of the reason, beyond the code."""
+    tail: str
+    """The last of what it wrote to standard error; empty for exit code 0."""
 
 
 class Outcome(NamedTuple):
@@ -106,6 +137,26 @@ class Outcome(NamedTuple):
     signal: int | None
     seconds: float
     reason: str | None = None
+    root: RankEnd | None = None
+    """The rank that failed first and made the others end."""
+    ends: tuple[RankEnd, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Ranks whose end nobody saw."""
+    mpirun_said: str = ""
+    until_end: float = 0.0
+    """Seconds until the job began to end."""
+    wanted: bool = False
+    """Somebody, or a time limit, ended it."""
+    dead: tuple[str, ...] = ()
+    """Hosts that went away, by the names that the job has for them."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what JSON can carry."""
+        return {
+            **self._asdict(),
+            "root": self.root._asdict() if self.root else None,
+            "ends": [end._asdict() for end in self.ends],
+        }
 
 
 def placement_dict(placement: Placement) -> dict[str, object]:

@@ -66,8 +66,8 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
 
     Raises UnreachableError naming every host that could not be asked, and why.
     """
-    answers = _ask(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = {name: _why(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
+    answers = ask(dict.fromkeys(hosts.names, SCRIPT), reach)
+    failed = {name: why_silent(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
     if failed:
         raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
     kinds: dict[str, Machine] = {}
@@ -90,12 +90,12 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
 
     kept = {name: _kept(cache.get(name), name) for name in hosts.names} if cache else {}
     known = {name: answer.key for name, answer in kept.items() if answer}
-    answers = _ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
+    answers = ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
     kinds: dict[Machine, Machine] = {}
     found: dict[str, Probed] = {}
     for name in hosts.names:
         if "@ddlrun" not in answers[name].out:
-            found[name] = Probed(None, {}, _why(answers[name]))
+            found[name] = Probed(None, {}, why_silent(answers[name]))
             continue
         found[name] = _read(name, answers[name].out, kept.get(name))
         if found[name].problem is None and cache and not found[name].cached:
@@ -126,7 +126,8 @@ def _kept(text: str | None, name: str) -> "Answer | None":
         return None
 
 
-def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+    """Return what each host's script printed; the local ones run here, the others all at once."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
     reach.meanwhile()
     remote = {name: script for name, script in scripts.items() if name not in local}
@@ -134,7 +135,8 @@ def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
     return answers | {name: finish() for name, finish in local.items()}
 
 
-def _why(answer: Finished) -> str:
+def why_silent(answer: Finished) -> str:
+    """Return in a few words why a host gave no answer."""
     said = [line for line in answer.err.strip().splitlines() if line.strip()]
     return "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
 

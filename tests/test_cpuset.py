@@ -32,7 +32,17 @@ def cpuset() -> Iterator[Path]:
 def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
     inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(cpuset)]
     cpu = max(os.sched_getaffinity(0))
-    run = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run")]
+    run = [
+        sys.executable,
+        "-m",
+        "ddlrun",
+        "launch",
+        "--no-tag-output",
+        "--mpirun",
+        mpirun,
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     words = ["--accelerators", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
     done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun import rank
 from ddlrun.environment import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
+from ddlrun.launch import START
 from ddlrun.machine import PU
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.placement import Policy, place
-from ddlrun.rank import seat
+from ddlrun.rank.seat import seat
 from ddlrun.topology import RankOrder, Topology
 from tests.shapes import machine, placement
 
@@ -143,7 +143,7 @@ def started(seats: str, program: str, **more: str) -> subprocess.CompletedProces
         "DDLRUN_TOPOLOGY": "1x1x1", "DDLRUN_RANK_ORDER": "host", "DDLRUN_SEATS": f"1*{seats}",
         "PATH": os.environ["PATH"],
     }  # fmt: skip
-    argv = [sys.executable, "-I", "-S", rank.__file__, sys.executable, "-c", f"import os; print({program})"]
+    argv = [sys.executable, "-I", "-S", START, sys.executable, "-c", f"import os; print({program})"]
     return subprocess.run(argv, env={**told, **more}, capture_output=True, text=True, check=False)
 
 

@@ -43,7 +43,7 @@ SHOW = [sys.executable, "-c", SEEN]
 
 
 def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str) -> None:
-    assert seen(pretend("nvidia", NVIDIA, "launch", "--mpirun", mpirun, *SHOW)) == [
+    assert seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", "--mpirun", mpirun, *SHOW)) == [
         ["GPU-00.0-1,GPU-00.0-0", None, None],  # by PCI address, not by the driver's number
         ["GPU-00.0-1,GPU-00.0-0", None, None],
     ]
@@ -67,12 +67,20 @@ def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str
 def test_what_a_rank_sees(
     pretend: Pretend, options: list[str], env: dict[str, str], expected: list[str | None]
 ) -> None:
-    assert [rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", *options, *SHOW, **env))] == expected
+    assert [
+        rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", *options, *SHOW, **env))
+    ] == expected
 
 
 def test_amd(pretend: Pretend) -> None:
     done = pretend(
-        "amd", "0000:c1:00.0 0000:c5:00.0", "launch", *SHOW, HIP_VISIBLE_DEVICES="1", ROCR_VISIBLE_DEVICES="1,0"
+        "amd",
+        "0000:c1:00.0 0000:c5:00.0",
+        "launch",
+        "--no-tag-output",
+        *SHOW,
+        HIP_VISIBLE_DEVICES="1",
+        ROCR_VISIBLE_DEVICES="1,0",
     )
     assert seen(done) == [[None, "GPU-abc0", None]]
 
@@ -90,7 +98,7 @@ def test_gpus_that_may_not_be_used_are_told_of(pretend: Pretend) -> None:
 def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
-    options = ["launch", "--load", saved, "--run-dir", str(tmp_path / "run")]
+    options = ["launch", "--no-tag-output", "--load", saved, "--run-dir", str(tmp_path / "run")]
     done = pretend("nvidia", "0000:17:00.0", *options, *SHOW)
     assert [rank[0] for rank in seen(done)] == [None, None]
     lines = [line for line in done.stderr.splitlines() if "of the plan is not there" in line]
@@ -99,7 +107,7 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
         for rank in range(2)
     ]
     assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
-    strict = pretend("nvidia", "0000:17:00.0", "launch", "--load", saved, "--strict-binding", *SHOW)
+    strict = pretend("nvidia", "0000:17:00.0", "launch", "--no-tag-output", "--load", saved, "--strict-binding", *SHOW)
     assert (strict.returncode, strict.stdout) == (5, "")
 
 
@@ -115,7 +123,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "-H", "h1,h2"]
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--no-tag-output", "--mpirun", mpirun, "-H", "h1,h2"]
     tell = SEEN.replace("int(e['OMPI_COMM_WORLD_RANK'])", "os.uname().nodename")
     both = cluster.run("h1", [*launch, sys.executable, "-c", tell], cwd=tmp_path)
     shown = [["h1", "GPU-00.0-0,GPU-00.0-1", None, None], ["h2", "GPU-00.0-0,GPU-00.0-1", None, None]]

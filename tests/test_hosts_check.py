@@ -176,7 +176,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
         assert done.returncode == 5
         assert done.stderr.startswith("ddlrun: error: host h3: train.py has another content than here")
         assert not (tmp_path / "run").exists()
-        argv[-1:-1] = ["--quiet", "--only-checks", "mpi"]
+        argv[-1:-1] = ["--quiet", "--no-tag-output", "--only-checks", "mpi"]
         done = cluster.run("h1", argv, cwd=tmp_path)
         assert (done.returncode, sorted(done.stdout.split())) == (0, ["1", "1", "1", "2"])
     other.write_text("print(22)\n")

@@ -1,6 +1,7 @@
 """Imports run one way, and each touch of the world stands in one module: read from the source."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,17 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["shape", "settings", "environment", "mpirun", "network", "plan", "readback", "report", "rank"],
+    ["shape", "spares", "settings", "environment", "mpirun", "network", "plan", "report", "rank", "output"],
     ["shell"],
-    ["probe", "preflight", "launch"],
+    ["supervise"],
+    ["probe", "preflight", "launch", "leftovers"],
     ["cli", "__main__"],
 ]
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # What -> the modules that may import or name it.
 ALONE = {
-    "subprocess": {"shell"},
+    "subprocess": {"shell", "rank", "supervise"},
     "ClusterShell.Task": {"shell"},
     "click": {"cli"},
     "mpi4py": set(),
@@ -71,7 +73,23 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
 
 
-def test_what_each_rank_starts_with_is_the_standard_library_alone() -> None:
-    assert {name.split(".")[0] for name in imports(PACKAGE / "rank.py")} == {
-        "__future__", "collections", "ctypes", "os", "sys",
+def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
+    used = {name for path in (PACKAGE / "rank").rglob("*.py") for name in imports(path)}
+    assert {name.split(".")[0] for name in used if not name.startswith("ddlrun.rank")} <= {
+        *sys.stdlib_module_names, "sitecustomize",
     }  # fmt: skip
+    every_time = {name for path in sorted((PACKAGE / "rank").glob("*.py")) for name in at_the_top(path)}
+    assert {name for name in every_time if not name.startswith("ddlrun.rank")} == {
+        "__future__", "_socket", "os", "select", "signal", "sys", "time",
+    }  # fmt: skip
+
+
+def at_the_top(path: Path) -> set[str]:
+    """Return what a module imports as soon as it is imported itself."""
+    found = ast.Module([node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef)], [])
+    return {
+        name
+        for node in found.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [f"{node.module}"])
+    }

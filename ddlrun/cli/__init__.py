@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from ddlrun import __version__
 from ddlrun.errors import DdlrunError
 
-# Command -> module; a module is imported when its command is used, or for --help.
+# Command -> module, and its name there if that is not `command`; imported when it is used, or for --help.
 COMMANDS = {
     "check": "check",
     "gen-rankfile": "gen_rankfile",
@@ -23,6 +23,9 @@ COMMANDS = {
     "lint": "lint",
     "probe": "probe",
     "show": "show",
+    "ps": "runs.ps",
+    "kill": "runs.kill",
+    "clean": "runs.clean",
 }
 
 
@@ -37,10 +40,11 @@ class LazyGroup(click.Group):
         """Import and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"ddlrun.cli.{COMMANDS[cmd_name]}")
+        module_name, _, name = COMMANDS[cmd_name].partition(".")
+        module = importlib.import_module(f"ddlrun.cli.{module_name}")
         gc.freeze()
         gc.enable()
-        command = module.command
+        command = getattr(module, name or "command")
         if not isinstance(command, click.Command):
             raise TypeError(cmd_name)
         return command

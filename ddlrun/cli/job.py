@@ -1,8 +1,11 @@
 """What a job is, as launch and show take it: options, the config file, and what they become."""
 
 import os
+import re
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +18,18 @@ from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, par
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.launch import Settings, default_run_dir
+from ddlrun.output import Style
 from ddlrun.plan import RunDir
 from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
+from ddlrun.spares import Crew
+from ddlrun.supervise import Watch
 from ddlrun.topology import parse_topology
 
 CONFIG_ENV = "ddlrun.config_env"
+SECONDS = click.FloatRange(min=0)
+# These end the job, or cannot be caught.
+UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Options of mpirun that would contradict the rank file.
 PLANNED = frozenset(
     "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
@@ -113,6 +122,20 @@ job_options = all_of(
         "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
         help="YAML with hosts, shape, env and Horovod's own settings; the command line wins.",
     ),
+    option("Output", "--tag-output/--no-tag-output", "tag", default=None,
+           help="Put [rank@host] before each line; default: with more than one rank."),
+    option("Output", "--timestamp-output", is_flag=True, help="Put the time before each line."),
+    option("Output", "--ranks", "shown_ranks", metavar="0,3-5", help="Show the output of these ranks; files have all."),
+    option("Output", "--output-filename", metavar="DIR", help="Write DIR/rank.N/stdout and stderr for each rank."),
+    option("Ending", "--grace", type=SECONDS, default=10.0, show_default=True,
+           help="Seconds between TERM and KILL, for all ranks at once."),
+    option("Ending", "--timeout", type=SECONDS, default=0.0, help="End the job after so many seconds, with 124."),
+    option("Ending", "--heartbeat", type=SECONDS, default=30.0, show_default=True,
+           help="Seconds without a sign of life after which a host, or ddlrun, counts as lost; 0: never."),
+    option("Ending", "--stall-timeout", type=SECONDS, default=0.0,
+           help="Report ranks that print nothing for so many seconds, and where they are."),
+    option("Ending", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
+           help="Signals that are passed on to the ranks' programs."),
     horovod_options,
     option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m."),
 )  # fmt: skip
@@ -152,8 +175,64 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         bind_threads=options["bind_threads"],
         strict_binding=options["strict_binding"],
         rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
+        watch=read_watch(options),
+        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}",
         tcp=options.get("tcp", False),
     )
+
+
+def read_crew(settings: Settings, spare: str | None) -> Crew:
+    """Return the hosts of the job and those that stand by. Raises InputError where they overlap."""
+    hosts = list(settings.hosts)
+    topology = settings.wish.topology
+    if spare == "extra":
+        if topology is None:
+            raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
+        hosts, more = hosts[: topology.hosts], hosts[topology.hosts :]
+    else:
+        more = list(read_hosts(spare, None, "--spare-hosts")) if spare else []
+    both = {host.name for host in hosts} & {host.name for host in more}
+    if both:
+        raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
+    racks = len(hosts) // (topology.dims[1] if topology else settings.wish.nodes or len(hosts))
+    return Crew(HostList(tuple(hosts), settings.hosts.source), tuple(more), max(1, racks))
+
+
+def read_watch(options: dict[str, Any]) -> Watch:
+    """Return how the job is watched. Raises InputError on ranks or signals that are none."""
+    folder = options["output_filename"]
+    style = Style(
+        tag=options["tag"], timestamp=options["timestamp_output"], folder=os.path.abspath(folder) if folder else None,
+        ranks=read_ranks(options["shown_ranks"]) if options["shown_ranks"] else None,
+    )  # fmt: skip
+    colour = os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return Watch(
+        0, grace=options["grace"], heartbeat=options["heartbeat"], timeout=options["timeout"],
+        stall=options["stall_timeout"], forward=read_signals(options["forward_signals"]), style=style, colour=colour,
+        status_line=os.isatty(2) and not options.get("quiet") and os.environ.get("TERM") != "dumb",
+    )  # fmt: skip
+
+
+def read_ranks(text: str) -> frozenset[int]:
+    """Return the ranks of a list such as 0,3-5. Raises InputError."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--ranks {text!r}: {part!r} is no rank; write a list such as 0,3-5")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+def read_signals(text: str) -> tuple[int, ...]:
+    """Return the numbers of signals, named as kill does. Raises InputError."""
+    numbers = []
+    for word in filter(None, (word.strip().upper().removeprefix("SIG") for word in text.split(","))):
+        number = getattr(signal, f"SIG{word}", None) if not word.isdigit() else int(word)
+        if not isinstance(number, int) or not 0 < number < signal.NSIG or number in UNFORWARDED:
+            raise InputError(f"--forward-signals {text!r}: {word!r} cannot be passed on; write names such as USR1,USR2")
+        numbers.append(int(number))
+    return tuple(dict.fromkeys(numbers))
 
 
 def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:

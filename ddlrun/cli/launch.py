@@ -2,21 +2,29 @@
 
 import json
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import read_machines
-from ddlrun.cli.job import job_options, read_program, read_settings
+from ddlrun.cli.inputs import reach, read_machines
+from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
-from ddlrun.errors import InputError
-from ddlrun.launch import Settings, check, make_plan, run, shown_command, write_run_dir
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.launch import Settings, adapt, again, check, make_plan, run, shown_command, write_report, write_run_dir
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
+from ddlrun.plan import Outcome, Plan
 from ddlrun.probe import is_local
+from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
+from ddlrun.spares import Crew, refill
+from ddlrun.topology import Topology, parse_topology
+
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from ddlrun.preflight.run import Report
 
 
 @click.command(
@@ -24,6 +32,21 @@ from ddlrun.report.plan import render_plan
 )
 @job_options
 @check_options
+@option(
+    "Going on",
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start the job again after a failure, so many times; DDLRUN_RESTART tells the script.",
+)
+@option(
+    "Going on",
+    "--spare-hosts",
+    metavar="LIST|extra",
+    help="Hosts that take the place of those that fail; extra: those beyond what --topology needs.",
+)
+@option("Going on", "--min-topology", metavar="XxYxZ", help="Without spare hosts Y or Z may shrink to this.")
 @option("Run", "--run-dir", metavar="DIR", help="Folder for rank file, plan and logs; default: ~/.local/state/ddlrun.")
 @option("Run", "--dry-run", is_flag=True, help="Print the plan and the command; start nothing.")
 @option("Run", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
@@ -41,36 +64,108 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json goes with --dry-run")
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
-    mpirun = check(settings, os.environ)
-    machines, network = _ask(settings, mpirun, options)
-    plan = make_plan(settings, mpirun(), machines, os.environ, network)
-    shown = render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
+    least = parse_topology(options["min_topology"], "--min-topology") if options["min_topology"] else None
+    crew = read_crew(settings, options["spare_hosts"])
+    job = _Job(settings._replace(hosts=crew.hosts), crew, least, options)
+    mpirun = check(job.settings, os.environ)
     if options["dry_run"]:
+        _, plan = _prepare(job, mpirun)
         if options["run_dir"]:
             write_run_dir(plan)
-        click.echo(json.dumps(plan.as_dict(), indent=2) if options["as_json"] else shown, nl=options["as_json"])
+        click.echo(
+            json.dumps(plan.as_dict(), indent=2) + "\n" if options["as_json"] else _shown(plan, options), nl=False
+        )
         return 0
+    outcome = None
+    for attempt in range(options["restarts"] + 1):
+        try:
+            if outcome is not None:
+                job = _after(job, outcome, attempt)
+            job, plan = _prepare(job, mpirun)
+        except DdlrunError as error:
+            if outcome is None:
+                raise
+            for problem in error.problems:
+                click.echo(f"ddlrun: no restart: {problem}", err=True)
+            break
+        outcome = _run(job, plan)
+        if not outcome.exit_code or outcome.wanted:
+            break
+    return outcome.exit_code if outcome is not None else 0
+
+
+class _Job(NamedTuple):
+    """What is asked for, and the hosts that take part."""
+
+    settings: Settings
+    crew: Crew
+    least: Topology | None
+    options: dict[str, Any]
+
+    def without(self, bad: Mapping[str, str]) -> "_Job":
+        """Return the job with other hosts in place of these (name -> why), and say so."""
+        crew = refill(self.crew, bad, self.least)
+        for line in crew.said:
+            click.echo(f"ddlrun: {line}", err=True)
+        return self._replace(crew=crew, settings=adapt(self.settings, crew))
+
+
+def _after(job: _Job, outcome: Outcome, attempt: int) -> _Job:
+    """Return the job of a restart: hosts that were lost are replaced if they can be, else asked again."""
+    click.echo(f"ddlrun: restart {attempt} of {job.options['restarts']}", err=True)
+    job = job._replace(settings=again(job.settings, attempt))
+    dead = [host.name for host in job.crew.hosts if {host.name, host.name.partition(".")[0]} & {*outcome.dead}]
+    return job.without(dict.fromkeys(dead, "it was lost")) if dead and (job.crew.spares or job.least) else job
+
+
+def _shown(plan: Plan, options: Mapping[str, Any]) -> str:
+    return render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
+
+
+def _run(job: _Job, plan: Plan) -> Outcome:
     write_run_dir(plan)
-    if not options["quiet"]:
-        click.echo(shown, nl=False, err=True)
-    outcome = run(plan, os.environ)
-    if outcome.exit_code and not options["quiet"]:
-        seconds = f"{outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
-        click.echo(f"ddlrun: exit code {outcome.exit_code} after {seconds}; logs: {plan.run_dir.path}", err=True)
-    return outcome.exit_code
+    if not job.options["quiet"]:
+        click.echo(_shown(plan, job.options), nl=False, err=True)
+    outcome = run(plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings))
+    if outcome.exit_code:
+        report = render_outcome(outcome, plan)
+        write_report(plan, report)
+        click.echo(report, nl=False, err=True)
+    return outcome
+
+
+def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan]:
+    """Ask and check the hosts and plan the job; other hosts take the place of those that fail."""
+    machines, network, report = _ask(job.settings, mpirun, job.options)
+    while report is not None and report.bad_hosts:
+        if not (job.crew.spares or job.least):
+            report.raise_failures()
+        job = job.without(report.bad_hosts)
+        machines, network, report = _ask(job.settings, mpirun, job.options)
+    settings = job.settings
+    if report is not None and report.here[1]:
+        settings = settings._replace(watch=settings.watch._replace(addresses=(report.here[1],)))
+    return job._replace(settings=settings), make_plan(settings, mpirun(), machines(), os.environ, network)
 
 
 def _ask(
     settings: Settings, mpirun: Callable[[], Mpirun], options: dict[str, Any]
-) -> tuple[dict[str, Machine], Network | None]:
-    """Return each host's machine, and what the hosts talk over; where hosts are asked over ssh they are checked too."""
+) -> tuple[Callable[[], Mapping[str, Machine]], Network | None, "Report | None"]:
+    """Return what gives each host's machine, and what the hosts talk over; hosts that ssh leads to are checked too."""
     described = options["machine"] or options["load"]
     alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)
     if alone or (described and options["dry_run"]):
-        return read_machines(settings.hosts, options["machine"], options["load"], settings.ssh), None
+        machines = read_machines(settings.hosts, options["machine"], options["load"], settings.ssh)
+        return lambda: machines, None, None
     from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 
     report = check_first(settings, mpirun(), options)
     if described:
-        return read_machines(settings.hosts, options["machine"], options["load"], settings.ssh), report.network
-    return report.machines(), report.network
+        return lambda: read_machines(settings.hosts, options["machine"], options["load"]), report.network, report
+    return report.machines, report.network, report
+
+
+def _sweep(hosts: Sequence[str], settings: Settings) -> None:
+    from ddlrun.leftovers import end_runs  # noqa: PLC0415 - where a keeper was killed
+
+    end_runs({host: [settings.run_id] for host in hosts}, 0, reach(settings.ssh, settings.watch.grace + 5))

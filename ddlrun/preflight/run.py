@@ -15,8 +15,7 @@ from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.probe import Reach, is_local
-from ddlrun.shell import Finished
+from ddlrun.probe import Reach, ask, is_local
 
 MOST_NAMES = 8
 TCP_SECONDS = 8.0
@@ -54,6 +53,11 @@ class Report(NamedTuple):
     def unreachable(self) -> list[Finding]:
         """Return the hosts that cannot be reached."""
         return [one for one in self.findings if one.level == FAILURE and one.check == "ssh"]
+
+    @property
+    def bad_hosts(self) -> dict[str, str]:
+        """Return the hosts of which something is wrong, and what."""
+        return {one.host: one.what for one in reversed((*self.unreachable, *self.failures))}
 
     @property
     def exit_code(self) -> int:
@@ -101,7 +105,7 @@ def _connect(hosts: Sequence[str], network: Network, reach: Callable[[float], Re
     if left < 1:
         return [Finding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts]
     scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
-    answers = {host: answer.out for host, answer in _ask(scripts, reach(left)).items()}
+    answers = {host: answer.out for host, answer in ask(scripts, reach(left)).items()}
     return judge_tcp(hosts, answers, network)
 
 
@@ -116,7 +120,7 @@ def look(hosts: HostList, question: Question, reach: Reach) -> Report:
     }
     begin = time.time()
     asked = reach.here(facts_script(wanted._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
-    answers = _ask(scripts, reach)
+    answers = ask(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
     here = parse_facts(asked().out, "this machine", machines)
@@ -160,13 +164,6 @@ def _names(hosts: Sequence[str], host: str, here: str) -> tuple[str, ...]:
     place = hosts.index(host)
     around = [hosts[(place + step) % len(hosts)] for step in range(-1, MOST_NAMES - 2)]
     return tuple(dict.fromkeys([hosts[0], *around, *([here] if here in hosts else [])]))
-
-
-def _ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
-    local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
-    remote = {name: script for name, script in scripts.items() if name not in local}
-    answers = dict(reach.there(remote)) if remote else {}
-    return answers | {name: finish() for name, finish in local.items()}
 
 
 def alike(findings: Iterable[Finding]) -> list[list[Finding]]:

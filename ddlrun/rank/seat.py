@@ -1,56 +1,32 @@
-"""What mpirun starts on each host: sets up one rank, then becomes the user's program.
-
-Runs with nothing but the standard library, on hosts where ddlrun may not be installed as a package.
-"""
+"""What the plan gives one rank: cores, GPUs, NICs and threads are set up and compared with what is there."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 TYPE_CHECKING = False  # typing itself takes milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-PREFLIGHT = 5  # the exit code of errors.PreflightError
+def settle(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
+    """Set up affinity and environment of this rank; return what it was given and what is not as planned.
 
-
-def main() -> None:
-    """Set up this rank and become the program in sys.argv[1:]; exit 127 or 126 where that cannot start."""
-    _end_with(os.getppid())
-    program = sys.argv[1:]
-    rank = _number("OMPI_COMM_WORLD_RANK")
-    local_rank = _number("OMPI_COMM_WORLD_LOCAL_RANK")
-    size = _number("OMPI_COMM_WORLD_SIZE")
-    # Open MPI 4 puts the folder of its mpirun before the user's.
-    os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
-    if rank == 0 and "DDLRUN_STDIN" in os.environ:
-        _read_from(os.environ["DDLRUN_STDIN"])
+    The first is empty where nothing is planned, otherwise `rank, host, CPUs, planned CPUs, GPUs, problems`,
+    parted by tabs.
+    """
     planned = seat(os.environ, rank, local_rank, size)
-    if planned is not None:
-        where = f"rank {rank} on {os.uname().nodename}"
-        problems = [_bind(planned), _show_gpus(planned)]
-        _point_to_nics(planned)
-        os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
-        _read_back(rank, planned, [f"{where}: {problem}" for problem in problems if problem])
-    try:
-        os.execvp(program[0], program)  # noqa: S606 - no shell is the point
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        _say(f"rank {rank} on {os.uname().nodename}: cannot start {program[0]!r}: {error.strerror}")
-        os._exit(127 if missing else 126)
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this rank when mpirun or its daemon here is gone, however that ended (prctl(2))."""
-    import ctypes  # noqa: PLC0415 - 3 ms
-
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
-    if prctl is not None:
-        prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL; it outlasts exec
-        if os.getppid() != parent:  # it was gone before
-            os._exit(1)
+    if planned is None:
+        return "", []
+    host = os.uname().nodename
+    problems = [problem for problem in (_bind(planned), _show_gpus(planned)) if problem]
+    _point_to_nics(planned)
+    os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
+    name = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}.get(planned.vendor, "")
+    gpus = os.environ.get(name, "") if planned.gpus else ""
+    problems = [f"rank {rank} on {host}: {problem}" for problem in problems]
+    cpus = _shown(os.sched_getaffinity(0))
+    return "\t".join([str(rank), host, cpus, _shown(planned.cpus), gpus, " ".join(problems)]), problems
 
 
 class Seat:
@@ -150,32 +126,6 @@ def _point_to_nics(planned: Seat) -> None:
         os.environ.setdefault("UCX_NET_DEVICES", ",".join(f"{nic}:1" for nic in planned.nics))
 
 
-def _read_back(rank: int, planned: Seat, problems: list[str]) -> None:
-    """Tell ddlrun what this rank was given, and everyone what is not as planned; --strict-binding ends it there."""
-    if os.environ.get("DDLRUN_READ_BACK") == "1":
-        name = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}.get(planned.vendor, "")
-        gpus = os.environ.get(name, "") if planned.gpus else ""
-        cpus = _shown(os.sched_getaffinity(0))
-        fields = [str(rank), os.uname().nodename, cpus, _shown(planned.cpus), gpus, " ".join(problems)]
-        sys.stderr.write("\x1eddlrun\t" + "\t".join(fields) + "\x1e\n")
-    for problem in problems:
-        _say(problem)
-    if problems and "DDLRUN_STRICT_BINDING" in os.environ:
-        os._exit(PREFLIGHT)
-
-
-def _read_from(source: str) -> None:
-    """Make `PATH@OFFSET` the standard input: Open MPI 5's mpirun never passes on that its own has ended."""
-    path, _, offset = source.partition("@")
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        file = os.open(os.devnull, os.O_RDONLY)
-    if offset:
-        os.lseek(file, int(offset), os.SEEK_SET)
-    os.dup2(file, 0)
-
-
 def _ddl_host(number: int, topology: str) -> int:
     """Turn (y*Z + z)*A + a, the rank's remainder in ddl order, into the host index (a*Z + z)*Y + y."""
     sizes = [int(size) for size in topology.split("x")][1:]
@@ -206,16 +156,3 @@ def _shown(cpus: set[int]) -> str:
         elif cpu + 1 not in cpus:
             text += f"-{cpu}"
     return text[1:]
-
-
-def _number(name: str) -> int:
-    return int(os.environ.get(name, "-1"))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"ddlrun: {text}\n")
-    sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    main()
