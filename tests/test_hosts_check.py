@@ -275,7 +275,18 @@ RANK = [sys.executable, str(Path(__file__).parent / "hosts" / "allreduce.py")]
 
 
 def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> CompletedProcess[str]:
-    argv = [*DDLRUN, "launch", "--mpirun", mpirun, "--run-dir", str(folder / "run"), "-H", "h1:1,h2:1", "--quiet"]
+    argv = [
+        *DDLRUN,
+        "launch",
+        "--mpirun",
+        mpirun,
+        "--run-dir",
+        str(folder / "run"),
+        "-H",
+        "h1:1,h2:1",
+        "--quiet",
+        "--no-tag-output",
+    ]
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 
