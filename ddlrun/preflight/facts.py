@@ -92,10 +92,12 @@ LC_ALL=C; export LC_ALL
 echo "@clock $(date +%s.%N)"
 own=$(uname -n)
 echo "@hostname $own"
-for name in "$own" $names; do
-  ! command -v getent >/dev/null 2>&1 || echo "@name $name $(getent ahosts "$name" 2>/dev/null | while read -r ip _; do
-    echo "$ip"; done | sort -u | tr '\n' ' ')"
-done
+limit=; ! command -v timeout >/dev/null 2>&1 || limit='timeout 8'
+resolve() { echo "@name $1 $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done | sort -u |
+  tr '\n' ' ')"; }
+if command -v getent >/dev/null 2>&1; then  # all at once, as a name that nobody knows takes seconds
+  for name in "$own" $names; do resolve "$name" & done
+fi
 if [ -f "$mpirun" ] && [ -x "$mpirun" ]; then
   echo "@mpirun $("$mpirun" --version 2>/dev/null </dev/null | while read -r line; do echo "$line"; break; done)"
 fi
@@ -135,6 +137,7 @@ for environment in $(grep -lsaz '^DDLRUN_RUN=' /proc/[0-9]*/environ 2>/dev/null)
   run=$(tr '\0' '\n' <"$environment" | sed -n 's/^DDLRUN_RUN=//p')
   [ "$run" = "${DDLRUN_RUN-}" ] || echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
 done 2>/dev/null
+wait
 """
 
 

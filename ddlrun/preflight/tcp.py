@@ -82,7 +82,8 @@ def judge_tcp(hosts: Sequence[str], answers: Mapping[str, str], network: Network
     for host in hosts:
         report = told[host]
         if report is None:
-            yield Finding(host, "tcp", WARNING, "not tried, as there is no Python", "")
+            why = "there is no Python" if "@tcp null" in answers.get(host, "") else "no answer came"
+            yield Finding(host, "tcp", WARNING, f"not tried, as {why}")
         elif not report["listening"]:
             yield Finding(host, "tcp", FAILURE, f"cannot listen{where}: its address is gone or its ports are taken")
         elif host not in by_host:
