@@ -300,7 +300,7 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
     else:
         listed = (f"{host}={','.join(there)}" for host, there in network.interfaces.items())
         variables["DDLRUN_IFNAMES"] = " ".join(listed)
-        notes.append("GLOO_SOCKET_IFNAME: not set, as the hosts' interfaces differ in name (DDLRUN_IFNAMES lists them)")
+        notes.append("GLOO_SOCKET_IFNAME: set on each host, as their interfaces differ in name")
     return variables, notes
 
 

@@ -67,6 +67,8 @@ class Joined:
 
     def join(self, owner: int, block: bytes, tag: bytes) -> bytes:
         """Return what is to be written for the lines of one of them."""
+        if not block:
+            return b""
         before = self._owner
         self._owner = None if block.endswith((b"\n", b"\r")) else owner
         shown = tag_lines(block, tag)

@@ -4,6 +4,7 @@ import _socket  # socket itself takes 6 ms to import
 import errno
 import hmac
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,8 @@ MPIRUN_SECONDS = 3.0
 SLACK_SECONDS = 3.0
 UNREACHABLE, TIMED_OUT = 3, 124
 STATUS_SECONDS = 1.0
+# What mpirun of Open MPI 5 says of its own ssh, now and then, without any harm.
+HARMLESS = rb"(?m)^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n"
 LOOPBACK = ("127.0.0.1",)
 
 
@@ -435,7 +438,7 @@ class Supervision:
         if self._cause is None or self._cause.exit_code == 0:  # what it says of an end that we know is noise
             self._clear_status()
             console = self._consoles[self._pipes.get(fd, 1)]
-            console.write(console.lines.join(-1, chunk, b""))
+            console.write(console.lines.join(-1, re.sub(HARMLESS, b"", chunk), b""))
         return True
 
     def _mpirun_ended(self) -> Cause:
@@ -465,11 +468,11 @@ class Supervision:
             cause = Cause(0) if clean and len(self.ends) == self._watch.ranks else self._mpirun_ended()
             if cause.exit_code == 1 and clean:
                 cause = Cause(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
-        root = root_of(self.ends.values()) if cause.reason is None and cause.signal is None else None
+        said = self._mpi_said.decode(errors="replace") if cause.exit_code else ""
+        root = root_of(self.ends.values(), said) if cause.reason is None and cause.signal is None else None
         if root is not None:
             cause = cause._replace(exit_code=root.exit_code)
         ends = tuple(self.ends[rank] for rank in sorted(self.ends))
-        said = self._mpi_said.decode(errors="replace") if cause.exit_code else ""
         return Outcome(
             cause.exit_code, cause.signal, seconds, cause.reason, root, ends, tuple(self._lost), said,
             self._ending_since - self._started if self._ending_since is not None else seconds, cause.wanted,
@@ -538,6 +541,7 @@ class Supervision:
         self._epoll.close()
 
 
+SOCKET_CLOSED = 14
 # What a rank says that lost another one: the other one is the cause.
 COLLATERAL = (
     "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
@@ -546,10 +550,15 @@ COLLATERAL = (
 )  # fmt: skip
 
 
-def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
+def root_of(ends: Iterable[RankEnd], mpirun_said: str) -> RankEnd | None:
     """Return the end that caused the others: the first to fail that does not blame another rank."""
     failed = [end for end in ends if end.exit_code and not end.ordered]
-    own = [end for end in failed if not any(sign in end.tail for sign in COLLATERAL)]
+    closed = "An error occurred in Socket closed" in mpirun_said  # what MPI of Open MPI 5 says, and exits with 14
+    own = [
+        end
+        for end in failed
+        if not any(sign in end.tail for sign in COLLATERAL) and not (closed and end.exit_code == SOCKET_CLOSED)
+    ]
     return next(iter(own or failed), None)
 
 

@@ -175,3 +175,10 @@ def test_gpus_that_nobody_measured_are_numbered() -> None:
     shown = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER']"
     assert started("1@@nvidia=2,0@", shown).stdout == "2,0 PCI_BUS_ID\n"
     assert rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"
+
+
+def test_gloo_gets_the_interface_of_its_own_host() -> None:
+    shown = "os.environ.get('GLOO_SOCKET_IFNAME')"
+    names = f"other=eth0 {os.uname().nodename}=ens3,ens4"
+    assert started("1@@@", shown, DDLRUN_IFNAMES=names).stdout == "ens3\n"
+    assert started("1@@@", shown, DDLRUN_IFNAMES=names, GLOO_SOCKET_IFNAME="mine").stdout == "mine\n"

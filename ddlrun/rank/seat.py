@@ -21,6 +21,7 @@ def settle(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     host = os.uname().nodename
     problems = [problem for problem in (_bind(planned), _show_gpus(planned)) if problem]
     _point_to_nics(planned)
+    _name_interface(host)
     os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
     name = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}.get(planned.vendor, "")
     gpus = os.environ.get(name, "") if planned.gpus else ""
@@ -95,6 +96,14 @@ def _show_gpus(planned: Seat) -> str | None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ[name] = ",".join(word for word in words if word)
     return None
+
+
+def _name_interface(host: str) -> None:
+    """Tell Gloo, which takes one name, this host's interface of the job's network, where names differ by host."""
+    for word in os.environ.get("DDLRUN_IFNAMES", "").split():
+        name, _, interfaces = word.partition("=")
+        if interfaces and host in (name, name.partition(".")[0]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces.split(",")[0])
 
 
 def _uuid(vendor: str, address: str) -> str | None:
