@@ -13,7 +13,7 @@ test: apt $(VENV)/test check
 
 # Without network namespaces: under two minutes.
 fast: $(VENV)/test
-	$(VENV)/bin/python -m pytest $(TESTS) -m "not cluster"
+	$(VENV)/bin/python -m pytest $(TESTS) -m "not cluster and not slow"
 
 check: $(VENV)/test
 	$(VENV)/bin/ruff check .

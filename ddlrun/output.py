@@ -84,6 +84,7 @@ class Console:
         self.fd, self.colour = fd, colour
         self.closed = False
         self.lines = Joined()
+        self.dropped = 0
         self._waiting = bytearray()
         try:
             self._plain = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -96,7 +97,10 @@ class Console:
         return len(self._waiting)
 
     def write(self, text: bytes) -> None:
-        """Write what it takes now, and the rest later: see `flush`."""
+        """Write what it takes now, and the rest later: see `flush`. Far too much of a rest is dropped."""
+        if len(self._waiting) > 8 * MOST_WAITING:  # a job that is being ended is read on, whoever reads us
+            self.dropped += len(text)
+            return
         self._waiting += text
         self.flush()
 

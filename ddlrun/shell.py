@@ -59,7 +59,11 @@ def run_on_hosts(scripts: Mapping[str, str], ssh: Sequence[str], timeout: float)
         worker.write(script.encode())
         worker.set_write_eof()
         workers |= dict.fromkeys(names, worker)
-    task.resume()
+    try:
+        task.resume()
+    except BaseException:  # Ctrl-C, a TERM: no ssh is left behind
+        task.abort(kill=True)
+        raise
     codes: dict[str, int] = {}
     for code, nodes in task.iter_retcodes():
         codes.update(dict.fromkeys(nodes, code))

@@ -27,6 +27,9 @@ MPIRUN_SECONDS = 3.0
 SLACK_SECONDS = 3.0
 UNREACHABLE, TIMED_OUT = 3, 124
 STATUS_SECONDS = 1.0
+# Who connects has this long, and may send this much at once, before it has said the token.
+STRANGER_SECONDS = 10.0
+MOST_OF_A_STRANGER = 64
 # What mpirun of Open MPI 5 says of its own ssh, now and then, without any harm.
 HARMLESS = rb"(?m)^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n"
 LOOPBACK = ("127.0.0.1",)
@@ -94,7 +97,7 @@ class Peer:
         self.host = "?"
         self.local_rank = -1
         self.trusted = False
-        self.heard = self.printed = now
+        self.since = self.heard = self.printed = now
         self.ever_printed = False
         self.stalled = False
         self.unpack = wire.Unpacker()
@@ -224,6 +227,8 @@ class Supervision:
             self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
         if self._watch.heartbeat:
             self._beat(now)
+        for peer in [peer for peer in self._peers.values() if not peer.trusted and now > peer.since + STRANGER_SECONDS]:
+            self._drop(peer)
         if self._cause is not None:
             self._press(now)
         if self._watch.stall and self._cause is None:
@@ -260,6 +265,9 @@ class Supervision:
             self._hang_up(peer)
             return
         peer.heard = time.monotonic()
+        if not peer.trusted and len(data) > MOST_OF_A_STRANGER:
+            self._drop(peer)
+            return
         for kind, text in peer.unpack.feed(data):
             if not peer.trusted and not self._trust(peer, kind, text):
                 self._drop(peer)
@@ -534,6 +542,9 @@ class Supervision:
             select.select([], [console.fd for console in self._consoles if console.waiting], [], 0.1)
             for console in self._consoles:
                 console.flush()
+        dropped = sum(console.dropped for console in self._consoles)
+        if dropped:
+            self._tell(f"{dropped} bytes of output were not shown, as nobody read them; the logs have them")
         for log in (*self._logs, self._mpi_log):
             log.close()
         for peer in self._peers.values():

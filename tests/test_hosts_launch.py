@@ -1,11 +1,16 @@
 """Real launches over real ssh, on hosts that are namespaces of this machine."""
 
 import json
+import os
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.hosts.cluster import Cluster, why_not
 
@@ -101,3 +106,31 @@ def test_hosts_that_cannot_be_asked_are_named_each_with_its_reason(cluster: Clus
     assert len(lines) == 2
     assert lines[0].startswith("ddlrun: error: host h2: ssh: connect to host h2 port 22: Connection refused")
     assert lines[1].startswith("ddlrun: error: host nowhere: ssh: Could not resolve")
+
+
+WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8), max_size=3)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(WORDS, st.text("$x '\"\n\\*;&`|<>(){}[]!~#%=ü", max_size=12))
+def test_any_word_and_any_value_arrive_over_ssh(cluster: Cluster, mpirun: str, words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory(dir=cluster.folder) as folder:
+        argv = [*ddlrun(mpirun, Path(folder)), "--skip-checks", "-H", "h1:1,h2:1", "--env", f"MINE={value}"]
+        done = cluster.run("h1", [*argv, sys.executable, "-c", TELL, *words], cwd=Path(folder), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [(told["argv"], told["mine"]) for told in map(json.loads, done.stdout.splitlines())] == [(words, value)] * 2
+
+
+def test_no_value_stands_on_a_command_line_nor_a_secret_in_a_file(
+    cluster: Cluster, mpirun: str, tmp_path: Path
+) -> None:
+    """Processes of all hosts are seen from each, so the ranks look themselves."""
+    value = f"unlikely{os.getpid()}{time.monotonic_ns()}"
+    look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' >seen.$OMPI_COMM_WORLD_RANK; echo ${#MY_TOKEN}"
+    argv = [*ddlrun(mpirun, tmp_path), "-H", "h1:1,h2:1", "-x", "MY_TOKEN", "--verbose", "sh", "-c", look]
+    done = cluster.run("h1", argv, cwd=tmp_path, env={**os.environ, "MY_TOKEN": value}, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{len(value)}\n" * 2), done.stderr
+    seen = "".join((tmp_path / f"seen.{rank}").read_text() for rank in (0, 1))
+    assert "start.py" in seen
+    written = "".join(path.read_text() for path in (tmp_path / "run").iterdir())
+    assert value not in seen + written + done.stderr

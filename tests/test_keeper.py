@@ -112,13 +112,14 @@ def test_ranks_and_signals_that_are_none(line: list[str]) -> None:
 
 
 def test_silent_ranks_are_reported_with_where_they_stand(line: list[str]) -> None:
-    script = "import time; print('up', flush=True); time.sleep(5)"
+    script = "import time\ndef here():\n    time.sleep(5)\nprint('up', flush=True); here()"
     done = run(line, "-np", "1", "--stall-timeout", "1", sys.executable, "-c", script)
     assert done.returncode == 0
     said = done.stderr.splitlines()
     assert re.match(r"ddlrun: rank 0 on \S+ has printed nothing for [12] s", said[0])
     assert re.match(r"ddlrun: rank 0 on \S+ stands here:", said[1])
     assert re.match(r"ddlrun: process \d+ \(python\S*\): state S", said[2])
+    assert "    here (<string>:3)" in done.stderr  # py-spy
 
 
 def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def read_all(fd: int, over: Callable[[], bool]) -> str:
     return data.decode()
 
 
+@pytest.mark.slow
 def test_many_launches_leave_nothing(line: list[str], tmp_path: Path) -> None:
     """A hundred of each major: processes, files, shared memory."""
     (tmp_path / "tmp").mkdir()

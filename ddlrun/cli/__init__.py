@@ -6,7 +6,9 @@ gc.disable()  # what starts is no garbage; looking for some is 4 ms of every sta
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -62,6 +64,9 @@ def group() -> None:
 def main() -> NoReturn:
     """Run ddlrun and exit: a user's mistake is shown as one line a problem, a bug as a traceback."""
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
     except DdlrunError as error:
@@ -73,7 +78,20 @@ def main() -> NoReturn:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
         code = 130
+    except _EndedError as error:
+        code = 128 + error.number
     sys.exit(code or 0)
+
+
+class _EndedError(BaseException):
+    """A signal that asks to end: what has been started is ended on the way out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _EndedError(number)
 
 
 def _from_config(error: click.UsageError) -> str:

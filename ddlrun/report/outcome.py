@@ -77,7 +77,9 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
         yield f"ended by {signal.Signals(outcome.signal).name} after {outcome.until_end:.1f} s"
     else:
         yield f"failed after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
-    hint = _hint(root.tail, HINTS) if root else None if outcome.reason else _hint(outcome.mpirun_said, MPI_HINTS)
+    hint = (
+        find_hint(root.tail, HINTS) if root else None if outcome.reason else find_hint(outcome.mpirun_said, MPI_HINTS)
+    )
     if hint:
         yield f"  hint: {hint}"
     yield from _others(outcome)
@@ -110,7 +112,8 @@ def last_lines(tail: str) -> list[str]:
     return lines[-MOST_LINES:]
 
 
-def _hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
+def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
+    """Return what is known of such words; None: nothing."""
     for pattern, meaning in hints:
         match = re.search(pattern, text)
         if match:

@@ -1,0 +1,89 @@
+"""The report of a failed run: the root cause first, in words, with a hint where one is known."""
+
+import pytest
+
+from ddlrun.mpirun import improper_end, lost_host
+from ddlrun.plan import RankEnd
+from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, in_words, last_lines
+from ddlrun.supervise import root_of
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+
+
+def end(rank: int, code: int, tail: str = "", *, ordered: bool = False, signal: int | None = None) -> RankEnd:
+    return RankEnd(rank, f"h{rank}", 0, code, signal, 1.0, 0, ordered, "", tail)
+
+
+def test_who_blames_another_is_not_the_root() -> None:
+    lost = end(0, 1, f"{TRACEBACK}RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234\n")
+    own = end(1, 1, f"{TRACEBACK}ValueError: no\n")
+    assert root_of([lost, own], "") == own
+    assert root_of([lost], "") == lost
+    assert root_of([end(2, 143, ordered=True), own], "") == own
+    assert root_of([end(2, 0)], "") is None
+    closed = "[h1:00000] *** An error occurred in Socket closed\n"
+    assert root_of([end(0, 14), own], closed) == own
+    assert root_of([end(0, 14), own], "") == end(0, 14)
+
+
+def test_ends_in_words() -> None:
+    assert in_words(end(0, 139, signal=11)) == "killed by SIGSEGV (Segmentation fault)"
+    assert in_words(end(0, 127)) == "exit code 127 (the program is not there)"
+    assert in_words(end(0, 1, f"{TRACEBACK}ValueError\n")) == "exit code 1 (an uncaught Python exception)"
+
+
+def test_the_last_traceback_is_shown_whole() -> None:
+    noise = "".join(f"line {number}\n" for number in range(100))
+    assert last_lines(noise) == [f"line {number}" for number in range(80, 100)]
+    assert last_lines(f"{noise}{TRACEBACK}ValueError: x\n") == [*TRACEBACK.splitlines(), "ValueError: x"]
+    deep = TRACEBACK + "".join(f"  line {number}\n" for number in range(500)) + "RecursionError\n"
+    assert len(last_lines(deep)) == 41
+    assert (last_lines(deep)[0], last_lines(deep)[-1]) == (TRACEBACK.splitlines()[0], "RecursionError")
+    assert last_lines("") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'torch'", "Python on that host has no module torch"),
+        ("./a.out: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such",
+         "the library libcudart.so.12 is missing there"),
+        ("ImportError: libmpi.so.40: cannot open shared object file: No such file", "library libmpi.so.40 is missing"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "the GPU's memory is full"),
+        ("torch.distributed.DistNetworkError: The server socket has failed to bind. EADDRINUSE", "holds the port"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", "shared memory is too small"),
+        ("RuntimeError: NCCL error in: x.cpp:1, unhandled system error, ncclSystemError: x", "NCCL failed"),
+        ("OSError: [Errno 28] No space left on device", "a disk, or shared memory, is full"),
+        ("all is well", None),
+    ],
+)  # fmt: skip
+def test_hints(said: str, hint: str | None) -> None:
+    found = find_hint(said, HINTS)
+    assert found is None if hint is None else hint in str(found)
+
+
+ABORT = """--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+  Proc: [[51403,1],1]
+  Errorcode: 5
+"""
+IMPROPER = """--------------------------------------------------------------------------
+prterun has exited due to process rank 1 with PID 318 on node vm exiting
+improperly. There are three reasons this could occur:
+"""
+LOST = """--------------------------------------------------------------------------
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-h1-9@0,0] on node h1
+  Remote daemon: [prterun-h1-9@0,1] on node h2
+"""
+
+
+def test_what_mpirun_says() -> None:
+    assert find_hint(ABORT, MPI_HINTS) == "rank 1 called MPI_Abort with 5"
+    assert improper_end(IMPROPER) == (1, "vm")
+    assert improper_end(ABORT) is None
+    assert lost_host(LOST) == ("h2", "the connection to its daemon")
+    assert lost_host("Connection to h3 closed by remote host.\r\n") == ("h3", "the ssh session of its daemon")
+    assert lost_host("ssh: connect to host h4 port 22: Connection refused\n") == ("h4", "the ssh session of its daemon")
+    assert lost_host("a rank said: Connection to the database closed by remote host\n") is None
