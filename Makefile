@@ -2,11 +2,12 @@
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
+AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
 .PHONY: demo test fast check bench faults goldens reference clean apt
 
 demo: $(VENV)/demo
-	$(VENV)/bin/ddlrun launch --accelerators core docs/examples/digits.py
+	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
 test: apt $(VENV)/test check
 	$(VENV)/bin/python -m pytest $(TESTS) --cov --cov-report=term

@@ -40,6 +40,8 @@ from ddlrun.spares import Crew
 from ddlrun.supervise import LOOPBACK, Watch, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
+# With these at 1 root has told any Open MPI that it may start.
+ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 # What mpirun starts for each rank.
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank", "start.py")
 
@@ -68,6 +70,7 @@ class Settings(NamedTuple):
     watch: Watch = Watch(0)
     """How the job is watched; the number of ranks is the plan's."""
     tcp: bool = False
+    as_root: bool = False
 
 
 def again(settings: Settings, attempt: int) -> Settings:
@@ -101,6 +104,16 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun
     check_distinct(settings.hosts, os.uname().nodename)
     check_wish(settings.wish, settings.hosts)
     return mpirun
+
+
+def check_root(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Raise PreflightError where root starts a job without having said that it is meant."""
+    if os.geteuid() == 0 and not (settings.as_root or all(environ.get(name) == "1" for name in ROOT)):
+        raise PreflightError(
+            "you are root, and what goes wrong in a job then can harm the whole machine; be another user, or say "
+            "--allow-run-as-root (in a container, where root is usual, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
+        )
 
 
 def place_job(
@@ -205,7 +218,7 @@ def make_plan(
         hosts=settings.hosts,
         rankfile=settings.run_dir.rankfile,
         hostfile=settings.run_dir.hostfile,
-        root=os.geteuid() == 0,
+        root=os.geteuid() == 0,  # `check_root` has seen that this is wanted
         ssh=settings.ssh,
         exports=tuple(name for name in exports if name in ranks_environ),
         extra=settings.mpi_args,

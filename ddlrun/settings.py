@@ -32,6 +32,7 @@ OURS = {
     "ddl.mode": "mode",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
+    "mpi.allow_run_as_root": "allow_run_as_root",
     "network.subnet": "network",
     "network.interfaces": "network_interface",
     "network.tcp": "tcp",
@@ -39,7 +40,13 @@ OURS = {
     "ssh.identity_file": "ssh_identity_file",
 }
 PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
-SWITCHES = ("network.tcp", "placement.overload", "placement.bind_threads", "placement.strict_binding")
+SWITCHES = (
+    "mpi.allow_run_as_root",
+    "network.tcp",
+    "placement.overload",
+    "placement.bind_threads",
+    "placement.strict_binding",
+)
 # Horovod's other launcher; ours is MPI's, so these say nothing new.
 CONTROLLERS = ("mpi", "auto", None)
 

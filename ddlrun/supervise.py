@@ -138,7 +138,8 @@ class Supervision:
         self._own_name = os.uname().nodename
         self._started = time.monotonic()
         self._beaten = self._started
-        self._drawn = 0.0
+        self._drawn = self._tick_at = 0.0
+        self._ticking = False
         self._status = ""
         self._reading = True
         self._ending_since: float | None = None
@@ -200,7 +201,7 @@ class Supervision:
         now = time.monotonic()
         times = [now + 5.0]
         if self._watch.heartbeat:
-            times.append(self._beaten + self._watch.heartbeat / 4)
+            times.append(self._beaten + self._watch.heartbeat / 8)
         if self._watch.timeout and self._cause is None:
             times.append(self._started + self._watch.timeout)
         if self._cause is not None or self._process.poll() is not None:
@@ -209,9 +210,12 @@ class Supervision:
             times.append(now + STATUS_SECONDS)
         if any(console.waiting for console in self._consoles):
             times.append(now + 0.01)
-        due = self._output.tick()
-        if due is not None:
-            times.append(now + due)
+        if now >= self._tick_at:
+            due = self._output.tick()
+            self._tick_at = now + (0.1 if due is None else max(0.1, due))
+            self._ticking = due is not None
+        if self._ticking:
+            times.append(self._tick_at)
         return max(0.0, min(times) - now)
 
     def _in_time(self, signals: "Signals") -> None:
@@ -227,8 +231,6 @@ class Supervision:
             self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
         if self._watch.heartbeat:
             self._beat(now)
-        for peer in [peer for peer in self._peers.values() if not peer.trusted and now > peer.since + STRANGER_SECONDS]:
-            self._drop(peer)
         if self._cause is not None:
             self._press(now)
         if self._watch.stall and self._cause is None:
@@ -367,12 +369,18 @@ class Supervision:
                 self._listen_to(peer)
 
     def _beat(self, now: float) -> None:
-        if now > self._beaten + self._watch.heartbeat / 4:
-            self._beaten = now
-            self._to_all(wire.BEAT)
+        """Now and then tell all keepers that we are here, and find those that have not told us."""
+        interval = self._watch.heartbeat / 8
+        if now < self._beaten + interval:
+            return
+        self._beaten = now
+        self._to_all(wire.BEAT)
+        for peer in [peer for peer in self._peers.values() if not peer.trusted and now > peer.since + STRANGER_SECONDS]:
+            self._drop(peer)
         if not self._reading:
             return
-        silent = [peer for peer in self._peers.values() if peer.trusted and now > peer.heard + self._watch.heartbeat]
+        limit = now - self._watch.heartbeat + interval
+        silent = [peer for peer in self._peers.values() if peer.trusted and peer.heard < limit]
         for peer in silent:
             self._drop(peer)
             if peer.ended is None:

@@ -17,6 +17,12 @@ MPIRUNS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
+def as_root() -> None:
+    """Let tests that run as root start jobs, as one does in a container."""
+    os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def session_folders() -> Iterator[None]:
     """Give mpirun's session folders a place of their own: killed ones leave theirs, and 5.0 stops at an old one."""
     before = os.environ.get("TMPDIR")

@@ -35,6 +35,7 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
         "ddlrun",
         "launch",
         "--no-tag-output",
+        "--allow-run-as-root",
         "--mpirun",
         mpirun,
         "--run-dir",
@@ -106,6 +107,7 @@ def swapping(mpirun: str, tmp_path: Path) -> list[str]:
         "ddlrun",
         "launch",
         "--no-tag-output",
+        "--allow-run-as-root",
         "--mpirun",
         str(path),
         "--run-dir",
@@ -231,6 +233,7 @@ def test_any_word_and_any_value_arrive_as_they_are(mpirun: str, words: list[str]
             "ddlrun",
             "launch",
             "--no-tag-output",
+            "--allow-run-as-root",
             "--mpirun",
             mpirun,
             "--run-dir",
@@ -412,6 +415,17 @@ def test_a_machine_without_ssh_is_enough_for_one_host(line: list[str], tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (0, "x\nx\n", "")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
+def test_root_must_say_that_it_is_meant(mpirun: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "true"]
+    environ = {name: value for name, value in os.environ.items() if "ALLOW_RUN_AS_ROOT" not in name}
+    refused = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "--allow-run-as-root" in refused.stderr) == (5, True)
+    assert not (tmp_path / "run").exists()
+    planned = subprocess.run([*line[:4], "--dry-run", *line[4:]], env=environ, capture_output=True, check=False)
+    assert planned.returncode == 0
+
+
 def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tmp_path: Path) -> None:
     line = [
         sys.executable,
@@ -419,6 +433,7 @@ def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tm
         "ddlrun",
         "launch",
         "--no-tag-output",
+        "--allow-run-as-root",
         "--mpirun",
         mpirun,
         "-np",
@@ -427,7 +442,7 @@ def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tm
         "/bin/echo",
         "x",
     ]
-    plain = {"PATH": os.environ["PATH"]}
+    plain = {name: os.environ[name] for name in ("PATH", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")}
     state = {**plain, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(line, env=state, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr

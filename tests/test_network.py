@@ -160,7 +160,7 @@ def test_variables_of_both_majors() -> None:
 def test_names_that_differ_by_host_are_listed_by_host() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER, name="ens3")})
     variables, notes = network_variables(network, 4)
-    assert notes[0].startswith("GLOO_SOCKET_IFNAME: not set")
+    assert notes[0].startswith("GLOO_SOCKET_IFNAME: set on each host")
     assert variables["NCCL_SOCKET_IFNAME"] == "=ens3,eth0"
     assert "GLOO_SOCKET_IFNAME" not in variables
     assert variables["DDLRUN_IFNAMES"] == "h1=eth0 h2=ens3"

@@ -105,6 +105,7 @@ job_options = all_of(
     option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: beside this Python, else on PATH."),
     option("MPI", "--mpi-args", metavar="ARGS", help="More arguments for mpirun, quoted as for a shell."),
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One more argument for mpirun; may repeat."),
+    option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
     option("Environment", "--env", "assignments", multiple=True, metavar="K=V", help="Set K; may repeat."),
     option("Environment", "-x", "named", multiple=True, metavar="NAME", help="Pass NAME on to the ranks; may repeat."),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks as this rank file says; it is checked first."),
@@ -178,6 +179,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         watch=read_watch(options),
         run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}",
         tcp=options.get("tcp", False),
+        as_root=options["allow_run_as_root"],
     )
 
 

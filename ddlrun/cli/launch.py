@@ -11,7 +11,18 @@ from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.launch import Settings, adapt, again, check, make_plan, run, shown_command, write_report, write_run_dir
+from ddlrun.launch import (
+    Settings,
+    adapt,
+    again,
+    check,
+    check_root,
+    make_plan,
+    run,
+    shown_command,
+    write_report,
+    write_run_dir,
+)
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
@@ -76,6 +87,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
             json.dumps(plan.as_dict(), indent=2) + "\n" if options["as_json"] else _shown(plan, options), nl=False
         )
         return 0
+    check_root(job.settings, os.environ)
     outcome = None
     for attempt in range(options["restarts"] + 1):
         try:

@@ -77,7 +77,7 @@ def version(mpirun: str) -> str | None:
 def launch(mpirun: str, title: str, folder: Path) -> None:
     """Show what a launch costs over mpirun's own line, and what its choice of components saves."""
     line, env = bare(mpirun, folder / "no-op", NO_OP)
-    ours = [*DDLRUN, "launch", "--mpirun", mpirun]
+    ours = [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", mpirun]
     found = interleaved({"ddlrun": wall([*ours, *NO_OP]), "bare": wall(line, env)})
     added = found["ddlrun"].against(found["bare"], operator.sub)
     rows = [
@@ -103,7 +103,7 @@ def launch(mpirun: str, title: str, folder: Path) -> None:
 
 def bare(mpirun: str, folder: Path, words: list[str]) -> tuple[list[str], dict[str, str]]:
     """Return the line that ddlrun would run and its environment."""
-    run([*DDLRUN, "launch", "--mpirun", mpirun, "--run-dir", str(folder), "--dry-run", *words])
+    run([*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", mpirun, "--run-dir", str(folder), "--dry-run", *words])
     plan = json.loads((folder / "plan.json").read_text())
     return plan["command"], {**os.environ, **plan["variables"]}
 
@@ -116,7 +116,7 @@ def before_mpirun(mpirun: str, folder: Path) -> Iterator[Row]:
     except (Failed, OSError) as error:
         yield Row("until mpirun starts", Series((), f"no C compiler: {error}"), goal=60)
         return
-    ours = [*DDLRUN, "launch", "--mpirun", stamped, *NO_OP]
+    ours = [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", stamped, *NO_OP]
 
     def until() -> float:
         start = time.monotonic_ns()
@@ -204,7 +204,7 @@ def launchers(mpiruns: Mapping[str, str]) -> None:
     for mpirun, said in mpiruns.items():
         samplers[f"mpirun -np 2, Open MPI {said}"] = wall([mpirun, *root, "-np", "2", *PASS])
         samplers[f"ddlrun launch -np 2, Open MPI {said}"] = wall(
-            [*DDLRUN, "launch", "--mpirun", mpirun, "-np", "2", *PASS]
+            [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", mpirun, "-np", "2", *PASS]
         )
     samplers["torchrun --nproc-per-node 2"] = tool("torchrun", "--nproc-per-node", "2", "--no-python", *PASS)
     samplers["horovodrun -np 2"] = tool("horovodrun", "-np", "2", *PASS)
