@@ -29,6 +29,18 @@ OURS = {
     "placement.bind_threads": "bind_threads",
     "placement.strict_binding": "strict_binding",
     "run_dir": "run_dir",
+    "output.tag": "tag",
+    "output.timestamp": "timestamp_output",
+    "output.folder": "output_filename",
+    "output.ranks": "shown_ranks",
+    "ending.grace": "grace",
+    "ending.timeout": "timeout",
+    "ending.heartbeat": "heartbeat",
+    "ending.stall_timeout": "stall_timeout",
+    "ending.forward_signals": "forward_signals",
+    "going_on.restarts": "restarts",
+    "going_on.spare_hosts": "spare_hosts",
+    "going_on.min_topology": "min_topology",
     "ddl.mode": "mode",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
@@ -43,10 +55,16 @@ PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
 SWITCHES = (
     "mpi.allow_run_as_root",
     "network.tcp",
+    "output.tag",
+    "output.timestamp",
     "placement.overload",
     "placement.bind_threads",
     "placement.strict_binding",
 )
+LISTS = (
+    "hosts", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
+    "going_on.spare_hosts",
+)  # fmt: skip
 # Horovod's other launcher; ours is MPI's, so these say nothing new.
 CONTROLLERS = ("mpi", "auto", None)
 
@@ -96,7 +114,7 @@ def _value(key: str, value: object, where: str, problems: list[str]) -> object:
         knob = next((knob for knob in HOROVOD if knob.yaml == key), None)
         if key in SWITCHES or (knob is not None and knob.kind is bool):
             return value
-    elif isinstance(value, list) and key in ("hosts", "placement.gpu_order", "network.interfaces"):
+    elif isinstance(value, list) and key in LISTS:
         return ",".join(map(str, value))
     elif isinstance(value, str | int | float) and key not in SWITCHES:
         return str(value)
