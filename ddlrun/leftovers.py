@@ -17,6 +17,7 @@ LIST = r"""
 grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
   pid=${file#/proc/}
   pid=${pid%/environ}
+  [ -O "/proc/$pid" ] || continue
   run=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_RUN=//p')
   rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
   echo "@process $pid ${run:--} ${rank:--} $(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)"
@@ -24,7 +25,12 @@ done
 echo @end
 """
 END = r"""
-list() { grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ | sed 's,^/proc/,,; s,/environ$,,'; }
+list() {
+  for environ in $(grep -lsazE '^DDLRUN_RUN=(RUNS)$' /proc/[0-9]*/environ); do
+    environ=${environ%/environ}
+    [ ! -O "$environ" ] || echo "${environ#/proc/}"
+  done
+}
 count=0
 pids=$(list)
 for pid in $pids; do echo "@ended $pid"; done

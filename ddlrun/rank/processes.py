@@ -86,12 +86,12 @@ def end_daemon(pid: int) -> None:
 
 
 def _first_words(pid: int) -> list[str]:
-    return "".join(_lines(f"/proc/{pid}/cmdline")).split("\0")[:5]
+    return "".join(lines_of(f"/proc/{pid}/cmdline")).split("\0")[:5]
 
 
 def oom_kills() -> int:
     """Return how many processes of this cgroup the kernel has killed for memory; 0 where it does not say."""
-    for line in _lines("/proc/self/cgroup"):
+    for line in lines_of("/proc/self/cgroup"):
         _, controllers, path = line.strip().split(":", 2)
         if not controllers:
             files = [f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"]
@@ -100,7 +100,7 @@ def oom_kills() -> int:
         else:
             continue
         for file in files:
-            for said in _lines(file):
+            for said in lines_of(file):
                 if said.startswith("oom_kill "):
                     return int(said.split()[1])
     return 0
@@ -134,7 +134,7 @@ def look_at(pid: int) -> str:
     lines = []
     for one in found[:8]:
         name, state, _ = alive.get(one, ("?", "gone", 0))
-        waits = "".join(_lines(f"/proc/{one}/wchan")).strip("0\n")
+        waits = "".join(lines_of(f"/proc/{one}/wchan")).strip("0\n")
         lines.append(f"process {one} ({name}): state {state}" + (f", waits in {waits}" if waits else ""))
         if name.startswith("python"):
             lines += _stack(one)
@@ -160,7 +160,8 @@ def _stack(pid: int) -> list[str]:
     return [f"  {line}" for line in (done.stdout or done.stderr).splitlines()[:40]]
 
 
-def _lines(path: str) -> list[str]:
+def lines_of(path: str) -> list[str]:
+    """Return a file's lines, none where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readlines()

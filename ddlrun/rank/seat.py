@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.rank.processes import lines_of
+
 TYPE_CHECKING = False  # typing itself takes milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,22 +111,14 @@ def _name_interface(host: str) -> None:
 def _uuid(vendor: str, address: str) -> str | None:
     """Return a GPU's UUID, as the driver on this host tells it."""
     if vendor == "nvidia":
-        for line in _lines(f"/proc/driver/nvidia/gpus/{address}/information"):
+        for line in lines_of(f"/proc/driver/nvidia/gpus/{address}/information"):
             key, _, value = line.partition(":")
             if key == "GPU UUID":
                 return value.strip()
     if vendor == "amd":
-        for line in _lines(f"/sys/bus/pci/devices/{address}/unique_id"):
+        for line in lines_of(f"/sys/bus/pci/devices/{address}/unique_id"):
             return f"GPU-{line.strip()}"
     return None
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readlines()
-    except OSError:
-        return []
 
 
 def _point_to_nics(planned: Seat) -> None:
