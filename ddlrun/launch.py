@@ -461,7 +461,7 @@ def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[S
     through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
     known = () if watch.addresses == LOOPBACK else watch.addresses
     addresses = tuple(dict.fromkeys((*known, *_own_addresses(plan.placement.hosts))))
-    watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses)
+    watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses, host_of=_hosts_by_rank(plan))
     environ["DDLRUN_RUN"] = plan.run_id
     with _session_folder(plan, environ) as session, _known(plan, environ):
         done = run_job(plan.argv, {**environ, **session}, watch, files, stdin=through_mpirun)
@@ -471,6 +471,14 @@ def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[S
         _write(files.binding, [json.dumps(bindings(done.bound, watch.ranks)), "\n"])
         _write(files.outcome, [json.dumps(done.outcome.as_dict()), "\n"])
     return done.outcome
+
+
+def _hosts_by_rank(plan: Plan) -> Callable[[int], str]:
+    @cache
+    def hosts() -> dict[int, str]:
+        return {placed.rank: placed.host.name for placed in plan.placement.by_host()}
+
+    return lambda rank: hosts()[rank]
 
 
 BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -42,6 +42,10 @@ class Watch(NamedTuple):
     grace: float = 10.0
     heartbeat: float = 30.0
     timeout: float = 0.0
+    start: float = 0.0
+    """So long no rank may start while some are missing."""
+    host_of: Callable[[int], str] = str
+    """Where a rank is to run."""
     stall: float = 0.0
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
@@ -136,7 +140,8 @@ class Supervision:
         self.ends: dict[int, RankEnd] = {}
         self._cause: Cause | None = None
         self._own_name = os.uname().nodename
-        self._started = time.monotonic()
+        self._started_ranks: set[int] = set()
+        self._started = self._rank_came = time.monotonic()
         self._beaten = self._started
         self._drawn = self._tick_at = 0.0
         self._ticking = False
@@ -204,6 +209,8 @@ class Supervision:
             times.append(self._beaten + self._watch.heartbeat / 8)
         if self._watch.timeout and self._cause is None:
             times.append(self._started + self._watch.timeout)
+        if self._watch.start and self._cause is None:
+            times.append(self._rank_came + self._watch.start)
         if self._cause is not None or self._process.poll() is not None:
             times.append(now + 0.1)
         if self._watch.status_line or self._watch.stall:
@@ -229,6 +236,8 @@ class Supervision:
             self._signalled(number)
         if self._watch.timeout and now > self._started + self._watch.timeout and self._cause is None:
             self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
+        if self._watch.start and self._cause is None and now > self._rank_came + self._watch.start:
+            self._look_for_missing()
         if self._watch.heartbeat:
             self._beat(now)
         if self._cause is not None:
@@ -292,6 +301,8 @@ class Supervision:
             rank, peer.host, local_rank, _ = text.decode(errors="replace").split("\t")
             peer.rank, peer.local_rank = int(rank), int(local_rank)
             self._output.start(peer.rank, peer.host)
+            self._started_ranks.add(peer.rank)
+            self._rank_came = peer.heard
             if self._cause is not None:
                 self._send(peer, wire.FINISH, str(self._watch.grace))
         elif kind == wire.BOUND:
@@ -367,6 +378,17 @@ class Supervision:
             for peer in self._peers.values():
                 peer.heard = now
                 self._listen_to(peer)
+
+    def _look_for_missing(self) -> None:
+        """End the job where mpirun does not get all ranks to start."""
+        missing = [rank for rank in range(self._watch.ranks) if rank not in self._started_ranks]
+        self._rank_came = float("inf") if not missing else self._rank_came
+        if missing:
+            hosts = list(dict.fromkeys(self._watch.host_of(rank) for rank in missing))
+            shown = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+            count = f"{len(missing)} of {self._watch.ranks} ranks"
+            why = f"{count} did not start in {self._watch.start:g} s (--start-timeout), on {shown}"
+            self.end_job(Cause(UNREACHABLE, why))
 
     def _beat(self, now: float) -> None:
         """Now and then tell all keepers that we are here, and find those that have not told us."""

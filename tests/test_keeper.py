@@ -128,6 +128,16 @@ def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
 
 
+def test_an_mpirun_that_starts_nothing_is_given_up(mpirun: str, tmp_path: Path) -> None:
+    stuck = tmp_path / "mpirun"
+    stuck.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {mpirun} --version\nexec sleep 3600\n')
+    stuck.chmod(0o755)
+    line = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", str(stuck), "--run-dir", str(tmp_path / "run")]
+    done = run(line, "-np", "2", "--start-timeout", "1", "true")
+    assert done.returncode == 3
+    assert "2 of 2 ranks did not start in 1 s (--start-timeout), on localhost" in done.stderr
+
+
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 PYTHON = [
     ("print(1)", 0, ""),

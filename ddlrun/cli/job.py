@@ -209,7 +209,8 @@ def read_watch(options: dict[str, Any]) -> Watch:
     )  # fmt: skip
     colour = os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return Watch(
-        0, grace=options["grace"], heartbeat=options["heartbeat"], timeout=options["timeout"],
+        0, start=options.get("start_timeout") or 0.0, grace=options["grace"],
+        heartbeat=options["heartbeat"], timeout=options["timeout"],
         stall=options["stall_timeout"], forward=read_signals(options["forward_signals"]), style=style, colour=colour,
         status_line=os.isatty(2) and not options.get("quiet") and os.environ.get("TERM") != "dumb",
     )  # fmt: skip
@@ -263,6 +264,8 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
     if is_module:
         return (sys.executable, "-m", script, *args)
     if not script.endswith(".py"):
+        if os.path.isdir(script) and "/" in script:
+            raise InputError(f"{script!r} is a folder; name the script or program in it")
         return (script, *args)
     if not os.path.isfile(script):
         raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")

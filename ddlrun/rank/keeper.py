@@ -314,7 +314,7 @@ class Keeper:
             for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
                 _kill(pid, signal.SIGCONT)
-        self._ordered = True
+            self._ordered = True
         until = time.monotonic() + grace
         self._kill_at = until if self._kill_at is None else min(self._kill_at, until)
 

@@ -10,7 +10,7 @@ MOST_LINES = 20
 
 # What a program or mpirun says -> what that means and what to do.
 HINTS = (
-    (r"ModuleNotFoundError: No module named '([^']+)'", "Python on that host has no module {0}: install it there"),
+    (r"No module named '?([\w.]+)", "Python on that host has no module {0}: install it there"),
     (
         r"(?:ImportError: |error while loading shared libraries: )(\S+): cannot open shared object file",
         "the library {0} is missing there: load its module or set LD_LIBRARY_PATH",
@@ -29,7 +29,10 @@ HINTS = (
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),
     (r"Address already in use|EADDRINUSE", "another process on that host holds the port: ddlrun ps shows leftovers"),
-    (r"MemoryError|Cannot allocate memory", "memory ran out on that host"),
+    (
+        r"MemoryError|Cannot allocate memory",
+        "it got no memory: the host has none left, or a limit (ulimit -v, a cgroup) was reached",
+    ),
     (r"No space left on device", "a disk, or shared memory, is full there: ddlrun check shows both"),
     (
         r"unable to write to file </torch_|Bus error",
@@ -38,6 +41,11 @@ HINTS = (
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
     (r"Permission denied", "a file may not be read or run by this user there"),
 )
+CODE_HINTS = {
+    127: "the program is neither on PATH nor in the working folder of that host; give its path, or .py for a script",
+    128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python that it stood at",
+    128 + signal.SIGKILL: "neither ddlrun nor the program did that: often the kernel or the batch system, for memory",
+}
 MPI_HINTS = (
     (r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)", "rank {0} called MPI_Abort with {1}"),
     (
@@ -77,13 +85,19 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
         yield f"ended by {signal.Signals(outcome.signal).name} after {outcome.until_end:.1f} s"
     else:
         yield f"failed after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
-    hint = (
-        find_hint(root.tail, HINTS) if root else None if outcome.reason else find_hint(outcome.mpirun_said, MPI_HINTS)
-    )
+    hint = _hint(outcome)
     if hint:
         yield f"  hint: {hint}"
     yield from _others(outcome)
     yield f"exit code {outcome.exit_code}; logs: {plan.run_dir.path}"
+
+
+def _hint(outcome: Outcome) -> str | None:
+    root = outcome.root
+    if root is None:
+        return None if outcome.reason else find_hint(outcome.mpirun_said, MPI_HINTS)
+    by_code = None if root.why else CODE_HINTS.get(root.exit_code)
+    return find_hint(root.tail, HINTS) or by_code
 
 
 def _who(end: RankEnd, plan: Plan) -> str:
@@ -108,7 +122,7 @@ def last_lines(tail: str) -> list[str]:
     starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     if starts:
         found = lines[starts[-1] :]
-        return found if len(found) <= 2 * MOST_LINES else [*found[:5], "  ...", *found[5 - 2 * MOST_LINES :]]
+        return found if len(found) <= MOST_LINES else [*found[:3], "  ...", *found[4 - MOST_LINES :]]
     return lines[-MOST_LINES:]
 
 
