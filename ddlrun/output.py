@@ -1,5 +1,6 @@
 """What the ranks write, on its way to the terminal and to files: whole lines, tagged, in bounded memory."""
 
+import errno
 import os
 import re
 import select
@@ -83,6 +84,8 @@ class Console:
     def __init__(self, fd: int, *, colour: bool = False) -> None:
         self.fd, self.colour = fd, colour
         self.closed = False
+        self.error: str | None = None
+        """Why it is closed, unless nobody reads it any more."""
         self.lines = Joined()
         self.dropped = 0
         self._waiting = bytearray()
@@ -98,6 +101,8 @@ class Console:
 
     def write(self, text: bytes) -> None:
         """Write what it takes now, and the rest later: see `flush`. Far too much of a rest is dropped."""
+        if self.closed:
+            return
         if len(self._waiting) > 8 * MOST_WAITING:  # a job that is being ended is read on, whoever reads us
             self.dropped += len(text)
             return
@@ -115,8 +120,9 @@ class Console:
                 del self._waiting[: os.write(self.fd, self._waiting[:size])]
         except BlockingIOError:
             return
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
             self.closed = True
+            self.error = error.strerror if isinstance(error, OSError) and error.errno != errno.EPIPE else None
             self._waiting.clear()
 
 

@@ -229,8 +229,11 @@ class Supervision:
         now = time.monotonic()
         for console in self._consoles:
             console.flush()
-        if any(console.closed for console in self._consoles) and self._cause is None:
-            self.end_job(Cause(128 + signal.SIGPIPE, "nobody reads the output any more", signal.SIGPIPE, wanted=True))
+        closed = [console for console in self._consoles if console.closed]
+        if closed and self._cause is None:
+            name, why = ("standard output", "standard error")[closed[0].fd - 1], closed[0].error
+            unread = Cause(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
+            self.end_job(unread if why is None else Cause(1, f"{name}: {why}", wanted=True))
         self._read_or_wait(now)
         for number in signals.taken():
             self._signalled(number)
@@ -460,6 +463,8 @@ class Supervision:
         if number in self._watch.forward:
             self._to_all(wire.SIGNAL, str(number))
         elif self._cause is None:
+            if self._watch.status_line:
+                self._tell(f"ending the job, in {self._watch.grace:g} s at most; Ctrl-C again kills it at once")
             self.end_job(Cause(128 + number, None, number, wanted=True))
         else:
             self._to_all(wire.FINISH, "0")

@@ -138,6 +138,19 @@ def test_an_mpirun_that_starts_nothing_is_given_up(mpirun: str, tmp_path: Path) 
     assert "2 of 2 ranks did not start in 1 s (--start-timeout), on localhost" in done.stderr
 
 
+def test_a_full_device_for_our_output_ends_the_job(line: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*line, "-np", "2", "seq", "100000"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, "standard output: No space left on device" in done.stderr) == (1, True)
+
+
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 PYTHON = [
     ("print(1)", 0, ""),
