@@ -24,7 +24,8 @@ FAMILIES = (
 
 _EXACT = frozenset(name for name in FAMILIES if not name.endswith("*"))
 _PREFIXES = tuple(name[:-1] for name in FAMILIES if name.endswith("*"))
-_SECRETIVE = r"(?i)TOKEN|SECRET|PASSW|KEY|CREDENTIAL"
+_SECRETIVE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
+_IN_A_URL = r"://[^/\s:@]*:[^/\s@]+@"  # user and password
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 REDACTED = "<redacted>"
 # Linux takes 128 KiB for one variable, its name included.
@@ -201,4 +202,7 @@ def _runs(texts: Iterable[str]) -> str:
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables with the values of secrets left out, fit to be shown."""
-    return {name: REDACTED if re.search(_SECRETIVE, name) else value for name, value in variables.items()}
+    return {
+        name: REDACTED if re.search(_SECRETIVE, name) or re.search(_IN_A_URL, value) else value
+        for name, value in variables.items()
+    }

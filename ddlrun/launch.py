@@ -35,7 +35,7 @@ from ddlrun.probe import check_distinct, is_local
 from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
 from ddlrun.shape import Wish, check_wish, choose_topology
-from ddlrun.shell import Finished, begin
+from ddlrun.shell import Finished, begin, copied_stdin
 from ddlrun.spares import Crew
 from ddlrun.supervise import LOOPBACK, Watch, run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -78,7 +78,12 @@ def again(settings: Settings, attempt: int) -> Settings:
     base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
     run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
     variables = {**settings.variables, "DDLRUN_RESTART": str(attempt)}
-    return settings._replace(run_dir=RunDir(f"{base}/restart-{attempt}"), run_id=run_id, variables=variables)
+    watch = settings.watch
+    if watch.style.folder is not None:
+        files = watch.style.folder.removesuffix(f"/restart-{attempt - 1}")
+        watch = watch._replace(style=watch.style._replace(folder=f"{files}/restart-{attempt}"))
+    run_dir = RunDir(f"{base}/restart-{attempt}")
+    return settings._replace(run_dir=run_dir, run_id=run_id, variables=variables, watch=watch)
 
 
 def adapt(settings: Settings, crew: Crew) -> Settings:
@@ -192,6 +197,9 @@ def make_plan(
     Raises InputError, PlacementError or PreflightError.
     """
     placement, reason, order_reason = place_job(settings, machines, mpirun.major)
+    shown = settings.watch.style.ranks
+    if shown is not None and max(shown) >= placement.topology.size:
+        raise InputError(f"--ranks: there is no rank {max(shown)}; the job has 0 to {placement.topology.size - 1}")
     bare = [name for name, machine in machines.items() if THREADS_ALONE in machine.notes]
     if bare and mpirun.major == 5:
         raise PreflightError(f"host {bare[0]}: {THREADS_ALONE}; take Open MPI 4.1 (--mpirun)")
@@ -303,7 +311,7 @@ def _variables(
     variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
     variables["DDLRUN_RESTART"] = "0"
     if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
-        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(int(settings.watch.grace + 5))
+        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(min(int(settings.watch.grace + 5), 1 << 30))
     if settings.strict_binding:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     if settings.mode is None and "DDL_OPTIONS" in environ:
@@ -386,6 +394,15 @@ def default_run_dir(environ: Mapping[str, str]) -> RunDir:
     return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
 
 
+def born(pid: int) -> str | None:
+    """Return what tells a process from a later one of the same number: the boot, and when it was started in it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file, open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            return f"{boot.read().strip()} {file.read().rpartition(b')')[2].split()[19].decode()}"
+    except OSError:
+        return None
+
+
 @contextmanager
 def _known(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     """While the run lasts, keep a note of it where `ddlrun ps` looks."""
@@ -394,7 +411,7 @@ def _known(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     note = {
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
-        "started": time.time(), "program": list(plan.argv[plan.argv.index(START) + 1 :]),
+        "born": born(os.getpid()), "started": time.time(), "program": list(plan.argv[plan.argv.index(START) + 1 :]),
     }  # fmt: skip
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -426,6 +443,16 @@ def write_run_dir(plan: Plan) -> None:
         _write(files.plan, [json.dumps(plan.as_dict()), "\n"])
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def make_output_folder(watch: Watch) -> None:
+    """Make the folder for ranks' output. Raises InputError where that cannot be."""
+    folder = watch.style.folder
+    try:
+        if folder is not None:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output-filename {folder}: {error.strerror}; name another folder") from error
 
 
 def write_report(plan: Plan, report: str) -> None:
@@ -541,6 +568,9 @@ def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str
 
 
 def _own_stdin() -> str:
-    """Return where rank 0 finds our standard input, as rank.py reads it: a path, and a file's offset."""
+    """Return where rank 0 finds our standard input, as its keeper reads it: a path, and a file's offset."""
     path = f"/proc/{os.getpid()}/fd/0"
-    return f"{path}@{os.lseek(0, 0, os.SEEK_CUR)}" if stat.S_ISREG(os.fstat(0).st_mode) else path
+    mode = os.fstat(0).st_mode
+    if stat.S_ISREG(mode):
+        return f"{path}@{os.lseek(0, 0, os.SEEK_CUR)}"
+    return path if os.access(path, os.R_OK) and not stat.S_ISSOCK(mode) else f"/proc/{os.getpid()}/fd/{copied_stdin()}"

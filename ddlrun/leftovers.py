@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.launch import born
 from ddlrun.probe import Reach, ask
 from ddlrun.shell import Finished
 
@@ -53,6 +54,7 @@ class Run(NamedTuple):
     ranks: int
     pid: int
     host: str
+    born: str
     started: float
     program: tuple[str, ...]
 
@@ -60,11 +62,7 @@ class Run(NamedTuple):
         """Tell whether its ddlrun runs; None: it is, or was, on another host."""
         if self.host != os.uname().nodename:
             return None
-        try:
-            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
-                return b"ddlrun" in file.read()
-        except OSError:
-            return False
+        return born(self.pid) == self.born
 
 
 def known_runs(folder: str) -> list[Run]:

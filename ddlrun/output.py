@@ -6,7 +6,7 @@ import re
 import select
 import stat
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import IO, NamedTuple
 
 # A line that is longer is passed on in parts.
@@ -26,7 +26,7 @@ class Style(NamedTuple):
     tag: bool | None = None
     """None: with more than one rank."""
     timestamp: bool = False
-    ranks: Container[int] | None = None
+    ranks: frozenset[int] | None = None
     """The ranks that the console shows; None: all."""
     folder: str | None = None
     """Where each rank's output goes to files of its own."""
@@ -89,8 +89,13 @@ class Console:
         self.lines = Joined()
         self.dropped = 0
         self._waiting = bytearray()
+        self._out = fd
         try:
             self._plain = stat.S_ISREG(os.fstat(fd).st_mode)
+            if os.isatty(fd):  # a file description of our own: the shell's must not stop blocking
+                self._out = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):  # as after su: the terminal is another user's
+            return
         except OSError:
             self.closed = True
 
@@ -109,15 +114,21 @@ class Console:
         self._waiting += text
         self.flush()
 
+    def close(self) -> None:
+        """Close what we have opened ourselves."""
+        if self._out != self.fd:
+            os.close(self._out)
+            self._out = self.fd
+
     def flush(self) -> None:
         """Write what is taken at once. A stream that nobody reads any more is `closed`."""
         try:
             while self._waiting and not self.closed:
-                if not self._plain and not select.select([], [self.fd], [], 0)[1]:
+                if not self._plain and not select.select([], [self._out], [], 0)[1]:
                     return
                 # What is ready takes this much (PIPE_BUF) without making us wait.
                 size = len(self._waiting) if self._plain else 4096
-                del self._waiting[: os.write(self.fd, self._waiting[:size])]
+                del self._waiting[: os.write(self._out, self._waiting[:size])]
         except BlockingIOError:
             return
         except (OSError, ValueError) as error:
@@ -131,6 +142,7 @@ class Log:
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
+        self._mode = "wb"
         self.lines = Joined()
         self._file: IO[bytes] | None = None
         self._dropped = False
@@ -141,7 +153,8 @@ class Log:
             return
         try:
             if self._file is None:
-                self._file = open(self._path, "ab", buffering=0, opener=_private)  # noqa: SIM115 - `close`
+                self._file = open(self._path, self._mode, buffering=0, opener=_private)  # noqa: SIM115 - `close`
+                self._mode = "ab"
             self._file.write(block)
         except OSError as error:
             self._dropped = True
@@ -163,9 +176,11 @@ class Output:
 
     def __init__(
         self, style: Style, consoles: tuple[Console, Console], logs: tuple[Log, Log], ranks: int,
-        say: Callable[[str], None],
+        say: Callable[[str], None], before: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`before` is called whenever something is about to be shown."""
         self._style, self._consoles, self._logs, self._say = style, consoles, logs, say
+        self._before = before
         self._width = len(str(ranks - 1))
         self._tag = ranks > 1 if style.tag is None else style.tag
         self._held: dict[tuple[int, int], bytes] = {}
@@ -190,7 +205,8 @@ class Output:
         lines, rest = split_lines(held + data if held else data)
         if rest:
             self._held[key] = rest
-            self._since[key] = time.monotonic()
+            if lines or key not in self._since:
+                self._since[key] = time.monotonic()
         elif held:
             del self._held[key], self._since[key]
         self._show(rank, stream, lines)
@@ -199,7 +215,7 @@ class Output:
         """Show what is left of a rank's last lines; they may lack their end."""
         for stream in (0, 1):
             self._release((rank, stream))
-            file = self._files.pop((rank, stream), None)
+            file = self._files.get((rank, stream))
             if file is not None:
                 file.close()
 
@@ -211,6 +227,11 @@ class Output:
         for key in [key for key, since in self._since.items() if now >= since + PATIENCE]:
             self._release(key)
         return max(0.0, min(self._since.values()) + PATIENCE - now) if self._since else None
+
+    def hold(self) -> None:
+        """Wait with parts of lines: their rest may be there, but is not read as long as others have to wait."""
+        now = time.monotonic()
+        self._since = dict.fromkeys(self._since, now)
 
     @property
     def full(self) -> bool:
@@ -237,13 +258,14 @@ class Output:
         log.write(log.lines.join(rank, lines, self.tag(rank)))
         console = self._consoles[stream]
         if self._style.ranks is None or rank in self._style.ranks:
+            self._before()
             console.write(console.lines.join(rank, lines, self.tag(rank, colour=console.colour)))
 
     def _file(self, rank: int, stream: int) -> Log:
         key = rank, stream
         if key not in self._files:
-            if len(self._files) >= OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
+            for oldest in list(self._files.values())[: len(self._files) + 1 - OPEN_FILES]:
+                oldest.close()
             folder = f"{self._style.folder}/rank.{rank:0{self._width}d}"
             try:
                 os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -21,8 +21,6 @@ class Reach(NamedTuple):
     here: Callable[[str], Callable[[], Finished]]
     there: Callable[[Mapping[str, str]], Mapping[str, Finished]]
     ssh: str = "ssh"
-    meanwhile: Callable[[], object] = object
-    """What is worth doing while this host is asked."""
 
 
 class Cache(Protocol):
@@ -129,7 +127,6 @@ def _kept(text: str | None, name: str) -> "Answer | None":
 def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
     """Return what each host's script printed; the local ones run here, the others all at once."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
-    reach.meanwhile()
     remote = {name: script for name, script in scripts.items() if name not in local}
     answers = dict(reach.there(remote)) if remote else {}
     return answers | {name: finish() for name, finish in local.items()}

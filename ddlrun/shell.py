@@ -3,7 +3,9 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 
@@ -86,7 +88,7 @@ def _text(buffer: bytes | None) -> str:
 def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool) -> subprocess.Popen[bytes]:
     """Start mpirun, its output in pipes that do not block; it gets our standard input where `stdin` is true.
 
-    Where ddlrun itself is killed, the kernel sends mpirun a SIGTERM. Raises OSError where it cannot be started.
+    Raises OSError where it cannot be started.
     """
     # A session of its own: a Ctrl-C at the terminal does not reach it, and whatever is left of the job
     # on this host can be found by its session.
@@ -97,7 +99,6 @@ def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=_term_with(os.getpid()),  # noqa: PLW1509 - there are no threads here
     )
     for stream in (process.stdout, process.stderr):
         if stream is not None:
@@ -105,19 +106,49 @@ def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool
     return process
 
 
-def _term_with(parent: int) -> Callable[[], None]:
-    """Return what lets the kernel send mpirun a SIGTERM when ddlrun is gone, however that ended (prctl(2))."""
-    import ctypes  # noqa: PLC0415 - 3 ms
+@contextmanager
+def guarded(session: int, seconds: float) -> Iterator[None]:
+    """End mpirun's session so many seconds after this process was killed, if it has not ended by itself.
 
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+    The keepers end the ranks in their grace then. The kernel's own way (PR_SET_PDEATHSIG) would make
+    mpirun kill the keepers at once, and nobody would end what the ranks have left behind.
+    """
+    watch, alive = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        try:
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
+            quiet = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(quiet, fd)
+            os.dup2(watch, 3)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            if not os.read(3, 1):
+                _end_later(session, seconds)
+        finally:
+            os._exit(0)
+    os.close(watch)
+    try:
+        yield
+    finally:
+        os.write(alive, b"x")
+        os.close(alive)
+        os.waitpid(guard, 0)
 
-    def prepare() -> None:
-        if prctl is not None:
-            prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:  # it was gone before
-                os._exit(128 + signal.SIGTERM)
 
-    return prepare
+def _end_later(session: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if os.getsid(session) != session:
+                return
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    end_session(session)
 
 
 def end_session(session: int) -> None:
@@ -130,3 +161,11 @@ def end_session(session: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def copied_stdin() -> int:
+    """Return a pipe to read that gets what our standard input gets, which cannot be opened by its path (a socket)."""
+    read, write = os.pipe()
+    subprocess.Popen(["cat"], stdout=write, start_new_session=True)  # noqa: S607 - ends with its input, or its reader
+    os.close(write)
+    return read

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
+from ddlrun.hosts import fold
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.mpirun import improper_end, lost_host
 from ddlrun.output import Console, Log, Output, Style
 from ddlrun.plan import Outcome, RankEnd, RunDir
 from ddlrun.rank import wire
-from ddlrun.shell import end_session, start_mpirun
+from ddlrun.shell import end_session, guarded, start_mpirun
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHUNK = 1 << 18
@@ -27,9 +29,14 @@ MPIRUN_SECONDS = 3.0
 SLACK_SECONDS = 3.0
 UNREACHABLE, TIMED_OUT = 3, 124
 STATUS_SECONDS = 1.0
-# Who connects has this long, and may send this much at once, before it has said the token.
+# Who connects has this long, and may send this much, before it has said the token.
 STRANGER_SECONDS = 10.0
 MOST_OF_A_STRANGER = 64
+MOST_STRANGERS = 256
+# So long after a rank has ended, it is worth a word that others have not.
+EARLY_SECONDS = 30.0
+# mpirun may take this long to end when all ranks have.
+IDLE_SECONDS = 10.0
 # What mpirun of Open MPI 5 says of its own ssh, now and then, without any harm.
 HARMLESS = rb"(?m)^\[[^\]\n]*\] plm:ssh: Warning: setpgid\([^\n]*\n"
 LOOPBACK = ("127.0.0.1",)
@@ -101,6 +108,7 @@ class Peer:
         self.host = "?"
         self.local_rank = -1
         self.trusted = False
+        self.got = 0
         self.since = self.heard = self.printed = now
         self.ever_printed = False
         self.stalled = False
@@ -124,14 +132,20 @@ class Supervision:
 
     def __init__(self, watch: Watch, files: RunDir, listener: Listener) -> None:
         self._watch, self._listener = watch, listener
+        self._status = ""
         self._consoles = Console(1, colour=watch.colour), Console(2, colour=watch.colour)
+        if os.path.sameopenfile(1, 2):  # what one leaves unfinished there, the other ends
+            self._consoles[1].lines = self._consoles[0].lines
         self._logs = Log(files.stdout, self._tell), Log(files.stderr, self._tell)
-        self._output = Output(watch.style, self._consoles, self._logs, watch.ranks, self._tell)
+        self._output = Output(watch.style, self._consoles, self._logs, watch.ranks, self._tell, self._clear_status)
         self._mpi_log = Log(files.mpirun_log, self._tell)
         self._mpi_said = b""
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}
+        self._strangers: dict[int, Peer] = {}
         self._pipes: dict[int, int] = {}
+        self._asked_where: set[int] = set()
+        self._where: dict[str, tuple[str, list[int]]] = {}
         self._lost: list[str] = []
         self._dead: set[str] = set()
         self.unswept: set[str] = set()
@@ -145,8 +159,8 @@ class Supervision:
         self._beaten = self._started
         self._drawn = self._tick_at = 0.0
         self._ticking = False
-        self._status = ""
         self._reading = True
+        self._idle_since = self._last_end = float("inf")
         self._ending_since: float | None = None
         self._left_at: float | None = None
         self._kill_at: float | None = None
@@ -211,13 +225,15 @@ class Supervision:
             times.append(self._started + self._watch.timeout)
         if self._watch.start and self._cause is None:
             times.append(self._rank_came + self._watch.start)
-        if self._cause is not None or self._process.poll() is not None:
+        if self._cause is not None or self._process.poll() is not None or self._idle_since <= now:
             times.append(now + 0.1)
         if self._watch.status_line or self._watch.stall:
             times.append(now + STATUS_SECONDS)
         if any(console.waiting for console in self._consoles):
             times.append(now + 0.01)
-        if now >= self._tick_at:
+        if not self._reading or any(console.waiting for console in self._consoles):
+            self._output.hold()
+        elif now >= self._tick_at:
             due = self._output.tick()
             self._tick_at = now + (0.1 if due is None else max(0.1, due))
             self._ticking = due is not None
@@ -229,22 +245,19 @@ class Supervision:
         now = time.monotonic()
         for console in self._consoles:
             console.flush()
-        closed = [console for console in self._consoles if console.closed]
-        if closed and self._cause is None:
-            name, why = ("standard output", "standard error")[closed[0].fd - 1], closed[0].error
-            unread = Cause(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
-            self.end_job(unread if why is None else Cause(1, f"{name}: {why}", wanted=True))
+        self._check_consoles()
         self._read_or_wait(now)
         for number in signals.taken():
             self._signalled(number)
-        if self._watch.timeout and now > self._started + self._watch.timeout and self._cause is None:
-            self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
-        if self._watch.start and self._cause is None and now > self._rank_came + self._watch.start:
-            self._look_for_missing()
+        if self._cause is None:
+            self._check_limits(now)
+            self._tell_of_early_ends(now)
         if self._watch.heartbeat:
             self._beat(now)
         if self._cause is not None:
             self._press(now)
+        elif len(self.ends) == self._watch.ranks and not self._peers:
+            self._hurry_mpirun(now)
         if self._watch.stall and self._cause is None:
             self._look_for_stalls(now)
         if self._watch.status_line and now > self._drawn + STATUS_SECONDS:
@@ -259,14 +272,23 @@ class Supervision:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_strangers(0):
                     self.end_job(Cause(5, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
                 return
             link = _socket.socket(fileno=fd)
             link.setblocking(False)
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             self._peers[fd] = Peer(link, time.monotonic())
+            self._strangers[fd] = self._peers[fd]
             self._epoll.register(fd, select.EPOLLIN)
+            self._drop_strangers(MOST_STRANGERS)
+
+    def _drop_strangers(self, most: int) -> bool:
+        """Keep so many who have not said the token yet, the newest; tell whether any was dropped."""
+        old = list(self._strangers.values())[: max(0, len(self._strangers) - most)]
+        for peer in old:
+            self._drop(peer)
+        return bool(old)
 
     def _receive(self, peer: Peer) -> None:
         try:
@@ -279,7 +301,8 @@ class Supervision:
             self._hang_up(peer)
             return
         peer.heard = time.monotonic()
-        if not peer.trusted and len(data) > MOST_OF_A_STRANGER:
+        peer.got += len(data)
+        if not peer.trusted and peer.got > MOST_OF_A_STRANGER:
             self._drop(peer)
             return
         for kind, text in peer.unpack.feed(data):
@@ -291,6 +314,7 @@ class Supervision:
     def _trust(self, peer: Peer, kind: bytes, text: bytes) -> bool:
         peer.trusted = kind == wire.HELLO and hmac.compare_digest(text, self._listener.token.encode())
         if peer.trusted:
+            del self._strangers[peer.link.fileno()]
             self._send(peer, wire.WELCOME)
         return peer.trusted
 
@@ -298,7 +322,6 @@ class Supervision:
         if kind in (wire.OUT, wire.ERR) and peer.rank is not None:
             peer.printed = self._printed = peer.heard
             peer.ever_printed, peer.stalled = True, False
-            self._clear_status()
             self._output.write(peer.rank, int(kind == wire.ERR), text)
         elif kind == wire.HELLO and b"\t" in text:
             rank, peer.host, local_rank, _ = text.decode(errors="replace").split("\t")
@@ -306,15 +329,18 @@ class Supervision:
             self._output.start(peer.rank, peer.host)
             self._started_ranks.add(peer.rank)
             self._rank_came = peer.heard
+            if len(self._started_ranks) == self._watch.ranks:  # nobody else has any business here
+                self._drop_strangers(0)
+                self._epoll.unregister(self._listener.socket.fileno())
+                self._listener.socket.close()
             if self._cause is not None:
                 self._send(peer, wire.FINISH, str(self._watch.grace))
         elif kind == wire.BOUND:
             self.bound.append(text.decode(errors="replace"))
         elif kind == wire.SAYS:
             self._tell(text.decode(errors="replace"))
-        elif kind == wire.WHERE:
-            where = f"rank {peer.rank} on {peer.host}"
-            self._tell("\n".join([f"{where} stands here:", *text.decode(errors="replace").splitlines()]))
+        elif kind == wire.WHERE and peer.rank is not None:
+            self._stands(peer.rank, text.decode(errors="replace"))
         elif kind == wire.ENDED and peer.rank is not None:
             self._ended(peer, wire.Ended.parse(text))
 
@@ -326,6 +352,7 @@ class Supervision:
             ended.max_rss_kib, bool(ended.ordered), ended.why, ended.tail.decode(errors="replace"),
         )  # fmt: skip
         self.ends[end.rank] = end
+        self._last_end = time.monotonic()
         if ended.code and not ended.ordered and self._cause is None:
             self.end_job(Cause(ended.code, None))
         elif ended.why and self._cause is None:
@@ -348,6 +375,7 @@ class Supervision:
     def _drop(self, peer: Peer) -> None:
         self._epoll.unregister(peer.link.fileno())
         del self._peers[peer.link.fileno()]
+        self._strangers.pop(peer.link.fileno(), None)
         peer.link.close()
 
     def _send(self, peer: Peer, kind: bytes, text: str = "") -> None:
@@ -365,13 +393,36 @@ class Supervision:
         self._listen_to(peer)
 
     def _listen_to(self, peer: Peer) -> None:
-        events = (select.EPOLLIN if self._reading else 0) | (select.EPOLLOUT if peer.unsent else 0)
+        events = (select.EPOLLIN if self._reading or peer.rank is None else 0) | (select.EPOLLOUT if peer.unsent else 0)
         self._epoll.modify(peer.link.fileno(), events)
 
     def _to_all(self, kind: bytes, text: str = "") -> None:
         for peer in list(self._peers.values()):
-            if peer.rank is not None:
+            if peer.trusted:
                 self._send(peer, kind, text)
+
+    def _check_limits(self, now: float) -> None:
+        """End the job where its time is over, or where it does not get started."""
+        if self._watch.timeout and now > self._started + self._watch.timeout:
+            self.end_job(Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True))
+        if self._watch.start and now > self._rank_came + self._watch.start:
+            self._look_for_missing()
+
+    def _tell_of_early_ends(self, now: float) -> None:
+        """Say once that some ranks have ended a while ago, and others not."""
+        if now > self._last_end + EARLY_SECONDS:
+            self._last_end = float("inf")
+            if len(self.ends) < self._watch.ranks:
+                left = self._watch.ranks - len(self.ends)
+                self._tell(f"{self._named(self.ends)} ended with 0; {left} of {self._watch.ranks} ranks still run")
+
+    def _check_consoles(self) -> None:
+        """End the job where our own output cannot be written any more."""
+        closed = [console for console in self._consoles if console.closed]
+        if closed and self._cause is None:
+            name, why = ("standard output", "standard error")[closed[0].fd - 1], closed[0].error
+            unread = Cause(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
+            self.end_job(unread if why is None else Cause(1, f"{name}: {why}", wanted=True))
 
     def _read_or_wait(self, now: float) -> None:
         """Stop reading from the ranks while a slow terminal or pipe has too much to take: they wait then."""
@@ -387,10 +438,7 @@ class Supervision:
         missing = [rank for rank in range(self._watch.ranks) if rank not in self._started_ranks]
         self._rank_came = float("inf") if not missing else self._rank_came
         if missing:
-            hosts = list(dict.fromkeys(self._watch.host_of(rank) for rank in missing))
-            shown = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
-            count = f"{len(missing)} of {self._watch.ranks} ranks"
-            why = f"{count} did not start in {self._watch.start:g} s (--start-timeout), on {shown}"
+            why = f"{self._named(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
             self.end_job(Cause(UNREACHABLE, why))
 
     def _beat(self, now: float) -> None:
@@ -400,7 +448,7 @@ class Supervision:
             return
         self._beaten = now
         self._to_all(wire.BEAT)
-        for peer in [peer for peer in self._peers.values() if not peer.trusted and now > peer.since + STRANGER_SECONDS]:
+        for peer in [peer for peer in self._strangers.values() if now > peer.since + STRANGER_SECONDS]:
             self._drop(peer)
         if not self._reading:
             return
@@ -444,6 +492,14 @@ class Supervision:
         if self._process.poll() is None and now > self._left_at + MPIRUN_SECONDS / 3:
             self._signal_mpirun()
             if now > self._left_at + MPIRUN_SECONDS:
+                end_session(self._process.pid)
+
+    def _hurry_mpirun(self, now: float) -> None:
+        """End an mpirun that does not, though all its ranks have."""
+        self._idle_since = min(self._idle_since, now)
+        if self._process.poll() is None and now > self._idle_since + IDLE_SECONDS:
+            self._signal_mpirun()
+            if now > self._idle_since + IDLE_SECONDS + MPIRUN_SECONDS:
                 end_session(self._process.pid)
 
     def _signal_mpirun(self) -> None:
@@ -507,7 +563,7 @@ class Supervision:
         seconds = time.monotonic() - self._started
         cause = self._cause
         if cause is None:
-            clean = self._process.returncode == 0
+            clean = self._process.returncode == 0 or self._asked
             cause = Cause(0) if clean and len(self.ends) == self._watch.ranks else self._mpirun_ended()
             if cause.exit_code == 1 and clean:
                 cause = Cause(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
@@ -533,13 +589,33 @@ class Supervision:
 
     def _look_for_stalls(self, now: float) -> None:
         silent = now > self._printed + self._watch.stall
-        for peer in list(self._peers.values()):
-            if peer.rank is None or peer.ended is not None or peer.stalled or now < peer.printed + self._watch.stall:
-                continue
-            if peer.ever_printed or silent:
-                peer.stalled = True
-                self._tell(f"rank {peer.rank} on {peer.host} has printed nothing for {now - peer.printed:.0f} s")
-                self._send(peer, wire.LOOK)
+        found = [
+            peer
+            for peer in self._peers.values()
+            if peer.rank is not None and peer.ended is None and not peer.stalled
+            and now > peer.printed + self._watch.stall and (peer.ever_printed or silent)
+        ]  # fmt: skip
+        for peer in found:
+            peer.stalled = True
+            self._send(peer, wire.LOOK)
+            self._asked_where.add(peer.rank or 0)
+        if found:
+            self._tell(f"{self._named(peer.rank or 0 for peer in found)} printed nothing for {self._watch.stall:g} s")
+
+    def _stands(self, rank: int, where: str) -> None:
+        """Collect where ranks stand; when all have told, show it, those that stand alike together."""
+        self._asked_where.discard(rank)
+        alike = re.sub(r"(?i)\b(process|thread) (0x)?[0-9a-f]+", r"\1", where)
+        self._where.setdefault(alike, (where, []))[1].append(rank)
+        if not self._asked_where:
+            for text, ranks in self._where.values():
+                self._tell("\n".join([f"{self._named(ranks)} stood here:", *text.splitlines()]))
+            self._where.clear()
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        numbers = sorted(ranks)
+        hosts = dict.fromkeys(self._watch.host_of(rank) for rank in numbers)
+        return f"rank{'s' * (len(numbers) > 1)} {cpu_list(numbers)} on {fold(hosts)}"
 
     def _draw_status(self, now: float) -> None:
         self._drawn = now
@@ -571,7 +647,7 @@ class Supervision:
         self._clear_status()
         if self._consoles[1].lines.inside_a_line and (self._cause or self._process.returncode):
             self._consoles[1].write(b"\n")  # a report follows
-        hurried = self._cause is not None and self._cause.signal is not None
+        hurried = self._cause is not None and self._cause.wanted
         until = time.monotonic() + (1.0 if hurried else 1e9)
         while any(console.waiting for console in self._consoles) and time.monotonic() < until and not signals.taken():
             select.select([], [console.fd for console in self._consoles if console.waiting], [], 0.1)
@@ -584,6 +660,8 @@ class Supervision:
             log.close()
         for peer in self._peers.values():
             peer.link.close()
+        for console in self._consoles:
+            console.close()
         self._epoll.close()
 
 
@@ -665,7 +743,7 @@ def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files
         with Signals(watch.forward) as signals:
             supervision = Supervision(watch, files, listener)
             process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
-            with process:
+            with process, guarded(process.pid, watch.grace + SLACK_SECONDS):
                 try:
                     outcome = supervision.run(process, signals)
                 finally:

@@ -25,14 +25,13 @@ def as_root() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def session_folders() -> Iterator[None]:
     """Give mpirun's session folders a place of their own: killed ones leave theirs, and 5.0 stops at an old one."""
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="ddlt") as folder:
-        os.environ["TMPDIR"] = folder
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="ddlt") as folder, tempfile.TemporaryDirectory(prefix="ddls") as state:
+        os.environ |= {"TMPDIR": folder, "XDG_STATE_HOME": state}  # notes of runs are not among the user's own
         yield
-    if before is None:
-        del os.environ["TMPDIR"]
-    else:
-        os.environ["TMPDIR"] = before
+    for name in ("TMPDIR", "XDG_STATE_HOME"):
+        os.environ.pop(name)
+        os.environ |= {name: before[name]} if name in before else {}
 
 
 @pytest.fixture(params=sorted(MPIRUNS), ids=lambda major: f"openmpi{major}")

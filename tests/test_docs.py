@@ -2,11 +2,13 @@ import itertools
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ddlrun.settings import OURS, parse_config
 from docs.reference.__main__ import PAGE, page
 
 ROOT = Path(__file__).parents[1]
@@ -53,3 +55,19 @@ def test_options_that_the_pages_name_exist() -> None:
             for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
         }  # fmt: skip
         assert named - known - foreign == set(), path
+
+
+def test_the_config_files_page_names_every_key() -> None:
+    text = (ROOT / "docs" / "reference" / "config-file.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    named = {key for key, _ in leaves(yaml.safe_load(example))}
+    assert {key for key in OURS if key not in text} - named == set()
+    parse_config(example, "the page")  # no key there is unknown
+
+
+def leaves(found: dict[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in found.items():
+        if isinstance(value, dict) and key != "env":
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

@@ -4,6 +4,7 @@ import gc
 
 gc.disable()  # what starts is no garbage; looking for some is 4 ms of every start
 
+import contextlib
 import importlib
 import os
 import signal
@@ -64,6 +65,11 @@ def group() -> None:
 def main() -> NoReturn:
     """Run ddlrun and exit: a user's mistake is shown as one line a problem, a bug as a traceback."""
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
+    for fd in (0, 1, 2):  # one that is closed would become somebody's socket
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            continue
+        os.open(os.devnull, os.O_RDWR)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

@@ -1,6 +1,5 @@
 """What several commands read: hosts, hostfiles, machine descriptions and saved answers."""
 
-import importlib
 import os
 import re
 import shlex
@@ -144,7 +143,6 @@ def reach(ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
         lambda script: begin(["sh", "-c", script], "", seconds),
         lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, ssh, seconds),
         shlex.join(["ssh", *ssh]),
-        lambda: importlib.import_module("ctypes"),  # 3 ms that a launch needs later
     )
 
 

@@ -27,7 +27,25 @@ from ddlrun.supervise import Watch
 from ddlrun.topology import parse_topology
 
 CONFIG_ENV = "ddlrun.config_env"
-SECONDS = click.FloatRange(min=0)
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds."""
+
+    name = "SECONDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Return a number from 0 on, with an end."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < 1e9:
+            self.fail(f"{value!r} is no number of seconds, such as 90 or 0.5", param, ctx)
+        return number
+
+
+SECONDS = Seconds()
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Options of mpirun that would contradict the rank file.

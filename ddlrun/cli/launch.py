@@ -1,5 +1,6 @@
 """ddlrun launch: place every rank, write the rank file, run mpirun."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from ddlrun.launch import (
     again,
     check,
     check_root,
+    make_output_folder,
     make_plan,
     run,
     shown_command,
@@ -59,7 +61,12 @@ if TYPE_CHECKING:
 )
 @option("Going on", "--min-topology", metavar="XxYxZ", help="Without spare hosts Y or Z may shrink to this.")
 @option("Run", "--run-dir", metavar="DIR", help="Folder for rank file, plan and logs; default: ~/.local/state/ddlrun.")
-@option("Run", "--dry-run", is_flag=True, help="Print the plan and the command; start nothing.")
+@option(
+    "Run",
+    "--dry-run",
+    is_flag=True,
+    help="Print the plan and the command; start nothing. Its files are written with --run-dir.",
+)
 @option("Run", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Run", "--verbose", is_flag=True, help="Print the reasons and the command too.")
 @option("Run", "--quiet", is_flag=True, help="Print nothing but what the job prints, and errors.")
@@ -74,6 +81,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     """
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json goes with --dry-run")
+    _forget_outer_job()
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
     least = parse_topology(options["min_topology"], "--min-topology") if options["min_topology"] else None
     crew = read_crew(settings, options["spare_hosts"])
@@ -94,6 +102,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
             if outcome is not None:
                 job = _after(job, outcome, attempt)
             job, plan = _prepare(job, mpirun)
+            write_run_dir(plan)
+            make_output_folder(job.settings.watch)
         except DdlrunError as error:
             if outcome is None:
                 raise
@@ -104,6 +114,13 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         if not outcome.exit_code or outcome.wanted:
             break
     return outcome.exit_code if outcome is not None else 0
+
+
+def _forget_outer_job() -> None:
+    """Where a rank of another job started us, what that was told is not for our ranks."""
+    if "DDLRUN_RUN" in os.environ:
+        for name in [name for name in os.environ if name.startswith("DDLRUN_") or name == "DDL_OPTIONS"]:
+            del os.environ[name]
 
 
 class _Job(NamedTuple):
@@ -135,14 +152,14 @@ def _shown(plan: Plan, options: Mapping[str, Any]) -> str:
 
 
 def _run(job: _Job, plan: Plan) -> Outcome:
-    write_run_dir(plan)
     if not job.options["quiet"]:
         click.echo(_shown(plan, job.options), nl=False, err=True)
     outcome = run(plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings))
     if outcome.exit_code:
         report = render_outcome(outcome, plan)
         write_report(plan, report)
-        click.echo(report, nl=False, err=True)
+        with contextlib.suppress(OSError):  # as after `2>&1 | head`
+            click.echo(report, nl=False, err=True)
     return outcome
 
 

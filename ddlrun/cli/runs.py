@@ -49,12 +49,15 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 @option("Ending", "--grace", type=click.FloatRange(min=0), default=10.0, show_default=True,
         help="Seconds between TERM and KILL.")  # fmt: skip
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End RUNS (as ddlrun ps names them): their ddlrun first, then what is left on their hosts."""
+    """End RUNS (as ddlrun ps names them, or the beginning): their ddlrun first, then what is left on their hosts."""
     folder = state_folder(os.environ)
     known = {run.run: run for run in known_runs(folder)}
+    runs = [next((full for full in known if full.startswith(name)), name) for name in runs]
     missing = [run for run in runs if run not in known and not options["hostfile"]]
     if missing:
-        raise InputError(f"run {missing[0]!r}: nothing is known of it here; ddlrun ps HOSTS shows all runs of hosts")
+        raise InputError(
+            f"run {missing[0]!r}: it is over, or was started elsewhere; ddlrun ps HOSTS shows all on hosts"
+        )
     for run in (known[name] for name in runs if name in known):
         _end_ddlrun(run, options["grace"])
     where: dict[str, list[str]] = {}
@@ -87,16 +90,19 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     there, failed = _processes(hosts, runs, options)
     left = {host: found for host, found in ((host, orphans(found)) for host, found in there.items()) if found}
     for host, found in left.items():
-        for run, processes in found.items():
+        for name, processes in found.items():
             for process in processes:
-                click.echo(f"{host}: process {process.pid} of {run}: {process.command[:100]}")
+                click.echo(f"{host}: process {process.pid} of {name}: {process.command[:100]}")
     if not options["dry_run"]:
         ended, more = end_runs(left, 2.0, _reach(options, 2.0)) if left else ({}, {})
         failed = {**failed, **more}
-        for gone in (run for run in runs if run.alive() is False):
-            forget(folder, gone)
+        gone = [run for run in runs if run.alive() is False]
+        for run in gone:
+            forget(folder, run)
         removed = _remove_sessions() + _remove_old(f"{folder}/runs", options["older_than"])
-        click.echo(f"ended {sum(ended.values())} processes, removed {removed} folders")
+        click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(gone)}; removed folders: {removed}")
+    elif not left:
+        click.echo("nothing to end")
     _complain(failed, options)
     return 0
 
@@ -131,6 +137,9 @@ def _counted(ended: Mapping[str, int]) -> str:
 def _table(runs: Sequence[Run], there: Mapping[str, Sequence[Process]]) -> str:
     known = {run.run: run for run in runs}
     names = [*known, *sorted({p.run for found in there.values() for p in found} - set(known))]
+    over = [name for name in names if name in known and known[name].alive() is False]
+    over = [name for name in over if not any(p.run == name for found in there.values() for p in found)]
+    names = [name for name in names if name not in over]
     lines = []
     for name in names:
         on = {host: [p for p in found if p.run == name] for host, found in there.items()}
@@ -140,10 +149,12 @@ def _table(runs: Sequence[Run], there: Mapping[str, Sequence[Process]]) -> str:
         lines.append(f"{name}: {_state(run, on)}" + (f", since {_clock(run.started)}" if run else ""))
         if run:
             lines.append(f"  {' '.join(run.program)[:100]}")
-            lines.append(f"  {len(ranks)} of {run.ranks} ranks; logs: {run.run_dir}")
+            lines.append(f"  ranks seen: {len(ranks)} of {run.ranks}; logs: {run.run_dir}")
         for host, found in on.items():
             numbers = sorted({process.rank for process in found if process.rank is not None})
             lines.append(f"  {host}: {len(found)} processes, ranks {','.join(map(str, numbers)) or 'none'}")
+    if over:
+        lines.append(f"{len(over)} that are over, nothing of which is left here: ddlrun clean forgets them")
     return "".join(f"{line}\n" for line in lines or ["no runs"])
 
 

@@ -135,7 +135,8 @@ for environment in $(grep -lsaz '^DDLRUN_RUN=' /proc/[0-9]*/environ 2>/dev/null)
   process=${environment%/environ}
   [ -O "$process" ] && [ "$(readlink "$process/ns/net")" = "$here" ] || continue
   run=$(tr '\0' '\n' <"$environment" | sed -n 's/^DDLRUN_RUN=//p')
-  [ "$run" = "${DDLRUN_RUN-}" ] || echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
+  [ "$run" = "${DDLRUN_RUN-}" ] || [ -z "$run" ] ||
+    echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
 done 2>/dev/null
 wait
 """

@@ -83,7 +83,8 @@ class Keeper:
         self._asked: list[int] = []
         self._term_at: float | None = None
         self._kill_at: float | None = None
-        self._ended_at = 0.0
+        self._ended_at = self._last = 0.0
+        self._shut = False
         self._max_rss = 0
         self._leave = False
         self._cut_off = False
@@ -114,15 +115,15 @@ class Keeper:
             self._signalled(signal.SIGTERM, None)
         while self._status is None or self._pipes or has_children():
             self._turn(wake)
-            if self._status is not None and time.monotonic() > self._ended_at + UNKILLABLE_SECONDS:
+            if self._status is not None and time.monotonic() > max(self._ended_at, self._last) + UNKILLABLE_SECONDS:
                 self.send(wire.SAYS, f"{self._where}: cannot end processes {strays()}")
                 break
         self._tell_end(oom_kills() - kills)
-        deadline = time.monotonic() + self._grace + 15
-        failed = self._status != 0
-        while self._link is not None and time.monotonic() < deadline and (not self._leave if failed else self._unsent):
+        while self._link is not None and (self._unsent or (self._status != 0 and not self._leave)):
+            self._turn(wake)  # as long as it takes: ddlrun may wait for a slow reader
+        self._shut_down()
+        while self._link is not None:
             self._turn(wake)
-        self._hang_up()
         if self._cut_off:
             end_daemon(self._parent)
         _exit_as(self._status or 0)
@@ -139,9 +140,15 @@ class Keeper:
             os.dup2(out[1], 1)
             os.dup2(err[1], 2)
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            for number in (
+                signal.SIGTERM,
+                signal.SIGINT,
+                signal.SIGHUP,
+                signal.SIGUSR1,
+                signal.SIGUSR2,
+                signal.SIGCHLD,
+            ):
                 signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
             _become(program, self._where)
         for kind, (read, write) in ((wire.OUT, out), (wire.ERR, err)):
@@ -186,10 +193,10 @@ class Keeper:
         now = time.monotonic()
         times = [now + 5.0]
         if self._heartbeat and self._link is not None:
-            times += [self._beaten + self._heartbeat / 4, self._heard + self._heartbeat]
+            times += [self._heard + self._heartbeat, *([] if self._shut else [self._beaten + self._heartbeat / 4])]
         times += [at for at in (self._term_at, self._kill_at) if at is not None]
-        if self._status is not None and not self._leave:
-            times.append(now + 0.05)  # somebody may be left, or hold a pipe
+        if self._status is not None and (self._pipes or has_children()):
+            times.append(now + 0.05)
         return max(0.0, (min(times) - now) * 1000 + 1)
 
     def _in_time(self) -> None:
@@ -198,7 +205,7 @@ class Keeper:
             if now > self._heard + self._heartbeat:
                 self._cut_off = True
                 self._lose(f"no sign of life from ddlrun for {self._heartbeat:g} s")
-            elif now > self._beaten + self._heartbeat / 4:
+            elif now > self._beaten + self._heartbeat / 4 and not self._shut:
                 self._beaten = now
                 self.send(wire.BEAT)
         self._end_strays(now)
@@ -245,8 +252,9 @@ class Keeper:
             if pid == self._pid:
                 self._status = status
                 self._ended_at = now = time.monotonic()
-                self._term_at = now + (0 if self._ordered else STRAY_SECONDS)
-                self._kill_at = min(self._kill_at or now + 1e9, self._term_at + STRAY_SECONDS)
+                self._term_at = now if self._ordered else now + STRAY_SECONDS
+                if not self._ordered:  # else what a shell ran has the rest of the grace
+                    self._kill_at = now + 2 * STRAY_SECONDS
 
     def _pass_on(self, fd: int) -> bool:
         """Queue what a pipe has; return False where it has nothing."""
@@ -296,27 +304,27 @@ class Keeper:
 
     def _obey(self, kind: bytes, text: bytes) -> None:
         if kind == wire.SIGNAL:
-            for pid in targets(self._pid) if self._status is None else ():
+            for pid in targets(self._pid, int(text)) if self._status is None else ():
                 _kill(pid, int(text))
         elif kind == wire.FINISH:
             self._finish(float(text))
         elif kind == wire.LEAVE:
             self._leave = True
         elif kind == wire.LOOK:
-            self.send(wire.WHERE, look_at(self._pid))
+            self.send(wire.WHERE, look_at(self._pid, self._heartbeat / 3 or 15))
         elif kind == wire.SWEEP:
             kill_run(os.environ.get("DDLRUN_RUN", ""))
 
     def _finish(self, grace: float) -> None:
         """End the program: TERM now, KILL after the grace, which a second order can only make shorter."""
         if self._status is None and not self._ordered:
-            self._asked = targets(self._pid)
+            self._asked = targets(self._pid, signal.SIGTERM)
             for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
                 _kill(pid, signal.SIGCONT)
             self._ordered = True
         until = time.monotonic() + grace
-        self._kill_at = until if self._kill_at is None else min(self._kill_at, until)
+        self._kill_at = self._last = until if self._kill_at is None else min(self._kill_at, until)
 
     def _lose(self, why: str) -> None:
         """Go on without ddlrun: end the program."""
@@ -330,25 +338,21 @@ class Keeper:
 
     def _signalled(self, number: int, _frame: object) -> None:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
-            for pid in targets(self._pid) if self._pid and self._status is None else ():
+            for pid in targets(self._pid, number) if self._pid and self._status is None else ():
                 _kill(pid, number)
         elif number != signal.SIGCHLD:
             if os.getppid() != self._parent:
                 self._why = self._why or "mpirun, or its daemon on this host, is gone"
             self._finish(self._grace)
 
-    def _hang_up(self) -> None:
-        """Close so that nothing sent is lost: wait until ddlrun has closed, too."""
-        if self._link is None:
-            return
-        try:
-            self._link.settimeout(CONNECT_SECONDS)
-            self._link.sendall(self._unsent)
-            self._link.shutdown(_socket.SHUT_WR)
-            while self._link.recv(CHUNK):
-                pass
-        except OSError:
-            pass
+    def _shut_down(self) -> None:
+        """Say that nothing more comes; ddlrun closes when it has read it all, so nothing is lost."""
+        self._shut = True
+        if self._link is not None:
+            try:
+                self._link.shutdown(_socket.SHUT_WR)
+            except OSError:
+                self._lose("the connection to ddlrun was lost")
 
 
 class Prctl:
@@ -398,6 +402,8 @@ def _connect(channel: str) -> _socket.socket:
 
 def _become(program: list[str], where: str) -> None:
     """Become the program; exit 127 or 126 where it cannot start."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and that would outlast exec
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is the point
     except OSError as error:

@@ -53,14 +53,33 @@ def has_children() -> bool:
     return True
 
 
-def targets(pid: int) -> list[int]:
-    """Return whom a signal to the program is for: itself and, as shells do not pass it on, what those run."""
+def targets(pid: int, number: int) -> list[int]:
+    """Return whom a signal to the program is for: itself and, as shells do not pass it on, what those run.
+
+    A shell that does not handle a signal other than TERM is left out: it would only die of it.
+    """
     alive = _all()
     found = [pid]
+    shells = []
     for one in found:
-        if alive.get(one, ("", "", 0))[0] in SHELLS:
+        if _program(one) in SHELLS:
             found += _children(one, alive)
-    return found
+            if number != signal.SIGTERM and not _handles(one, number):
+                shells.append(one)
+    return [one for one in found if one not in shells]
+
+
+def _program(pid: int) -> str:
+    """Return the name of the file that a process runs; that of a script is its interpreter's."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return ""
+
+
+def _handles(pid: int, number: int) -> bool:
+    caught = [line.split()[1] for line in lines_of(f"/proc/{pid}/status") if line.startswith("SigCgt:")]
+    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
 def kill_run(run: str) -> None:
@@ -125,23 +144,27 @@ def explain_kill(pid: int, kills: int) -> str:
         os.close(log)
 
 
-def look_at(pid: int) -> str:
-    """Say where a rank's processes stand: Python's stack by py-spy where that is installed, else the kernel's view."""
+def look_at(pid: int, seconds: float) -> str:
+    """Say where a rank's processes stand: Python's stack by py-spy where that is, else the kernel's view.
+
+    Takes so many seconds at most.
+    """
     alive = _all()
     found = [pid]
     for one in found:
         found += _children(one, alive)
     lines = []
+    end = time.monotonic() + min(seconds, DUMP_SECONDS)
     for one in found[:8]:
         name, state, _ = alive.get(one, ("?", "gone", 0))
         waits = "".join(lines_of(f"/proc/{one}/wchan")).strip("0\n")
         lines.append(f"process {one} ({name}): state {state}" + (f", waits in {waits}" if waits else ""))
         if name.startswith("python"):
-            lines += _stack(one)
+            lines += _stack(one, max(0.1, end - time.monotonic()))
     return "\n".join(lines)
 
 
-def _stack(pid: int) -> list[str]:
+def _stack(pid: int, seconds: float) -> list[str]:
     import shutil  # noqa: PLC0415 - for stalls alone
     import subprocess  # noqa: PLC0415
 
@@ -153,7 +176,7 @@ def _stack(pid: int) -> list[str]:
         return ["  (py-spy is not installed on this host: pip install py-spy shows the Python stack here)"]
     try:
         done = subprocess.run(  # noqa: S603 - no shell
-            [tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=DUMP_SECONDS, check=False
+            [tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=seconds, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"  (py-spy: {error})"]

@@ -39,10 +39,15 @@ HINTS = (
         "shared memory is too small on that host: in a container start it with --shm-size",
     ),
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
+    (
+        r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
+        "the script wants torchrun's variables: take them from OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK",
+    ),
     (r"Permission denied", "a file may not be read or run by this user there"),
 )
 CODE_HINTS = {
-    127: "the program is neither on PATH nor in the working folder of that host; give its path, or .py for a script",
+    126: "it may not be executed there: chmod +x, or name its interpreter before it",
+    127: "it is not on PATH there (one in the working folder is ./NAME), or what its first line names is not there",
     128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python that it stood at",
     128 + signal.SIGKILL: "neither ddlrun nor the program did that: often the kernel or the batch system, for memory",
 }
@@ -96,7 +101,9 @@ def _hint(outcome: Outcome) -> str | None:
     root = outcome.root
     if root is None:
         return None if outcome.reason else find_hint(outcome.mpirun_said, MPI_HINTS)
-    by_code = None if root.why else CODE_HINTS.get(root.exit_code)
+    if root.exit_code in (126, 127):
+        return CODE_HINTS[root.exit_code]
+    by_code = None if root.why or "Fatal Python error" in root.tail else CODE_HINTS.get(root.exit_code)
     return find_hint(root.tail, HINTS) or by_code
 
 

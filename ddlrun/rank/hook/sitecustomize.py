@@ -12,28 +12,36 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import CodeType, TracebackType
 
-MOST_SECONDS = 10.0
+MOST_SECONDS = 60.0
 
 
 class _Exit(SystemExit):
     """Knows whether it ended Python or was caught: no Python function is left where it ended it."""
 
+    top = ""
+
     def __del__(self) -> None:
-        if sys is not None and sys._getframe().f_back is None:  # noqa: SLF001
-            _note(self)
+        ends = sys is not None and sys.meta_path is not None and sys._getframe().f_back is None  # noqa: SLF001
+        if ends:
+            _note(self, self.top)
 
 
-def _note(end: SystemExit) -> None:
-    if end.code not in (None, 0):
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # as tracebacks show it
+_Exit.__module__ = "builtins"
+
+
+def _note(end: SystemExit, where: str) -> None:
+    """Take note of an exit of the script, or of what `python -m` runs; not of one in an atexit function."""
+    if end.code not in (None, 0) and where in ("<module>", "_run_module_as_main"):
         _fail(end.code & 255 if isinstance(end.code, int) else 1)
 
 
-def _unwound(_code: object, _offset: int, error: BaseException) -> None:
+def _unwound(code: "CodeType", _offset: int, error: BaseException) -> None:
     """Python 3.12 calls this for each function that an exception leaves."""
     if isinstance(error, SystemExit) and _in_main() and sys._getframe(1).f_back is None:  # noqa: SLF001
-        _note(error)
+        _note(error, code.co_name)
 
 
 def _in_main() -> bool:
@@ -49,9 +57,13 @@ _main_thread = 0
 
 
 def _fail(code: int) -> None:
-    """Note that Python is about to end with an error, and see to it that it does."""
+    """Note that Python is about to end with an error; where MPI is in the process, see to it that it does."""
     import threading
     import time
+
+    with open("/proc/self/maps") as file:
+        if "libmpi" not in file.read():
+            return
 
     def end() -> None:
         time.sleep(MOST_SECONDS)
@@ -63,24 +75,35 @@ def _fail(code: int) -> None:
 
 def _leave() -> None:
     import contextlib
+    import gc
+    import io
     import os
 
-    for stream in (sys.stdout, sys.stderr):
+    files = [
+        one for one in gc.get_objects() if isinstance(one, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
+    ]
+    for file in sorted(files, key=lambda one: not isinstance(one, io.TextIOWrapper)):  # what these hold goes into those
         with contextlib.suppress(Exception):
-            stream.flush()
+            file.flush()
     os._exit(_failed[0])
 
 
 def _hook(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
     _before(kind, value, trace)
-    if not hasattr(sys, "ps1") and not sys.flags.interactive:
+    ends = _in_main() and sys._getframe().f_back is None  # noqa: SLF001 - else somebody only wants it printed
+    if ends and not hasattr(sys, "ps1") and not sys.flags.interactive:
         _fail(130 if kind is KeyboardInterrupt else 1)
 
 
 def _exit(status: "int | str | None" = None) -> None:
     if not _in_main():
         _plain_exit(status)
-    raise _Exit(status)
+    end = _Exit(status)
+    frame = sys._getframe()  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+    end.top = frame.f_code.co_name  # the script, or a function that Python itself calls at its end
+    raise end
 
 
 def _watch_exits() -> None:
@@ -102,7 +125,7 @@ def _watch_exits() -> None:
 
 def _at_end() -> None:
     if not _failed and sys.excepthook is not _hook and getattr(sys, "last_value", None) is not None:
-        _failed.append(1)  # the script has an excepthook of its own
+        _fail(1)  # the script has an excepthook of its own
     if _failed:
         _leave()
 
@@ -117,7 +140,7 @@ def _install() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if not any(paths):
+    if not paths:
         del os.environ["PYTHONPATH"]
     sys.path[:] = [path for path in sys.path if path != folder]
     atexit.register(_at_end)  # the first to be registered is the last to run
