@@ -212,6 +212,7 @@ def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
         children = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
         (mpi,) = [pid for pid in children if re.search(r"^[^\0]*(mpi|orte|prte)run\0", cmdline(Path(f"/proc/{pid}")))]
         os.kill(mpi, signal.SIGSTOP)
+        job.stdout.read()
     assert job.returncode == 0
 
 
@@ -343,7 +344,7 @@ def test_no_rank_waits_for_one_that_failed(line: list[str], tmp_path: Path, how:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
-        f"    {how}\nMPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
+        f"    file = open('kept', 'w'); file.write('lines'); {how}\nMPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
     )
     done = subprocess.run(
         [*line, "-np", "2", str(script)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
