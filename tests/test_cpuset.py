@@ -1,4 +1,4 @@
-"""What a cgroup's cpuset forbids is not offered, in both versions of cgroups."""
+"""What a cgroup forbids is not offered (cpusets of both versions), and whom it kills is told (memory)."""
 
 import json
 import os
@@ -60,3 +60,28 @@ def test_cgroups_2() -> None:
     assert done.returncode == 0, done.stderr
     (machine,) = json.loads(done.stdout)
     assert [[core["pus"] for core in package] for package in machine["packages"]] == [[[1]]]
+
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    if not (MEMORY / "memory.oom_control").exists():
+        pytest.skip("this machine has no memory controller of cgroups 1")
+    folder = MEMORY / f"ddlrun-{os.getpid()}"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(str(300 << 20))
+    yield folder
+    folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory(memory: Path, mpirun: str, tmp_path: Path) -> None:
+    inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(memory)]
+    run = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "-np", "1"]
+    eat = "import time; print('up', flush=True); time.sleep(0.2); eaten = bytearray(1 << 30)"
+    argv = [*inside, *run, sys.executable, "-c", eat]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 137, done.stderr
+    assert "killed by SIGKILL" in done.stderr
+    assert "because: out of memory: the cgroup's oom_kill count rose by 1" in done.stderr

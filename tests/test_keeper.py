@@ -205,6 +205,7 @@ def test_a_killed_ddlrun_leaves_the_ranks_their_grace_and_nothing_else(line: lis
     assert (tmp_path / "saved").read_text() == "saved\n" * 2
 
 
+@pytest.mark.slow
 def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
     with subprocess.Popen([*line, "-np", "2", "sh", "-c", "echo up; sleep 2"], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
@@ -344,7 +345,8 @@ def test_no_rank_waits_for_one_that_failed(line: list[str], tmp_path: Path, how:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
-        f"    file = open('kept', 'w'); file.write('lines'); {how}\nMPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
+        f"    file = open('kept', 'w'); file.write('lines'); {how}\n"
+        "MPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
     )
     done = subprocess.run(
         [*line, "-np", "2", str(script)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
