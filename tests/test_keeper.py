@@ -121,7 +121,9 @@ def test_silent_ranks_are_reported_with_where_they_stand(line: list[str]) -> Non
     assert re.match(r"ddlrun: rank 0 on \S+ printed nothing for 1 s", said[0])
     assert re.match(r"ddlrun: rank 0 on \S+ stood here:", said[1])
     assert re.match(r"ddlrun: process \d+ \(python\S*\): state S", said[2])
-    assert "    here (<string>:3)" in done.stderr  # py-spy
+    spy = [str(Path(sys.executable).parent / "py-spy"), "dump", "--pid", str(os.getpid())]
+    allowed = subprocess.run(spy, capture_output=True, check=False).returncode == 0  # not in every container
+    assert ("    here (<string>:3)" in done.stderr) == allowed
 
 
 def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
