@@ -398,7 +398,8 @@ def born(pid: int) -> str | None:
     """Return what tells a process from a later one of the same number: the boot, and when it was started in it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file, open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-            return f"{boot.read().strip()} {file.read().rpartition(b')')[2].split()[19].decode()}"
+            fields = file.read().rpartition(b")")[2].decode().split()
+            return None if fields[0] == "Z" else f"{boot.read().strip()} {fields[19]}"
     except OSError:
         return None
 

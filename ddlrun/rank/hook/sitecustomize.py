@@ -138,7 +138,10 @@ def _install() -> None:
 
     _main_thread = _thread.get_ident()
     folder = os.path.dirname(os.path.abspath(__file__))
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != folder]
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folder not in before:  # somebody imports this for a look at it
+        return
+    paths = [path for path in before if path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if not paths:
         del os.environ["PYTHONPATH"]
