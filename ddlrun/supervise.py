@@ -568,7 +568,7 @@ class Supervision:
             if cause.exit_code == 1 and clean:
                 cause = Cause(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
         said = self._mpi_said.decode(errors="replace") if cause.exit_code else ""
-        root = root_of(self.ends.values(), said) if cause.reason is None and cause.signal is None else None
+        root = root_of(self.ends.values()) if cause.reason is None and cause.signal is None else None
         if root is not None:
             cause = cause._replace(exit_code=root.exit_code)
         ends = tuple(self.ends[rank] for rank in sorted(self.ends))
@@ -665,7 +665,9 @@ class Supervision:
         self._epoll.close()
 
 
+# With this MPI of Open MPI 5 exits when another rank's connection is gone.
 SOCKET_CLOSED = 14
+BY_ORDER = (130, 137, 143)
 # What a rank says that lost another one: the other one is the cause.
 COLLATERAL = (
     "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
@@ -674,16 +676,20 @@ COLLATERAL = (
 )  # fmt: skip
 
 
-def root_of(ends: Iterable[RankEnd], mpirun_said: str) -> RankEnd | None:
-    """Return the end that caused the others: the first to fail that does not blame another rank."""
-    failed = [end for end in ends if end.exit_code and not end.ordered]
-    closed = "An error occurred in Socket closed" in mpirun_said  # what MPI of Open MPI 5 says, and exits with 14
-    own = [
-        end
-        for end in failed
-        if not any(sign in end.tail for sign in COLLATERAL) and not (closed and end.exit_code == SOCKET_CLOSED)
-    ]
-    return next(iter(own or failed), None)
+def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
+    """Return the end that caused the others: the first to fail that does not blame another rank.
+
+    A dying process closes its sockets before its keeper hears of it, so another rank may fail of that and
+    ddlrun's order come in between: then it is the one that did not end as an order ends one.
+    """
+    known = list(ends)
+    failed = [end for end in known if end.exit_code and not end.ordered]
+    ordered = [end for end in known if end.exit_code and end.ordered and end.exit_code not in BY_ORDER]
+    return next((end for end in (*failed, *ordered) if not _collateral(end)), next(iter(failed), None))
+
+
+def _collateral(end: RankEnd) -> bool:
+    return end.exit_code == SOCKET_CLOSED or any(sign in end.tail for sign in COLLATERAL)
 
 
 class Signals:
