@@ -111,7 +111,7 @@ class Job:
         table = os.environ.get("FAULT_TABLE")
         if table:
             said = [line.removeprefix("ddlrun: ") for line in err.splitlines() if line.startswith("ddlrun: ")]
-            test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" (")[0]
+            test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].rpartition(" (")[0]
             row = {"test": test, "code": self.process.returncode, "said": said[:1], "seconds": round(seconds, 1)}
             with Path(table).open("a") as file:
                 file.write(json.dumps(row) + "\n")

@@ -15,7 +15,17 @@ import sys
 import time
 
 from ddlrun.rank import wire
-from ddlrun.rank.processes import end_daemon, explain_kill, has_children, kill_run, look_at, oom_kills, strays, targets
+from ddlrun.rank.processes import (
+    end_daemon,
+    exiting,
+    explain_kill,
+    has_children,
+    kill_run,
+    look_at,
+    oom_kills,
+    strays,
+    targets,
+)
 from ddlrun.rank.seat import settle
 
 PREFLIGHT = 5  # the exit code of errors.PreflightError
@@ -81,6 +91,7 @@ class Keeper:
         self._why = ""
         self._ordered = False
         self._asked: list[int] = []
+        self._dying = False
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._ended_at = self._last = 0.0
@@ -318,11 +329,12 @@ class Keeper:
     def _finish(self, grace: float) -> None:
         """End the program: TERM now, KILL after the grace, which a second order can only make shorter."""
         if self._status is None and not self._ordered:
+            self._dying = exiting(self._pid)  # it ends by itself, and may be the reason for the order
             self._asked = targets(self._pid, signal.SIGTERM)
             for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
                 _kill(pid, signal.SIGCONT)
-            self._ordered = True
+            self._ordered = not self._dying
         until = time.monotonic() + grace
         self._kill_at = self._last = until if self._kill_at is None else min(self._kill_at, until)
 

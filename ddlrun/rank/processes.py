@@ -24,6 +24,16 @@ def _status(pid: int) -> tuple[str, str, int] | None:
     return name, state, int(parent)
 
 
+def exiting(pid: int) -> bool:
+    """Tell whether a process is about to end: the kernel closes its sockets before anybody can wait for it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & 4)  # PF_EXITING
+
+
 def _all() -> dict[int, tuple[str, str, int]]:
     found = {pid: _status(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
     return {pid: status for pid, status in found.items() if status is not None and status[1] != "Z"}
