@@ -328,13 +328,13 @@ class Keeper:
 
     def _finish(self, grace: float) -> None:
         """End the program: TERM now, KILL after the grace, which a second order can only make shorter."""
-        if self._status is None and not self._ordered:
-            self._dying = exiting(self._pid)  # it ends by itself, and may be the reason for the order
+        if self._status is None and not self._ordered and not self._dying:
+            dying = exiting(self._pid)  # then it ends by itself, and may be the reason for the order
+            self._dying, self._ordered = dying, not dying  # before the TERM: a signal may call this again
             self._asked = targets(self._pid, signal.SIGTERM)
             for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
                 _kill(pid, signal.SIGCONT)
-            self._ordered = not self._dying
         until = time.monotonic() + grace
         self._kill_at = self._last = until if self._kill_at is None else min(self._kill_at, until)
 
