@@ -221,9 +221,14 @@ def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
 
 def test_signals_are_as_without_us(line: list[str]) -> None:
     program = ["bash", "-c", "yes | head -1; echo ${PIPESTATUS[@]}; grep SigIgn /proc/self/status"]
-    plain = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert plain.stdout.startswith("y\n141 0\n")
-    assert run(line, "-np", "1", *program).stdout == plain.stdout
+
+    def seen(done: subprocess.CompletedProcess[str]) -> tuple[str, int]:
+        text, _, ignored = done.stdout.partition("SigIgn:")
+        return text, int(ignored, 16) & ~(3 << 31)  # 32 and 33 are the C library's own, and it resets them
+
+    plain = seen(subprocess.run(program, capture_output=True, text=True, check=True))
+    assert plain[0] == "y\n141 0\n"
+    assert seen(run(line, "-np", "1", *program)) == plain
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
