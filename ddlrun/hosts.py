@@ -25,11 +25,14 @@ class Host(NamedTuple):
 
 
 class HostList:
-    """Hosts in the order of ranks, each once, and where the list came from; never changed."""
+    """Hosts in the order of ranks, each once, and where the list came from; never changed.
 
-    __slots__ = ("hosts", "names", "source")
+    `loose`: the slots are what a scheduler gave, cores perhaps, not a number of ranks that somebody wants.
+    """
 
-    def __init__(self, hosts: tuple[Host, ...], source: str) -> None:
+    __slots__ = ("hosts", "loose", "names", "source")
+
+    def __init__(self, hosts: tuple[Host, ...], source: str, *, loose: bool = False) -> None:
         if not hosts:
             raise InputError(f"{source}: no hosts there; name at least one")
         self.names = tuple(host.name for host in hosts)
@@ -37,6 +40,11 @@ class HostList:
             raise InputError(*_duplicates(hosts, source))
         self.hosts = hosts
         self.source = source
+        self.loose = loose
+
+    def take(self, hosts: Iterable[Host]) -> "HostList":
+        """Return a list of these hosts that has everything else of this one."""
+        return HostList(tuple(hosts), self.source, loose=self.loose)
 
     def __len__(self) -> int:
         return len(self.hosts)
@@ -192,14 +200,14 @@ def _parse_slots(text: str, place: str) -> int:
 
 def _expand(text: str, place: str) -> list[str]:
     if "[" not in text and "]" not in text:
-        return [_checked(text, place)]
+        return [check_host_name(text, place)]
     count = math.prod(_count(match[1], text, place) for match in re.finditer(_BRACKET, text))
     stem = re.sub(_BRACKET, "0", text)
     if "[" in stem or "]" in stem:
         raise InputError(f"{place}: {text!r} has a bracket without its partner; a range is n[1-4,7] or n[01-16]")
     if "][" in text:
         raise InputError(f"{place}: {text!r} has two brackets side by side; write the names out, or n[1-2]-[1-4]")
-    _checked(stem, place)
+    check_host_name(stem, place)
     if count > MOST_HOSTS:
         raise InputError(f"{place}: {text!r} stands for {count} hosts; at most {MOST_HOSTS} are possible")
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 - 20 ms that a plain list does not need
@@ -226,7 +234,8 @@ def _count(ranges: str, text: str, place: str) -> int:
     return total
 
 
-def _checked(name: str, place: str) -> str:
+def check_host_name(name: str, place: str) -> str:
+    """Return the name. Raises InputError where it is none; `place` is where it stands."""
     if re.fullmatch(_NAME, name) or _is_ipv6(name):
         return name
     if not name:

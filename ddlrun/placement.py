@@ -1,5 +1,6 @@
 """Where every rank goes: Topology x hosts x machines -> Placement."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -127,17 +128,26 @@ def check_hosts(topology: Topology, hosts: HostList) -> None:
     if len(hosts) != topology.hosts:
         needed = f"{topology.hosts} host{'s' * (topology.hosts > 1)} ({describe(topology.dims[1:], 1)})"
         there = f"{len(hosts)} {'is' if len(hosts) == 1 else 'are'} there ({hosts.source}: {_few(hosts.names)})"
-        raise InputError(f"topology {topology} needs {needed}, but {there}")
+        raise InputError(f"topology {topology} needs {needed}, but {there}{_fitting(topology, hosts)}")
     ranks = topology.accelerators
+    slots = [host.slots for host in hosts if host.slots is not None]
     short = [host for host in hosts if host.slots is not None and host.slots < ranks]
     if short:
+        fits = Topology((min(slots), *topology.dims[1:]))
         raise InputError(
             *(
                 f"topology {topology} puts {ranks} ranks on each host, but {host.name} offers {host.slots} slots "
-                f"({hosts.source})"
+                f"({hosts.source}); {fits} would fit"
                 for host in short
             )
         )
+
+
+def _fitting(topology: Topology, hosts: HostList) -> str:
+    """Name the largest topology of the same kind that fewer hosts have room for."""
+    per_rack = min(topology.dims[1], len(hosts))
+    racks = min(math.prod(topology.dims[2:]), len(hosts) // per_rack)
+    return f"; {Topology((topology.accelerators, per_rack, racks))} would fit" if len(hosts) < topology.hosts else ""
 
 
 def _few(names: Sequence[str]) -> str:

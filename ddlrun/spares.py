@@ -42,7 +42,7 @@ def refill(crew: Crew, bad: Mapping[str, str], least: Topology | None) -> Crew:
             hosts.append(None)
     if None not in hosts:
         kept = tuple(host for host in hosts if host is not None)
-        return Crew(HostList(kept, crew.hosts.source), tuple(spares), crew.racks, tuple(said))
+        return Crew(crew.hosts.take(kept), tuple(spares), crew.racks, tuple(said))
     return _shrink(crew, hosts, bad, least, said)
 
 
@@ -65,4 +65,4 @@ def _shrink(
     said.append(f"{size}x{crew.racks} hosts shrink to {per_rack}x{racks}: {fold(gone)} cannot ({bad[gone[0]]})")
     if out:
         said.append(f"left out, as racks must be equal: {fold(host.name for host in out)}")
-    return Crew(HostList(kept, crew.hosts.source), tuple(out), racks, tuple(said))
+    return Crew(crew.hosts.take(kept), tuple(out), racks, tuple(said))

@@ -1,0 +1,12 @@
+"""Cobalt: COBALT_NODEFILE."""
+
+from ddlrun.hosts import Host, HostList
+from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers.nodefile import parse_nodefile
+
+
+def read(world: World) -> Allocation:
+    """Return the job's hosts: a line of COBALT_NODEFILE is a host. Raises InputError on a file that is not there."""
+    path, job = world.environ["COBALT_NODEFILE"], world.environ["COBALT_JOBID"]
+    names = parse_nodefile(world.read(path), f"COBALT_NODEFILE {path}")
+    return Allocation("cobalt", job, HostList(tuple(map(Host, names)), f"Cobalt job {job} ({path})"))

@@ -1,0 +1,11 @@
+"""PBS Professional, OpenPBS and Torque: PBS_NODEFILE."""
+
+from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers.nodefile import parse_nodefile, with_slots
+
+
+def read(world: World) -> Allocation:
+    """Return the job's hosts: a line of PBS_NODEFILE is a slot. Raises InputError on a file that is not there."""
+    path, job = world.environ["PBS_NODEFILE"], world.environ["PBS_JOBID"]
+    hosts = with_slots(parse_nodefile(world.read(path), f"PBS_NODEFILE {path}"), f"PBS job {job} ({path})")
+    return Allocation("pbs", job, hosts)
