@@ -37,8 +37,9 @@ from ddlrun.rankfile import check_names
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.shell import Finished, begin, copied_stdin
 from ddlrun.spares import Crew
-from ddlrun.supervise import LOOPBACK, Watch, run_job
+from ddlrun.supervise.run import run_job
 from ddlrun.topology import RankOrder, Topology, parse_topology
+from ddlrun.watch import LOOPBACK, Watch
 
 # With these at 1 root has told any Open MPI that it may start.
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+Process = subprocess.Popen[bytes]
+
 
 class Finished(NamedTuple):
     """A process that ended: its exit code (None: no answer in time) and what it printed."""
@@ -85,7 +87,7 @@ def _text(buffer: bytes | None) -> str:
     return bytes(buffer or b"").decode(errors="replace")
 
 
-def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool) -> subprocess.Popen[bytes]:
+def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool) -> Process:
     """Start mpirun, its output in pipes that do not block; it gets our standard input where `stdin` is true.
 
     Raises OSError where it cannot be started.

@@ -14,7 +14,7 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["shape", "spares", "settings", "environment", "mpirun", "network", "plan", "report", "rank", "output"],
+    ["shape", "spares", "settings", "environment", "mpirun", "network", "plan", "report", "rank", "output", "watch"],
     ["shell"],
     ["supervise"],
     ["probe", "preflight", "launch", "leftovers"],
@@ -24,7 +24,7 @@ RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # What -> the modules that may import or name it.
 ALONE = {
-    "subprocess": {"shell", "rank", "supervise"},
+    "subprocess": {"shell", "rank"},
     "ClusterShell.Task": {"shell"},
     "click": {"cli"},
     "mpi4py": set(),

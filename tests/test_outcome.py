@@ -5,7 +5,7 @@ import pytest
 from ddlrun.mpirun import improper_end, lost_host
 from ddlrun.plan import RankEnd
 from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, in_words, last_lines
-from ddlrun.supervise import root_of
+from ddlrun.supervise.ending import root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 

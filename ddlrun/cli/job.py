@@ -23,8 +23,8 @@ from ddlrun.plan import RunDir
 from ddlrun.settings import parse_config
 from ddlrun.shape import UNITS, Wish
 from ddlrun.spares import Crew
-from ddlrun.supervise import Watch
 from ddlrun.topology import parse_topology
+from ddlrun.watch import Watch
 
 CONFIG_ENV = "ddlrun.config_env"
 

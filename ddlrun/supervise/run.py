@@ -1,0 +1,46 @@
+"""Run mpirun, and stay with its job to the end."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.plan import Outcome, RunDir
+from ddlrun.rank import wire
+from ddlrun.shell import end_session, guarded, start_mpirun
+from ddlrun.supervise.job import SLACK_SECONDS, Supervision
+from ddlrun.supervise.listener import Listener
+from ddlrun.supervise.signals import Signals
+from ddlrun.watch import Watch
+
+
+class Watched(NamedTuple):
+    """What is known of a job that is over."""
+
+    outcome: Outcome
+    bound: tuple[str, ...]
+    unswept: frozenset[str]
+
+
+def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files: RunDir, *, stdin: bool) -> Watched:
+    """Run mpirun and stay with its job: pass on what ranks write as it comes, forward signals, end it whole.
+
+    mpirun gets our standard input where `stdin` is true. The first of SIGINT, SIGTERM and SIGHUP ends the
+    ranks in `watch.grace` seconds, the second at once. Raises OSError where mpirun cannot be started.
+    """
+    listener = Listener(watch.addresses)
+    try:
+        variables = {
+            wire.ADDRESSES: listener.variable(), "DDLRUN_GRACE": str(watch.grace),
+            "DDLRUN_HEARTBEAT": str(watch.heartbeat),
+        }  # fmt: skip
+        with Signals(watch.forward) as signals:
+            supervision = Supervision(watch, files, listener)
+            process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
+            with process, guarded(process.pid, watch.grace + SLACK_SECONDS):
+                try:
+                    outcome = supervision.run(process, signals)
+                finally:
+                    if process.poll() is None or process.returncode:
+                        end_session(process.pid)
+        return Watched(outcome, tuple(supervision.bound), frozenset(supervision.unswept))
+    finally:
+        listener.socket.close()

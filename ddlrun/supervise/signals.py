@@ -1,0 +1,42 @@
+"""Signals to ddlrun, taken while a job runs."""
+
+import os
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """While it lasts, signals are taken instead of ending ddlrun; `wake` is readable after any."""
+
+    def __init__(self, forward: Sequence[int] = ()) -> None:
+        self._taken: list[int] = []
+        self._forward = forward
+        self.wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Signals":  # noqa: PYI034 - Self is not in Python 3.10
+        self._fd_before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        for number in (*ENDING, *self._forward):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore some
+                self._before[number] = signal.signal(number, self._take)
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ranks would miss us
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self.wake)
+        os.close(self._woken)
+
+    def taken(self) -> list[int]:
+        """Return the signals that came since the last time."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._taken.append(number)
