@@ -1,14 +1,10 @@
 """The processes of runs on hosts: found, and ended, by the run's id that each carries in its environment."""
 
-import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.launch import born
 from ddlrun.probe import Reach, ask
 from ddlrun.shell import Finished
 
@@ -43,48 +39,6 @@ done
 [ -z "$pids" ] || kill -KILL $pids 2>/dev/null
 echo @end
 """
-
-
-class Run(NamedTuple):
-    """What ddlrun notes of a run while it lasts; `host` and `pid` are ddlrun's own."""
-
-    run: str
-    run_dir: str
-    hosts: tuple[str, ...]
-    ranks: int
-    pid: int
-    host: str
-    born: str
-    started: float
-    program: tuple[str, ...]
-
-    def alive(self) -> bool | None:
-        """Tell whether its ddlrun runs; None: it is, or was, on another host."""
-        if self.host != os.uname().nodename:
-            return None
-        return born(self.pid) == self.born
-
-
-def known_runs(folder: str) -> list[Run]:
-    """Return the runs that are noted in a state folder."""
-    found = []
-    active = f"{folder}/active"
-    for name in sorted(os.listdir(active)) if os.path.isdir(active) else ():
-        try:
-            with open(f"{active}/{name}", encoding="utf-8") as file:
-                note = json.load(file)
-            run = Run(**{**note, "hosts": tuple(note["hosts"]), "program": tuple(note["program"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        if run.run == name:
-            found.append(run)
-    return found
-
-
-def forget(folder: str, run: Run) -> None:
-    """Remove the note of a run that is over."""
-    with suppress(OSError):
-        os.unlink(f"{folder}/active/{run.run}")
 
 
 class Process(NamedTuple):

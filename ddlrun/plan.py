@@ -1,12 +1,17 @@
 """The complete, frozen description of a launch, the names of a run's files, and how a run ended."""
 
+import os
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlrun.environment import redacted
+from ddlrun.environment import REDACTED, redacted
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun, Transport
 from ddlrun.placement import Placement
+
+# What mpirun starts for each rank.
+START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank", "start.py")
 
 
 class RunDir(NamedTuple):
@@ -91,6 +96,11 @@ class Plan(NamedTuple):
     network: str = "left to MPI"
     """What the hosts talk over, and why."""
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The user's own program and its arguments."""
+        return self.argv[self.argv.index(START) + 1 :]
+
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry; secrets are left out."""
         return {
@@ -110,6 +120,15 @@ class Plan(NamedTuple):
             "run_dir": self.run_dir.path,
             "run_id": self.run_id,
         }
+
+
+def shown_command(plan: Plan) -> str:
+    """Return the command as a shell would take it, with the variables that ddlrun sets but those that are secret."""
+    shown = redacted(dict(plan.variables))
+    variables = [f"{name}={value}" for name, value in shown.items() if value != REDACTED]
+    removed = [word for name in plan.removed for word in ("-u", name)]
+    secret = ", ".join(name for name, value in shown.items() if value == REDACTED)
+    return shlex.join(["env", *removed, *variables, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
 
 
 class RankEnd(NamedTuple):

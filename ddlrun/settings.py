@@ -1,9 +1,18 @@
-"""The YAML config file -> values of launch's options: Horovod's file as it is, and ours."""
+"""What a launch is asked for; the YAML config file -> values of its options: Horovod's file as it is, and ours."""
 
+import os
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ddlrun.environment import HOROVOD
 from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
+from ddlrun.placement import Policy
+from ddlrun.plan import RunDir
+from ddlrun.shape import Wish
+from ddlrun.spares import Crew
+from ddlrun.topology import Topology
+from ddlrun.watch import Watch
 
 # Place in the YAML file -> launch's option (click's parameter name).
 OURS = {
@@ -134,3 +143,56 @@ def _unknown(key: str, where: str) -> str:
     close = difflib.get_close_matches(key, [*PLACES, "env", "controller"], 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{where}: key {key!r} is not known{hint}"
+
+
+class Settings(NamedTuple):
+    """What a launch was asked for, read once at the edge."""
+
+    wish: Wish
+    hosts: HostList
+    rank_order: str
+    mode: str | None
+    program: tuple[str, ...]
+    run_dir: RunDir
+    run_id: str = ""
+    mpirun: str | None = None
+    mpi_args: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
+    variables: Mapping[str, str] = {}
+    named: tuple[str, ...] = ()
+    policy: Policy = Policy()
+    visible_gpus: str = "all"
+    bind_threads: bool | None = None
+    strict_binding: bool = False
+    rankfile: tuple[str, str] | None = None
+    """The user's own rank file: its name and text."""
+    watch: Watch = Watch(0)
+    """How the job is watched; the number of ranks is the plan's."""
+    tcp: bool = False
+    as_root: bool = False
+
+
+def again(settings: Settings, attempt: int) -> Settings:
+    """Return the settings of a restart: the same job with an id and a run folder of its own."""
+    base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
+    run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
+    variables = {**settings.variables, "DDLRUN_RESTART": str(attempt)}
+    watch = settings.watch
+    if watch.style.folder is not None:
+        files = watch.style.folder.removesuffix(f"/restart-{attempt - 1}")
+        watch = watch._replace(style=watch.style._replace(folder=f"{files}/restart-{attempt}"))
+    run_dir = RunDir(f"{base}/restart-{attempt}")
+    return settings._replace(run_dir=run_dir, run_id=run_id, variables=variables, watch=watch)
+
+
+def adapt(settings: Settings, crew: Crew) -> Settings:
+    """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
+    wish = settings.wish
+    if len(crew.hosts) != len(settings.hosts):
+        each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
+        if wish.topology is not None:
+            dims = (wish.topology.accelerators, crew.per_rack, crew.racks)
+            wish = Wish(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
+        else:
+            wish = Wish(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
+    return settings._replace(hosts=crew.hosts, wish=wish)

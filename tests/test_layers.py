@@ -16,8 +16,10 @@ LAYERS = [
     ["placement", "rankfile", "lint"],
     ["shape", "spares", "settings", "environment", "mpirun", "network", "plan", "report", "rank", "output", "watch"],
     ["shell"],
-    ["supervise"],
-    ["probe", "preflight", "launch", "leftovers"],
+    ["probe", "preflight", "installed"],
+    ["planning"],
+    ["supervise", "run_folder", "known"],
+    ["launch", "leftovers"],
     ["cli", "__main__"],
 ]
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}

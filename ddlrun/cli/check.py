@@ -10,13 +10,14 @@ from ddlrun.cli.inputs import reach, read_hosts, ssh_arguments
 from ddlrun.cli.options import Sections, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.launch import Settings, find_mpirun
+from ddlrun.installed import find_mpirun
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import parse_cidr
 from ddlrun.preflight.judge import NAMES, WARNING
 from ddlrun.preflight.run import Question, Report, lines, preflight
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.probe import check_distinct
+from ddlrun.settings import Settings
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,10 +17,10 @@ from ddlrun.cli.options import COUNT, all_of, option, placement_options, read_po
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.launch import Settings, default_run_dir
 from ddlrun.output import Style
 from ddlrun.plan import RunDir
-from ddlrun.settings import parse_config
+from ddlrun.run_folder import default_run_dir
+from ddlrun.settings import Settings, parse_config
 from ddlrun.shape import UNITS, Wish
 from ddlrun.spares import Crew
 from ddlrun.topology import parse_topology

@@ -12,26 +12,17 @@ from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.launch import (
-    Settings,
-    adapt,
-    again,
-    check,
-    check_root,
-    make_output_folder,
-    make_plan,
-    run,
-    shown_command,
-    write_report,
-    write_run_dir,
-)
+from ddlrun.launch import run
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
-from ddlrun.plan import Outcome, Plan
+from ddlrun.plan import Outcome, Plan, shown_command
+from ddlrun.planning import check, check_root, make_plan
 from ddlrun.probe import is_local
 from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
+from ddlrun.run_folder import make_output_folder, write_report, write_run_dir
+from ddlrun.settings import Settings, adapt, again
 from ddlrun.spares import Crew, refill
 from ddlrun.topology import Topology, parse_topology
 

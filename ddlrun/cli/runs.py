@@ -14,9 +14,10 @@ from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_argu
 from ddlrun.cli.options import Sections, all_of, option, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.launch import state_folder
-from ddlrun.leftovers import Process, Run, end_runs, find_processes, forget, known_runs, orphans
+from ddlrun.known import Run, forget, known_runs
+from ddlrun.leftovers import Process, end_runs, find_processes, orphans
 from ddlrun.probe import Reach, failures, is_local, why_silent
+from ddlrun.run_folder import state_folder
 from ddlrun.shell import Finished
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}

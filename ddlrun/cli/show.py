@@ -16,12 +16,13 @@ from ddlrun.cli.options import Sections, option
 from ddlrun.environment import redacted
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, fold
-from ddlrun.launch import Settings, check, make_plan, place_job, shown_command
 from ddlrun.machine import Machine
 from ddlrun.placement import Placement, placement_notes
-from ddlrun.plan import Plan, machine_dict, placement_dict
+from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
+from ddlrun.planning import check, make_plan, place_job
 from ddlrun.probe import check_distinct, group
 from ddlrun.rankfile import render
+from ddlrun.settings import Settings
 
 Shown = tuple[str, object]
 

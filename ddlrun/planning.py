@@ -1,0 +1,265 @@
+"""From what was asked for to a Plan: nothing is written or started here but `mpirun --version`."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from ddlrun.environment import exported, rank_variables
+from ddlrun.errors import InputError, PlacementError, PreflightError
+from ddlrun.hosts import HostList
+from ddlrun.installed import find_mpirun, mca_files, mpi4py_library
+from ddlrun.machine import THREADS_ALONE, Machine
+from ddlrun.mpirun import (
+    OVERRULING,
+    Job,
+    Mpirun,
+    Transport,
+    choose_transport,
+    command,
+    site_excludes,
+    transport_chosen,
+)
+from ddlrun.network import Network, decide, tcp_variables
+from ddlrun.placement import Placement, place, place_cores, placement_notes
+from ddlrun.plan import START, Plan
+from ddlrun.probe import check_distinct, is_local
+from ddlrun.rank import wire
+from ddlrun.rankfile import check_names
+from ddlrun.settings import Settings
+from ddlrun.shape import Wish, check_wish, choose_topology
+from ddlrun.topology import RankOrder, Topology, parse_topology
+
+# With these at 1 root has told any Open MPI that it may start.
+ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+
+def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
+    """Find whatever is wrong before any host is asked; return what waits for mpirun's version.
+
+    Raises InputError, PlacementError or PreflightError, and so does what it returns.
+    """
+    mpirun = find_mpirun(settings.mpirun, environ)
+    check_names(settings.hosts.names)
+    check_distinct(settings.hosts, os.uname().nodename)
+    check_wish(settings.wish, settings.hosts)
+    return mpirun
+
+
+def check_root(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Raise PreflightError where root starts a job without having said that it is meant."""
+    if os.geteuid() == 0 and not (settings.as_root or all(environ.get(name) == "1" for name in ROOT)):
+        raise PreflightError(
+            "you are root, and what goes wrong in a job then can harm the whole machine; be another user, or say "
+            "--allow-run-as-root (in a container, where root is usual, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
+        )
+
+
+def place_job(
+    settings: Settings, machines: Mapping[str, Machine], major: int | None = None
+) -> tuple[Placement, str, str]:
+    """Return where every rank goes, why this topology, and why this order of ranks.
+
+    Raises InputError or PlacementError; of a user's own rank file all that Open MPI `major` (None: either)
+    would not do as it says.
+    """
+    if settings.rankfile is not None:
+        return _place_as_told(settings, settings.rankfile, machines, major)
+    topology, reason = choose_topology(settings.wish, settings.hosts, machines)
+    order, order_reason = choose_order(settings.rank_order, settings.mode)
+    return place(topology, settings.hosts, machines, order, settings.policy), reason, order_reason
+
+
+def _place_as_told(
+    settings: Settings, rankfile: tuple[str, str], machines: Mapping[str, Machine], major: int | None
+) -> tuple[Placement, str, str]:
+    from ddlrun.lint import lint, places  # noqa: PLC0415 - for the user's own rank file alone
+
+    name, text = rankfile
+    findings = lint(text, machines.get, None, settings.hosts.names)
+    wrong = [one for one in findings if one.error and one.matters(major)]
+    if settings.policy.overload:
+        wrong = [one for one in wrong if ", as rank " not in one.what]
+    if wrong:
+        raise PlacementError(*(f"{name}{one.place}: {one.what}; {one.really(major)}; {one.remedy}" for one in wrong))
+    told = places(text, lambda host: machines[host])
+    share, left = divmod(len(told), len(settings.hosts))
+    if left:
+        raise PlacementError(f"{name}: {len(told)} ranks on {len(settings.hosts)} hosts are no topology XxYxZ")
+    wish = settings.wish
+    if (wish.topology, wish.accelerators, wish.nodes, wish.racks, wish.aisles, wish.processes) == (None,) * 6:
+        wish = Wish(topology=Topology((share, len(settings.hosts))))
+    topology, _ = choose_topology(wish, settings.hosts, machines)
+    if topology.size != len(told):
+        raise PlacementError(
+            f"{name} places {len(told)} ranks, topology {topology} has {topology.size}; make them agree"
+        )
+    order = _order_of(topology, settings.hosts, {rank: host for rank, (host, _) in told.items()})
+    if order is None:
+        raise PlacementError(
+            f"{name}: its ranks are neither contiguous on each host nor round robin over {settings.hosts} as "
+            f"{topology}; name the hosts in their order (-H) and the --topology"
+        )
+    cores = {rank: chosen for rank, (_, chosen) in told.items()}
+    placement = place_cores(topology, settings.hosts, machines, order, cores, settings.policy)
+    return placement, f"--rankfile {name}", f"the order of {name}"
+
+
+def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
+    """Return the order of ranks that puts each on the host that it has; None: neither does."""
+    for order in RankOrder:
+        if all(
+            host_of[topology.rank(index, local_rank, order)] == name
+            for index, name in enumerate(hosts.names)
+            for local_rank in range(topology.accelerators)
+        ):
+            return order
+    return None
+
+
+def make_plan(
+    settings: Settings,
+    mpirun: Mpirun,
+    machines: Mapping[str, Machine],
+    environ: Mapping[str, str],
+    network: Network | None = None,
+) -> Plan:
+    """Return the complete Plan; nothing is written or started.
+
+    `network` is what the hosts share, None where they were not asked.
+
+    Raises InputError, PlacementError or PreflightError.
+    """
+    placement, reason, order_reason = place_job(settings, machines, mpirun.major)
+    _check_job(settings, mpirun, machines, placement)
+    files = mca_files(mpirun.path, environ)
+    transport = _transport(settings, mpirun, placement, environ, files)
+    variables, notes = _variables(settings, mpirun, placement, environ)
+    rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
+    taken = {**environ, **settings.variables}
+    over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
+    variables = over | variables
+    variables |= mpi4py_library(mpirun.path, {**environ, **variables}) | dict(transport.variables)
+    exports, removed, unset = _exports(settings, {**environ, **variables})
+    job = _job(settings, placement, exports)
+    return Plan(
+        placement, reason, order_reason, mpirun, transport, command(mpirun, job),
+        tuple(sorted(variables.items())), removed, exports, settings.run_dir,
+        (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes, *more, *unset),
+        settings.rankfile[1] if settings.rankfile else None, settings.run_id,
+        "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
+    )  # fmt: skip
+
+
+def _check_job(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], placement: Placement) -> None:
+    shown = settings.watch.style.ranks
+    if shown is not None and max(shown) >= placement.topology.size:
+        raise InputError(f"--ranks: there is no rank {max(shown)}; the job has 0 to {placement.topology.size - 1}")
+    bare = [name for name, machine in machines.items() if THREADS_ALONE in machine.notes]
+    if bare and mpirun.major == 5:
+        raise PreflightError(f"host {bare[0]}: {THREADS_ALONE}; take Open MPI 4.1 (--mpirun)")
+
+
+def _transport(
+    settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str], files: Mapping[str, str]
+) -> Transport:
+    chosen = transport_chosen(settings.mpi_args, {**environ, **settings.variables}, files)
+    if settings.tcp:
+        variables = tuple(tcp_variables(mpirun.major).items())
+        return Transport(variables, "--tcp: TCP, and shared memory inside of hosts")
+    return choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
+
+
+def _exports(settings: Settings, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+    """Return what of the ranks' environment is passed on by name, what is left out of it, and notes on both."""
+    exports = exported(environ, (*settings.named, *settings.variables))
+    removed = tuple(name for name in OVERRULING if name in environ)
+    notes = [f"-x {name}: it is not set" for name in settings.named if name not in environ]
+    notes += [f"{name}: left out, as it contradicts the rank file" for name in removed]
+    return tuple(name for name in exports if name in environ), removed, notes
+
+
+def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> Job:
+    return Job(
+        ranks=placement.topology.size,
+        hosts=settings.hosts,
+        rankfile=settings.run_dir.rankfile,
+        hostfile=settings.run_dir.hostfile,
+        root=os.geteuid() == 0,  # `check_root` has seen that this is wanted
+        ssh=settings.ssh,
+        exports=exports,
+        extra=settings.mpi_args,
+        program=(sys.executable, "-I", "-S", START, *settings.program),
+        overload=placement.shares_cores,
+    )
+
+
+def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -> Iterator[str]:
+    if settings.rankfile is not None:
+        from ddlrun.lint import lint  # noqa: PLC0415 - for the user's own rank file alone
+
+        name, text = settings.rankfile
+        for one in lint(text, machines.get):
+            if not one.error and one.matters(major) and "has a dot" not in one.what:
+                yield f"{name}{one.place}: {one.what}; {one.really(major)}"
+
+
+def choose_order(wanted: str, mode: str | None) -> tuple[RankOrder, str]:
+    """Return the rank order and why: `auto` is contiguous on a host, unless DDL is asked for."""
+    if wanted != "auto":
+        return RankOrder(wanted), f"--rank-order {wanted}"
+    if mode is not None:
+        return RankOrder.DDL, f"--mode {mode} asks for DDL, whose grid numbers X slowest"
+    return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
+
+
+# The user's own ways to bind threads, which the plan knows nothing of.
+BINDING_THREADS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
+
+
+def _variables(
+    settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
+    own = {*settings.variables, *settings.named}
+    chosen = own & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+    variables = rank_variables(placement, settings.mode or "p", "unchanged" if chosen else settings.visible_gpus)
+    notes = [f"{name}: left as you set it" for name in sorted(chosen)]
+    notes += [f"{name} is set: OpenMP binds threads as it says" for name in BINDING_THREADS if name in environ]
+    if settings.bind_threads is not None:
+        variables |= (
+            {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"} if settings.bind_threads else {"OMP_PROC_BIND": "false"}
+        )
+    # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
+    variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
+    variables["DDLRUN_RESTART"] = "0"
+    if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
+        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(min(int(settings.watch.grace + 5), 1 << 30))
+    if settings.strict_binding:
+        variables["DDLRUN_STRICT_BINDING"] = "1"
+    if settings.mode is None and "DDL_OPTIONS" in environ:
+        _check_ddl_options(environ["DDL_OPTIONS"], placement.topology)
+        notes.append("DDL_OPTIONS: left as you set it")
+        del variables["DDL_OPTIONS"]
+    if mpirun.major != 4 or is_local(settings.hosts.names[0], os.uname().nodename):
+        variables["DDLRUN_STDIN"] = os.devnull  # `run` puts our own there; see rank.py
+    if "PYTHONUNBUFFERED" not in environ:
+        variables["PYTHONUNBUFFERED"] = "1"
+    variables |= settings.variables
+    path = variables.get("PATH", environ.get("PATH"))
+    if path is not None and mpirun.major == 4:  # it puts its own folder before the user's
+        variables["DDLRUN_PATH"] = path
+    set_by_user = variables.get("OMP_NUM_THREADS", environ.get("OMP_NUM_THREADS"))
+    notes.append(
+        "OMP_NUM_THREADS: one a core" if set_by_user is None else f"OMP_NUM_THREADS: {set_by_user}, as you set it"
+    )
+    return variables, notes
+
+
+def _check_ddl_options(options: str, topology: Topology) -> None:
+    words = options.split()
+    if "-mode" not in words[:-1]:
+        return
+    said = words[words.index("-mode") + 1].partition(":")[2]
+    if said and parse_topology(said, "DDL_OPTIONS").dims != topology.dims:
+        raise InputError(f"DDL_OPTIONS says {said}, but the topology is {topology}; unset one of them")

@@ -1,0 +1,93 @@
+"""The folder of a run: what was planned goes in before it starts, how it went at its end."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ddlrun import rankfile
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, render_hostfile
+from ddlrun.plan import Outcome, Plan, RunDir, shown_command
+from ddlrun.watch import Watch
+
+
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Return where ddlrun keeps what it must remember: $XDG_STATE_HOME/ddlrun (~/.local/state without that)."""
+    return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
+
+
+def default_run_dir(environ: Mapping[str, str]) -> RunDir:
+    """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
+    state = state_folder(environ)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    above = state
+    while not os.path.exists(above) and above not in ("", "/"):
+        above = os.path.dirname(above)
+    if os.path.isdir(above) and os.access(above, os.W_OK):
+        return RunDir(f"{state}/runs/{name}")
+    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
+
+
+def write_run_dir(plan: Plan) -> None:
+    """Write the run folder: rank file, hostfile, plan, command, names of variables.
+
+    Raises InputError where the folder holds an earlier run or cannot be written.
+    """
+    files = plan.run_dir
+    if os.path.exists(files.plan):
+        raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
+    slots = plan.placement.topology.accelerators
+    hosts = (Host(host.name, slots) for host in plan.placement.hosts)
+    try:
+        os.makedirs(files.path, mode=0o700, exist_ok=True)  # what a job prints is its user's business
+        rendered = rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}")
+        write_private(files.rankfile, rendered if plan.rankfile is None else [plan.rankfile])
+        write_private(files.hostfile, [render_hostfile(hosts)])
+        write_private(files.command, [shown_command(plan), "\n"])
+        write_private(files.environment, (f"{name}\n" for name in plan.exports))
+        write_private(files.plan, [json.dumps(plan.as_dict()), "\n"])
+    except OSError as error:
+        raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def make_output_folder(watch: Watch) -> None:
+    """Make the folder for ranks' output. Raises InputError where that cannot be."""
+    folder = watch.style.folder
+    try:
+        if folder is not None:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output-filename {folder}: {error.strerror}; name another folder") from error
+
+
+def write_report(plan: Plan, report: str) -> None:
+    """Keep the report of a failed run in its folder, if there is room."""
+    with suppress(OSError):
+        write_private(plan.run_dir.report, [report])
+
+
+def write_private(path: str, blocks: Iterable[str]) -> None:
+    """Write a file that its user alone can read. Raises OSError."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.writelines(blocks)
+
+
+def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
+    """Keep what ranks said of their binding and how the job ended; a full disk changes nothing about that."""
+    with suppress(OSError):
+        write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
+        write_private(plan.run_dir.outcome, [json.dumps(outcome.as_dict()), "\n"])
+
+
+BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
+
+
+def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
+    """Return what ranks said of their binding as JSON can carry it: how many there are, said so, and differ."""
+    records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
+    records.sort(key=lambda record: int(record["rank"]))
+    different = [int(record["rank"]) for record in records if record["problem"]]
+    known = [{**record, "rank": int(record["rank"])} for record in records]
+    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
