@@ -110,6 +110,7 @@ OVERRULING = (
     "OMPI_MCA_hwloc_base_binding_policy",
     "PRTE_MCA_rmaps_default_mapping_policy",
     "PRTE_MCA_hwloc_default_binding_policy",
+    "LSB_AFFINITY_HOSTFILE",  # Open MPI takes LSF's own mapping and binding from it
 )
 
 _CHOICE = r"(?m)^[ \t]*(pml|mtl|btl)[ \t]*=[ \t]*(\S*)"

@@ -8,6 +8,7 @@ from ddlrun.environment import exported, rank_variables
 from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import HostList
 from ddlrun.installed import find_mpirun, mca_files, mpi4py_library
+from ddlrun.launchers import daemon_variables
 from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mpirun import (
     OVERRULING,
@@ -25,6 +26,7 @@ from ddlrun.plan import START, Plan
 from ddlrun.probe import check_distinct, is_local
 from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
+from ddlrun.schedulers import Allocation
 from ddlrun.settings import Settings
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -66,7 +68,7 @@ def place_job(
     if settings.rankfile is not None:
         return _place_as_told(settings, settings.rankfile, machines, major)
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
-    order, order_reason = choose_order(settings.rank_order, settings.mode)
+    order, order_reason = choose_order(settings.rank_order, settings.mode, settings.job)
     return place(topology, settings.hosts, machines, order, settings.policy), reason, order_reason
 
 
@@ -140,15 +142,28 @@ def make_plan(
     over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
     variables = over | variables
     variables |= mpi4py_library(mpirun.path, {**environ, **variables}) | dict(transport.variables)
+    variables |= _daemons(settings, mpirun, placement, environ)
     exports, removed, unset = _exports(settings, {**environ, **variables})
     job = _job(settings, placement, exports)
     return Plan(
         placement, reason, order_reason, mpirun, transport, command(mpirun, job),
         tuple(sorted(variables.items())), removed, exports, settings.run_dir,
-        (*placement_notes(placement), *_warnings(settings, machines, mpirun.major), *notes, *more, *unset),
+        (
+            *settings.notes, *placement_notes(placement), *_warnings(settings, machines, mpirun.major),
+            *notes, *more, *unset,
+        ),
         settings.rankfile[1] if settings.rankfile else None, settings.run_id,
         "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
     )  # fmt: skip
+
+
+def _daemons(settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make mpirun start its daemons as we start our scripts; what the user set stays."""
+    alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)
+    wanted = daemon_variables(
+        settings.way, mpirun.major, settings.job, placement.topology.accelerators, environ, alone=alone
+    )
+    return {name: value for name, value in wanted.items() if name not in settings.variables}
 
 
 def _check_job(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machine], placement: Placement) -> None:
@@ -186,7 +201,7 @@ def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> 
         rankfile=settings.run_dir.rankfile,
         hostfile=settings.run_dir.hostfile,
         root=os.geteuid() == 0,  # `check_root` has seen that this is wanted
-        ssh=settings.ssh,
+        ssh=settings.way.words if settings.way.launcher == "ssh" else (),
         exports=exports,
         extra=settings.mpi_args,
         program=(sys.executable, "-I", "-S", START, *settings.program),
@@ -204,12 +219,14 @@ def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -
                 yield f"{name}{one.place}: {one.what}; {one.really(major)}"
 
 
-def choose_order(wanted: str, mode: str | None) -> tuple[RankOrder, str]:
-    """Return the rank order and why: `auto` is contiguous on a host, unless DDL is asked for."""
+def choose_order(wanted: str, mode: str | None, job: Allocation | None = None) -> tuple[RankOrder, str]:
+    """Return the rank order and why: `auto` is contiguous on a host, unless DDL or the job asks for the other."""
     if wanted != "auto":
         return RankOrder(wanted), f"--rank-order {wanted}"
     if mode is not None:
         return RankOrder.DDL, f"--mode {mode} asks for DDL, whose grid numbers X slowest"
+    if job is not None and job.cyclic:
+        return RankOrder.DDL, f"{job.title} asks for cyclic ranks: a host after the other"
     return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
 
 
@@ -232,7 +249,7 @@ def _variables(
         )
     # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
     variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
-    variables["DDLRUN_RESTART"] = "0"
+    variables["DDLRUN_RESTART"] = str(settings.job.restarts if settings.job is not None else 0)
     if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(min(int(settings.watch.grace + 5), 1 << 30))
     if settings.strict_binding:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from ddlrun.environment import HOROVOD
 from ddlrun.errors import InputError
-from ddlrun.hosts import HostList
+from ddlrun.hosts import Host, HostList
+from ddlrun.launchers import Way
 from ddlrun.placement import Policy
 from ddlrun.plan import RunDir
+from ddlrun.schedulers import Allocation
 from ddlrun.shape import Wish
 from ddlrun.spares import Crew
 from ddlrun.topology import Topology
@@ -26,6 +28,8 @@ OURS = {
     "aisles": "aisles",
     "rank_order": "rank_order",
     "load": "load",
+    "scheduler": "scheduler",
+    "launcher": "launcher",
     "rankfile": "rankfile",
     "placement.cores_per_rank": "cores_per_rank",
     "placement.reserve_cores": "reserve_cores",
@@ -157,7 +161,14 @@ class Settings(NamedTuple):
     run_id: str = ""
     mpirun: str | None = None
     mpi_args: tuple[str, ...] = ()
-    ssh: tuple[str, ...] = ()
+    way: Way = Way()
+    """What starts programs on the hosts."""
+    job: Allocation | None = None
+    """The scheduler's job that we run in."""
+    left_out: tuple[Host, ...] = ()
+    """Hosts beyond what the topology needs."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of the hosts, beyond what the plan says."""
     variables: Mapping[str, str] = {}
     named: tuple[str, ...] = ()
     policy: Policy = Policy()
@@ -176,7 +187,8 @@ def again(settings: Settings, attempt: int) -> Settings:
     """Return the settings of a restart: the same job with an id and a run folder of its own."""
     base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
     run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
-    variables = {**settings.variables, "DDLRUN_RESTART": str(attempt)}
+    before = settings.job.restarts if settings.job is not None else 0
+    variables = {**settings.variables, "DDLRUN_RESTART": str(before + attempt)}
     watch = settings.watch
     if watch.style.folder is not None:
         files = watch.style.folder.removesuffix(f"/restart-{attempt - 1}")

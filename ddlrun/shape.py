@@ -30,13 +30,15 @@ class Wish(NamedTuple):
     nodes: int | None = None
     racks: int | None = None
     aisles: int | None = None
+    gpus: int | None = None
+    """GPUs that the scheduler gave on each host."""
 
 
 def check_wish(wish: Wish, hosts: HostList) -> None:
     """Raise InputError for what contradicts itself whatever the hosts are made of."""
     stated = _stated(wish, hosts)
     clashes = _clashes(stated)
-    if not stated and wish.accelerators is None:
+    if not stated and wish.accelerators is None and not hosts.loose:
         _slots(hosts)
     if wish.topology is None:
         _hosts_shape(wish, hosts)
@@ -56,8 +58,8 @@ def choose_topology(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]
     check_wish(wish, hosts)
     claims = _stated(wish, hosts)
     if isinstance(wish.accelerators, str):
-        claims.append(_count(wish.accelerators, hosts, machines, f"--accelerators {wish.accelerators}"))
-    claims = claims or [_slots(hosts) or _by_machine(hosts, machines)]
+        claims.append(_count(wish.accelerators, wish, hosts, machines, f"--accelerators {wish.accelerators}"))
+    claims = claims or [_by_slots(wish, hosts, machines) or _by_machine(wish, hosts, machines)]
     clashes = _clashes(claims)
     if clashes:
         raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
@@ -96,6 +98,15 @@ def _divided(processes: int, hosts: HostList) -> Claim:
     return share, f"-np {processes} over {len(hosts)} host{'s' * (len(hosts) > 1)}"
 
 
+def _by_slots(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> Claim | None:
+    """Take X from the slots; where these may be cores, one rank a GPU is enough."""
+    if not hosts.loose or not all(machines[name].gpus for name in hosts.names):
+        return _slots(hosts)
+    least = min((host.slots for host in hosts if host.slots is not None), default=0)
+    gpus, _ = _count("gpu", wish, hosts, machines, "one rank a GPU")
+    return (gpus, f"one rank a GPU, with slots enough ({hosts.source})") if gpus <= least else _slots(hosts)
+
+
 def _slots(hosts: HostList) -> Claim | None:
     """Take X from the slots, where every host says how many it has."""
     slots = {host.slots for host in hosts}
@@ -109,19 +120,21 @@ def _slots(hosts: HostList) -> Claim | None:
     return next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}"
 
 
-def _by_machine(hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
+def _by_machine(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
     if all(machines[name].gpus for name in hosts.names):
-        return _count("gpu", hosts, machines, "one rank a GPU")
-    return _count("package", hosts, machines, "one rank a package, as there are no GPUs")
+        return _count("gpu", wish, hosts, machines, "one rank a GPU")
+    return _count("package", wish, hosts, machines, "one rank a package, as there are no GPUs")
 
 
-def _count(unit: str, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
+def _count(unit: str, wish: Wish, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
     counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
     if len(set(counts.values())) > 1:
         first = {count: name for name, count in reversed(counts.items())}
         said = ", ".join(f"{name} has {count}" for count, name in reversed(first.items()))
         raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({said}); give --accelerators a number")
     count = counts[hosts.names[0]]
+    if unit == "gpu" and wish.gpus and wish.gpus < count:
+        return wish.gpus, f"{reason} that the scheduler gave ({hosts.source})"
     if not count:
         machine = machines[hosts.names[0]]
         raise InputError(f"{reason}: no {unit} found on {hosts} ({machine}; {machine.source}); give a number")

@@ -109,7 +109,8 @@ def test_srun_of_ddlrun_is_refused() -> None:
     step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     with pytest.raises(InputError, match="srun starts ddlrun 4 times"):
         job({**step, "SLURM_STEP_NUM_TASKS": "4"})
-    assert job({**step, "SLURM_STEP_NUM_TASKS": "1"}).job == "7"
+    one = job({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"})
+    assert slots(one)[0] == ("tux08", None)
 
 
 TREE = """SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=tux[08-09]

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import reach, read_hosts, ssh_arguments
-from ddlrun.cli.options import Sections, network_options, option, ssh_options, start_timeout
+from ddlrun.cli.inputs import reach, read_job_hosts
+from ddlrun.cli.options import Sections, job_from, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.installed import find_mpirun
+from ddlrun.launchers import Way
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import parse_cidr
 from ddlrun.preflight.judge import NAMES, WARNING
@@ -24,6 +25,7 @@ from ddlrun.settings import Settings
 @click.argument("hosts", required=False)
 @option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
 @ssh_options
+@job_from
 @start_timeout
 @network_options
 @option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Check these alone: {', '.join(NAMES)}.")
@@ -32,17 +34,17 @@ from ddlrun.settings import Settings
 @option("Answers", "--all", "everything", is_flag=True, help="Show what is well, too.")
 @option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: every finding, and the network.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Check that a job can run on HOSTS, in two ssh round trips; nothing is written there.
+    """Check that a job can run on HOSTS, in two round trips; nothing is written there.
 
     Each line says what is wrong, on which hosts, and what mends it. The exit code is 3 where a host
-    cannot be reached, 5 where anything else is wrong. HOSTS is a list such as n[01-64] or @HOSTFILE.
+    cannot be reached, 5 where anything else is wrong. HOSTS is a list such as n[01-64] or @HOSTFILE;
+    without it, the hosts of the scheduler's job that we run in, or this machine.
     """
-    listed = read_hosts(hosts, options["hostfile"])
+    listed, way = read_job_hosts(hosts, options)
     check_distinct(listed, os.uname().nodename)
     mpirun = find_mpirun(options["mpirun"], os.environ)()
-    ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
     only = read_only(options["only_checks"])
-    report = run_checks(listed, mpirun, ssh, options, program=options["script"], only=only)
+    report = run_checks(listed, mpirun, way, options, program=options["script"], only=only)
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
     click.echo(text, nl=False)
     return report.exit_code
@@ -51,7 +53,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
 def run_checks(
     hosts: HostList,
     mpirun: Mpirun,
-    ssh: tuple[str, ...],
+    way: Way,
     options: dict[str, Any],
     *,
     program: str | None,
@@ -63,10 +65,8 @@ def run_checks(
         parse_cidr(options["network"])
     seconds = options["start_timeout"]
     names = tuple(filter(None, (options["network_interface"] or "").split(",")))
-    question = Question(
-        mpirun.path, mpirun.major, program, logs, options["network"], names, only, ("ssh", *ssh), seconds
-    )
-    return preflight(hosts, question, lambda left: reach(ssh, left))
+    question = Question(mpirun.path, mpirun.major, program, logs, options["network"], names, only, way.shown, seconds)
+    return preflight(hosts, question, lambda left: reach(way, left))
 
 
 def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> Report:
@@ -77,7 +77,7 @@ def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> 
     words = settings.program
     program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
     report = run_checks(
-        settings.hosts, mpirun, settings.ssh, options,
+        settings.hosts, mpirun, settings.way, options,
         program=None if program == "-m" else program, only=only, logs=settings.run_dir.path,
     )  # fmt: skip
     if not options["quiet"]:

@@ -8,14 +8,16 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import load_machines, machines_of, reach, read_hosts, read_preset, ssh_arguments
+from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_way
 from ddlrun.cli.options import Sections, option, placement_options, read_policy, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.placement import Placement, place, placement_notes
 from ddlrun.probe import check_distinct, probe
+from ddlrun.racks import arrange
 from ddlrun.rankfile import render
+from ddlrun.shape import Wish
 from ddlrun.topology import RankOrder, parse_topology
 
 ASSUMED = "s822lc"
@@ -51,10 +53,14 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
 
     TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (a fourth number: aisles); missing
     ones are 1. HOSTS is a list such as n1,n2 or n[01-06], ordered rack by rack, or @HOSTFILE;
-    without it, this machine.
+    without it, those of the scheduler's job that we run in, or this machine.
     """
     shape = parse_topology(topology)
-    listed = read_hosts(hosts, options["hostfile"])
+    job = None if hosts or options["hostfile"] else find_job("auto")
+    arranged = arrange(Wish(topology=shape), read_hosts(hosts, options["hostfile"], job=job), choose=job is not None)
+    listed = arranged.hosts
+    for note in arranged.said:
+        click.echo(f"ddlrun: note: {note}", err=True)
     check_distinct(listed, os.uname().nodename)
     policy = read_policy(options)
     machines = _machines(listed, options)
@@ -100,13 +106,13 @@ def _machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]
 
         return machines_of(hosts, simple_machine(sockets, cores))
     if options["probe"]:
-        return probe(hosts, reach(ssh_arguments(options["ssh_port"], options["ssh_identity_file"])))
+        return probe(hosts, reach(ssh_way(options)))
     if options["load"]:
         return load_machines(options["load"], hosts)
     preset = read_preset(options["machine"] or ASSUMED)
     if preset is None:
         local = read_hosts("localhost", None)
-        preset = probe(local, reach(()))["localhost"]
+        preset = probe(local, reach(SSH))["localhost"]
     return machines_of(hosts, preset)
 
 

@@ -4,16 +4,22 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
+from ddlrun.launchers import Way, choose_way
 from ddlrun.machine import Machine
 from ddlrun.machine.bus import RESTRICTING
 from ddlrun.probe import Reach, probe
+from ddlrun.schedulers import Allocation, World, read_job
 from ddlrun.shell import begin, run_on_hosts
 
 DEFAULT_PROBE_SECONDS = 30.0
+# What a scheduler's own command may take to answer.
+SCHEDULER_SECONDS = 10.0
+SSH = Way()
 
 
 def read_text(path: str, what: str) -> str:
@@ -38,15 +44,32 @@ def read_rankfile(path: str) -> str:
         raise InputError(f"rank file {path}: {error.strerror}") from error
 
 
-def read_hosts(expression: str | None, hostfile: str | None, where: str = "hosts") -> HostList:
-    """Return the hosts of an expression (`@FILE` is a hostfile), of a hostfile, or this machine."""
+def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
+    """Return the scheduler's job that we run in, if any; where hosts are `named`, a broken one is none."""
+    try:
+        return read_job(World(os.environ, lambda path: read_text(path, "file"), _ask), scheduler)
+    except InputError:
+        if named and scheduler == "auto":
+            return None
+        raise
+
+
+def _ask(argv: Sequence[str]) -> str | None:
+    done = begin(argv, "", SCHEDULER_SECONDS)()
+    return done.out if done.code == 0 else None
+
+
+def read_hosts(
+    expression: str | None, hostfile: str | None, where: str = "hosts", job: Allocation | None = None
+) -> HostList:
+    """Return the hosts of an expression (`@FILE` is a hostfile), of a hostfile, of the job, or this machine."""
     if expression is not None and hostfile is not None:
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
     if path is None:
-        return HostList((Host("localhost"),), "this machine")
+        return job.hosts if job is not None else HostList((Host("localhost"),), "this machine")
     return parse_hostfile(read_text(path, "hostfile"), f"hostfile {path}")
 
 
@@ -130,32 +153,31 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(*(problem.removeprefix("host ") for problem in error.problems)) from error
 
 
-def reach(ssh: Sequence[str], seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
-    """Return how hosts are asked: this one directly, the others by ssh, all within so many seconds.
+def reach(way: Way, seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
+    """Return how hosts are asked: this one directly, the others as `way` says, all within so many seconds.
 
-    GPUs that are chosen by number here are chosen there too, as mpirun passes the variable on.
+    GPUs that are chosen by number here are chosen there too, as mpirun passes the variable on; not where
+    Slurm chooses them for each host.
     """
     names = [name for vendor in RESTRICTING.values() for name in vendor]
     numbers = {name: os.environ[name] for name in names if re.fullmatch(r"[0-9, ]*|-1", os.environ.get(name, "none"))}
-    chosen = "".join(f"{name}='{value}'\n" for name, value in numbers.items())
+    chosen = "".join(f"{name}='{value}'\n" for name, value in numbers.items()) if way.launcher != "srun" else ""
     return Reach(
         os.uname().nodename,
         lambda script: begin(["sh", "-c", script], "", seconds),
-        lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, ssh, seconds),
-        shlex.join(["ssh", *ssh]),
+        lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, way, seconds),
+        shlex.join(way.shown),
     )
 
 
-def read_machines(
-    hosts: HostList, machine: str | None, load: str | None, ssh: Sequence[str] = ()
-) -> dict[str, Machine]:
+def read_machines(hosts: HostList, machine: str | None, load: str | None, way: Way = SSH) -> dict[str, Machine]:
     """Return each host's machine: described (--machine), saved (--load), or what the hosts themselves say."""
     if machine and load:
         raise InputError(f"--machine {machine} and --load {load} exclude each other; give one of them")
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
-    return machines_of(hosts, described) if described is not None else probe(hosts, reach(ssh))
+    return machines_of(hosts, described) if described is not None else probe(hosts, reach(way))
 
 
 def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
@@ -168,3 +190,21 @@ def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
 def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:
     """Return the same machine for every host."""
     return dict.fromkeys(hosts.names, machine)
+
+
+def ssh_way(options: Mapping[str, Any]) -> Way:
+    """Return ssh with the options' port and key. Raises InputError where the key is not there."""
+    return SSH._replace(words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
+
+
+def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, Way]:
+    """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
+    job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
+    hosts = read_hosts(expression, options["hostfile"], job=job)
+    return hosts, read_way(options, job, hosts)
+
+
+def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> Way:
+    """Return what starts programs on the hosts. Raises InputError where --launcher cannot serve there."""
+    ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
+    return choose_way(options["launcher"], job, hosts, ssh, os.environ)

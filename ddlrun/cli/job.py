@@ -12,14 +12,16 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddlrun.cli.inputs import load_hosts, read_hosts, read_rankfile, read_text, ssh_arguments
-from ddlrun.cli.options import COUNT, all_of, option, placement_options, read_policy, ssh_options
+from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, read_text, read_way
+from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.output import Style
 from ddlrun.plan import RunDir
+from ddlrun.racks import Arrangement, arrange
 from ddlrun.run_folder import default_run_dir
+from ddlrun.schedulers import Allocation
 from ddlrun.settings import Settings, parse_config
 from ddlrun.shape import UNITS, Wish
 from ddlrun.spares import Crew
@@ -100,6 +102,7 @@ job_options = all_of(
     ),
     option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote, and its hosts."),
     ssh_options,
+    job_from,
     option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks (and A aisles)."),
     option(
         "Shape",
@@ -170,20 +173,21 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         check_name(name, "-x")
     if options["rankfile"] == "-":
         raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
-    run_dir = options.get("run_dir")
+    job = find_job(options["scheduler"], named=bool(options["hosts"] or options["hostfile"]))
+    arranged = _arranged(options, job)
     return Settings(
-        wish=Wish(
-            parse_topology(options["topology"], "--topology") if options["topology"] else None,
-            *(options[name] for name in ("processes", "accelerators", "nodes", "racks", "aisles")),
-        ),
-        hosts=job_hosts(options),
+        wish=arranged.wish,
+        hosts=arranged.hosts,
         rank_order=options["rank_order"],
         mode=options["mode"],
         program=program,
-        run_dir=RunDir(os.path.abspath(run_dir)) if run_dir else default_run_dir(os.environ),
+        run_dir=_run_dir(options, job),
         mpirun=options["mpirun"],
         mpi_args=_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
-        ssh=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]),
+        way=read_way(options, job, arranged.hosts),
+        job=job,
+        left_out=arranged.left_out,
+        notes=(*(job.notes if job is not None else ()), *arranged.said),
         variables={
             **horovod_variables(options),
             **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
@@ -194,35 +198,59 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         bind_threads=options["bind_threads"],
         strict_binding=options["strict_binding"],
         rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
-        watch=read_watch(options),
+        watch=read_watch(options, job),
         run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}",
         tcp=options.get("tcp", False),
         as_root=options["allow_run_as_root"],
     )
 
 
+def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
+    """Return the hosts in the order of their racks, and the shape that these give."""
+    wish = Wish(
+        parse_topology(options["topology"], "--topology") if options["topology"] else None,
+        options["processes"], options["accelerators"], options["nodes"], options["racks"], options["aisles"],
+        gpus=job.gpus if job is not None else None,
+    )  # fmt: skip
+    hosts = job_hosts(options, job)
+    spare = options.get("spare_hosts") == "extra"
+    if spare and wish.topology is None:
+        raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
+    found = arrange(wish, hosts, choose=spare or (job is not None and hosts is job.hosts))
+    return found._replace(said=found.said[:-1]) if spare and found.left_out else found
+
+
+def _run_dir(options: dict[str, Any], job: Allocation | None) -> RunDir:
+    """Return the run's folder; a job that its scheduler has started again has one of its own in the named one."""
+    if not options.get("run_dir"):
+        return default_run_dir(os.environ)
+    return RunDir(_again(os.path.abspath(options["run_dir"]), job))
+
+
+def _again(folder: str, job: Allocation | None) -> str:
+    return f"{folder}/requeue-{job.restarts}" if job is not None and job.restarts else folder
+
+
 def read_crew(settings: Settings, spare: str | None) -> Crew:
     """Return the hosts of the job and those that stand by. Raises InputError where they overlap."""
     hosts = list(settings.hosts)
     topology = settings.wish.topology
+    more = list(read_hosts(spare, None, "--spare-hosts")) if spare and spare != "extra" else []
     if spare == "extra":
-        if topology is None:
-            raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
-        hosts, more = hosts[: topology.hosts], hosts[topology.hosts :]
-    else:
-        more = list(read_hosts(spare, None, "--spare-hosts")) if spare else []
+        more = list(settings.left_out)
     both = {host.name for host in hosts} & {host.name for host in more}
     if both:
         raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
     racks = len(hosts) // (topology.dims[1] if topology else settings.wish.nodes or len(hosts))
-    return Crew(HostList(tuple(hosts), settings.hosts.source), tuple(more), max(1, racks))
+    return Crew(settings.hosts, tuple(more), max(1, racks))
 
 
-def read_watch(options: dict[str, Any]) -> Watch:
+def read_watch(options: dict[str, Any], job: Allocation | None = None) -> Watch:
     """Return how the job is watched. Raises InputError on ranks or signals that are none."""
     folder = options["output_filename"]
     style = Style(
-        tag=options["tag"], timestamp=options["timestamp_output"], folder=os.path.abspath(folder) if folder else None,
+        tag=options["tag"], timestamp=options["timestamp_output"],
+        folder=_again(os.path.abspath(folder), job) if folder else None,
         ranks=read_ranks(options["shown_ranks"]) if options["shown_ranks"] else None,
     )  # fmt: skip
     colour = os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -265,8 +293,8 @@ def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
             options |= {name: None for name, source in sources.items() if source is ParameterSource.DEFAULT_MAP}
 
 
-def job_hosts(options: dict[str, Any]) -> HostList:
-    """Return the hosts that are named, or those of --rankfile, or all that --load has saved, or this machine."""
+def job_hosts(options: dict[str, Any], job: Allocation | None = None) -> HostList:
+    """Return the hosts that are named, or --rankfile's, or all that --load has saved, or the job's, or this machine."""
     if options["rankfile"] and not options["hosts"] and not options["hostfile"]:
         from ddlrun.lint import hosts_of  # noqa: PLC0415 - for the user's own rank file alone
 
@@ -274,7 +302,7 @@ def job_hosts(options: dict[str, Any]) -> HostList:
         return HostList(tuple(map(Host, hosts_of(text))), f"rank file {options['rankfile']}")
     if options["load"] and not options["hosts"] and not options["hostfile"]:
         return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
-    return read_hosts(options["hosts"], options["hostfile"], "-H")
+    return read_hosts(options["hosts"], options["hostfile"], "-H", job)
 
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def _ask(
     described = options["machine"] or options["load"]
     alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)
     if alone or (described and options["dry_run"]):
-        machines = read_machines(settings.hosts, options["machine"], options["load"], settings.ssh)
+        machines = read_machines(settings.hosts, options["machine"], options["load"], settings.way)
         return lambda: machines, None, None
     from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 
@@ -188,4 +188,4 @@ def _ask(
 def _sweep(hosts: Sequence[str], settings: Settings) -> None:
     from ddlrun.leftovers import end_runs  # noqa: PLC0415 - where a keeper was killed
 
-    end_runs({host: [settings.run_id] for host in hosts}, 0, reach(settings.ssh, settings.watch.grace + 5))
+    end_runs({host: [settings.run_id] for host in hosts}, 0, reach(settings.way, settings.watch.grace + 5))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
-from ddlrun.cli.inputs import load_machines, reach, read_preset, read_rankfile, ssh_arguments
+from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_way
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
@@ -84,8 +84,8 @@ def _machine_of(text: str, options: dict[str, Any]) -> MachineOf:
     if options["load"]:
         machines = load_machines(options["load"], hosts)
     elif options["machine"]:  # local
-        here = probe(HostList((Host("localhost"),), "this machine"), reach(()))["localhost"]
+        here = probe(HostList((Host("localhost"),), "this machine"), reach(SSH))["localhost"]
         machines = dict.fromkeys(names, here)
     else:
-        machines = probe(hosts, reach(ssh_arguments(options["ssh_port"], options["ssh_identity_file"])))
+        machines = probe(hosts, reach(ssh_way(options)))
     return machines.get

@@ -6,7 +6,9 @@ from typing import Any
 import click
 
 from ddlrun.errors import InputError
+from ddlrun.launchers import LAUNCHERS
 from ddlrun.placement import BINDINGS, Policy
+from ddlrun.schedulers import TITLES
 
 COUNT = click.IntRange(min=1)
 
@@ -54,6 +56,16 @@ ssh_options = all_of(
     option("Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), help="Port of ssh on the hosts."),
     option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh to the hosts."),
 )
+job_from = all_of(
+    option(
+        "Hosts", "--scheduler", type=click.Choice(["auto", "none", *TITLES]), default="auto", show_default=True,
+        help="Take hosts that are not named from this scheduler's job; auto: the one that we run in, if any.",
+    ),
+    option(
+        "Hosts", "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
+        help="What starts daemons on the hosts; auto: the scheduler's own in its job, else ssh.",
+    ),
+)  # fmt: skip
 network_options = all_of(
     option(
         "Hosts", "--network", metavar="CIDR",

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
-from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, load_hosts, load_machines, reach, read_hosts, ssh_arguments
-from ddlrun.cli.options import Sections, option, ssh_options
+from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, load_hosts, load_machines, reach, read_hosts, read_job_hosts
+from ddlrun.cli.options import Sections, job_from, option, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
@@ -25,6 +25,7 @@ CACHE_SECONDS = 3600
 @click.argument("hosts", required=False)
 @option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
 @ssh_options
+@job_from
 @option(
     "Hosts",
     "--timeout",
@@ -38,25 +39,25 @@ CACHE_SECONDS = 3600
 @option("Answers", "--load", metavar="DIR", help="Read such a folder; ask nobody.")
 @option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: every core, GPU and NIC.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Ask HOSTS what they are made of, by one ssh round trip each; nothing is written there.
+    """Ask HOSTS what they are made of, in one round trip; nothing is written there.
 
     Hosts that look the same are shown together, odd ones with what differs. HOSTS is a list such as
-    n[01-64] or @HOSTFILE; without it, this machine. Answers are kept for an hour; a host that was
+    n[01-64] or @HOSTFILE; without it, the hosts of the job
+    that we run in, or this machine. Answers are kept for an hour; a host that was
     rebooted or changed since is noticed.
     """
     if options["load"]:
         listed, machines, problems = _loaded(hosts, options)
     else:
-        listed = read_hosts(hosts, options["hostfile"])
+        listed, way = read_job_hosts(hosts, options)
         check_distinct(listed, os.uname().nodename)
-        ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
         cache = FileCache(_cache_folder(), refresh=options["refresh"])
-        found = probe_fully(listed, reach(ssh, options["timeout"]), cache)
+        found = probe_fully(listed, reach(way, options["timeout"]), cache)
         if options["save"]:
             _save(options["save"], listed, found)
         machines = {name: one.machine for name, one in found.items() if one.machine}
         why = {name: one.problem for name, one in found.items() if one.problem}
-        problems = failures(why, reach(ssh).ssh)
+        problems = failures(why, reach(way).ssh)
     if machines:
         click.echo(_json(machines, problems) if options["as_json"] else render_groups(group(machines)), nl=False)
     if problems:

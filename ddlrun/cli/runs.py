@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_arguments
+from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_way
 from ddlrun.cli.options import Sections, all_of, option, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
@@ -121,8 +121,7 @@ def _processes(
 
 
 def _reach(options: Options, more: float = 0.0) -> Reach:
-    ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
-    return reach(ssh, options["timeout"] + more)
+    return reach(ssh_way(options), options["timeout"] + more)
 
 
 def _complain(failed: Mapping[str, Finished], options: Options) -> None:

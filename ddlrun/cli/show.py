@@ -71,7 +71,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     settings = read_settings(ctx, options, program)
     check_distinct(settings.hosts, os.uname().nodename)
     waiting = check(settings, os.environ) if what in ("command", "env") else None
-    machines = read_machines(settings.hosts, options["machine"], options["load"], settings.ssh)
+    machines = read_machines(settings.hosts, options["machine"], options["load"], settings.way)
     if what == "machines":
         text, value = _machines(settings.hosts, machines)
     elif waiting is not None:

@@ -16,5 +16,5 @@ def read(world: World) -> Allocation:
     found = parse_hostfile(world.read(path), f"hostfile {path}")
     agent = next((environ[name] for name in AGENTS if environ.get(name)), "")
     launcher = "agent" if agent.partition(" ")[0].endswith("kubexec.sh") else "ssh"
-    hosts = HostList(found.hosts, f"Kubernetes ({path})", loose=True)
+    hosts = HostList(found.hosts, f"Kubernetes ({path})")
     return Allocation("kubernetes", job, hosts, launcher=launcher)

@@ -43,11 +43,17 @@ def read(world: World) -> Allocation:
 def _check_alone(environ: Mapping[str, str], job: str) -> None:
     """Raise InputError inside of `srun -n4 ddlrun ...`: each task would launch a job of its own."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if environ.get("SLURM_PROCID") and tasks != "1" and environ.get("SLURM_STEP_ID", "").isdecimal():
+    if environ.get("SLURM_PROCID") and tasks != "1" and _in_step(environ):
         raise InputError(
             f"Slurm job {job}: srun starts ddlrun {tasks} times, once a task; call `ddlrun launch` in the batch script "
             "itself, without srun (it starts the ranks on all hosts)"
         )
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Tell whether srun has started us; salloc's own shell, a step with a number beyond all others, is none."""
+    number = environ.get("SLURM_STEP_ID", "")
+    return number.isdecimal() and len(number) < 10
 
 
 def _groups(environ: Mapping[str, str]) -> list[str]:
@@ -80,7 +86,8 @@ def _group(environ: Mapping[str, str], job: str, ending: str) -> list[tuple[str,
     names = parse_hosts(nodelist, variable).names
     asked = any(environ.get(f"{name}{ending}") for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"))
     text = environ.get(f"SLURM_TASKS_PER_NODE{ending}")
-    if not asked or not text:  # then Slurm says one task a node, and nobody has asked for that
+    # Else Slurm says one task a node, and nobody has asked for that; inside `srun --pty` it says the step's.
+    if not asked or not text or _in_step(environ):
         return [(name, None) for name in names]
     counts = list(parse_tasks(text, f"SLURM_TASKS_PER_NODE{ending}"))
     if len(counts) != len(names):

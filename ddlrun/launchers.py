@@ -1,0 +1,136 @@
+"""What starts programs on a job's hosts: ssh, or the scheduler's own command; for our scripts and for mpirun."""
+
+import os.path
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.errors import InputError
+from ddlrun.hosts import HostList, fold
+from ddlrun.schedulers import Allocation
+
+LAUNCHERS = ("ssh", "srun", "blaunch", "qrsh", "agent")
+
+
+class Way(NamedTuple):
+    """How programs are started on hosts."""
+
+    launcher: str = "ssh"
+    words: tuple[str, ...] = ()
+    """ssh's own arguments, or those that the launcher's command begins with."""
+    reason: str = "ssh"
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The command line without the host and what is to run there, as a user would try it."""
+        return {
+            "ssh": ("ssh", *self.words),
+            "srun": ("srun", "--overlap", "-w"),
+            "blaunch": ("blaunch",),
+            "qrsh": ("qrsh", "-inherit"),
+        }.get(self.launcher, self.words)
+
+
+def choose_way(
+    wanted: str, job: Allocation | None, hosts: HostList, ssh: Sequence[str], environ: Mapping[str, str]
+) -> Way:
+    """Return what starts programs: the job's own launcher for its own hosts, else ssh.
+
+    `wanted` is auto or one of LAUNCHERS. Raises InputError where that one cannot serve here.
+    """
+    foreign = [name for name in hosts.names if job is None or name not in job.hosts.names]
+    if wanted in ("srun", "blaunch", "qrsh") and (job is None or foreign):
+        what = f"{fold(foreign)} is not in {job.title}" if job else "this is no scheduler's job"
+        raise InputError(f"--launcher {wanted}: {what}, so nothing can be started there by {wanted}; use ssh")
+    agent = _agent(environ)
+    if wanted == "agent" and not agent:
+        raise InputError("--launcher agent: OMPI_MCA_plm_rsh_agent, which names it, is not set")
+    if wanted == "auto" and (job is None or foreign or ssh):
+        why = "-p and -i are ssh's" if job and not foreign else "not a job's own hosts" if job else "no scheduler's job"
+        return Way("ssh", tuple(ssh), f"ssh: {why}")
+    launcher = job.launcher if wanted == "auto" and job is not None else wanted
+    reason = f"{launcher}: {job.title}" if wanted == "auto" and job is not None else f"--launcher {wanted}"
+    words = {"ssh": tuple(ssh), "agent": agent, "srun": (f"--jobid={job.job}",) if job else ()}
+    return Way(launcher, words.get(launcher, ()), reason)
+
+
+def _agent(environ: Mapping[str, str]) -> tuple[str, ...]:
+    said = environ.get("OMPI_MCA_plm_rsh_agent") or environ.get("PRTE_MCA_plm_ssh_agent") or ""
+    return tuple(shlex.split(said))
+
+
+# Open MPI's readers of an allocation. Where one reads it, its slots and hosts overrule the hostfile's.
+READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
+
+
+def daemon_variables(
+    way: Way, major: int, job: Allocation | None, ranks: int, environ: Mapping[str, str], *, alone: bool = False
+) -> dict[str, str]:
+    """Return the variables that make mpirun start its daemons that way, and take each host for `ranks` slots.
+
+    `alone`: there are no daemons, as all ranks are on this host. Measured with Slurm 22.05 and Open MPI 4.1.4
+    and 5.0.11 (docs/explanation/schedulers.md).
+    """
+    if way.launcher == "srun":
+        return _of_slurm(job, ranks, environ)
+    rsh, ssh = "OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh"
+    agents = {"blaunch": "blaunch", "agent": shlex.join(way.words)}
+    if way.launcher in agents:
+        return {f"{rsh}_agent" if major == 4 else f"{ssh}_agent": agents[way.launcher]}
+    if way.launcher == "ssh" and job is not None and job.scheduler != "kubernetes":
+        # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
+        off = {f"{rsh}_disable_qrsh": "1"} if major == 4 else {f"{ssh}_disable_qrsh": "1"}
+        plm = {"OMPI_MCA_plm": "rsh"} if major == 4 else {"PRTE_MCA_plm": "ssh"}
+        ras = {"OMPI_MCA_ras" if major == 4 else "PRTE_MCA_ras": READERS[major]}
+        return ras | ({} if alone else plm) | (off if job.scheduler == "sge" else {})
+    return {}
+
+
+def _of_slurm(job: Allocation | None, ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
+    variables = {
+        "SLURM_OVERLAP": "1",  # a step that holds the cores (srun --pty) would make mpirun's srun wait for ever
+        "SLURM_CPU_BIND": "none",  # the rank file binds
+        "SLURM_EXPORT_ENV": "ALL",  # after sbatch --export=NONE daemons would not find their libraries
+    }
+    if job is not None:  # what Open MPI reads; inside `srun --pty` these are the step's, and of one host
+        hosts = len(job.hosts)
+        nodelist = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+        variables |= {
+            "SLURM_TASKS_PER_NODE": f"{ranks}(x{hosts})", "SLURM_NODELIST": nodelist,
+            "SLURM_NNODES": str(hosts), "SLURM_JOB_NUM_NODES": str(hosts),
+        }  # fmt: skip
+    return {name: value for name, value in variables.items() if environ.get(name) != value}
+
+
+def join_scripts(scripts: Mapping[str, str]) -> str:
+    """Return one sh script that does on each host what its own would: SLURMD_NODENAME says which it is.
+
+    The end that all scripts share is written once. Its first line of output names the host, its last the exit code.
+    """
+    whole = list(scripts.values())
+    shared = os.path.commonprefix([script[::-1] for script in whole])[::-1]  # noqa: RUF071 - characters
+    heads: dict[str, list[str]] = {}
+    for name, script in scripts.items():
+        heads.setdefault(script[: len(script) - len(shared)], []).append(name)
+    cases = "".join(f"{'|'.join(names)}) head={shlex.quote(head)} ;;\n" for head, names in heads.items())
+    return (
+        f'echo "@host $SLURMD_NODENAME"\ncase $SLURMD_NODENAME in\n{cases}*) exit 1 ;;\nesac\n'
+        f'( eval "$head"{shlex.quote(shared)} ) </dev/null\necho "@code $?"\n'
+    )
+
+
+def split_labels(out: str, err: str) -> dict[str, tuple[str, str, int | None]]:
+    """Return host -> what it wrote to both streams and its exit code, from `srun --label`'s of a joined script."""
+    texts: list[dict[int, list[str]]] = [{}, {}]
+    for stream, said in enumerate((out, err)):
+        for line in said.splitlines(keepends=True):
+            if match := re.match(r" *([0-9]+): ?", line):
+                texts[stream].setdefault(int(match[1]), []).append(line[match.end() :])
+    found = {}
+    for task, lines in texts[0].items():
+        if not lines[0].startswith("@host "):
+            continue
+        code = int(lines.pop()[6:]) if lines[-1].startswith("@code ") else None
+        found[lines[0][6:].strip()] = "".join(lines[1:]), "".join(texts[1].get(task, ())), code
+    return found
