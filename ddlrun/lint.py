@@ -238,90 +238,55 @@ def _comma(text: str, line: int, column: int) -> Finding:
 
 def _entry(entry: Entry, machine: Machine | None, hosts: Collection[str] | None) -> Iterator[Finding]:
     """Find what is wrong with one line: its host, its length, and its cores on that machine."""
-    line, column, name = entry.line, entry.column, entry.host
-    where = len("rank =") + len(str(entry.rank)) + 1
+    yield from _host(entry, hosts)
+    length = len(entry.host) + BETWEEN + len(entry.slot)
+    if length > MOST_CHARACTERS:
+        what = f"host and slot text are {length - BETWEEN} characters"
+        four, five = '"buffer overflow detected" (134)', "reads it"
+        if len(entry.slot) > _MOST_SLOT:
+            five = f"drops what is beyond {_MOST_SLOT} characters of the slot text"
+        remedy = f"at most {MOST_CHARACTERS - BETWEEN}: ranges, shorter names"
+        yield Finding(entry.line, entry.column, True, what, four, five, remedy)
+    if machine is not None and entry.parts:
+        yield from _on_machine(entry, entry.parts, machine)
+
+
+def _host(entry: Entry, hosts: Collection[str] | None) -> Iterator[Finding]:
+    """Find what is wrong with the name of a line's host."""
+    line, name = entry.line, entry.host
+    column = len("rank =") + len(str(entry.rank)) + 1
     problem = name_problem(name)
     if name.startswith("+n"):
-        what = f"host {name!r} is relative"
-        yield _both(line, where, what, "needs -H or a hostfile that it counts in", "write the host's name", error=False)
+        what, got = f"host {name!r} is relative", "needs -H or a hostfile that it counts in"
+        yield _both(line, column, what, got, "write the host's name", error=False)
     elif problem:
         what = f"host {_shown(name)}: {problem}"
         five = "reads it" if "4.1" in problem else "refuses it, or means another host"
         four = "crashes" if "4.1" in problem else five
-        yield Finding(line, where, True, what, four, five, "give it another name in /etc/hosts")
+        yield Finding(line, column, True, what, four, five, "give it another name in /etc/hosts")
     elif "." in name and not name.replace(".", "").isdigit():
         what = f"host {name!r} has a dot"
         four, five = (
             f"cuts it there, unless --{word} is 1"
             for word in ("mca orte_keep_fqdn_hostnames", "prtemca prte_keep_fqdn_hostnames")
         )
-        yield Finding(line, where, False, what, four, five, "ddlrun launch --rankfile sees to it")
+        yield Finding(line, column, False, what, four, five, "ddlrun launch --rankfile sees to it")
     if hosts is not None and name not in hosts:
-        what = f"host {name!r} is none of the job's"
-        yield _both(
-            line,
-            where,
-            what,
-            '"All nodes which are allocated ... already filled", or it starts there',
-            f"take one of {', '.join(sorted(hosts)[:8])}",
-        )
-    length = len(name) + BETWEEN + len(entry.slot)
-    if length > MOST_CHARACTERS:
-        what = f"host and slot text are {length - BETWEEN} characters"
-        five = (
-            f"drops what is beyond {_MOST_SLOT} characters of the slot text"
-            if len(entry.slot) > _MOST_SLOT
-            else "reads it"
-        )
-        yield Finding(
-            line,
-            column,
-            True,
-            what,
-            '"buffer overflow detected" (134)',
-            five,
-            f"at most {MOST_CHARACTERS - BETWEEN}: ranges, shorter names",
-        )
-    if machine is not None and entry.parts:
-        yield from _on_machine(entry, entry.parts, machine)
+        what, got = f"host {name!r} is none of the job's", '"All nodes which are allocated ... already filled"'
+        remedy = f"take one of {', '.join(sorted(hosts)[:8])}"
+        yield _both(line, column, what, f"{got}, or it starts there", remedy)
 
 
 def _on_machine(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterator[Finding]:
-    line, column, what = entry.line, entry.column, f"slot={entry.slot} on {entry.host} ({machine})"
-    packages = machine.packages
-    if any(part.package is not None for part in parts) and not machine.packaged:
-        yield _both(line, column, f"{what}: it has no packages", "fails", "count cores over the host: slot=0-3")
+    """Find what is wrong with a line's cores: one that is not there hides all else."""
+    line, column, what = entry.line, entry.column, _slot_on(entry, machine)
+    missing = _missing(entry, parts, machine)
+    if missing is not None:
+        yield missing
         return
-    for part in parts:
-        if part.package is None:
-            if (part.high or 0) >= len(machine.cores):
-                told = f"{what}: there is no core {part.high}"
-                yield Finding(
-                    line,
-                    column,
-                    True,
-                    told,
-                    "ends with 1 and no message at all",
-                    "refuses the line",
-                    f"cores 0-{len(machine.cores) - 1}",
-                )
-                return
-        elif part.package >= len(packages):
-            yield _both(
-                line, column, f"{what}: there is no package {part.package}", "fails", f"packages 0-{len(packages) - 1}"
-            )
-            return
-        elif (part.high or 0) >= len(packages[part.package]):
-            last = part.package == len(packages) - 1
-            five = "refuses the line" if last else f"silently takes cores of package {part.package + 1}"
-            told = f"{what}: package {part.package} has cores 0-{len(packages[part.package]) - 1}"
-            yield Finding(
-                line, column, True, told, "fails with two cryptic lines", five, "keep to the package's own cores"
-            )
-            return
     cores = list(_cores(parts, machine))
     if not machine.uniform and any(part.package for part in parts):
-        told = f"{what}: packages of different sizes"
+        told, meant = f"{what}: packages of different sizes", slot_text(_seat(cores), machine)
         yield Finding(
             line,
             column,
@@ -329,26 +294,43 @@ def _on_machine(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterat
             told,
             "reads it as it is",
             "silently takes other cores",
-            f"count over the host: slot={slot_text(_seat(cores), machine)}",
+            f"count over the host: slot={meant}",
         )
     if not all(core.usable for core in cores):
-        yield _both(
-            line,
-            column,
-            f"{what}: not all of these cores are usable",
-            "binds there all the same, against the affinity that the job was given",
-            "take cores that are usable",
-            error=False,
-        )
+        told = f"{what}: not all of these cores are usable"
+        got = "binds there all the same, against the affinity that the job was given"
+        yield _both(line, column, told, got, "take cores that are usable", error=False)
     if len({core.package for core in cores}) > 1 and len(cores) > 1:
-        yield _both(
-            line,
-            column,
-            f"{what}: over several packages",
-            "does so",
-            "a rank per package, unless it is meant",
-            error=False,
-        )
+        told, remedy = f"{what}: over several packages", "a rank per package, unless it is meant"
+        yield _both(line, column, told, "does so", remedy, error=False)
+
+
+def _missing(entry: Entry, parts: Sequence[Part], machine: Machine) -> Finding | None:
+    """Return the first of a line's packages or cores that the machine does not have."""
+    line, column, what = entry.line, entry.column, _slot_on(entry, machine)
+    packages = machine.packages
+    if any(part.package is not None for part in parts) and not machine.packaged:
+        return _both(line, column, f"{what}: it has no packages", "fails", "count cores over the host: slot=0-3")
+    for part in parts:
+        if part.package is None:
+            if (part.high or 0) >= len(machine.cores):
+                told, remedy = f"{what}: there is no core {part.high}", f"cores 0-{len(machine.cores) - 1}"
+                four, five = "ends with 1 and no message at all", "refuses the line"
+                return Finding(line, column, True, told, four, five, remedy)
+        elif part.package >= len(packages):
+            told = f"{what}: there is no package {part.package}"
+            return _both(line, column, told, "fails", f"packages 0-{len(packages) - 1}")
+        elif (part.high or 0) >= len(packages[part.package]):
+            told = f"{what}: package {part.package} has cores 0-{len(packages[part.package]) - 1}"
+            last = part.package == len(packages) - 1
+            four = "fails with two cryptic lines"
+            five = "refuses the line" if last else f"silently takes cores of package {part.package + 1}"
+            return Finding(line, column, True, told, four, five, "keep to the package's own cores")
+    return None
+
+
+def _slot_on(entry: Entry, machine: Machine) -> str:
+    return f"slot={entry.slot} on {entry.host} ({machine})"
 
 
 def _cores(parts: Sequence[Part], machine: Machine) -> Iterator[Core]:
@@ -438,18 +420,11 @@ def _written(entry: Entry, machine_of: MachineOf) -> str:
     """Write a line so that both majors read it as it was meant, as far as that can be known."""
     slot, machine = entry.slot, machine_of(entry.host)
     if entry.parts is not None:
-        whole = machine is not None and all(_there(part, machine) for part in entry.parts)
-        bad = whole and machine is not None and any(_on_machine_errors(entry, entry.parts, machine))
-        if whole and not bad and machine is not None:
+        if machine is not None and _missing(entry, entry.parts, machine) is None:
             slot = slot_text(_seat(list(_cores(entry.parts, machine))), machine)
         else:
             slot = (";" if any(part.package is not None for part in entry.parts) else ",").join(map(_term, entry.parts))
     return f"rank {entry.rank}={entry.host} slot={slot}" + (f" {entry.comment}" if entry.comment else "")
-
-
-def _on_machine_errors(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterator[Finding]:
-    """Yield what forbids to translate a line's cores: those that are not there."""
-    return (one for one in _on_machine(entry, parts, machine) if one.error and "different sizes" not in one.what)
 
 
 def _term(part: Part) -> str:

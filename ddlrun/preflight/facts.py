@@ -150,17 +150,8 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
     >>> parse_facts("hello\n@facts begin\n@hostname h1\n@facts end", "h1").noise
     ('hello',)
     """
-    before, begun, rest = text.rpartition(f"{START}\n")
-    body, ended, _ = rest.partition(f"\n{END}")
-    if not begun or not ended:
-        raise UnreachableError(
-            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
-        )
-    said: dict[str, list[str]] = {}
-    for line in body.splitlines():
-        key, _, value = line.partition(" ")
-        if key.startswith("@"):
-            said.setdefault(key[1:], []).append(value.strip())
+    before, body = _parts(text, host)
+    said = _said(body)
     first = {key: values[0] for key, values in said.items()}
     rooms = {words[0]: words[1:] for words in map(str.split, said.get("room", ())) if len(words) > 2}
     limits = dict(value.partition(" ")[::2] for value in said.get("limit", ()))
@@ -185,6 +176,27 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
         files=limits.get("files", ""),
         leftovers=tuple(_leftovers(said.get("left", ()))),
     )
+
+
+def _parts(text: str, host: str) -> tuple[str, str]:
+    """Return what was printed before the facts, and the facts."""
+    before, begun, rest = text.rpartition(f"{START}\n")
+    body, ended, _ = rest.partition(f"\n{END}")
+    if not begun or not ended:
+        raise UnreachableError(
+            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
+        )
+    return before, body
+
+
+def _said(body: str) -> dict[str, list[str]]:
+    """Return what follows each `@key`, line by line."""
+    said: dict[str, list[str]] = {}
+    for line in body.splitlines():
+        key, _, value = line.partition(" ")
+        if key.startswith("@"):
+            said.setdefault(key[1:], []).append(value.strip())
+    return said
 
 
 def _float(text: str) -> float | None:
