@@ -48,6 +48,11 @@ def mpirun(major: int) -> str:
     return path
 
 
+def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
+    """Return how a launch begins that keeps its run folder in `folder`."""
+    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", *options]
+
+
 # Outputs of real machines: they lie beside the project, and are no part of it.
 CAPTURES = Path(os.environ.get("DDLRUN_CAPTURES", Path(__file__).parents[2] / "shared" / "captures"))
 

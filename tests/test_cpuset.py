@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import launch_line
 from tests.hosts.cluster import why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -32,17 +33,7 @@ def cpuset() -> Iterator[Path]:
 def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
     inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(cpuset)]
     cpu = max(os.sched_getaffinity(0))
-    run = [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--no-tag-output",
-        "--mpirun",
-        mpirun,
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
+    run = launch_line(mpirun, tmp_path, "--no-tag-output")
     words = ["--accelerators", "core", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
     done = subprocess.run([*inside, *run, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{{{cpu}}}\n"), done.stderr
@@ -78,7 +69,7 @@ def memory() -> Iterator[Path]:
 
 def test_a_rank_that_the_kernel_kills_for_memory(memory: Path, mpirun: str, tmp_path: Path) -> None:
     inside = ["sh", "-c", 'echo $$ >"$0/tasks" && exec "$@"', str(memory)]
-    run = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "-np", "1"]
+    run = launch_line(mpirun, tmp_path, "-np", "1")
     eat = "import time; print('up', flush=True); time.sleep(0.2); eaten = bytearray(1 << 30)"
     argv = [*inside, *run, sys.executable, "-c", eat]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.conftest import MPIRUNS
+from tests.conftest import MPIRUNS, launch_line
 from tests.hosts import namespaces
 from tests.hosts.cluster import Cluster, why_not
 
@@ -275,18 +275,7 @@ RANK = [sys.executable, str(Path(__file__).parent / "hosts" / "allreduce.py")]
 
 
 def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> CompletedProcess[str]:
-    argv = [
-        *DDLRUN,
-        "launch",
-        "--mpirun",
-        mpirun,
-        "--run-dir",
-        str(folder / "run"),
-        "-H",
-        "h1:1,h2:1",
-        "--quiet",
-        "--no-tag-output",
-    ]
+    argv = launch_line(mpirun, folder, "-H", "h1:1,h2:1", "--quiet", "--no-tag-output")
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.conftest import launch_line
 from tests.hosts.cluster import Cluster, why_not
 from tests.hosts.namespaces import NAMES, output
 
@@ -58,8 +58,8 @@ class Job:
     def __init__(self, cluster: Cluster, mpirun: str, folder: Path, *words: str, options: tuple[str, ...] = ()) -> None:
         self.cluster, self.folder = cluster, folder
         self.before = inside(cluster)
-        argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(folder / "run"), "-H"]
-        argv += ["h1,h2,h3,h4", "-np", "4", "--grace", str(GRACE), "--heartbeat", str(HEARTBEAT), *options, *words]
+        argv = launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")
+        argv += ["-np", "4", "--grace", str(GRACE), "--heartbeat", str(HEARTBEAT), *options, *words]
         self.process = subprocess.Popen(
             ["env", "--default-signal=INT", *cluster.argv("h1", argv, cwd=folder)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -292,18 +292,8 @@ def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
 
 
 def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--mpirun",
-        mpirun,
-        "--run-dir",
-        f"{cluster.folder}/run",
-        "--quiet",
-    ]
-    argv += ["-H", "h3:1", "sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"]
+    argv = launch_line(mpirun, cluster.folder, "--quiet", "-H", "h3:1")
+    argv += ["sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"]
     counted = f"{' '.join(map(repr, argv))} | tail -c 5; rm -rf {cluster.folder}/run"
     measured = cluster.run("h1", ["sh", "-c", f"ulimit -v 1000000; {counted}"], cwd=tmp_path, timeout=120)
     assert measured.stdout == "\nend\n", measured.stderr

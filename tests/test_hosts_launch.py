@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import launch_line
 from tests.hosts.cluster import Cluster, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -31,17 +32,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def ddlrun(mpirun: str, folder: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--no-tag-output",
-        "--mpirun",
-        mpirun,
-        "--run-dir",
-        str(folder / "run"),
-    ]
+    return launch_line(mpirun, folder, "--no-tag-output")
 
 
 @pytest.mark.parametrize("order", ["host", "ddl"])

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import launch_line
 from tests.test_launch import running, wait_for
 
 
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
-    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "--quiet"]
+    return launch_line(mpirun, tmp_path, "--quiet")
 
 
 def run(line: list[str], *words: str, **more: object) -> subprocess.CompletedProcess[str]:
@@ -136,8 +137,7 @@ def test_an_mpirun_that_starts_nothing_is_given_up(mpirun: str, tmp_path: Path) 
     stuck = tmp_path / "mpirun"
     stuck.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {mpirun} --version\nexec sleep 3600\n')
     stuck.chmod(0o755)
-    line = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", str(stuck), "--run-dir", str(tmp_path / "run")]
-    done = run(line, "-np", "2", "--start-timeout", "1", "true")
+    done = run(launch_line(str(stuck), tmp_path), "-np", "2", "--start-timeout", "1", "true")
     assert done.returncode == 3
     assert "ranks 0-1 on localhost did not start in 1 s (--start-timeout)" in done.stderr
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.mpirun import OVERRULING
+from tests.conftest import launch_line
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"
 # What a rank says of itself, in one write.
@@ -24,23 +25,13 @@ TELL = (
     "topology=e['DDLRUN_TOPOLOGY'], ddl=e['DDL_OPTIONS'], path=e['PATH'], mine=e.get('MINE'), argv=sys.argv[1:],"
     "cwd=os.getcwd())) + '\\n').encode())"
 )
+PLAIN = ("--no-tag-output", "--allow-run-as-root")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--no-tag-output",
-        "--allow-run-as-root",
-        "--mpirun",
-        mpirun,
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
+    return launch_line(mpirun, tmp_path, *PLAIN)
 
 
 @pytest.fixture
@@ -101,18 +92,7 @@ def swapping(mpirun: str, tmp_path: Path) -> list[str]:
     )
     path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {swap}\nexec {mpirun} "$@"\n')
     path.chmod(0o755)
-    return [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--no-tag-output",
-        "--allow-run-as-root",
-        "--mpirun",
-        str(path),
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
+    return launch_line(str(path), tmp_path, *PLAIN)
 
 
 def test_a_rank_that_is_bound_otherwise_says_so_and_why(swapping: list[str], tmp_path: Path) -> None:
@@ -227,20 +207,7 @@ def test_environment_words_and_folder_reach_every_rank(launch: Launch, tmp_path:
 )
 def test_any_word_and_any_value_arrive_as_they_are(mpirun: str, words: list[str], value: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        argv = [
-            sys.executable,
-            "-m",
-            "ddlrun",
-            "launch",
-            "--no-tag-output",
-            "--allow-run-as-root",
-            "--mpirun",
-            mpirun,
-            "--run-dir",
-            f"{folder}/run",
-            "-np",
-            "1",
-        ]
+        argv = launch_line(mpirun, Path(folder), *PLAIN, "-np", "1")
         argv += ["--env", f"MINE={value}", sys.executable, "-c", TELL, *words]
         (rank,) = told(subprocess.run(argv, capture_output=True, text=True, check=False))
     assert (rank["argv"], rank["mine"]) == (words, value)
@@ -417,7 +384,7 @@ def test_a_machine_without_ssh_is_enough_for_one_host(line: list[str], tmp_path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
 def test_root_must_say_that_it_is_meant(mpirun: str, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", str(tmp_path / "run"), "true"]
+    line = launch_line(mpirun, tmp_path, "true")
     environ = {name: value for name, value in os.environ.items() if "ALLOW_RUN_AS_ROOT" not in name}
     refused = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
     assert (refused.returncode, "--allow-run-as-root" in refused.stderr) == (5, True)
@@ -432,10 +399,9 @@ def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tm
         "-m",
         "ddlrun",
         "launch",
-        "--no-tag-output",
-        "--allow-run-as-root",
         "--mpirun",
         mpirun,
+        *PLAIN,
         "-np",
         "1",
         "--verbose",
