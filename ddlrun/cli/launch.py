@@ -12,7 +12,6 @@ from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.launch import run
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
@@ -87,6 +86,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         )
         return 0
     check_root(job.settings, os.environ)
+    from ddlrun.launch import run  # noqa: PLC0415 - mpirun says its version meanwhile
+
     outcome = None
     for attempt in range(options["restarts"] + 1):
         try:
@@ -101,7 +102,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
             for problem in error.problems:
                 click.echo(f"ddlrun: no restart: {problem}", err=True)
             break
-        outcome = _run(job, plan)
+        outcome = _run(job, plan, run)
         if not outcome.exit_code or outcome.wanted:
             break
     return outcome.exit_code if outcome is not None else 0
@@ -142,7 +143,7 @@ def _shown(plan: Plan, options: Mapping[str, Any]) -> str:
     return render_plan(plan, shown_command(plan), full=options["dry_run"] or options["verbose"])
 
 
-def _run(job: _Job, plan: Plan) -> Outcome:
+def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     if not job.options["quiet"]:
         click.echo(_shown(plan, job.options), nl=False, err=True)
     outcome = run(plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings))
