@@ -78,18 +78,26 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     job = _Job(settings._replace(hosts=crew.hosts), crew, least, options)
     mpirun = check(job.settings, os.environ)
     if options["dry_run"]:
-        _, plan = _prepare(job, mpirun)
-        if options["run_dir"]:
-            write_run_dir(plan)
-        click.echo(
-            json.dumps(plan.as_dict(), indent=2) + "\n" if options["as_json"] else _shown(plan, options), nl=False
-        )
+        _print_plan(job, mpirun)
         return 0
     check_root(job.settings, os.environ)
+    return _run_until_done(job, mpirun)
+
+
+def _print_plan(job: "_Job", mpirun: Callable[[], Mpirun]) -> None:
+    _, plan = _prepare(job, mpirun)
+    if job.options["run_dir"]:
+        write_run_dir(plan)
+    as_json = job.options["as_json"]
+    click.echo(json.dumps(plan.as_dict(), indent=2) + "\n" if as_json else _shown(plan, job.options), nl=False)
+
+
+def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
+    """Run the job, and again after a failure as often as is asked for; return its last exit code."""
     from ddlrun.launch import run  # noqa: PLC0415 - mpirun says its version meanwhile
 
     outcome = None
-    for attempt in range(options["restarts"] + 1):
+    for attempt in range(job.options["restarts"] + 1):
         try:
             if outcome is not None:
                 job = _after(job, outcome, attempt)
