@@ -11,15 +11,23 @@ from ddlrun.known import noted
 from ddlrun.plan import Outcome, Plan
 from ddlrun.probe import is_local
 from ddlrun.run_folder import write_end
+from ddlrun.schedulers import JobEnd
 from ddlrun.shell import copied_stdin
 from ddlrun.supervise.run import run_job
 from ddlrun.watch import LOOPBACK, Watch
 
 
-def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[Sequence[str]], object]) -> Outcome:
+def run(
+    plan: Plan,
+    watch: Watch,
+    environ: Mapping[str, str],
+    sweep: Callable[[Sequence[str]], object],
+    asked: Callable[[], JobEnd | None] = lambda: None,
+) -> Outcome:
     """Start the job, stay with it to its end, and leave its output and outcome in the run folder.
 
-    `sweep` ends what is left of the run on hosts where nobody else can.
+    `sweep` ends what is left of the run on hosts where nobody else can; `asked` says whether the scheduler
+    ended the job.
     """
     environ = {name: value for name, value in {**environ, **dict(plan.variables)}.items() if name not in plan.removed}
     local = is_local(plan.placement.hosts.names[0], os.uname().nodename)
@@ -34,8 +42,19 @@ def run(plan: Plan, watch: Watch, environ: Mapping[str, str], sweep: Callable[[S
         done = run_job(plan.argv, {**environ, **session}, watch, plan.run_dir, stdin=through_mpirun)
     if done.unswept:
         sweep(sorted(done.unswept))
-    write_end(plan, done.bound, done.outcome)
-    return done.outcome
+    outcome = done.outcome
+    if outcome.exit_code and (outcome.root is None or outcome.root.signal) and (end := asked()) is not None:
+        outcome = _by_scheduler(outcome, end)
+    write_end(plan, done.bound, outcome)
+    return outcome
+
+
+def _by_scheduler(outcome: Outcome, end: JobEnd) -> Outcome:
+    """Return the outcome of a job that its scheduler ended: it signals ranks, mpirun and us all at once."""
+    ends = tuple(one._replace(ordered=True) if one.signal else one for one in outcome.ends)
+    return outcome._replace(
+        exit_code=end.exit_code, signal=None, reason=end.words, root=None, ends=ends, lost=(), wanted=True
+    )
 
 
 def _hosts_by_rank(plan: Plan) -> Callable[[int], str]:

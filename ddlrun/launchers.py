@@ -60,6 +60,7 @@ def _agent(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(shlex.split(said))
 
 
+DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/rank/daemon.sh"
 # Open MPI's readers of an allocation. Where one reads it, its slots and hosts overrule the hostfile's.
 READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
 
@@ -73,8 +74,11 @@ def daemon_variables(
     and 5.0.11 (docs/explanation/schedulers.md).
     """
     if way.launcher == "srun":
-        return _of_slurm(job, ranks, environ)
+        deaf = {} if major == 4 else {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"}
+        return _of_slurm(job, ranks, environ) | deaf
     rsh, ssh = "OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh"
+    if way.launcher == "qrsh":  # Open MPI 4.1 would take the slots of the parallel environment
+        return {"OMPI_MCA_ras": "^gridengine"} if major == 4 else {}
     agents = {"blaunch": "blaunch", "agent": shlex.join(way.words)}
     if way.launcher in agents:
         return {f"{rsh}_agent" if major == 4 else f"{ssh}_agent": agents[way.launcher]}

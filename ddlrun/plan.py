@@ -75,6 +75,11 @@ class RunDir(NamedTuple):
         return f"{self.path}/outcome.json"
 
 
+def pack_word(word: str) -> str:
+    """Return a word as mpirun may have it: a lone colon would part two programs (see rank/start.py)."""
+    return f":{word}" if word and not word.strip(":") else word
+
+
 class Plan(NamedTuple):
     """All that a launch needs; nothing is looked up again."""
 
@@ -95,11 +100,14 @@ class Plan(NamedTuple):
     """What every process of the run carries in its environment."""
     network: str = "left to MPI"
     """What the hosts talk over, and why."""
+    launcher: str = "ssh"
+    """What starts mpirun's daemons, and why."""
 
     @property
     def program(self) -> tuple[str, ...]:
         """The user's own program and its arguments."""
-        return self.argv[self.argv.index(START) + 1 :]
+        words = self.argv[self.argv.index(START) + 1 :]
+        return tuple(word[1:] if word and not word.strip(":") else word for word in words)
 
     def as_dict(self) -> dict[str, object]:
         """Return what JSON can carry; secrets are left out."""
@@ -110,6 +118,7 @@ class Plan(NamedTuple):
                 "rank_order": self.order_reason,
                 "transport": self.transport.reason,
                 "network": self.network,
+                "launcher": self.launcher,
             },
             "notes": list(self.notes),
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},

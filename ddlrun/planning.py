@@ -22,7 +22,7 @@ from ddlrun.mpirun import (
 )
 from ddlrun.network import Network, decide, tcp_variables
 from ddlrun.placement import Placement, place, place_cores, placement_notes
-from ddlrun.plan import START, Plan
+from ddlrun.plan import START, Plan, pack_word
 from ddlrun.probe import check_distinct, is_local
 from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
@@ -154,6 +154,7 @@ def make_plan(
         ),
         settings.rankfile[1] if settings.rankfile else None, settings.run_id,
         "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
+        settings.way.reason,
     )  # fmt: skip
 
 
@@ -204,7 +205,7 @@ def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> 
         ssh=settings.way.words if settings.way.launcher == "ssh" else (),
         exports=exports,
         extra=settings.mpi_args,
-        program=(sys.executable, "-I", "-S", START, *settings.program),
+        program=(sys.executable, "-I", "-S", START, *map(pack_word, settings.program)),
         overload=placement.shares_cores,
     )
 

@@ -47,11 +47,16 @@ def read_rankfile(path: str) -> str:
 def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
     """Return the scheduler's job that we run in, if any; where hosts are `named`, a broken one is none."""
     try:
-        return read_job(World(os.environ, lambda path: read_text(path, "file"), _ask), scheduler)
+        return read_job(world(), scheduler)
     except InputError:
         if named and scheduler == "auto":
             return None
         raise
+
+
+def world() -> World:
+    """Return what the readers of schedulers may ask."""
+    return World(os.environ, lambda path: read_text(path, "file"), _ask)
 
 
 def _ask(argv: Sequence[str]) -> str | None:

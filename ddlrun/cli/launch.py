@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import reach, read_machines
+from ddlrun.cli.inputs import reach, read_machines, world
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import DdlrunError, InputError
@@ -21,6 +21,7 @@ from ddlrun.probe import is_local
 from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.run_folder import make_output_folder, write_report, write_run_dir
+from ddlrun.schedulers import job_end
 from ddlrun.settings import Settings, adapt, again
 from ddlrun.spares import Crew, refill
 from ddlrun.topology import Topology, parse_topology
@@ -153,8 +154,14 @@ def _shown(plan: Plan, options: Mapping[str, Any]) -> str:
 
 def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     if not job.options["quiet"]:
+        for note in () if job.options["verbose"] else job.settings.notes:
+            click.echo(f"ddlrun: note: {note}", err=True)
         click.echo(_shown(plan, job.options), nl=False, err=True)
-    outcome = run(plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings))
+    allocation = job.settings.job
+    outcome = run(
+        plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings),
+        lambda: job_end(world(), allocation) if allocation is not None else None,
+    )  # fmt: skip
     if outcome.exit_code:
         report = render_outcome(outcome, plan)
         write_report(plan, report)

@@ -23,11 +23,12 @@ from ddlrun.planning import check, make_plan, place_job
 from ddlrun.probe import check_distinct, group
 from ddlrun.rankfile import render
 from ddlrun.settings import Settings
+from ddlrun.topology import describe
 
 Shown = tuple[str, object]
 
 
-WHATS = ("placement", "rankfile", "machines", "command", "env", "hosts")
+WHATS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology")
 
 
 class Show(Sections):
@@ -62,7 +63,8 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
     placement: a picture of packages, cores, GPUs, NICs and who sits where. rankfile: as mpirun reads it.
     machines: what the hosts are made of. command, env: what launch runs, and the ranks' variables. hosts:
-    the hosts with their ranks and racks. With --machine or --load, for any cluster, from anywhere.
+    the hosts with their ranks and racks, and where they were found. topology: XxYxZ, and why. With
+    --machine or --load, for any cluster, from anywhere.
     """
     what = str(ctx.meta["ddlrun.what"])
     if options["svg"] and what != "placement":
@@ -83,15 +85,17 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
 def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg: str | None) -> Shown:
     placement, reason, _ = place_job(settings, machines)
-    for note in placement_notes(placement):
+    for note in (*settings.notes, *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
         from ddlrun.report.picture import render_svg  # noqa: PLC0415 - for --svg alone
 
         write_atomically(svg, [render_svg(placement)], "--svg")
+    if what == "topology":
+        return _topology(placement, reason, settings)
     if what == "placement":
         return f"{placement.topology}: {reason}\n{_picture(placement)}", placement_dict(placement)
-    return _rankfile(placement) if what == "rankfile" else _hosts(placement)
+    return _rankfile(placement) if what == "rankfile" else _hosts(placement, settings)
 
 
 def _picture(placement: Placement) -> str:
@@ -105,7 +109,31 @@ def _rankfile(placement: Placement) -> Shown:
     return text, {"rankfile": text}
 
 
-def _hosts(placement: Placement) -> Shown:
+def _topology(placement: Placement, reason: str, settings: Settings) -> Shown:
+    topology, hosts = placement.topology, placement.hosts
+    size = topology.dims[1]
+    groups = [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
+    racks = [" + ".join(dict.fromkeys(host.rack or "?" for host in group)) for group in groups]
+    known = any(host.rack for host in hosts)
+    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason}\n", f"Y, Z: {_shape_reason(settings)}\n"]
+    for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
+        lines.append(f"{rack if known else number}: {fold(host.name for host in members)}\n")
+    values = [{"rack": rack if known else None, "hosts": [host.name for host in group]}
+              for group, rack in zip(groups, racks, strict=True)]  # fmt: skip
+    said = {"topology": str(topology), "dims": list(topology.dims), "reason": reason, "racks": values}
+    return "".join(lines), {**said, "source": hosts.source, "notes": list(settings.notes)}
+
+
+def _shape_reason(settings: Settings) -> str:
+    if settings.wish.topology is not None:
+        return "--topology"
+    if all(host.rack for host in settings.hosts):
+        return f"the racks of {settings.hosts.source}"
+    asked = settings.wish.nodes or settings.wish.racks or settings.wish.aisles
+    return "--nodes, --racks, --aisles" if asked else f"nothing says the racks of {settings.hosts.source}: one rack"
+
+
+def _hosts(placement: Placement, settings: Settings) -> Shown:
     rows, values = [], []
     for index, host in enumerate(placement.hosts):
         coords = placement.topology.host_coords(index)
@@ -114,7 +142,8 @@ def _hosts(placement: Placement) -> Shown:
         rack = host.rack or ".".join(map(str, coords[1:]))
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
-    return "".join(rows) + f"from {placement.hosts.source}\n", {"source": placement.hosts.source, "hosts": values}
+    said = {"source": placement.hosts.source, "launcher": settings.way.reason, "notes": list(settings.notes)}
+    return f"{''.join(rows)}from {placement.hosts.source}\nby {settings.way.reason}\n", {**said, "hosts": values}
 
 
 def _machines(hosts: HostList, machines: Mapping[str, Machine]) -> Shown:

@@ -350,8 +350,10 @@ class Keeper:
 
     def _signalled(self, number: int, _frame: object) -> None:
         if number in (signal.SIGUSR1, signal.SIGUSR2):
-            for pid in targets(self._pid, number) if self._pid and self._status is None else ():
-                _kill(pid, number)
+            if not os.environ.get("SLURM_STEP_ID", "").isdecimal():  # Slurm signals every process of its step
+                for pid in targets(self._pid, number) if self._pid and self._status is None else ():
+                    _kill(pid, number)
+            self.send(wire.TAKEN, b"%d" % number)
         elif number != signal.SIGCHLD:
             if os.getppid() != self._parent:
                 self._why = self._why or "mpirun, or its daemon on this host, is gone"

@@ -9,4 +9,5 @@ from ddlrun.rank.keeper import main
 
 sys.path.remove(_ABOVE)
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # One colon more stands before a word of colons alone: mpirun takes a lone one for its own.
+    main([word[1:] if word and not word.strip(":") else word for word in sys.argv[1:]])

@@ -13,6 +13,8 @@ ENDED = b"x"
 """How the rank's program ended: see Ended."""
 WHERE = b"w"
 """Where the rank's program stands: text."""
+TAKEN = b"t"
+"""A signal that came from outside, a scheduler's warning, has reached this rank: its number as text."""
 SAYS = b"s"
 """Something that the keeper has to tell people: text."""
 

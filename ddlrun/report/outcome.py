@@ -89,7 +89,8 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
     elif outcome.signal is not None and not outcome.reason:
         yield f"ended by {signal.Signals(outcome.signal).name} after {outcome.until_end:.1f} s"
     else:
-        yield f"failed after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
+        how = "ended" if outcome.wanted else "failed"
+        yield f"{how} after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
     hint = _hint(outcome)
     if hint:
         yield f"  hint: {hint}"

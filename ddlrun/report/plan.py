@@ -21,6 +21,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
             f"mpirun:     {plan.mpirun.path} (Open MPI {plan.mpirun.version}): {plan.mpirun.reason}",
+            f"daemons:    {plan.launcher}",
             f"transport:  {plan.transport.reason}",
             f"network:    {plan.network}",
             *(f"note:       {note}" for note in plan.notes),

@@ -59,6 +59,16 @@ class Allocation(NamedTuple):
         return f"{TITLES[self.scheduler]} job {self.job}"
 
 
+class JobEnd(NamedTuple):
+    """What the scheduler has to do with the end of a run: ddlrun's exit code and the words."""
+
+    exit_code: int
+    words: str
+
+
+TIMED_OUT, ENDED = 124, 128 + 15
+
+
 def signs(environ: Mapping[str, str]) -> list[str]:
     """Return the schedulers in whose job we seem to be, the innermost first."""
     return [name for name, ways in SIGNS.items() if any(all(environ.get(var) for var in way) for way in ways)]
@@ -86,3 +96,14 @@ def read_job(world: World, wanted: str = "auto") -> Allocation | None:
         )
         found = found._replace(notes=(*found.notes, note))
     return found
+
+
+def job_end(world: World, job: Allocation) -> JobEnd | None:
+    """Say how the scheduler ends the job; None where it does not, or cannot be asked."""
+    if job.scheduler != "slurm":
+        return None
+    from ddlrun.schedulers.slurm import parse_end  # noqa: PLC0415 - as in read_job
+
+    said = world.ask(("scontrol", "--oneliner", "show", "job", job.job))
+    found = parse_end(said or "")
+    return found and found._replace(words=f"{job.title} {found.words}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList, parse_hosts
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import ENDED, TIMED_OUT, Allocation, JobEnd, World
 from ddlrun.schedulers.nodefile import parse_nodefile
 
 TOPOLOGY = ("scontrol", "show", "topology")
@@ -34,7 +34,7 @@ def read(world: World) -> Allocation:
         "slurm", job, HostList(placed, f"Slurm job {job} ({source})"),
         launcher="ssh" if several else "srun",
         gpus=_number(environ.get("SLURM_GPUS_ON_NODE")) or _listed(environ.get("SLURM_JOB_GPUS")),
-        cyclic=environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"),
+        cyclic=environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic") and not _in_step(environ),
         restarts=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
         notes=tuple(notes),
     )  # fmt: skip
@@ -153,3 +153,20 @@ def parse_topology_lines(text: str) -> dict[str, str]:
             for host in hosts:
                 racks.setdefault(host, name)
     return racks
+
+
+def parse_end(text: str) -> JobEnd | None:
+    """Return how Slurm ends a job whose script still runs, from `scontrol --oneliner show job`; None: it does not.
+
+    >>> parse_end("JobId=7 JobState=COMPLETING Reason=TimeLimit TimeLimit=00:01:00")
+    JobEnd(exit_code=124, words='has reached its time limit (00:01:00)')
+    """
+    words = dict(word.partition("=")[::2] for word in text.split())
+    state, reason = words.get("JobState", "RUNNING"), words.get("Reason", "None")
+    if state == "TIMEOUT" or (state == "COMPLETING" and reason == "TimeLimit"):
+        return JobEnd(TIMED_OUT, f"has reached its time limit ({words.get('TimeLimit', '?')})")
+    if state in ("CANCELLED", "COMPLETING"):
+        return JobEnd(ENDED, "was cancelled")
+    if state in ("NODE_FAIL", "PREEMPTED", "DEADLINE", "REQUEUED", "REQUEUE_HOLD", "REVOKED", "OUT_OF_MEMORY"):
+        return JobEnd(ENDED, f"was ended by Slurm: {state}")
+    return None

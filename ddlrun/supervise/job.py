@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Container
 
 from ddlrun.plan import Outcome, RankEnd, RunDir
 from ddlrun.rank import wire
@@ -14,7 +15,7 @@ from ddlrun.supervise.limits import Limits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.process import MpirunProcess, read_now
 from ddlrun.supervise.screen import STATUS_SECONDS, Screen, status_line
-from ddlrun.supervise.signals import Signals
+from ddlrun.supervise.signals import Signals, Warnings
 from ddlrun.supervise.stalls import Stalls
 from ddlrun.watch import Watch
 
@@ -36,6 +37,7 @@ class Supervision:
         self._keepers = Keepers(listener, self._epoll, self._hear, self._hung_up, self._crowded)
         self._stalls = Stalls(watch, self._screen.tell)
         self._limits = Limits(watch)
+        self._warnings = Warnings()
         self._ending: Ending | None = None
         self._lost: list[str] = []
         self._dead: set[str] = set()
@@ -92,7 +94,7 @@ class Supervision:
         if self._watch.heartbeat:
             times.append(self._beaten + self._watch.heartbeat / 8)
         if self._ending is None:
-            times.append(self._limits.due())
+            times += self._limits.due(), self._warnings.due()
         if self._ending is not None or not self._mpirun.running or self._idle_since <= now:
             times.append(now + 0.1)
         if self._watch.status_line or self._watch.stall:
@@ -108,6 +110,8 @@ class Supervision:
         for number in signals.taken():
             self._signalled(number)
         if self._ending is None:
+            for number, had in self._warnings.pass_on(now):
+                self._pass_on(number, had)
             self.end_job(self._limits.over(now))
             early = self._limits.early_ends(now, self.ends)
             if early is not None:
@@ -138,6 +142,8 @@ class Supervision:
             self.bound.append(text.decode(errors="replace"))
         elif kind == wire.SAYS:
             self._screen.tell(text.decode(errors="replace"))
+        elif kind == wire.TAKEN and peer.rank is not None:
+            self._warnings.reached(int(text), peer.rank, peer.heard)
         elif kind == wire.WHERE and peer.rank is not None:
             self._stalls.stands(peer.rank, text.decode(errors="replace"))
         elif kind == wire.ENDED and peer.rank is not None:
@@ -211,7 +217,7 @@ class Supervision:
 
     def _signalled(self, number: int) -> None:
         if number in self._watch.forward:
-            self._keepers.send_all(wire.SIGNAL, str(number))
+            self._pass_on(number, frozenset())
         elif self._ending is None:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
@@ -220,6 +226,12 @@ class Supervision:
         else:
             self._keepers.send_all(wire.FINISH, "0")
             self._ending = self._ending._replace(kill_at=time.monotonic() + 1.0)
+
+    def _pass_on(self, number: int, had: Container[int]) -> None:
+        """Send a signal to the programs of all ranks but those that had it."""
+        for peer in self._keepers.peers.values():
+            if peer.rank is not None and peer.rank not in had and number in self._watch.forward:
+                self._keepers.send(peer, wire.SIGNAL, str(number))
 
     def _press(self, ending: Ending, now: float) -> None:
         """While the job is being ended: let keepers leave when all ranks have ended, then end mpirun."""

@@ -8,6 +8,43 @@ from types import FrameType
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+# A scheduler's warning reaches the ranks of all hosts within so long; then the others are told.
+PASS_ON_SECONDS = 0.5
+ONE_WARNING_SECONDS = 5.0
+
+
+class Warnings:
+    """Signals that came to ranks from outside: who had each, and when the others are due."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        self._had: dict[int, set[int]] = {}
+        self._passed: set[int] = set()
+
+    def reached(self, number: int, rank: int, now: float) -> None:
+        """Take note that a rank had a signal."""
+        if now > self._since.setdefault(number, now) + ONE_WARNING_SECONDS:
+            self._since[number] = now
+            self._had.pop(number)
+            self._passed.discard(number)
+        self._had.setdefault(number, set()).add(rank)
+
+    def due(self) -> float:
+        """Return when a signal is to be passed on; infinity: none is."""
+        times = (since for number, since in self._since.items() if number not in self._passed)
+        return min(times, default=float("inf")) + PASS_ON_SECONDS
+
+    def pass_on(self, now: float) -> list[tuple[int, set[int]]]:
+        """Return the signals that are due, each once, with the ranks that had it."""
+        late = [
+            number
+            for number, since in self._since.items()
+            if number not in self._passed and now >= since + PASS_ON_SECONDS
+        ]
+        self._passed.update(late)
+        return [(number, self._had[number]) for number in late]
+
+
 class Signals:
     """While it lasts, signals are taken instead of ending ddlrun; `wake` is readable after any."""
 
