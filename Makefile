@@ -4,12 +4,12 @@ PYTHON ?= python3
 TESTS ?= tests ddlrun
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test fast check bench faults goldens reference clean apt
+.PHONY: demo test fast check bench faults goldens reference clean apt schedulers
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
-test: apt $(VENV)/test check
+test: apt $(VENV)/test schedulers check
 	$(VENV)/bin/python -m pytest $(TESTS) --cov --cov-report=term
 
 # Without network namespaces: under two minutes.
@@ -52,6 +52,22 @@ APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-ins
 
 apt:
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { $(SUDO) apt-get update -qq && $(APT) $(PACKAGES); }
+
+# Slurm and Grid Engine for the test cluster's hosts: unpacked, not installed, for that starts daemons, makes users
+# and brings a mail server.  The links are update-alternatives' work else.
+SCHEDULERS = slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 liblua5.1-0 libjson-c5 libyaml-0-2 \
+	gridengine-master gridengine-exec gridengine-client gridengine-common libjemalloc2 libtirpc3
+UNPACKED = $(VENV)/schedulers
+
+schedulers: $(UNPACKED)/done
+$(UNPACKED)/done: | $(VENV)/bin/python
+	rm -rf $(UNPACKED) && mkdir -p $(UNPACKED)/archives
+	$(SUDO) apt-get update -qq
+	cd $(UNPACKED)/archives && apt-get download -qq $(SCHEDULERS)
+	for archive in $(UNPACKED)/archives/*.deb; do dpkg-deb -x $$archive $(UNPACKED) || exit 1; done
+	for name in slurmctld slurmd slurmstepd; do ln -s $$name-wlm $(UNPACKED)/usr/sbin/$$name || exit 1; done
+	rm -r $(UNPACKED)/archives
+	touch $@
 
 clean:
 	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -16,11 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from tests.hosts import namespaces
 from tests.hosts.host import HOLD, ClusterHost, write_files
 from tests.hosts.namespaces import NO_IPV6, PATIENCE, ClusterError, output, program
 
+Entered = TypeVar("Entered", bound="Cluster")
 PROGRAMS = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
 
 
@@ -50,7 +52,7 @@ class Cluster:
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> "Cluster":  # noqa: PYI034 - typing.Self came with 3.11
+    def __enter__(self: Entered) -> Entered:  # noqa: PYI019 - typing.Self came with 3.11
         """Build the cluster; what is half built at an error or Ctrl-C is removed."""
         try:
             self._up()
