@@ -107,6 +107,10 @@ class SlurmCluster(SchedulerCluster):
         self.launch("slurmctld", "h1", [CONTROLLER, "-D"])
         for host in self.hosts:
             self.start_slurmd(host.name)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes are up and have nothing to do."""
         self.settle(self._idle)
 
     def _idle(self) -> bool:
