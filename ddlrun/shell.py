@@ -1,11 +1,12 @@
 """The only module that starts processes."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -94,11 +95,28 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
 
 
 def _run_by_srun(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[str, Finished]:
-    """Start one step over all hosts; a step a host would keep Slurm's controller busy."""
+    """Start one step over all hosts; a step a host would keep Slurm's controller busy.
+
+    One host that is down fails the whole step: then it is told of that, and the others are asked again.
+    """
+    end = time.monotonic() + timeout
+    answers: dict[str, Finished] = {}
+    while left := {name: script for name, script in scripts.items() if name not in answers}:
+        code, out, err = _srun(left, way, end - time.monotonic())
+        answers |= {name: Finished(done, said, more) for name, (said, more, done) in split_labels(out, err).items()}
+        failed = {name: why for name, why in _failed_nodes(err, left).items() if name in left}
+        answers |= {name: Finished(code, "", why) for name, why in failed.items()}
+        if not failed or time.monotonic() > end - 1:
+            said = "\n".join(line for line in err.splitlines() if line.startswith("srun: "))
+            return {name: answers.get(name, Finished(code if said else None, "", said)) for name in scripts}
+    return answers
+
+
+def _srun(scripts: Mapping[str, str], way: Way, timeout: float) -> tuple[int, str, str]:
     count = str(len(scripts))
     argv = [
-        "srun", *way.words, "--overlap", "--label", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL",
-        "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={','.join(scripts)}",
+        "srun", *way.words, "--overlap", "--immediate=5", "--label", "--quiet", "--mpi=none", "--cpu-bind=none",
+        "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={','.join(scripts)}",
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
     ]  # fmt: skip
     try:
@@ -107,18 +125,26 @@ def _run_by_srun(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[s
             text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        return dict.fromkeys(scripts, Finished(127, "", f"srun: {error.strerror}"))
+        return 127, "", f"srun: {error.strerror}"
     try:
-        out, err = process.communicate(join_scripts(scripts), timeout)
+        out, err = process.communicate(join_scripts(scripts), max(0.1, timeout))
     except subprocess.TimeoutExpired:
         out, err = _cancel(process)
     except BaseException:
         _cancel(process)
         raise
-    answers = {name: Finished(code, said, more) for name, (said, more, code) in split_labels(out, err).items()}
-    own = [line for line in err.splitlines() if line.startswith("srun: ")]
-    silent = Finished(process.returncode if own else None, "", "\n".join(own))
-    return {name: answers.get(name, silent) for name in scripts}
+    return process.returncode, out, err
+
+
+def _failed_nodes(said: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the hosts for which a step could not start, and why: as srun says, or Slurm of those that are down."""
+    found = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", said))
+    if "Unable to create step" in said:
+        listed = begin(["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %T"])().out
+        states = (line.split() for line in listed.splitlines())
+        down = {words[0]: words[1] for words in states if len(words) == 2}
+        found |= {name: f"Slurm says: {state}" for name, state in down.items() if re.match(r"down|fail|.*\*$", state)}
+    return found
 
 
 def _cancel(process: subprocess.Popen[str]) -> tuple[str, str]:

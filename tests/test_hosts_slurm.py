@@ -171,6 +171,31 @@ def test_a_job_that_is_too_small(
     assert lines[0].endswith("would fit")
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["silent", "down"])
+def test_a_host_that_is_down_is_named_and_replaced(slurm: SlurmCluster, tmp_path: Path, *, known: bool) -> None:
+    ddlrun = f"{sys.executable} -m ddlrun"
+    script = f"{ddlrun} check --only ssh"
+    spare = f"{ddlrun} launch --quiet --topology 1x3 --spare-hosts extra uname -n"
+    job = slurm.submit(
+        f"until [ -e {tmp_path}/go ]; do sleep 0.1; done\n{script}\n{spare}\n{ddlrun} launch uname -n",
+        f"--output={tmp_path}/out", "-N4", "--no-kill", cwd=tmp_path,
+    )  # fmt: skip
+    slurm.wait_for(job, "RUNNING")
+    slurm.kill("slurmd.h2")
+    if known:
+        slurm.run("h1", ["scontrol", "update", "NodeName=h2", "State=DOWN", "Reason=test"], check=True)
+    (tmp_path / "go").touch()
+    slurm.wait_for(job, "FAILED", "NODE_FAIL", timeout=90)
+    slurm.start_slurmd("h2")
+    slurm.run("h1", ["scontrol", "update", "NodeName=h2", "State=RESUME"])
+    slurm.wait_until_idle()
+    said = (tmp_path / "out").read_text()
+    assert "h4 takes the place of h2" in said
+    assert {"h1", "h3", "h4"} <= {line.rpartition("] ")[2] for line in said.splitlines()}
+    assert "ddlrun: error: host h2: " in said
+    assert "host h1" not in said
+
+
 @pytest.mark.parametrize("how", ["scancel", "node"])
 def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Path, how: str) -> None:
     script = launch(WAIT, "--quiet", "--accelerators", "1")
