@@ -60,6 +60,55 @@ def test_slurm_tasks_are_slots_where_they_were_asked_for() -> None:
     assert asked.launcher == "srun"
 
 
+# Real environments of Slurm 22.05 (tests/schedulers), by the options that they were made with.
+ASKED = {
+    "salloc-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "salloc-interactive-step": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "salloc-srun-n1": "h1 h2 h3 h4 by srun",
+    "salloc-srun-n1-overlap-pty": "h1 h2 h3 h4 by srun",
+    "sbatch-N1": "h1 by srun",
+    "sbatch-N2-c4": "h1:2 h2:2 by srun",
+    "sbatch-N2-exclusive": "h3 h4 by srun, 2 GPUs",
+    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",
+    "sbatch-N4": "h1 h2 h3 h4 by srun",
+    "sbatch-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "sbatch-arbitrary": "h1 h3 h4 by srun",
+    "sbatch-array-0": "h1:1 h2:1 by srun",
+    "sbatch-array-1": "h1:1 h2:1 by srun",
+    "sbatch-cyclic": "h1:2 h2:2 h3:2 h4:2 by srun, cyclic",
+    "sbatch-gpus-per-node": "h1 h2 by srun, 2 GPUs",
+    "sbatch-gpus-per-task": "h1:2 h2:2 by srun, 2 GPUs",
+    "sbatch-gpus-per-task-srun-task1": "srun starts ddlrun 4 times",
+    "sbatch-gres-gpu": "h1 h2 by srun, 2 GPUs",
+    "sbatch-het-colon": "h1:2 h2:1 by ssh",
+    "sbatch-het-srun-task2": "srun starts ddlrun 3 times",
+    "sbatch-hetjob": "h1:1 h2:1 h3:1 by ssh",
+    "sbatch-hostfile-no-distribution": "h1 h3 h4 by srun",
+    "sbatch-n6": "h1:6 by srun",
+    "srun-N4-ntasks-per-node2-task3": "srun starts ddlrun 8 times",
+}
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    sections = (RECORDED / "slurm-22.05.txt").read_text().split("@ ")[1:]
+    named = (section.partition("\n")[::2] for section in sections)
+    return {name: dict(line.split("=", 1) for line in lines.splitlines()) for name, lines in named}
+
+
+def test_slurm_as_it_really_is() -> None:
+    found = {}
+    for name, environ in recorded().items():
+        try:
+            one = job(environ)
+        except InputError as error:
+            found[name] = str(error).partition(": ")[2].partition(",")[0]
+            continue
+        hosts = " ".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in one.hosts)
+        more = (f", {one.gpus} GPUs" if one.gpus else "") + (", cyclic" if one.cyclic else "")
+        found[name] = f"{hosts} by {one.launcher}{more}"
+    assert found == ASKED
+
+
 def test_slurm_names_with_several_brackets() -> None:
     found = job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "r[1-2]n[01-02]-ib,login"})
     assert found.hosts.names == ("r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib", "login")
