@@ -14,10 +14,10 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["schedulers", "shape", "environment", "mpirun", "network", "rank", "output"],
+    ["schedulers", "shape", "batch", "environment", "mpirun", "network", "rank", "output"],
     ["launchers", "racks", "spares", "settings", "plan", "report", "watch"],
     ["shell"],
-    ["probe", "preflight", "installed"],
+    ["probe", "preflight", "installed", "follow"],
     ["planning"],
     ["supervise", "run_folder", "known"],
     ["launch", "leftovers"],
@@ -33,6 +33,7 @@ ALONE = {
     "mpi4py": set(),
     "numpy": set(),
     "rich": {"report"},
+    "jinja2": {"batch"},
 }
 
 

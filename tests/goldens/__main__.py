@@ -1,16 +1,22 @@
-"""Write the golden rank files and pictures anew: `make goldens`. Look at the difference before you commit it."""
+"""Write the golden rank files, pictures and job scripts anew: `make goldens`. Look at the difference first."""
 
 from pathlib import Path
+from typing import Any
 
+from ddlrun.batch import Batch
+from ddlrun.batch.render import render as render_job
+from ddlrun.batch.table import SCHEDULERS
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.placement import Placement, Policy
 from ddlrun.rankfile import render
 from ddlrun.report.picture import render_placement
-from ddlrun.topology import RankOrder
+from ddlrun.topology import RankOrder, Topology
 from tests.conftest import CAPTURES
 from tests.shapes import machine, placement
 
 FOLDER = Path(__file__).parent
+TEMPLATES = FOLDER.parents[1] / "configs" / "jobs"
+JOBS = [name for scheduler in SCHEDULERS for name in (scheduler, f"{scheduler}-all")]
 
 # File -> (topology, hosts, machine, order)
 GOLDENS: dict[str, tuple[str, list[str], str, RankOrder]] = {
@@ -45,6 +51,48 @@ CAPTURED: dict[str, tuple[str, str, Policy]] = {
     "genoa": ("hwloc-x86-AMD-19h-Zen4-2xEpyc-9654.xml", "6", Policy()),
 }
 
+COMMAND = (
+    "/opt/ddlrun/bin/ddlrun",
+    "launch",
+    "--topology",
+    "4x2x3",
+    "--env",
+    "NAME=two words",
+    "train.py",
+    "--epochs",
+    "90",
+)
+# What --print shows of a plain job, and of one that asks for all that a scheduler has.
+PLAIN = Batch(Topology((4, 2, 3)), COMMAND, "/home/me/job", "ddlrun-train", None, gpus=4)
+ALL = PLAIN._replace(
+    seconds=5400, queue="gpu", account="vision", exclusive=True, cores=8, memory=262144,
+    modules=("cuda/12.4", "gcc"), container=("apptainer", "exec", "--nv", "train image.sif"), warn=120, requeue=True,
+)  # fmt: skip
+
+
+def job(name: str) -> Batch:
+    """Return the job of `slurm` or `slurm-all`: what a scheduler refuses is left out."""
+    scheduler = SCHEDULERS[name.partition("-")[0]]
+    batch = ALL if name.endswith("-all") else PLAIN
+    empty: dict[str, Any] = {field: Batch._field_defaults.get(field) for field in scheduler.refuses}
+    empty |= {"cores": None} if scheduler.name == "sge" else {}  # 4 GPUs do not divide among 32 slots
+    asked: dict[str, Any] = {
+        "log": scheduler.log,
+        "image": "example.org/train:1" if scheduler.name == "kubernetes" else None,
+        "directives": "--extra option" if name.endswith("-all") else None,
+    }
+    return batch._replace(**(asked | empty))
+
+
+def job_file(name: str) -> Path:
+    return FOLDER / "jobs" / f"{name}.{'yaml' if name.startswith('kubernetes') else 'sh'}"
+
+
+def job_text(name: str) -> str:
+    scheduler = SCHEDULERS[name.partition("-")[0]]
+    template = (TEMPLATES / scheduler.template).read_text()
+    return render_job(job(name), scheduler, template, scheduler.template, "1.0.0")
+
 
 def captured(name: str) -> Placement:
     file, topology, policy = CAPTURED[name]
@@ -68,3 +116,5 @@ if __name__ == "__main__":
         (FOLDER / name).write_text(text(name))
     for name in CAPTURED:
         (FOLDER / f"{name}.txt").write_text(drawn(name))
+    for name in JOBS:
+        job_file(name).write_text(job_text(name))
