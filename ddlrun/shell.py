@@ -188,6 +188,38 @@ def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool
     return process
 
 
+class Shown(NamedTuple):
+    """A command that prints to our standard output.
+
+    `wait` waits so many seconds at most and returns its exit code, None where it goes on; `end` kills it.
+    """
+
+    wait: Callable[[float], int | None]
+    end: Callable[[], None]
+
+
+def show(argv: Sequence[str]) -> Shown | None:
+    """Start a command that prints to our standard output; None where it cannot be started."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+            argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+
+    def wait(seconds: float) -> int | None:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    return Shown(wait, end)
+
+
 @contextmanager
 def guarded(session: int, seconds: float) -> Iterator[None]:
     """End mpirun's session so many seconds after this process was killed, if it has not ended by itself.
