@@ -41,9 +41,11 @@ def test_the_console_script_is_the_same_program() -> None:
     assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith("ddlrun")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--help"], ["submit", "--help"]]
+)
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
-    assert not modules(*arguments) & {"numpy", "mpi4py", "rich", "psutil"}
+    assert not modules(*arguments) & {"numpy", "mpi4py", "rich", "psutil", "jinja2"}
 
 
 def test_a_dry_run_imports_no_more_than_it_needs() -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "check": "check",
     "gen-rankfile": "gen_rankfile",
     "launch": "launch",
+    "submit": "submit",
     "lint": "lint",
     "probe": "probe",
     "show": "show",

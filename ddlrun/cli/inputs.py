@@ -95,7 +95,7 @@ def read_preset(name: str) -> Machine | None:
         return _as_input(lambda: parse_hwloc(read_text(name, "machine"), name))
     from ddlrun.machine.preset import parse_machine  # noqa: PLC0415 - msgspec and YAML, 30 ms
 
-    folder = _presets_folder()
+    folder = f"{configs_folder()}/machines"
     presets = {file.removesuffix(".yaml") for file in os.listdir(folder) if file.endswith(".yaml")}
     if name in presets:
         return parse_machine(read_text(f"{folder}/{name}.yaml", "preset"), f"preset {name}")
@@ -111,10 +111,11 @@ def read_preset(name: str) -> Machine | None:
     return parse_machine(read_text(name, "machine"), name)
 
 
-def _presets_folder() -> str:
+def configs_folder() -> str:
+    """Return where presets and templates are: in the installed package, else beside it in the project."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    installed = f"{package}/configs/machines"
-    return installed if os.path.isdir(installed) else f"{os.path.dirname(package)}/configs/machines"
+    installed = f"{package}/configs"
+    return installed if os.path.isdir(installed) else f"{os.path.dirname(package)}/configs"
 
 
 def load_machine(folder: str) -> Machine:

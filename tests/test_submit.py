@@ -1,0 +1,336 @@
+"""ddlrun submit with schedulers that stand in on PATH and say what the real ones say."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.batch.table import SCHEDULERS
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.submit import LAUNCH, command
+from ddlrun.cli.words import split_words
+
+# Each: what it prints for a job that is queued, runs, and ends with 3; $n counts the questions.
+SLURM = {
+    "sbatch": 'cat >script; echo "7;here"',
+    "sinfo": "echo gpu:a100:4",
+    "scontrol": """case $n in
+        0) echo "JobId=7 JobState=PENDING ExitCode=0:0 StdOut=$PWD/ddlrun-7.out Power=";;
+        1) echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1;;
+        *) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;; esac""",
+    "sacct": 'if [ $n -gt 1 ]; then echo "FAILED|3:0"; else exit 1; fi',
+}
+LSF = {
+    "bsub": 'cat >script; echo "$LSB_STDOUT_DIRECT" >direct; echo "Job <7> is submitted to queue <normal>."',
+    "lshosts": "echo 'HOST_NAME  gpu_id  gpu_model'; echo 'hosta         0  TeslaV100'",
+    "bjobs": "case $n in 0) echo 'PEND|-|-';; 1) echo 'RUN|-|-';; *) echo 'EXIT|3|-';; esac",
+}
+PBS = {
+    "qsub": "[ \"$1\" = -help ] && { echo 'usage: qsub' >&2; exit 2; }; cat >script; echo 7.server",
+    "pbsnodes": "echo '     resources_available.ngpus = 4'",
+    "qstat": """echo "Job Id: 7.server"; case $n in
+        0) echo "    job_state = Q";; 1) echo "    job_state = R";;
+        *) echo "    job_state = F"; echo "    Exit_status = 3";; esac""",
+}
+SGE = {
+    "qsub": "[ \"$1\" = -help ] && { echo 'SGE 8.1.9'; exit; }; cat >script; echo 7",
+    "qconf": "echo 'gpu                 gpu        INT         <=    YES         YES        0        1000'",
+    "qstat": """echo 'job-ID  prior   name       user         state submit/start at     queue'; echo -----
+        case $n in
+        0) echo '      7 0.00000 ddlrun-tra me           qw    11/21/2026 10:57:30';;
+        1) echo '      7 0.55500 ddlrun-tra me           r     11/21/2026 10:57:31 all.q@n1      4'
+           echo '     17 0.55500 ddlrun-tra me           qw    11/21/2026 10:57:31               4';; esac""",
+    "qacct": "echo 'failed       0    '; echo 'exit_status  3                   '",
+}
+FLUX = {
+    "flux": """case $1 in
+        batch) cat >script; echo ƒM7Zq9AKHno;;
+        resource) echo 4;;
+        jobs) case $n in 0) echo 'SCHED|';; 1) echo 'RUN|';; *) echo 'FAILED|3';; esac;; esac""",
+}
+CONDITION = '{\\"type\\": \\"%s\\", \\"status\\": \\"True\\"}'
+KUBERNETES = {
+    "kubectl": """case $1 in
+        create) cat >script; echo mpijob.kubeflow.org/$(sed -n 's/^  name: "\\(.*\\)"/\\1/p' script);;
+        logs) echo from the pod; [ $n -gt 1 ] || echo more; exit 0;;
+        get) case "$*" in *nodes*) echo 4; exit;; esac
+            case $n in 0) type=Created;; 1) type=Running;; *) type=Failed;; esac
+            printf '{"items": [{"kind": "MPIJob", "status": {"conditions": [{"type": "%s", "status": "True"}]}},' $type
+            printf '{"kind": "Pod", "metadata": {"labels": {"ddlrun/role": "launcher"}}, "status":'
+            printf '{"containerStatuses": [{"state": {"terminated": {"exitCode": 3}}}]}}]}';; esac""",
+}
+ALL = {"slurm": SLURM, "lsf": LSF, "pbs": PBS, "sge": SGE, "flux": FLUX, "kubernetes": KUBERNETES}
+QUESTION = {
+    "slurm": "scontrol",
+    "lsf": "bjobs",
+    "pbs": "qstat",
+    "sge": "qstat",
+    "flux": "flux",
+    "kubernetes": "kubectl",
+}
+IDS = {"pbs": "7.server", "flux": "ƒM7Zq9AKHno"}
+LOGS = {"pbs": "ddlrun-train.o7", "flux": "ddlrun-ƒM7Zq9AKHno.out"}
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def put(folder: Path, name: str, commands: dict[str, str]) -> None:
+    """Write stand-ins that count, in one file, how often a job's state was asked."""
+    for command_name, body in commands.items():
+        path = folder / "bin" / command_name
+        asked = (
+            'case "$*" in *nodes*|resource*) ;; '
+            + ("jobs*|get*)" if name in ("flux", "kubernetes") else "*)")
+            + " echo >>asked;; esac"
+            if command_name == QUESTION[name]
+            else ":"
+        )
+        path.write_text(
+            f'#!/bin/sh\nn=$(cat asked 2>/dev/null | wc -l)\n{asked}\necho "$*" >>{command_name}.argv\n{body}\n'
+        )
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def submit(tmp_path: Path) -> Run:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "train.py").write_text("")
+    for tool in ("sh", "cat", "wc", "sed", "env", "sleep", "kill"):
+        (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
+
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **more}
+        argv = [sys.executable, "-m", "ddlrun", "submit", *words]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=100)
+
+    return run
+
+
+def test_every_option_of_launch_is_taken_and_none_is_taken_twice() -> None:
+    mine = {name for param in command.params for name in (*param.opts, *param.secondary_opts, param.name)}
+    theirs = {name for param in LAUNCH for name in (*param.opts, *param.secondary_opts, param.name)}
+    assert mine & theirs == set()
+    assert len(LAUNCH) == sum(isinstance(param, click.Option) for param in launch.params) - 1  # --scheduler
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_job_goes_to_the_scheduler_and_its_id_comes_back(submit: Run, tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, ALL[name])
+    image = ["--image", "example.org/i"] if name == "kubernetes" else []
+    done = submit("4x2x3", *image, "--grace", "5", "train.py", "a  b")
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "script").read_text()
+    if name == "kubernetes":
+        spec = yaml.safe_load(script)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+        words = spec["containers"][0]["command"]
+        assert done.stdout.strip() == yaml.safe_load(script)["metadata"]["name"]
+    else:
+        words = shlex.split(script.splitlines()[-1])[1:]
+        assert done.stdout == f"{IDS.get(name, '7')}\n"
+        assert f"; log: {tmp_path}/{LOGS.get(name, 'ddlrun-7.out')}\n" in done.stderr
+    assert words == [words[0], "launch", "--topology", "4x2x3", "--grace", "5", "train.py", "a  b"]
+    assert words[0] == ("ddlrun" if name == "kubernetes" else f"{Path(sys.executable).parent}/ddlrun")
+    assert "gpu" in script
+    assert f"cancel: {SCHEDULERS[name].cancel[0]} " in done.stderr
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_wait_follows_the_job_and_ends_as_it_does(submit: Run, tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, ALL[name])
+    log = tmp_path / LOGS.get(name, "ddlrun-7.out")
+    log.write_text("first\nlast, no newline")
+    image = ["--image", "i"] if name == "kubernetes" else []
+    done = submit("4", *image, "--wait", "train.py")
+    assert done.returncode == 3, done.stderr
+    shown = done.stdout.partition("\n")[2]
+    assert shown == ("from the pod\n" if name == "kubernetes" else "first\nlast, no newline")
+    assert done.stderr.endswith(", exit code 3\n")
+    if name == "lsf":
+        assert (tmp_path / "direct").read_text() == "Y\n"
+
+
+def test_wait_shows_a_log_as_it_grows_and_not_what_was_in_it_before(submit: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.log").write_text("of an earlier job\n")
+    grow = "case $n in 1) echo one >>my.log; echo 'RUN|-|-';; 2) echo begun anew >my.log; echo 'DONE|-|-';; esac"
+    put(tmp_path, "lsf", {**LSF, "bjobs": f"[ $n = 0 ] && echo 'PEND|-|-'; {grow}"})
+    done = submit("--scheduler", "lsf", "4", "--log", "my.log", "--wait", "train.py")
+    assert (done.returncode, done.stdout) == (0, "7\none\nbegun anew\n")
+
+
+@pytest.mark.slow
+def test_a_job_that_is_forgotten_is_an_error(submit: Run, tmp_path: Path) -> None:
+    gone = "echo 'Job <7> is not found' >&2; exit 255"
+    put(tmp_path, "lsf", {**LSF, "bjobs": gone})
+    done = submit("4", "--wait", "train.py")
+    assert done.returncode == 3
+    assert "says nothing of job 7 any more, so its exit code is not known (Job <7> is not found)" in done.stderr
+    assert "cancel it: bkill 7" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_waiting_leaves_the_job_running(tmp_path: Path, submit: Run, number: int, code: int) -> None:
+    # The stand-in ends the ddlrun that asks it.
+    put(tmp_path, "lsf", {**LSF, "bjobs": f"echo 'RUN|-|-'; [ $n -lt 1 ] || kill -{int(number)} $PPID"})
+    done = submit("4", "--wait", "train.py")
+    assert done.returncode == code
+    assert done.stderr.rstrip().endswith("job 7 stays in the queue, or goes on; cancel it: bkill 7")
+
+
+def test_print_needs_no_scheduler_and_touches_nothing(submit: Run, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    done = submit("--print", "--scheduler", "slurm", "4x2", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "#SBATCH --gres=gpu:4\n" in done.stdout
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_scheduler_is_an_error_with_a_way_out(submit: Run) -> None:
+    done = submit("4", "train.py")
+    assert done.returncode == 2
+    assert "--print --scheduler slurm|lsf|pbs|sge|flux|kubernetes" in done.stderr
+
+
+def test_several_schedulers_are_told(submit: Run, tmp_path: Path) -> None:
+    put(tmp_path, "flux", FLUX)
+    put(tmp_path, "pbs", PBS)
+    done = submit("4", "--print", "train.py")
+    assert "there are PBS, Flux; PBS is taken; another: --scheduler flux" in done.stderr
+    assert "#PBS -N" in done.stdout
+    assert "#$ -N" in submit("4", "--print", "train.py", SGE_ROOT="/opt/sge").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "none"),
+    [
+        ("slurm", {"sinfo": "echo '(null)'"}), ("sge", {"qconf": "echo '#name shortcut'"}),
+        ("pbs", {"pbsnodes": "echo '     resources_available.ncpus = 4'"}),
+        ("lsf", {"lshosts": "echo 'HOST_NAME  gpu_id  gpu_model'"}),
+    ],
+)  # fmt: skip
+def test_where_there_are_no_gpus_none_are_asked_for(
+    submit: Run, tmp_path: Path, name: str, none: dict[str, str]
+) -> None:
+    put(tmp_path, name, ALL[name] | none)
+    done = submit("4", "--print", "train.py")
+    assert "gpu" not in re.sub("(?m)^(cd|exec) .*", "", done.stdout)
+    assert "knows of no GPUs" in done.stderr
+    assert submit("4", "--print", "--gpus", "4", "train.py").stdout != done.stdout
+    put(tmp_path, name, ALL[name])
+    assert submit("4", "--print", "--gpus", "0", "train.py").stdout == done.stdout
+
+
+def test_slurms_partition_is_asked_for_gpus(submit: Run, tmp_path: Path) -> None:
+    put(tmp_path, "slurm", SLURM)
+    submit("4", "--partition", "p100", "train.py")
+    assert (tmp_path / "sinfo.argv").read_text() == "-h -o %G -p p100\n"
+
+
+def test_when_free_only_asks(submit: Run, tmp_path: Path) -> None:
+    put(tmp_path, "slurm", SLURM | {"sbatch": 'cat >script; echo "sbatch: Job 8 to start at 2030-01-01T00:00:00" >&2'})
+    done = submit("4", "--when-free", "train.py")
+    assert (done.returncode, done.stdout) == (0, "sbatch: Job 8 to start at 2030-01-01T00:00:00\n")
+    assert (tmp_path / "sbatch.argv").read_text() == "--test-only\n"
+    done = submit("4", "--when-free", "--scheduler", "lsf", "train.py")
+    assert (done.returncode, "LSF does not say when" in done.stderr) == (2, True)
+
+
+def test_a_refused_job_shows_the_schedulers_words(submit: Run, tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "slurm",
+        SLURM | {"sbatch": "cat >script; echo 'sbatch: error: invalid partition specified' >&2; exit 1"},
+    )
+    done = submit("4", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "sbatch did not take the job: sbatch: error: invalid partition specified;" in done.stderr
+
+
+def test_what_a_job_around_us_has_set_stays_out(submit: Run, tmp_path: Path) -> None:
+    put(tmp_path, "slurm", SLURM | {"sbatch": "cat >script; set | sed -n '/^SLURM\\|^PMIX\\|^DDLRUN/p' >set; echo 7"})
+    inherited = {"SLURM_MEM_PER_NODE": "5", "SLURM_CONF": "/c", "PMIX_RANK": "0", "DDLRUN_RUN": "r"}
+    assert submit("4", "train.py", **inherited).returncode == 0
+    assert (tmp_path / "set").read_text() == "SLURM_CONF='/c'\n"
+
+
+def test_your_own_template(submit: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.j2").write_text("#!/bin/sh\n#MINE {{ time }} {{ job.name }}\nexec {{ job.words|sh }}\n")
+    done = submit("--scheduler", "slurm", "--print", "--template", "my.j2", "4", "--time", "2h", "train.py", "$x")
+    assert done.stdout.splitlines()[1] == "#MINE 2:00:00 ddlrun-train"
+    assert done.stdout.endswith("--topology 4 train.py '$x'\n")
+
+
+def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
+    done = submit("--scheduler", "slurm", "--print", "--container", "apptainer exec 'my image'", "4", "/in/there.py")
+    assert done.stdout.endswith("exec apptainer exec 'my image' ddlrun launch --topology 4 /in/there.py\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "Missing argument 'TOPOLOGY'"),
+        (["4x2"], "Missing argument 'SCRIPT'"),
+        (["train.py"], "topology 'train.py', column 1"),
+        (["4x0", "train.py"], "is 0; it must be at least 1"),
+        (["4", "no.py"], "script 'no.py' is not there"),
+        (["4", "-H", "a,b", "train.py"], "-H: the hosts come from the scheduler"),
+        (["4", "--hostfile=f", "train.py"], "--hostfile=f: the hosts come from the scheduler"),
+        (["4", "--load", "d", "train.py"], "--load: it names hosts"),
+        (["4", "--rankfile", "f", "train.py"], "--rankfile: it names hosts"),
+        (["4", "--dry-run", "train.py"], "--dry-run: submit shows its script with --print"),
+        (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first word"),
+        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts extra"),
+        (["4", "--config-file", "c.yaml", "train.py"], "config file: hosts: the hosts come from the scheduler"),
+        (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np asks for 4"),
+        (["4x2", "--nodes", "3", "train.py"], "--nodes 3 means Y = 3"),
+        (["4", "--env", "=x", "train.py"], "write NAME=VALUE"),
+        (["4", "--grace", "-1", "train.py"], "'-1'"),
+        (["4", "--grac", "1", "train.py"], "--grac"),
+        (["4", "--grace"], "--grace"),
+        (["4", "--time", "1:30", "train.py"], "--time '1:30' is no time limit"),
+        (["4", "--mem", "64", "train.py"], "--mem '64' is no size"),
+        (["4", "--container", "'", "train.py"], '--container "\'": No closing quotation'),
+        (["4", "--scheduler", "kubernetes", "--image", "i", "--job-name", "A", "train.py"], "--job-name 'A'"),
+        (["4", "--template", "no.j2", "train.py"], "--template no.j2: No such file"),
+        (["4", "--min-topology", "x", "train.py"], "--min-topology 'x'"),
+    ],
+)
+def test_mistakes_are_found_before_the_queue(submit: Run, tmp_path: Path, words: list[str], part: str) -> None:
+    (tmp_path / "c.yaml").write_text("hosts: [a, b]\n")
+    done = submit("--print", "--scheduler", "slurm", *words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert all(line.startswith("ddlrun: error: ") for line in done.stderr.splitlines())
+    assert part in done.stderr
+
+
+PARAMS = [*command.params, *LAUNCH]
+PIECES = st.sampled_from(
+    [["-np", "4"], ["-p22"], ["-p", "22"], ["-xNAME"], ["--env", "A=b c"], ["--env=A=--"], ["--tag-output"],
+     ["--no-tag-output"], ["--mpiarg", "--x"], ["-m"], ["-mp22"], ["--spread"], ["--wait"], ["--gpus", "2"],
+     ["--queue=-"]]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES), st.lists(PIECES), st.lists(st.sampled_from(["a", "-p", "--", "-", "--wait", ""]), max_size=4))
+def test_words_are_split_as_click_reads_them(before: list[list[str]], after: list[list[str]], args: list[str]) -> None:
+    flat = [word for piece in (*before, ["4x2"], *after, ["train.py"], args) for word in piece]
+    found = split_words(flat, PARAMS)
+    assert (found.topology, list(found.rest)) == ("4x2", ["train.py", *args])
+    assert [list(own) for _, own in found.options] == [*before, *after]
+
+
+def test_the_batch_process_is_ddlrun_itself(submit: Run) -> None:
+    """Signals that a scheduler sends to its process reach ddlrun: the shell is gone."""
+    script = submit("--scheduler", "slurm", "--print", "--container", "sh -c 'echo $$'", "1", "train.py").stdout
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.read()) == process.pid
