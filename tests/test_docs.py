@@ -1,5 +1,7 @@
 import itertools
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,9 +48,27 @@ def test_the_comparison_with_others_is_what_the_program_prints(capture: Callable
     assert table in (ROOT / "docs" / "explanation" / "placement.md").read_text()
 
 
+def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = (ROOT / "docs" / "how-to" / "submit-a-job.md").read_text()
+    blocks = re.findall(r"```\w+\n\$ ddlrun (submit .*)\n((?:.*\n)*?)```", text)
+    environ = {**os.environ, "PATH": str(tmp_path)}  # no scheduler, which could say that it has no GPUs
+    assert len(blocks) == 2
+    for line, shown in blocks:
+        argv = [sys.executable, "-m", "ddlrun", *shlex.split(line)]
+        printed = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ).stdout
+        assert neutral(printed) == neutral(shown)
+
+
+def neutral(script: str) -> str:
+    """Leave out what differs between machines, versions and jobs: folders, our version, a name's end."""
+    script = re.sub(r"By ddlrun \S+:", "By ddlrun:", re.sub(r"-[0-9a-f]{6}\"", '"', script))
+    return re.sub(r"(?m)^cd \S+", "cd", re.sub(r"(?m)^exec \S*/", "exec ", script))
+
+
 def test_options_that_the_pages_name_exist() -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", page()))
-    foreign = {"--mca", "--version", "--epochs"}
+    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint"}
     for path in PAGES:
         named = {
             option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())
