@@ -3,7 +3,7 @@
 import os.path
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
@@ -43,21 +43,28 @@ def choose_way(
     if wanted in ("srun", "blaunch", "qrsh") and (job is None or foreign):
         what = f"{fold(foreign)} is not in {job.title}" if job else "this is no scheduler's job"
         raise InputError(f"--launcher {wanted}: {what}, so nothing can be started there by {wanted}; use ssh")
-    agent = _agent(environ)
+    agent = _given(environ, ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"))
     if wanted == "agent" and not agent:
         raise InputError("--launcher agent: OMPI_MCA_plm_rsh_agent, which names it, is not set")
+    words = tuple(ssh) or _given(environ, ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args"))
     if wanted == "auto" and (job is None or foreign or ssh):
         why = "-p and -i are ssh's" if job and not foreign else "not a job's own hosts" if job else "no scheduler's job"
-        return Way("ssh", tuple(ssh), f"ssh: {why}")
+        return Way("ssh", words, f"ssh: {why}")
     launcher = job.launcher if wanted == "auto" and job is not None else wanted
     reason = f"{launcher}: {job.title}" if wanted == "auto" and job is not None else f"--launcher {wanted}"
-    words = {"ssh": tuple(ssh), "agent": agent, "srun": (f"--jobid={job.job}",) if job else ()}
-    return Way(launcher, words.get(launcher, ()), reason)
+    own = {"ssh": words, "agent": agent, "srun": (f"--jobid={job.job}",) if job else ()}
+    return Way(launcher, own.get(launcher, ()), reason)
 
 
-def _agent(environ: Mapping[str, str]) -> tuple[str, ...]:
-    said = environ.get("OMPI_MCA_plm_rsh_agent") or environ.get("PRTE_MCA_plm_ssh_agent") or ""
-    return tuple(shlex.split(said))
+def _given(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of the first variable that is set. Raises InputError where they are none."""
+    for name in names:
+        try:
+            if words := shlex.split(environ.get(name, "")):
+                return tuple(words)
+        except ValueError as error:
+            raise InputError(f"{name}={environ[name]!r}: {error}; quote it as for a shell") from error
+    return ()
 
 
 DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/rank/daemon.sh"

@@ -1,5 +1,6 @@
 """Ask each host what it is made of, in one parallel round trip."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -57,6 +58,29 @@ def check_distinct(hosts: HostList, own_name: str) -> None:
             which = "this machine" if key == "localhost" else "the same host"
             raise InputError(f"{hosts.source}: {seen[key]} and {name} are both {which}; name it once")
         seen[key] = name
+
+
+def await_names(names: Sequence[str], seconds: float) -> None:
+    """Wait until every name resolves, as those of new pods do not at once.
+
+    Raises UnreachableError naming those that still do not after so many seconds.
+    """
+    import socket  # noqa: PLC0415 - for pods alone
+
+    def unknown(name: str) -> bool:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            return True
+        return False
+
+    end = time.monotonic() + seconds
+    while missing := [name for name in names if unknown(name)]:
+        if time.monotonic() > end:
+            raise UnreachableError(
+                f"hosts {fold(missing)}: no such name after {seconds:g} s; see whether their pods run: kubectl get pods"
+            )
+        time.sleep(0.5)
 
 
 def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:

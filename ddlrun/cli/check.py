@@ -64,6 +64,8 @@ def run_checks(
     if options["network"] is not None:
         parse_cidr(options["network"])
     seconds = options["start_timeout"]
+    if way.launcher == "agent":  # it knows its hosts by other means
+        only -= {"names"}
     names = tuple(filter(None, (options["network_interface"] or "").split(",")))
     question = Question(mpirun.path, mpirun.major, program, logs, options["network"], names, only, way.shown, seconds)
     return preflight(hosts, question, lambda left: reach(way, left))

@@ -17,7 +17,7 @@ from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
 from ddlrun.plan import Outcome, Plan, shown_command
 from ddlrun.planning import check, check_root, make_plan
-from ddlrun.probe import is_local
+from ddlrun.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.run_folder import make_output_folder, write_report, write_run_dir
@@ -193,6 +193,8 @@ def _ask(
     if alone or (described and options["dry_run"]):
         machines = read_machines(settings.hosts, options["machine"], options["load"], settings.way)
         return lambda: machines, None, None
+    if settings.job is not None and settings.job.scheduler == "kubernetes" and settings.way.launcher == "ssh":
+        await_names(settings.hosts.names, options["start_timeout"])
     from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
 
     report = check_first(settings, mpirun(), options)
