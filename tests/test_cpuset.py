@@ -43,7 +43,8 @@ def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
 
 def test_cgroups_2() -> None:
     mount = "mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /sys/fs/cgroup"
-    script = f'{mount} && echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && exec "$@"'
+    limits = "echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && echo 1073741824 >/sys/fs/cgroup/memory.max"
+    script = f'{mount} && {limits} && exec "$@"'
     if not any(line.startswith("0::") for line in Path("/proc/self/cgroup").read_text().splitlines()):
         pytest.skip("this kernel has no cgroups 2")
     argv = ["unshare", "-m", "sh", "-c", script, "sh", *SHOW]
@@ -51,6 +52,7 @@ def test_cgroups_2() -> None:
     assert done.returncode == 0, done.stderr
     (machine,) = json.loads(done.stdout)
     assert [[core["pus"] for core in package] for package in machine["packages"]] == [[[1]]]
+    assert any(note.startswith("a cgroup allows 1.0 of ") for note in machine["notes"])
 
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -75,4 +77,5 @@ def test_a_rank_that_the_kernel_kills_for_memory(memory: Path, mpirun: str, tmp_
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 137, done.stderr
     assert "killed by SIGKILL" in done.stderr
+    assert "localhost: a cgroup allows 0.3 of " in done.stderr
     assert "because: out of memory: the cgroup's oom_kill count rose by 1" in done.stderr

@@ -89,9 +89,7 @@ def test_lsf_by_blaunch(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     assert "batch01 only launches: no rank goes there" in plan["notes"]
 
 
-def test_the_second_version_of_the_operator_waits_for_names(
-    cluster: Cluster, mpirun: str, tmp_path: Path
-) -> None:
+def test_the_second_version_of_the_operator_waits_for_names(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     names = {host: f"job-worker-{host}.job.some-name-space.svc" for host in ("h2", "h3")}
     (tmp_path / "hostfile").write_text("".join(f"{name} slots=2\n" for name in names.values()))
     environ = {"OMPI_MCA_orte_default_hostfile": f"{tmp_path}/hostfile"}

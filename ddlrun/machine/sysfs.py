@@ -37,6 +37,22 @@ while read -r _ mount type options _; do
     path=${path%/*}
   done
 done 2>/dev/null <"$mounts"
+while IFS=: read -r _ kinds path; do
+  case ,$kinds, in
+    ,,) file=memory.max ;;
+    *,memory,*) file=memory.limit_in_bytes ;;
+    *) continue ;;
+  esac
+  while read -r _ mount type _; do
+    case $type in cgroup*) ;; *) continue ;; esac
+    at=${path%/}
+    while :; do  # the limits of all groups above count too
+      [ -e "$ROOT$mount$at/$file" ] && read -r bytes <"$ROOT$mount$at/$file" && echo "@memory $bytes"
+      [ -n "$at" ] || break
+      at=${at%/*}
+    done
+  done <"$mounts"
+done 2>/dev/null <"$ROOT/proc/self/cgroup"
 may() { ( : <"$1" ) 2>/dev/null && echo "@gpu $2 yes" || echo "@gpu $2 no"; }
 cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x(03|12)' */class); do
   gpu=${gpu%/class}
@@ -99,7 +115,9 @@ def parse_sysfs(text: str, host: str) -> Machine:
         gpus, nics = attach(cores, _gpus(found, said), _nics(said))
         denied = {words[1] for words in said if words[0] == "@gpu" and words[2] == "no"}
         gpus, notes = granted(gpus, denied, _pairs(said, "@uuid"), _pairs(said, "@env"))
-        memory = installed_memory(next((int(size.split()[0]) for path, size in found.items() if "MemTotal" in path), 0))
+        kib = next((int(size.split()[0]) for path, size in found.items() if "MemTotal" in path), 0)
+        memory = installed_memory(kib)
+        notes += _memory_note(said, kib)
         nodes = parse_cpu_list(found["node/online"]) if "node/online" in found else {c.numa_node for c in cores}
     except (ValueError, IndexError) as error:
         raise UnreachableError(f"host {host}: /sys reads strangely ({error}); give --machine") from error
@@ -107,6 +125,14 @@ def parse_sysfs(text: str, host: str) -> Machine:
         raise UnreachableError(f"host {host}: no core is usable (affinity and cpuset exclude each other)")
     numa_nodes = tuple(sorted(node for node in nodes if node is not None))
     return Machine(cores, gpus, nics, "sysfs", measured=True, numa_nodes=numa_nodes, memory=memory, notes=notes)
+
+
+def _memory_note(said: Sequence[Sequence[str]], kib: int) -> tuple[str, ...]:
+    """Say how much of the memory a cgroup allows, where that is less than all."""
+    limits = [int(words[1]) for words in said if words[0] == "@memory" and words[1].isdecimal()]
+    if not kib or not limits or min(limits) >= kib << 10:
+        return ()
+    return (f"a cgroup allows {min(limits) / (1 << 30):.1f} of {kib / (1 << 20):.0f} GiB of memory",)
 
 
 def machine_kind(text: str) -> str:
