@@ -20,6 +20,8 @@ class Way(NamedTuple):
     words: tuple[str, ...] = ()
     """ssh's own arguments, or those that the launcher's command begins with."""
     reason: str = "ssh"
+    gpus: Mapping[str, str] = {}
+    """Host -> the device numbers of the GPUs that the scheduler gave there, as in 0,2; nothing: it does not say."""
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -46,14 +48,17 @@ def choose_way(
     agent = _given(environ, ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"))
     if wanted == "agent" and not agent:
         raise InputError("--launcher agent: OMPI_MCA_plm_rsh_agent, which names it, is not set")
+    gpus = job.gpu_numbers if job is not None else {}
     words = tuple(ssh) or _given(environ, ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args"))
     if wanted == "auto" and (job is None or foreign or ssh):
         why = "-p and -i are ssh's" if job and not foreign else "not a job's own hosts" if job else "no scheduler's job"
-        return Way("ssh", words, f"ssh: {why}")
+        return Way("ssh", words, f"ssh: {why}", gpus)
     launcher = job.launcher if wanted == "auto" and job is not None else wanted
     reason = f"{launcher}: {job.title}" if wanted == "auto" and job is not None else f"--launcher {wanted}"
-    own = {"ssh": words, "agent": agent, "srun": (f"--jobid={job.job}",) if job else ()}
-    return Way(launcher, own.get(launcher, ()), reason)
+    gres = step_gres(job, environ) if job is not None else None
+    step = (f"--jobid={job.job}", *([f"--gres={gres}"] if gres else [])) if job else ()
+    own = {"ssh": words, "agent": agent, "srun": step}
+    return Way(launcher, own.get(launcher, ()), reason, gpus)
 
 
 def _given(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
@@ -68,6 +73,13 @@ def _given(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
 
 
 DAEMON = f"{os.path.dirname(os.path.abspath(__file__))}/rank/daemon.sh"
+# What sbatch was asked for, of which srun would give each of its steps a part: daemons get all of the job's.
+PARTS = (
+    "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU",
+    "SLURM_TRES_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_GPU_BIND",
+)  # fmt: skip
+# Slurm sets these for each host; the first host's are not the others'.
+CHOSEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 # Open MPI's readers of an allocation. Where one reads it, its slots and hosts overrule the hostfile's.
 READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
 
@@ -98,6 +110,17 @@ def daemon_variables(
     return {}
 
 
+def step_gres(job: Allocation, environ: Mapping[str, str]) -> str | None:
+    """Return the --gres of a step where the job asked for GPUs in all, or a task: as many as each host has.
+
+    Else Slurm wants all of the job's GPUs on the hosts of the step, and refuses one over fewer hosts.
+    """
+    if not job.gpu_numbers or not any(name in environ for name in PARTS):
+        return None
+    fewest = min(len(job.gpu_numbers[name].split(",")) if name in job.gpu_numbers else 0 for name in job.hosts.names)
+    return f"gpu:{fewest}" if fewest else "none"
+
+
 def _of_slurm(job: Allocation | None, ranks: int, environ: Mapping[str, str]) -> dict[str, str]:
     variables = {
         "SLURM_OVERLAP": "1",  # a step that holds the cores (srun --pty) would make mpirun's srun wait for ever
@@ -111,6 +134,8 @@ def _of_slurm(job: Allocation | None, ranks: int, environ: Mapping[str, str]) ->
             "SLURM_TASKS_PER_NODE": f"{ranks}(x{hosts})", "SLURM_NODELIST": nodelist,
             "SLURM_NNODES": str(hosts), "SLURM_JOB_NUM_NODES": str(hosts),
         }  # fmt: skip
+        if gres := step_gres(job, environ):
+            variables["SLURM_GRES"] = gres
     return {name: value for name, value in variables.items() if environ.get(name) != value}
 
 

@@ -8,7 +8,7 @@ from ddlrun.environment import exported, rank_variables
 from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import HostList
 from ddlrun.installed import find_mpirun, mca_files, mpi4py_library
-from ddlrun.launchers import daemon_variables
+from ddlrun.launchers import CHOSEN_BY_SLURM, PARTS, daemon_variables
 from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mpirun import (
     OVERRULING,
@@ -188,11 +188,14 @@ def _transport(
 
 def _exports(settings: Settings, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
     """Return what of the ranks' environment is passed on by name, what is left out of it, and notes on both."""
-    exports = exported(environ, (*settings.named, *settings.variables))
+    own = (*settings.named, *settings.variables)
+    by_slurm = settings.way.launcher == "srun"
+    exports = [name for name in exported(environ, own) if name in own or not (by_slurm and name in CHOSEN_BY_SLURM)]
     removed = tuple(name for name in OVERRULING if name in environ)
     notes = [f"-x {name}: it is not set" for name in settings.named if name not in environ]
     notes += [f"{name}: left out, as it contradicts the rank file" for name in removed]
-    return tuple(name for name in exports if name in environ), removed, notes
+    parts = tuple(name for name in PARTS if by_slurm and name in environ)
+    return tuple(name for name in exports if name in environ), (*removed, *parts), notes
 
 
 def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> Job:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ddlrun.launchers import Way, join_scripts, split_labels
+from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
 
@@ -115,6 +115,7 @@ def _run_by_srun(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[s
 def _srun(scripts: Mapping[str, str], way: Way, timeout: float) -> tuple[int, str, str]:
     count = str(len(scripts))
     argv = [
+        "env", *(word for name in PARTS for word in ("-u", name)),
         "srun", *way.words, "--overlap", "--immediate=5", "--label", "--quiet", "--mpi=none", "--cpu-bind=none",
         "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={','.join(scripts)}",
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",

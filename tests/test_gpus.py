@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import launch_line
 from tests.hosts.cluster import Cluster, why_not
+from tests.hosts.slurm import SlurmCluster
+from tests.hosts.slurm import why_not as no_slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -140,3 +144,48 @@ def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[2].endswith(
         "GPUs at 0000:3b:00.0,0000:5e:00.0 instead of GPUs at 0000:17:00.0,0000:65:00.0"
     )
+
+
+# As Slurm and drivers number them: by PCI address.
+IN_ORDER = "0000:17:00.0 0000:65:00.0"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    if no_slurm():
+        pytest.skip(no_slurm())
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    with SlurmCluster(2, 1, around=["sh", script, "nvidia", *IN_ORDER.split(), "--"]) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected"),
+    [
+        (["--gpus-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus-per-node=1"], ["--visible-gpus", "unchanged"], ["1", "0"]),
+        (["--gres=gpu:1"], ["--accelerators", "gpu"], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus=2", "-n2"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus-per-task=1", "--ntasks-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+    ],
+    ids=["per-node", "unchanged", "gres", "in-all", "per-task"],
+)
+def test_each_host_has_the_gpus_that_slurm_gave_there(
+    slurm: SlurmCluster, mpirun: str, tmp_path: Path, asked: list[str], options: list[str], expected: list[str]
+) -> None:
+    other = slurm.submit("sleep 60", "-w", "h1", "--gres=gpu:1", f"--output={tmp_path}/other")
+    slurm.wait_for(other, "RUNNING")  # it has number 0 of h1
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, *SHOW)
+    job = slurm.submit(shlex.join(line), "-N2", *asked, f"--output={tmp_path}/out", cwd=tmp_path)
+    slurm.wait_for(job)
+    slurm.run("h1", ["scancel", other], check=True)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [json.loads(line)[1] for line in sorted(lines)] == expected, lines
+
+
+def test_sallocs_shell_has_the_jobs_gpus_too(slurm: SlurmCluster, mpirun: str, tmp_path: Path) -> None:
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *SHOW)
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    argv = ["salloc", "-Q", "-N2", "--gres=gpu:1", "sh", script, "nvidia", *IN_ORDER.split(), "--", *line]
+    done = slurm.run("h1", argv, cwd=tmp_path)
+    assert [rank[0] for rank in seen(done)] == ["GPU-00.0-0"] * 2

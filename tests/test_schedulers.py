@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.racks import arrange
-from ddlrun.schedulers import Allocation, World, read_job, signs
+from ddlrun.schedulers import Allocation, World, job_end, read_job, signs
 from ddlrun.schedulers.lsf import parse_mcpu, parse_units
 from ddlrun.schedulers.slurm import parse_tasks, parse_topology_lines
 from ddlrun.shape import Wish
@@ -69,7 +69,7 @@ ASKED = {
     "sbatch-N1": "h1 by srun",
     "sbatch-N2-c4": "h1:2 h2:2 by srun",
     "sbatch-N2-exclusive": "h3 h4 by srun, 2 GPUs",
-    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",
+    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",  # 7 tasks are no equal number a host
     "sbatch-N4": "h1 h2 h3 h4 by srun",
     "sbatch-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
     "sbatch-arbitrary": "h1 h3 h4 by srun",
@@ -152,6 +152,56 @@ def test_slurm_gpus_and_requeues() -> None:
     assert job({**SLURM, "SLURM_JOB_GPUS": "2,3"}).gpus == 2
     assert job(SLURM).gpus is None
     assert job({**SLURM, "SLURM_RESTART_COUNT": "2"}).restarts == 2
+
+
+DETAILS = (
+    "JobId=7 NumNodes=2 NumTasks=4 CPUs/Task=1 ReqB:S:C:T=0:0:*:* JOB_GRES=gpu:3 Nodes=tux08 CPU_IDs=10 Mem=0 "
+    "GRES=gpu:2(IDX:0-1) Nodes=tux[09-10] CPU_IDs=0,10 Mem=0 GRES=gpu:a100:1(IDX:3),shard:0(IDX:) "
+    "NtasksPerN:B:S:C=2:0:*:* TresPerJob=gres:gpu:3"
+)
+
+
+def test_slurms_details_give_gpus_and_a_steps_tasks() -> None:
+    says = {"scontrol --details --oneliner show job 7": DETAILS}
+    found = job(SLURM, says=says)
+    assert found.gpu_numbers == {"tux08": "0,1", "tux09": "3", "tux10": "3"}
+    assert found.gpus is None  # not as many everywhere
+    step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    assert [count for _, count in slots(job(step, says=says))] == [2, 2, 2, 2]
+
+
+def test_tasks_that_slurm_spread_unevenly() -> None:
+    spread = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "6"}
+    found = job({**spread, "SLURM_TASKS_PER_NODE": "4,1(x2)"})
+    assert slots(found) == [("n1", 2), ("n2", 2), ("n3", 2)]
+    assert found.notes == (
+        "Slurm spread 6 tasks as 4, 1, 1: taken as 2 on each host (sbatch --ntasks-per-node=2)",
+    )  # fmt: skip
+    assert slots(job({**spread, "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,1(x2)"}))[0] == ("n1", 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "states", "code", "words"),
+    [
+        ("JobState=RUNNING Reason=None Restarts=0", "", None, ""),
+        ("", "", None, ""),
+        ("JobState=COMPLETING Reason=None Restarts=0", "tux08 mixed\ntux09 idle\n", 143, "was cancelled"),
+        (
+            "JobState=COMPLETING Reason=None Restarts=0",
+            "tux08 mixed\ntux09 down*\n",
+            3,
+            "Slurm says that tux09 is down",
+        ),
+        ("JobState=COMPLETING Reason=None Restarts=1", "", 143, "goes back into the queue"),
+        ("JobState=TIMEOUT Reason=TimeLimit TimeLimit=01:00:00", "", 124, "its time limit (01:00:00)"),
+        ("JobState=NODE_FAIL Reason=None", "", 3, "NODE_FAIL"),
+    ],
+)
+def test_how_slurm_ends_a_job(said: str, states: str, code: int | None, words: str) -> None:
+    sinfo = "sinfo --noheader --Node --nodes=tux08,tux09,tux10,gpu1 --format=%N %T"
+    end = job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": said, sinfo: states}), job(SLURM))
+    assert (end.exit_code if end else None) == code
+    assert words in (end.words if end else "")
 
 
 def test_srun_of_ddlrun_is_refused() -> None:

@@ -12,9 +12,9 @@ from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.launchers import Way, choose_way
 from ddlrun.machine import Machine
 from ddlrun.machine.bus import RESTRICTING
-from ddlrun.probe import Reach, probe
+from ddlrun.probe import Reach, is_local, probe
 from ddlrun.schedulers import Allocation, World, read_job
-from ddlrun.shell import begin, run_on_hosts
+from ddlrun.shell import Finished, begin, run_on_hosts
 
 DEFAULT_PROBE_SECONDS = 30.0
 # What a scheduler's own command may take to answer.
@@ -167,11 +167,21 @@ def reach(way: Way, seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
     """
     names = [name for vendor in RESTRICTING.values() for name in vendor]
     numbers = {name: os.environ[name] for name in names if re.fullmatch(r"[0-9, ]*|-1", os.environ.get(name, "none"))}
-    chosen = "".join(f"{name}='{value}'\n" for name, value in numbers.items()) if way.launcher != "srun" else ""
+    theirs = way.launcher == "srun" or way.gpus
+    chosen = "" if theirs else "".join(f"{name}='{value}'\n" for name, value in numbers.items())
+    own_name = os.uname().nodename
+    own = next((f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items() if is_local(name, own_name)), "")
+
+    def there(scripts: Mapping[str, str]) -> Mapping[str, Finished]:
+        given = {name: f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items()}
+        return run_on_hosts(
+            {name: chosen + given.get(name, "") + script for name, script in scripts.items()}, way, seconds
+        )
+
     return Reach(
-        os.uname().nodename,
-        lambda script: begin(["sh", "-c", script], "", seconds),
-        lambda scripts: run_on_hosts({name: chosen + script for name, script in scripts.items()}, way, seconds),
+        own_name,
+        lambda script: begin(["sh", "-c", own + script], "", seconds),
+        there,
         shlex.join(way.shown),
     )
 

@@ -106,6 +106,19 @@ def granted(
     return tuple(result), tuple(notes)
 
 
+def allotted(gpus: Sequence[GPU], numbers: str, minors: Mapping[str, str]) -> tuple[tuple[GPU, ...], tuple[str, ...]]:
+    """Return the GPUs that a scheduler gave to the job, as device numbers "0,2", and a note on the others.
+
+    `minors` maps PCI addresses to device numbers; without them GPUs count by address. Where no more can be
+    opened than were given, it has closed the others, and they are the ones.
+    """
+    wanted = set(numbers.split(","))
+    if len(gpus) <= len(wanted):
+        return tuple(gpus), ()
+    mine = [gpu for place, gpu in enumerate(gpus) if minors.get(gpu.pci_address or "", str(place)) in wanted]
+    return tuple(mine), (f"{len(mine)} of {len(gpus)} GPUs are the job's",)
+
+
 def installed_memory(kib: int) -> int | None:
     """Return the GiB that were sold with a host which counts `kib`: firmware and kernel keep 1 to 3 %.
 

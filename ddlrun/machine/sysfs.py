@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Core, Machine
-from ddlrun.machine.bus import Device, attach, gpu_vendor, granted, installed_memory
+from ddlrun.machine.bus import Device, allotted, attach, gpu_vendor, granted, installed_memory
 from ddlrun.machine.cpus import number_cores, parse_cpu_list
 
 # One POSIX sh script that needs nothing but a shell and grep, and writes nothing. ROOT is empty but
@@ -64,7 +64,7 @@ cd "$ROOT/sys/bus/pci/devices" 2>/dev/null && for gpu in $(grep -lsE '^0x(03|12)
     while IFS=: read -r key value; do
       case $key in
         "GPU UUID") echo "@uuid $gpu" $value ;;
-        "Device Minor") may /dev/nvidia$((value)) "$gpu" ;;
+        "Device Minor") may /dev/nvidia$((value)) "$gpu"; echo "@minor $gpu $((value))" ;;
       esac
     done <"$info"
   elif [ -d "$gpu/drm" ]; then
@@ -88,6 +88,7 @@ done
 for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
   eval "[ -z \"\${$name+set}\" ] || echo \"@env $name \$$name\""
 done
+[ -z "$DDLRUN_GPUS" ] || echo "@allotted $DDLRUN_GPUS"
 echo ddlrun:end
 """
 
@@ -115,6 +116,10 @@ def parse_sysfs(text: str, host: str) -> Machine:
         gpus, nics = attach(cores, _gpus(found, said), _nics(said))
         denied = {words[1] for words in said if words[0] == "@gpu" and words[2] == "no"}
         gpus, notes = granted(gpus, denied, _pairs(said, "@uuid"), _pairs(said, "@env"))
+        numbers = next((words[1] for words in said if words[0] == "@allotted"), "")
+        if numbers and "@env" not in text:  # else the scheduler, or the user, has said it in the tools' own way
+            gpus, more = allotted(gpus, numbers, _pairs(said, "@minor"))
+            notes += more
         kib = next((int(size.split()[0]) for path, size in found.items() if "MemTotal" in path), 0)
         memory = installed_memory(kib)
         notes += _memory_note(said, kib)

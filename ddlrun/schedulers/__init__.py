@@ -47,6 +47,8 @@ class Allocation(NamedTuple):
     """What starts a program on its hosts: see launchers.py."""
     gpus: int | None = None
     """GPUs on each host, where the scheduler says so."""
+    gpu_numbers: Mapping[str, str] = {}
+    """Host -> the device numbers of its GPUs, as in 0,2; nothing: it does not say."""
     cyclic: bool = False
     """Ranks are wanted round robin over the hosts."""
     restarts: int = 0
@@ -66,7 +68,7 @@ class JobEnd(NamedTuple):
     words: str
 
 
-TIMED_OUT, ENDED = 124, 128 + 15
+LOST_HOST, TIMED_OUT, ENDED = 3, 124, 128 + 15
 
 
 def signs(environ: Mapping[str, str]) -> list[str]:
@@ -102,8 +104,7 @@ def job_end(world: World, job: Allocation) -> JobEnd | None:
     """Say how the scheduler ends the job; None where it does not, or cannot be asked."""
     if job.scheduler != "slurm":
         return None
-    from ddlrun.schedulers.slurm import parse_end  # noqa: PLC0415 - as in read_job
+    from ddlrun.schedulers.slurm import read_end  # noqa: PLC0415 - as in read_job
 
-    said = world.ask(("scontrol", "--oneliner", "show", "job", job.job))
-    found = parse_end(said or "")
+    found = read_end(world, job)
     return found and found._replace(words=f"{job.title} {found.words}")

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, parse_hosts
-from ddlrun.schedulers import ENDED, TIMED_OUT, Allocation, JobEnd, World
+from ddlrun.hosts import Host, HostList, fold, parse_hosts
+from ddlrun.schedulers import ENDED, LOST_HOST, TIMED_OUT, Allocation, JobEnd, World
 from ddlrun.schedulers.nodefile import parse_nodefile
 
 TOPOLOGY = ("scontrol", "show", "topology")
+DETAILS = ("scontrol", "--details", "--oneliner", "show", "job")
 MOST_TASKS = 1_000_000
 
 
@@ -22,10 +24,13 @@ def read(world: World) -> Allocation:
     job = environ.get("SLURM_JOB_ID") or environ["SLURM_JOBID"]
     _check_alone(environ, job)
     hosts, source = _hosts(world, job)
+    details = parse_details(world.ask((*DETAILS, job)) or "")
+    several = bool(_groups(environ))
+    plain = not several and not environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
+    hosts, more = _evened(hosts, details, in_step=_in_step(environ)) if plain else (hosts, [])
     racks = read_racks(world)
     placed = tuple(host._replace(rack=racks.get(host.name)) for host in hosts)
-    several = bool(_groups(environ))
-    notes = []
+    notes = [*more]
     if several:
         notes.append(
             "a heterogeneous job: mpirun starts its daemons by ssh, as srun would start them in one part alone"
@@ -33,11 +38,65 @@ def read(world: World) -> Allocation:
     return Allocation(
         "slurm", job, HostList(placed, f"Slurm job {job} ({source})"),
         launcher="ssh" if several else "srun",
-        gpus=_number(environ.get("SLURM_GPUS_ON_NODE")) or _listed(environ.get("SLURM_JOB_GPUS")),
+        gpus=_gpus(environ, details, [host.name for host in hosts]),
+        gpu_numbers=details.gpus,
         cyclic=environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic") and not _in_step(environ),
         restarts=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+class Details(NamedTuple):
+    """What `scontrol show job` says beyond the environment: tasks on each host that were asked for, in all; GPUs."""
+
+    tasks_per_node: int | None = None
+    tasks: int | None = None
+    gpus: Mapping[str, str] = {}
+
+
+def parse_details(text: str) -> Details:
+    """Read `scontrol --details --oneliner show job`; of a heterogeneous job all parts.
+
+    >>> parse_details("NumTasks=4 NtasksPerN:B:S:C=2:0:*:* Nodes=h[1-2] CPU_IDs=0 GRES=gpu:a100:2(IDX:0,3)").gpus
+    {'h1': '0,3', 'h2': '0,3'}
+    """
+    each = re.search(r"\bNtasksPerN:B:S:C=([1-9][0-9]*):", text)
+    total = re.search(r"\bNumTasks=([1-9][0-9]*)\b", text)
+    found: dict[str, str] = {}
+    for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S* (?:Mem=\S* )?GRES=(\S*)", text):
+        indexes = [part for kind, part in re.findall(r"gpu(:[^(,]*)?\(IDX:([0-9,-]+)\)", gres)]
+        numbers = ",".join(number for part in indexes for number in _expanded(part))
+        if numbers:
+            found |= dict.fromkeys(parse_hosts(nodes).names, numbers)
+    return Details(int(each[1]) if each else None, int(total[1]) if total else None, found)
+
+
+def _expanded(text: str) -> Iterator[str]:
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        yield from map(str, range(int(low), int(high or low) + 1))
+
+
+def _evened(hosts: list[Host], details: Details, *, in_step: bool) -> tuple[list[Host], list[str]]:
+    """Take the tasks that Slurm spread unevenly as equally many on each host; inside of a step take the job's."""
+    slots = [host.slots for host in hosts]
+    known = [count for count in slots if count is not None]
+    if in_step and details.tasks_per_node and not known:
+        return [host._replace(slots=details.tasks_per_node) for host in hosts], []
+    each, left = divmod(sum(known), len(hosts)) if hosts else (0, 1)
+    if len(known) < len(hosts) or len({*known}) == 1 or left:
+        return hosts, []
+    said = ", ".join(map(str, known[:8]))
+    note = f"Slurm spread {sum(known)} tasks as {said}: taken as {each} on each host (sbatch --ntasks-per-node={each})"
+    return [host._replace(slots=each) for host in hosts], [note]
+
+
+def _gpus(environ: Mapping[str, str], details: Details, names: list[str]) -> int | None:
+    """Return how many GPUs each host has in the job; None: nobody says, or they differ."""
+    if details.gpus:
+        counts = {len(details.gpus[name].split(",")) if name in details.gpus else 0 for name in names}
+        return counts.pop() if len(counts) == 1 else None
+    return _number(environ.get("SLURM_GPUS_ON_NODE")) or _listed(environ.get("SLURM_JOB_GPUS"))
 
 
 def _check_alone(environ: Mapping[str, str], job: str) -> None:
@@ -155,18 +214,35 @@ def parse_topology_lines(text: str) -> dict[str, str]:
     return racks
 
 
-def parse_end(text: str) -> JobEnd | None:
+def read_end(world: World, job: Allocation) -> JobEnd | None:
+    """Ask Slurm whether it ends the job, and why; a cancelled one may have lost a host."""
+    found = parse_end(world.ask((*DETAILS, job.job)) or "", job.restarts)
+    if found != CANCELLED:
+        return found
+    states = world.ask(("sinfo", "--noheader", "--Node", f"--nodes={','.join(job.hosts.names)}", "--format=%N %T"))
+    lost = [line.split()[0] for line in (states or "").splitlines() if re.match(r"\S+ (down|fail)", line)]
+    return JobEnd(LOST_HOST, f"was ended, as Slurm says that {fold(lost)} is down") if lost else found
+
+
+CANCELLED = JobEnd(ENDED, "was cancelled")
+
+
+def parse_end(text: str, restarts: int = 0) -> JobEnd | None:
     """Return how Slurm ends a job whose script still runs, from `scontrol --oneliner show job`; None: it does not.
+
+    `restarts` is how often it had been started again by then.
 
     >>> parse_end("JobId=7 JobState=COMPLETING Reason=TimeLimit TimeLimit=00:01:00")
     JobEnd(exit_code=124, words='has reached its time limit (00:01:00)')
     """
     words = dict(word.partition("=")[::2] for word in text.split())
     state, reason = words.get("JobState", "RUNNING"), words.get("Reason", "None")
+    if (_number(words.get("Restarts")) or 0) > restarts or state.startswith("REQUEUE"):
+        return JobEnd(ENDED, "goes back into the queue")
     if state == "TIMEOUT" or (state == "COMPLETING" and reason == "TimeLimit"):
         return JobEnd(TIMED_OUT, f"has reached its time limit ({words.get('TimeLimit', '?')})")
     if state in ("CANCELLED", "COMPLETING"):
-        return JobEnd(ENDED, "was cancelled")
-    if state in ("NODE_FAIL", "PREEMPTED", "DEADLINE", "REQUEUED", "REQUEUE_HOLD", "REVOKED", "OUT_OF_MEMORY"):
-        return JobEnd(ENDED, f"was ended by Slurm: {state}")
+        return CANCELLED
+    if state in ("NODE_FAIL", "PREEMPTED", "DEADLINE", "REVOKED", "OUT_OF_MEMORY"):
+        return JobEnd(LOST_HOST if state == "NODE_FAIL" else ENDED, f"was ended by Slurm: {state}")
     return None

@@ -10,6 +10,8 @@ checks: the machine's few cores are shared by all, and task/none binds no one.
 """
 
 import itertools
+import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +64,11 @@ def why_not() -> str:
 class SlurmCluster(SchedulerCluster):
     """A cluster whose hosts are Slurm's nodes, idle when `with` begins; racks are rack0, rack1, ... under spine."""
 
+    def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = ()) -> None:
+        """Prepare the cluster; each slurmd is started by the command `around`."""
+        super().__init__(hosts_per_rack, racks)
+        self._around = around
+
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on `host` with SLURM_CONF set."""
         return super().argv(host, [program("env"), f"SLURM_CONF={self.folder}/slurm.conf", *command], cwd=cwd)
@@ -98,7 +105,7 @@ class SlurmCluster(SchedulerCluster):
 
     def start_slurmd(self, host: str) -> None:
         """Start the host's slurmd, a daemon called slurmd.<host>; `kill` ends it, its running steps go on."""
-        self.launch(f"slurmd.{host}", host, [NODE, "-D", "-N", host])
+        self.launch(f"slurmd.{host}", host, [*self._around, NODE, "-D", "-N", host])
 
     def _up(self) -> None:
         super()._up()
@@ -123,7 +130,7 @@ class SlurmCluster(SchedulerCluster):
             (self.folder / name).mkdir(mode=0o700)
         (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, count=len(self.hosts), gpus=GPUS))
         for number in range(GPUS):
-            (self.folder / f"gpu{number}").touch()  # slurmd wants a file a GPU, of whatever kind
+            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # a device a GPU
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # unused, but looked for: no host has one
         racks = itertools.groupby(self.hosts, key=lambda host: host.rack)
