@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, fold
-from ddlrun.schedulers import Allocation
+from ddlrun.schedulers import TITLES, Allocation, signs
 
+# Launcher -> the scheduler in whose jobs it works.
+OWNERS = {"srun": "slurm", "blaunch": "lsf", "qrsh": "sge"}
 LAUNCHERS = ("ssh", "srun", "blaunch", "qrsh", "agent")
 
 
@@ -34,6 +36,19 @@ class Way(NamedTuple):
         }.get(self.launcher, self.words)
 
 
+def as_named(hosts: HostList, job: Allocation | None) -> HostList:
+    """Return the hosts as the job names them: n1.site for n1, where only one of its hosts can be meant."""
+    if job is None or all(name in job.hosts.names for name in hosts.names):
+        return hosts
+    short: dict[str, list[str]] = {}
+    for name in job.hosts.names:
+        short.setdefault(name.lower().partition(".")[0], []).append(name)
+    meant = {name: short.get(name.lower().partition(".")[0], []) for name in hosts.names if name not in job.hosts.names}
+    return hosts.take(
+        host._replace(name=meant[host.name][0]) if len(meant.get(host.name, ())) == 1 else host for host in hosts
+    )
+
+
 def choose_way(
     wanted: str, job: Allocation | None, hosts: HostList, ssh: Sequence[str], environ: Mapping[str, str]
 ) -> Way:
@@ -42,8 +57,11 @@ def choose_way(
     `wanted` is auto or one of LAUNCHERS. Raises InputError where that one cannot serve here.
     """
     foreign = [name for name in hosts.names if job is None or name not in job.hosts.names]
-    if wanted in ("srun", "blaunch", "qrsh") and (job is None or foreign):
-        what = f"{fold(foreign)} is not in {job.title}" if job else "this is no scheduler's job"
+    if wanted in OWNERS and (job is None or foreign or OWNERS[wanted] != job.scheduler):
+        ours = job is not None and OWNERS[wanted] == job.scheduler
+        what = (
+            f"{fold(foreign)} is not in {job.title}" if job and ours else f"this is no job of {TITLES[OWNERS[wanted]]}"
+        )
         raise InputError(f"--launcher {wanted}: {what}, so nothing can be started there by {wanted}; use ssh")
     agent = _given(environ, ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"))
     if wanted == "agent" and not agent:
@@ -101,12 +119,13 @@ def daemon_variables(
     agents = {"blaunch": "blaunch", "agent": shlex.join(way.words)}
     if way.launcher in agents:
         return {f"{rsh}_agent" if major == 4 else f"{ssh}_agent": agents[way.launcher]}
-    if way.launcher == "ssh" and job is not None and job.scheduler != "kubernetes":
+    inside = [name for name in signs(environ) if name != "kubernetes"]
+    if way.launcher == "ssh" and inside:
         # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
         off = {f"{rsh}_disable_qrsh": "1"} if major == 4 else {f"{ssh}_disable_qrsh": "1"}
         plm = {"OMPI_MCA_plm": "rsh"} if major == 4 else {"PRTE_MCA_plm": "ssh"}
         ras = {"OMPI_MCA_ras" if major == 4 else "PRTE_MCA_ras": READERS[major]}
-        return ras | ({} if alone else plm) | (off if job.scheduler == "sge" else {})
+        return ras | ({} if alone else plm) | (off if "sge" in inside else {})
     return {}
 
 

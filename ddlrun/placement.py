@@ -134,11 +134,15 @@ def check_hosts(topology: Topology, hosts: HostList) -> None:
     short = [host for host in hosts if host.slots is not None and host.slots < ranks]
     if short:
         fits = Topology((min(slots), *topology.dims[1:]))
+        alike: dict[int | None, list[str]] = {}
+        for host in short:
+            alike.setdefault(host.slots, []).append(host.name)
+        what = f"topology {topology} puts {ranks} rank{'s' * (ranks > 1)} on each host, but"
         raise InputError(
             *(
-                f"topology {topology} puts {ranks} ranks on each host, but {host.name} offers {host.slots} slots "
+                f"{what} {fold(names)} offer{'s' * (len(names) == 1)} {count} slot{'s' * (count != 1)} "
                 f"({hosts.source}); {fits} would fit"
-                for host in short
+                for count, names in alike.items()
             )
         )
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=wh
 
 T = TypeVar("T")
 GRACE, HEARTBEAT = 2, 4
-PATIENCE = 20.0
+PATIENCE = 60.0
 SCRIPT = """
 import ctypes, os, sys, time
 from mpi4py import MPI

@@ -114,7 +114,7 @@ def test_too_few_slots_names_every_short_host() -> None:
         place(parse_topology("4x3"), hosts, dict.fromkeys(hosts.names, machine("minsky")), RankOrder.DDL)
     assert [problem.split("but ")[1] for problem in caught.value.problems] == [
         "a offers 2 slots (hostfile F); 1x3x1 would fit",
-        "c offers 1 slots (hostfile F); 1x3x1 would fit",
+        "c offers 1 slot (hostfile F); 1x3x1 would fit",
     ]
 
 

@@ -279,7 +279,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
     [
         ([], "Missing argument 'TOPOLOGY'"),
         (["4x2"], "Missing argument 'SCRIPT'"),
-        (["train.py"], "topology 'train.py', column 1"),
+        (["train.py"], "Missing argument 'TOPOLOGY'"),
         (["4x0", "train.py"], "is 0; it must be at least 1"),
         (["4", "no.py"], "script 'no.py' is not there"),
         (["4", "-H", "a,b", "train.py"], "-H: the hosts come from the scheduler"),
@@ -288,7 +288,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--rankfile", "f", "train.py"], "--rankfile: it names hosts"),
         (["4", "--dry-run", "train.py"], "--dry-run: submit shows its script with --print"),
         (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first word"),
-        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts extra"),
+        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job has the hosts"),
         (["4", "--config-file", "c.yaml", "train.py"], "config file: hosts: the hosts come from the scheduler"),
         (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np asks for 4"),
         (["4x2", "--nodes", "3", "train.py"], "--nodes 3 means Y = 3"),

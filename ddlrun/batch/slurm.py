@@ -18,7 +18,10 @@ def read_scontrol(text: str) -> State | None:
     State(word='FAILED', code=3, log='/a b.out')
     """
     state, code = re.search(r"\bJobState=(\w+)", text), re.search(r"\bExitCode=(\d+:\d+)", text)
+    reason = re.search(r"\bReason=(\S+)", text)
     log = re.search(r"\bStdOut=(.+?)(?: \w+=|\n|$)", text)
+    if state and state[1] == "PENDING" and reason and reason[1] != "None":
+        return State(f"PENDING ({reason[1]})", None, log[1] if log else None)
     return _state(state[1], code[1] if code else "", log[1] if log else None) if state else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.launchers import Way, choose_way
+from ddlrun.launchers import Way, as_named, choose_way
 from ddlrun.machine import Machine
 from ddlrun.machine.bus import RESTRICTING
 from ddlrun.probe import Reach, is_local, probe
@@ -216,7 +216,7 @@ def ssh_way(options: Mapping[str, Any]) -> Way:
 def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, Way]:
     """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
-    hosts = read_hosts(expression, options["hostfile"], job=job)
+    hosts = as_named(read_hosts(expression, options["hostfile"], job=job), job)
     return hosts, read_way(options, job, hosts)
 
 

@@ -17,6 +17,7 @@ from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_option
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
+from ddlrun.launchers import as_named
 from ddlrun.output import Style
 from ddlrun.plan import RunDir
 from ddlrun.racks import Arrangement, arrange
@@ -212,7 +213,7 @@ def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
         options["processes"], options["accelerators"], options["nodes"], options["racks"], options["aisles"],
         gpus=job.gpus if job is not None else None,
     )  # fmt: skip
-    hosts = job_hosts(options, job)
+    hosts = as_named(job_hosts(options, job), job)
     spare = options.get("spare_hosts") == "extra"
     if spare and wish.topology is None:
         raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")

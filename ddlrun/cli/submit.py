@@ -33,6 +33,7 @@ REFUSED = {
     "load": "it names hosts, which come from the scheduler; say what they are: --machine",
     "rankfile": "it names hosts, which come from the scheduler; leave it out",
     "topology": "the topology is submit's first word; leave it out",
+    "spare_hosts": "the job has the hosts of its topology, and no more; leave it out",
     "dry_run": "submit shows its script with --print; leave it out",
     "as_json": "submit has no plan to show; leave it out",
 }
@@ -63,6 +64,10 @@ class Submit(Sections):
             if not {"-h", "--help"} & {*options} and not words.rest:
                 raise click.UsageError("Missing argument 'TOPOLOGY' (XxYxZ, as in 4x2x3)", ctx)
             return super().parse_args(ctx, [*options, *words.rest])
+        if "topology" in {param.name for param, _ in words.options}:
+            raise InputError(f"--topology: {REFUSED['topology']}")
+        if not words.topology[:1].isdigit():
+            raise click.UsageError(f"Missing argument 'TOPOLOGY' (XxYxZ, as in 4x2x3) before {words.topology!r}", ctx)
         parse_topology(words.topology)
         return super().parse_args(ctx, ["--topology", words.topology, *options, *words.rest])
 
@@ -133,10 +138,11 @@ def _check(ctx: click.Context, words: Words, script: str, args: tuple[str, ...],
         f"{given.get(name, 'config file: ' + name)}: {why}" for name, why in REFUSED.items()
         if (name in given if name == "topology" else options[name])
     ]  # fmt: skip
-    if options["spare_hosts"] not in (None, "extra"):
-        problems.append("--spare-hosts: the hosts come from the scheduler; it can be: --spare-hosts extra")
     if problems:
         raise InputError(*problems)
+    folder = os.path.dirname(options["log"] or "")
+    if folder and "%" not in folder and "$" not in folder and not os.path.isdir(folder):
+        raise InputError(f"--log {options['log']}: the folder {folder} is not there, and no scheduler makes it")
     elsewhere = options["container"] or options["image"]  # the script may be in there alone
     program = (script, *args) if elsewhere else read_program(script, args, is_module=options["is_module"])
     topology = parse_topology(options["topology"])

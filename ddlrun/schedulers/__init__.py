@@ -35,6 +35,13 @@ class World(NamedTuple):
     read: Callable[[str], str]
     ask: Callable[[Sequence[str]], str | None]
 
+    def file(self, variable: str) -> str:
+        """Return the text of the file that a variable names. Raises InputError with the variable and a way out."""
+        try:
+            return self.read(self.environ[variable])
+        except InputError as error:
+            raise InputError(f"{variable}: {error}; name the hosts: -H, or --scheduler none") from error
+
 
 class Allocation(NamedTuple):
     """The job that we run in, and what its scheduler gave it."""

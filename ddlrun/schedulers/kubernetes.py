@@ -11,9 +11,10 @@ AGENTS = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 def read(world: World) -> Allocation:
     """Return the workers, their names whole. Raises InputError on a hostfile that is not there, or is broken."""
     environ = world.environ
-    path = next(environ[name] for name in HOSTFILES if environ.get(name))
+    variable = next(name for name in HOSTFILES if environ.get(name))
+    path = environ[variable]
     job = (environ.get("K_MPI_JOB_ROLE", "") and environ.get("HOSTNAME", "").removesuffix("-launcher")) or path
-    found = parse_hostfile(world.read(path), f"hostfile {path}")
+    found = parse_hostfile(world.file(variable), f"hostfile {path}")
     agent = next((environ[name] for name in AGENTS if environ.get(name)), "")
     launcher = "agent" if agent.partition(" ")[0].endswith("kubexec.sh") else "ssh"
     hosts = HostList(found.hosts, f"Kubernetes ({path})")

@@ -8,6 +8,7 @@ from ddlrun.hosts import HostList, check_host_name
 from ddlrun.schedulers import Allocation, World
 from ddlrun.schedulers.nodefile import count_hosts, parse_nodefile, with_slots
 
+FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
 UNITS = ("bmgroup", "-cu", "-w")
 LAUNCH_HOST = r"(batch|login|launch|service)[-_0-9]*"
 
@@ -37,21 +38,29 @@ def read(world: World) -> Allocation:
 
 
 def _slots(world: World, job: str) -> tuple[dict[str, int], str]:
+    """Return the slots and what said so: a file before a list, as lists may be cut; a list where no file is there."""
     environ = world.environ
-    for name in ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE"):
-        if path := environ.get(name):
-            return parse_nodefile(world.read(path), f"{name} {path}"), f"{name} {path}"
-    if path := environ.get("LSB_AFFINITY_HOSTFILE"):
-        names = "\n".join(line.split()[0] if line.split() else "" for line in world.read(path).splitlines())
-        return parse_nodefile(names, f"LSB_AFFINITY_HOSTFILE {path}"), f"LSB_AFFINITY_HOSTFILE {path}"
+    unread = None
+    for name in FILES:
+        try:
+            if path := environ.get(name):
+                text = world.file(name)
+                return parse_nodefile(_names(text) if name == FILES[-1] else text, f"{name} {path}"), f"{name} {path}"
+        except InputError as error:
+            unread = unread or error
     if words := environ.get("LSB_MCPU_HOSTS", "").split():
         return parse_mcpu(words), "LSB_MCPU_HOSTS"
     if words := environ.get("LSB_HOSTS", "").split():
         return count_hosts(check_host_name(word, "LSB_HOSTS") for word in words), "LSB_HOSTS"
-    raise InputError(
+    raise unread or InputError(
         f"LSF job {job}: none of LSB_DJOB_HOSTFILE, LSB_DJOB_RANKFILE, LSB_MCPU_HOSTS and LSB_HOSTS is set; "
         "name the hosts: -H, or --scheduler none"
     )
+
+
+def _names(text: str) -> str:
+    """Return the first word of each line: the host, before its CPUs."""
+    return "\n".join(line.split()[0] if line.split() else "" for line in text.splitlines())
 
 
 def parse_mcpu(words: list[str]) -> dict[str, int]:

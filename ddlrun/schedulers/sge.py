@@ -12,7 +12,7 @@ def read(world: World) -> Allocation:
     """
     path, job = world.environ["PE_HOSTFILE"], world.environ["JOB_ID"]
     slots: dict[str, int] = {}
-    for number, line in enumerate(world.read(path).splitlines(), 1):
+    for number, line in enumerate(world.file("PE_HOSTFILE").splitlines(), 1):
         words = line.split()
         if not words:
             continue

@@ -128,7 +128,7 @@ def _hosts(world: World, job: str) -> tuple[list[Host], str]:
     environ = world.environ
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") and environ.get("SLURM_HOSTFILE"):
         path = environ["SLURM_HOSTFILE"]
-        counted = parse_nodefile(world.read(path), f"SLURM_HOSTFILE {path}")
+        counted = parse_nodefile(world.file("SLURM_HOSTFILE"), f"SLURM_HOSTFILE {path}")
         return [Host(*one) for one in counted.items()], f"SLURM_HOSTFILE {path}"
     found: dict[str, int | None] = {}
     for ending in _groups(environ) or [""]:
