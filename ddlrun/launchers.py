@@ -101,6 +101,13 @@ CHOSEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_O
 # Open MPI's readers of an allocation. Where one reads it, its slots and hosts overrule the hostfile's.
 READERS = {4: "^slurm,lsf,tm,gridengine,alps", 5: "^slurm,lsf,pbs,gridengine,flux"}
 
+# The parallel environment's slots would be taken; and orted would pass on a warning that the ranks have from ddlrun.
+_OF_QRSH = {
+    "OMPI_MCA_ras": "^gridengine",
+    "OMPI_MCA_orte_launch_agent": f"sh {DAEMON} orted",
+    "OMPI_MCA_ess_base_forward_signals": "none",
+}
+
 
 def daemon_variables(
     way: Way, major: int, job: Allocation | None, ranks: int, environ: Mapping[str, str], *, alone: bool = False
@@ -110,12 +117,12 @@ def daemon_variables(
     `alone`: there are no daemons, as all ranks are on this host. Measured with Slurm 22.05 and Open MPI 4.1.4
     and 5.0.11 (docs/explanation/schedulers.md).
     """
+    deaf = {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"}
     if way.launcher == "srun":
-        deaf = {} if major == 4 else {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"}
-        return _of_slurm(job, ranks, environ) | deaf
+        return _of_slurm(job, ranks, environ) | (deaf if major == 5 else {})
     rsh, ssh = "OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh"
-    if way.launcher == "qrsh":  # Open MPI 4.1 would take the slots of the parallel environment
-        return {"OMPI_MCA_ras": "^gridengine"} if major == 4 else {}
+    if way.launcher == "qrsh":
+        return deaf if major == 5 else _OF_QRSH
     agents = {"blaunch": "blaunch", "agent": shlex.join(way.words)}
     if way.launcher in agents:
         return {f"{rsh}_agent" if major == 4 else f"{ssh}_agent": agents[way.launcher]}

@@ -1,3 +1,3 @@
-# What Slurm starts as Open MPI 5's daemon: prted dies of a warning signal that is meant for the ranks.
+# What Slurm or Grid Engine starts as Open MPI's daemon: prted dies of a warning that is meant for the ranks.
 trap '' USR1 USR2
 exec "$@"
