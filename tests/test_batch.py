@@ -141,6 +141,7 @@ def test_names_are_plain(value: str) -> None:
         ("slurm", PLAIN._replace(image="x"), "--image: for Kubernetes alone"),
         ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: for Grid Engine alone"),
         ("sge", PLAIN._replace(memory=1), "-l h_vmem"),
+        ("sge", PLAIN._replace(warn=60, seconds=90), "--warn: Grid Engine sends USR2 at the limit"),
         ("sge", PLAIN._replace(cores=2), "counts GPUs a slot"),
         ("flux", PLAIN._replace(requeue=True), "--restarts"),
         ("flux", PLAIN._replace(command=("a\n# flux: -N9",)), "would read a directive"),

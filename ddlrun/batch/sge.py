@@ -61,5 +61,9 @@ SGE = Scheduler(
     gpus=(("qconf", "-sc"), r"(?m)^gpu\s"),
     trial=("qsub", "-w", "p"),
     problems=_problems,
-    refuses={"memory": "Grid Engine's resource for it is the site's; name it: --scheduler-args '-l h_vmem=16G'"},
+    refuses={
+        "memory": "Grid Engine's resource for it is the site's; name it: --scheduler-args '-l h_vmem=16G'",
+        # s_rt is meant for it, but 8.1.9 kills the job then, without a USR1.
+        "warn": "Grid Engine sends USR2 at the limit, and KILL after the queue's notify; leave it out, and handle USR2",
+    },
 )

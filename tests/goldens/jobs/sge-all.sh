@@ -5,7 +5,7 @@
 #$ -pe mpi 24
 #$ -l gpu=1
 #$ -l exclusive=true
-#$ -l h_rt=5400,s_rt=5280
+#$ -l h_rt=5400
 #$ -q gpu
 #$ -A vision
 #$ -cwd -j y -notify -V
