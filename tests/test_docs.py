@@ -50,7 +50,7 @@ def test_the_comparison_with_others_is_what_the_program_prints(capture: Callable
 
 def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    text = (ROOT / "docs" / "how-to" / "submit-a-job.md").read_text()
+    text = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("submit-a-job", "kubernetes"))
     blocks = re.findall(r"```\w+\n\$ ddlrun (submit .*)\n((?:.*\n)*?)```", text)
     environ = {**os.environ, "PATH": str(tmp_path)}  # no scheduler, which could say that it has no GPUs
     assert len(blocks) == 2
