@@ -129,7 +129,7 @@ def parse_hostfile(text: str, where: str) -> HostList:
         words = list(re.finditer(r"\S+", line.partition("#")[0]))
         try:
             for host in _parse_line(words, f"{where}, line {number}") if words else ():
-                found[host.name] = _merge(found.get(host.name), host)
+                found[host.name] = _merge(found.get(host.name), host, f"{where}, line {number}")
         except InputError as error:
             problems += error.problems
     if problems:
@@ -148,9 +148,11 @@ def render_hostfile(hosts: Iterable[Host]) -> str:
     )
 
 
-def _merge(before: Host | None, host: Host) -> Host:
+def _merge(before: Host | None, host: Host, place: str) -> Host:
     if before is None:
         return host
+    if None not in (before.rack, host.rack) and before.rack != host.rack:
+        raise InputError(f"{place}: {host.name} is in rack {host.rack}, but in {before.rack} further up; leave one out")
     slots = (1 if before.slots is None else before.slots) + (1 if host.slots is None else host.slots)
     return Host(host.name, slots, host.rack or before.rack)
 

@@ -117,23 +117,24 @@ def daemon_variables(
     `alone`: there are no daemons, as all ranks are on this host. Measured with Slurm 22.05 and Open MPI 4.1.4
     and 5.0.11 (docs/explanation/schedulers.md).
     """
-    deaf = {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"}
+    mca, plm = (("OMPI_MCA_", "rsh"), ("PRTE_MCA_", "ssh"))[major == 5]
+    deaf = {"PRTE_MCA_prte_launch_agent": f"sh {DAEMON} prted"} if major == 5 else {}
     if way.launcher == "srun":
-        return _of_slurm(job, ranks, environ) | (deaf if major == 5 else {})
-    rsh, ssh = "OMPI_MCA_plm_rsh", "PRTE_MCA_plm_ssh"
+        return _of_slurm(job, ranks, environ) | deaf
+    # Daemons would start others themselves in large jobs, which only the first host may do.
+    flat = {f"{mca}plm_{plm}_no_tree_spawn": "1"}
     if way.launcher == "qrsh":
-        return deaf if major == 5 else _OF_QRSH
-    agents = {"blaunch": "blaunch", "agent": shlex.join(way.words)}
-    if way.launcher in agents:
-        return {f"{rsh}_agent" if major == 4 else f"{ssh}_agent": agents[way.launcher]}
+        return flat | (deaf or _OF_QRSH)
+    hidden = {f"{mca}ras": READERS[major], **({} if alone else {f"{mca}plm": plm})}
+    if way.launcher == "blaunch":
+        return flat | hidden | {f"{mca}plm_{plm}_agent": "blaunch"}
+    if way.launcher == "agent":
+        return flat | {f"{mca}plm_{plm}_agent": shlex.join(way.words)}
     inside = [name for name in signs(environ) if name != "kubernetes"]
-    if way.launcher == "ssh" and inside:
-        # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
-        off = {f"{rsh}_disable_qrsh": "1"} if major == 4 else {f"{ssh}_disable_qrsh": "1"}
-        plm = {"OMPI_MCA_plm": "rsh"} if major == 4 else {"PRTE_MCA_plm": "ssh"}
-        ras = {"OMPI_MCA_ras" if major == 4 else "PRTE_MCA_ras": READERS[major]}
-        return ras | ({} if alone else plm) | (off if "sge" in inside else {})
-    return {}
+    if not inside:
+        return {}
+    # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.
+    return hidden | ({f"{mca}plm_{plm}_disable_qrsh": "1"} if "sge" in inside else {})
 
 
 def step_gres(job: Allocation, environ: Mapping[str, str]) -> str | None:

@@ -49,7 +49,9 @@ def arrange(wish: Wish, hosts: HostList, *, choose: bool = False) -> Arrangement
     if ordered.names != hosts.names:
         said = (*said, f"hosts in the order of their racks: {ordered}")
     if wish.nodes or wish.racks or wish.aisles:
-        return Arrangement(ordered, wish, said=said)
+        size = wish.nodes or max(1, len(hosts) // ((wish.racks or 1) * (wish.aisles or 1)))
+        whole, groups = sum(len(rack) // size for rack in racks.values()), len(hosts) // size
+        return Arrangement(ordered, wish, said=(*said, _crossing(whole, size, groups)) if whole < groups else said)
     per_rack, words = _common_size(racks)
     return Arrangement(ordered, wish._replace(nodes=per_rack, racks=len(hosts) // per_rack), said=(*said, *words))
 
@@ -59,6 +61,11 @@ def _unknown(hosts: HostList) -> tuple[str, ...]:
     if not without or len(without) == len(hosts):
         return ()
     return (f"racks are left alone: nothing says the rack of {fold(without)}",)
+
+
+def _crossing(whole: int, size: int, groups: int) -> str:
+    """Say how many groups of hosts are not in one rack each."""
+    return f"{groups - whole} of {groups} group{'s' * (groups > 1)} of {size} hosts cross racks"
 
 
 def _common_size(racks: dict[str, list[Host]]) -> tuple[int, list[str]]:
@@ -71,9 +78,11 @@ def _common_size(racks: dict[str, list[Host]]) -> tuple[int, list[str]]:
         return common, [
             f"{listed} are not equal: taken as {total // common} groups of {common} hosts, none across racks"
         ]
-    shapes = [(size, sum(other >= size for other in sizes)) for size in {*sizes}]
-    per_rack, count = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))
-    out = [host.name for rack in racks.values() for host in rack[per_rack if len(rack) >= per_rack else 0 :]]
+    per_rack, count = max(
+        ((size, sum(other // size for other in sizes)) for size in range(2, max(sizes) + 1)),
+        key=lambda shape: (shape[0] * shape[1], shape[0]),
+    )
+    out = [host.name for rack in racks.values() for host in rack[len(rack) // per_rack * per_rack :]]
     best = f"--topology Xx{per_rack}x{count} would keep to racks and leave out {fold(out)}"
     return total, [f"{listed} have no common size: all {total} hosts are taken as one rack; {best}"]
 
@@ -94,10 +103,7 @@ def _as_told(
     else:
         chosen = {host.name for host in [host for rack in racks or [list(hosts)] for host in rack][: topology.hosts]}
         if racks and per_rack > 1:
-            said = (
-                *said,
-                f"only {len(taken)} groups of {per_rack} hosts share a rack, not {count}: some groups cross racks",
-            )
+            said = (*said, _crossing(len(taken), per_rack, count))
     ordered = [host for rack in racks or [list(hosts)] for host in rack]
     out = tuple(host for host in ordered if host.name not in chosen)
     if out:

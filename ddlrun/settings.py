@@ -165,6 +165,8 @@ class Settings(NamedTuple):
     """What starts programs on the hosts."""
     job: Allocation | None = None
     """The scheduler's job that we run in."""
+    asked_shape: str = ""
+    """The options that gave Y and Z."""
     left_out: tuple[Host, ...] = ()
     """Hosts beyond what the topology needs."""
     notes: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ddlrun.hosts import fold
 from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
@@ -117,7 +118,7 @@ def _srun(scripts: Mapping[str, str], way: Way, timeout: float) -> tuple[int, st
     argv = [
         "env", *(word for name in PARTS for word in ("-u", name)),
         "srun", *way.words, "--overlap", "--immediate=5", "--label", "--quiet", "--mpi=none", "--cpu-bind=none",
-        "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={','.join(scripts)}",
+        "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={fold(scripts)}",
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
     ]  # fmt: skip
     try:
@@ -141,7 +142,7 @@ def _failed_nodes(said: str, names: Iterable[str]) -> dict[str, str]:
     """Return the hosts for which a step could not start, and why: as srun says, or Slurm of those that are down."""
     found = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", said))
     if "Unable to create step" in said:
-        listed = begin(["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %T"])().out
+        listed = begin(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])().out
         states = (line.split() for line in listed.splitlines())
         down = {words[0]: words[1] for words in states if len(words) == 2}
         found |= {name: f"Slurm says: {state}" for name, state in down.items() if re.match(r"down|fail|.*\*$", state)}

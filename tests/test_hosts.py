@@ -129,3 +129,8 @@ def test_an_empty_hostfile_is_an_error() -> None:
 def test_duplicates_are_refused_by_the_value_itself() -> None:
     with pytest.raises(InputError, match="stands twice"):
         HostList((Host("a"), Host("a")), "x")
+
+
+def test_a_host_in_two_racks() -> None:
+    with pytest.raises(InputError, match="f, line 3: a is in rack r2, but in r1 further up"):
+        parse_hostfile("a rack=r1\nb rack=r1\na rack=r2\n", "f")

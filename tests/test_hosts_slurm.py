@@ -237,9 +237,7 @@ def test_a_requeued_job_goes_on(slurm: SlurmCluster, launch: Launch, tmp_path: P
     script = launch(text, "--quiet", "--accelerators", "1", "--restarts", "1")
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N2", "--open-mode=append", "--requeue", cwd=tmp_path)
     until(tmp_path, "h2 0 1 2 0")
-    slurm.run("h1", ["scontrol", "requeue", job], check=True)
-    slurm.wait_for(job, "PENDING", "REQUEUED", "RUNNING")
-    slurm.run("h1", ["scontrol", "update", f"JobId={job}", "StartTime=now"])  # else it waits two minutes
+    slurm.requeue(job)
     slurm.wait_for(job, "COMPLETED", timeout=200)
     assert (tmp_path / "out").read_text().count(" 2 1\n") == 2
     assert (tmp_path / "run" / "requeue-1" / "outcome.json").exists()

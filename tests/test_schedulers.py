@@ -170,13 +170,20 @@ def test_slurms_details_give_gpus_and_a_steps_tasks() -> None:
     assert [count for _, count in slots(job(step, says=says))] == [2, 2, 2, 2]
 
 
+def test_an_arrays_number_is_also_its_last_tasks() -> None:
+    tasks = (
+        "JobId=9 ArrayJobId=7 ArrayTaskId=0 JobState=RUNNING Restarts=0\n"
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Restarts=0\n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=2 JobState=CANCELLED Restarts=0\n"
+    )
+    assert job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": tasks}), job(SLURM)) is None
+
+
 def test_tasks_that_slurm_spread_unevenly() -> None:
     spread = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "6"}
     found = job({**spread, "SLURM_TASKS_PER_NODE": "4,1(x2)"})
     assert slots(found) == [("n1", 2), ("n2", 2), ("n3", 2)]
-    assert found.notes == (
-        "Slurm spread 6 tasks as 4, 1, 1: taken as 2 on each host (sbatch --ntasks-per-node=2)",
-    )  # fmt: skip
+    assert found.notes[0] == "Slurm spread 6 tasks as 4, 1, 1: taken as 2 on each host (sbatch --ntasks-per-node=2)"
     assert slots(job({**spread, "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,1(x2)"}))[0] == ("n1", 3)
 
 
@@ -198,7 +205,7 @@ def test_tasks_that_slurm_spread_unevenly() -> None:
     ],
 )
 def test_how_slurm_ends_a_job(said: str, states: str, code: int | None, words: str) -> None:
-    sinfo = "sinfo --noheader --Node --nodes=tux08,tux09,tux10,gpu1 --format=%N %T"
+    sinfo = "sinfo --noheader --Node --nodes=tux[08-10],gpu1 --format=%N %T"
     end = job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": said, sinfo: states}), job(SLURM))
     assert (end.exit_code if end else None) == code
     assert words in (end.words if end else "")
@@ -297,6 +304,8 @@ def test_pbs() -> None:
         job(environ)
     with pytest.raises(InputError, match="no hosts there"):
         job(environ, {"/n": "\n"})
+    with pytest.raises(InputError, match="PBS_NODEFILE, which names the job's hosts, is not set"):
+        job({"PBS_JOBID": "5"})
 
 
 def test_grid_engine() -> None:
@@ -350,7 +359,8 @@ def test_several_at_once_have_an_order() -> None:
     assert "a job of Slurm too; Kubernetes is the innermost" in found.notes[-1]
     named = read_job(world(both), "slurm")
     assert named is not None
-    assert (named.scheduler, named.notes) == ("slurm", ())
+    assert named.scheduler == "slurm"
+    assert not any("innermost" in note for note in named.notes)
 
 
 @given(
@@ -404,6 +414,7 @@ def test_unequal_racks_are_told_in_words() -> None:
         "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in said
     )
     assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in said
+    assert "--topology Xx3x4 would keep to racks" in arrange(Wish(), racked(3, 7, 4)).said[-1]
     assert "taken as 4 groups of 2 hosts, none across racks" in arrange(Wish(), racked(4, 2, 2)).said[-1]
 
 
@@ -427,7 +438,9 @@ def test_a_topology_takes_whole_groups() -> None:
     assert "left out, as --topology 4x2x2 needs 4 hosts" in found.said[-1]
     crossing = arrange(Wish(topology=parse_topology("4x4x2")), racked(3, 3, 2))
     assert len(crossing.hosts) == 8
-    assert "only 0 groups of 4 hosts share a rack, not 2" in crossing.said[-1]
+    assert "2 of 2 groups of 4 hosts cross racks" in crossing.said[-1]
+    sized = arrange(Wish(nodes=4), racked(2, 2))
+    assert sized.said == ("1 of 1 group of 4 hosts cross racks",)
     plain = HostList(tuple(map(Host, "abc")), "test")
     assert arrange(Wish(topology=parse_topology("4x2")), plain).hosts.names == ("a", "b", "c")
     assert arrange(Wish(topology=parse_topology("4x2")), plain, choose=True).hosts.names == ("a", "b")

@@ -187,6 +187,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         mpi_args=_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
         way=read_way(options, job, arranged.hosts),
         job=job,
+        asked_shape=" ".join(f"--{name} {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
         left_out=arranged.left_out,
         notes=(*(job.notes if job is not None else ()), *arranged.said),
         variables={

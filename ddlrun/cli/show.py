@@ -127,10 +127,10 @@ def _topology(placement: Placement, reason: str, settings: Settings) -> Shown:
 def _shape_reason(settings: Settings) -> str:
     if settings.wish.topology is not None:
         return "--topology"
-    if all(host.rack for host in settings.hosts):
-        return f"the racks of {settings.hosts.source}"
-    asked = settings.wish.nodes or settings.wish.racks or settings.wish.aisles
-    return "--nodes, --racks, --aisles" if asked else f"nothing says the racks of {settings.hosts.source}: one rack"
+    if settings.asked_shape:
+        return settings.asked_shape
+    known = all(host.rack for host in settings.hosts)
+    return f"{'the racks' if known else 'one rack, as nothing says the racks'} of {settings.hosts.source}"
 
 
 def _hosts(placement: Placement, settings: Settings) -> Shown:

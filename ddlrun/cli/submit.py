@@ -128,6 +128,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         return 0
     if options["when_free"]:
         return ask_when_free(scheduler, text)
+    if not batch.cores and not batch.exclusive and scheduler.name in ("slurm", "pbs"):
+        click.echo("ddlrun: note: a rank gets one core where jobs are confined: --cores N, or --exclusive", err=True)
     return submit(scheduler, batch, text, wait=options["wait"])
 
 
@@ -146,7 +148,11 @@ def _check(ctx: click.Context, words: Words, script: str, args: tuple[str, ...],
     elsewhere = options["container"] or options["image"]  # the script may be in there alone
     program = (script, *args) if elsewhere else read_program(script, args, is_module=options["is_module"])
     topology = parse_topology(options["topology"])
-    options |= {"scheduler": "none", "hosts": f"host[1-{topology.hosts}]"}  # as the job will see it, with other names
+    options |= {
+        "scheduler": "none",
+        "launcher": "auto",
+        "hosts": f"host[1-{topology.hosts}]",
+    }  # as the job will see it, with other names
     settings = read_settings(ctx, options, program)
     check_wish(settings.wish, settings.hosts)
     if options["min_topology"]:

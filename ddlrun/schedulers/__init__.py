@@ -22,9 +22,9 @@ SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kubernetes": (("OMPI_MCA_orte_default_hostfile",), ("PRTE_MCA_prte_default_hostfile",)),
     "slurm": (("SLURM_JOB_ID",), ("SLURM_JOBID",)),
     "lsf": (("LSB_JOBID",),),
-    "pbs": (("PBS_JOBID", "PBS_NODEFILE"),),
+    "pbs": (("PBS_JOBID",),),
     "sge": (("JOB_ID", "PE_HOSTFILE"),),
-    "cobalt": (("COBALT_JOBID", "COBALT_NODEFILE"),),
+    "cobalt": (("COBALT_JOBID",),),
 }
 
 
@@ -37,6 +37,8 @@ class World(NamedTuple):
 
     def file(self, variable: str) -> str:
         """Return the text of the file that a variable names. Raises InputError with the variable and a way out."""
+        if not self.environ.get(variable):
+            raise InputError(f"{variable}, which names the job's hosts, is not set; name them: -H, or --scheduler none")
         try:
             return self.read(self.environ[variable])
         except InputError as error:

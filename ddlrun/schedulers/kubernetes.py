@@ -13,7 +13,7 @@ def read(world: World) -> Allocation:
     environ = world.environ
     variable = next(name for name in HOSTFILES if environ.get(name))
     path = environ[variable]
-    job = (environ.get("K_MPI_JOB_ROLE", "") and environ.get("HOSTNAME", "").removesuffix("-launcher")) or path
+    job = (environ.get("K_MPI_JOB_ROLE", "") and environ.get("HOSTNAME", "").partition("-launcher")[0]) or path
     found = parse_hostfile(world.file(variable), f"hostfile {path}")
     agent = next((environ[name] for name in AGENTS if environ.get(name)), "")
     launcher = "agent" if agent.partition(" ")[0].endswith("kubexec.sh") else "ssh"

@@ -6,6 +6,7 @@ from ddlrun.schedulers.nodefile import parse_nodefile, with_slots
 
 def read(world: World) -> Allocation:
     """Return the job's hosts: a line of PBS_NODEFILE is a slot. Raises InputError on a file that is not there."""
+    text = world.file("PBS_NODEFILE")
     path, job = world.environ["PBS_NODEFILE"], world.environ["PBS_JOBID"]
-    hosts = with_slots(parse_nodefile(world.file("PBS_NODEFILE"), f"PBS_NODEFILE {path}"), f"PBS job {job} ({path})")
+    hosts = with_slots(parse_nodefile(text, f"PBS_NODEFILE {path}"), f"PBS job {job} ({path})")
     return Allocation("pbs", job, hosts)

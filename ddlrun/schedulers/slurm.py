@@ -24,11 +24,14 @@ def read(world: World) -> Allocation:
     job = environ.get("SLURM_JOB_ID") or environ["SLURM_JOBID"]
     _check_alone(environ, job)
     hosts, source = _hosts(world, job)
-    details = parse_details(world.ask((*DETAILS, job)) or "")
+    details = parse_details(own_lines(world.ask((*DETAILS, job)) or "", job))
     several = bool(_groups(environ))
     plain = not several and not environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
     hosts, more = _evened(hosts, details, in_step=_in_step(environ)) if plain else (hosts, [])
     racks = read_racks(world)
+    if racks is None:
+        more = [*more, "Slurm does not say its topology (scontrol show topology fails): all hosts count as one rack"]
+        racks = {}
     placed = tuple(host._replace(rack=racks.get(host.name)) for host in hosts)
     notes = [*more]
     if several:
@@ -52,6 +55,16 @@ class Details(NamedTuple):
     tasks_per_node: int | None = None
     tasks: int | None = None
     gpus: Mapping[str, str] = {}
+
+
+def own_lines(text: str, job: str) -> str:
+    """Return the lines of `scontrol --oneliner show job` that are about a job, and its heterogeneous parts.
+
+    For the number of an array, which its last task has too, it shows all tasks.
+    """
+    lines = text.splitlines()
+    mine = [line for line in lines if line.split()[:1] == [f"JobId={job}"]]
+    return "\n".join(mine or lines[:1] if "ArrayTaskId=" in text else lines)
 
 
 def parse_details(text: str) -> Details:
@@ -178,15 +191,18 @@ def _listed(text: str | None) -> int | None:
     return len(text.split(",")) if text else None
 
 
-def read_racks(world: World) -> dict[str, str]:
-    """Return the rack of each host that Slurm's topology knows: `scontrol show topology`, else topology.conf."""
+def read_racks(world: World) -> dict[str, str] | None:
+    """Return the rack of each host that Slurm's topology knows: `scontrol show topology`, else topology.conf.
+
+    None where neither can be read.
+    """
     said = world.ask(TOPOLOGY)
     if said is None:
         folder = world.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf").rpartition("/")[0]
         try:
             said = world.read(f"{folder}/topology.conf")
         except InputError:
-            return {}
+            return None
     return parse_topology_lines(said)
 
 
@@ -216,10 +232,10 @@ def parse_topology_lines(text: str) -> dict[str, str]:
 
 def read_end(world: World, job: Allocation) -> JobEnd | None:
     """Ask Slurm whether it ends the job, and why; a cancelled one may have lost a host."""
-    found = parse_end(world.ask((*DETAILS, job.job)) or "", job.restarts)
+    found = parse_end(own_lines(world.ask((*DETAILS, job.job)) or "", job.job), job.restarts)
     if found != CANCELLED:
         return found
-    states = world.ask(("sinfo", "--noheader", "--Node", f"--nodes={','.join(job.hosts.names)}", "--format=%N %T"))
+    states = world.ask(("sinfo", "--noheader", "--Node", f"--nodes={fold(job.hosts.names)}", "--format=%N %T"))
     lost = [line.split()[0] for line in (states or "").splitlines() if re.match(r"\S+ (down|fail)", line)]
     return JobEnd(LOST_HOST, f"was ended, as Slurm says that {fold(lost)} is down") if lost else found
 
