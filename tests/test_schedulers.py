@@ -12,7 +12,8 @@ from ddlrun.hosts import Host, HostList
 from ddlrun.racks import arrange
 from ddlrun.schedulers import Allocation, World, job_end, read_job, signs
 from ddlrun.schedulers.lsf import parse_mcpu, parse_units
-from ddlrun.schedulers.slurm import parse_tasks, parse_topology_lines
+from ddlrun.schedulers.scontrol import parse_topology_lines
+from ddlrun.schedulers.slurm import parse_tasks
 from ddlrun.shape import Wish
 from ddlrun.topology import parse_topology
 

@@ -113,7 +113,7 @@ def job_end(world: World, job: Allocation) -> JobEnd | None:
     """Say how the scheduler ends the job; None where it does not, or cannot be asked."""
     if job.scheduler != "slurm":
         return None
-    from ddlrun.schedulers.slurm import read_end  # noqa: PLC0415 - as in read_job
+    from ddlrun.schedulers.scontrol import read_end  # noqa: PLC0415 - as in read_job
 
     found = read_end(world, job)
     return found and found._replace(words=f"{job.title} {found.words}")
