@@ -13,8 +13,8 @@ from ddlrun.supervise.ending import Cause
 from ddlrun.watch import Watch
 
 STATUS_SECONDS = 1.0
-# What mpirun of Open MPI 5 says of its own ssh, now and then, without any harm.
-HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:ssh: Warning: setpgid\(|mpirun: Forwarding signal )[^\n]*\n"
+# What mpirun says of its own ssh, now and then, and of signals, without any harm.
+HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|mpirun: Forwarding signal )[^\n]*\n"
 # In the lines of a console that several write: mpirun and ddlrun, beside the ranks from 0 on.
 MPIRUN, OURSELVES = -1, -2
 
