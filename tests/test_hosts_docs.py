@@ -112,7 +112,7 @@ def test_slurm_prints_what_the_page_shows(slurm: SlurmCluster, tmp_path: Path) -
     [
         ("Racks that are not equal", "left out, as --topology 2x1x2 needs 2 hosts: h2",
          ["rank 0 h1 4", "rank 1 h1 4", "rank 2 h3 4", "rank 3 h3 4"]),
-        ("Heterogeneous jobs", "a heterogeneous job: mpirun starts its daemons by ssh",
+        ("Heterogeneous jobs", "a heterogeneous job: daemons are started by ssh",
          [f"rank {rank} h{rank // 2 + 1} 6" for rank in range(6)]),
         ("By ssh", "", EIGHT),
     ],
