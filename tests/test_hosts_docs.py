@@ -147,16 +147,6 @@ def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: l
     assert log.read_text().count("saves") == 8
 
 
-@pytest.mark.slow  # Slurm knows minutes alone
-def test_slurms_limit_comes_after_its_warning(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = submit(slurm, tmp_path, script("slurm", "A warning, and starting again"), WARNED, SLURM_LIMIT)
-    slurm.wait_for(job, "TIMEOUT", timeout=200)
-    printed = (tmp_path / f"slurm-{job}.out").read_text()
-    assert printed.count("saves") == 8
-    assert "has reached its time limit" in printed
-    assert "exit code 124" in printed
-
-
 def test_grid_engines_smallest_job(sge: GridEngineCluster, mpirun: str, tmp_path: Path) -> None:
     major = {**GRID_ENGINE, "ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
     sge.wait_for(submit(sge, tmp_path, script("grid-engine", "The smallest job"), TELL, major))

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -254,12 +255,17 @@ def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
         argv = launch_line(mpirun, tmp_path / str(major), "--quiet", "--accelerators", "1", f"{tmp_path}/script.py")
         options = (f"--output={tmp_path}/{major}/out", "-N2", "--time=1", "--signal=B:USR1@30")
         jobs[major] = slurm.submit(f"exec {shlex.join(argv)}", *options, cwd=tmp_path)
+    queued = [sys.executable, "-m", "ddlrun", "submit", "--wait", "--gpus", "0", "--time", "1", "1x2"]
+    waiting = slurm.argv("h1", [*queued, "--allow-run-as-root", f"{tmp_path}/script.py"], cwd=tmp_path)
+    followed = subprocess.Popen(waiting, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for major, job in jobs.items():
         slurm.wait_for(job, "TIMEOUT", timeout=120)
         said = (tmp_path / str(major) / "out").read_text()
         assert f"Slurm job {job} has reached its time limit (00:01:00)" in said
         assert said.count("warned") == 2
         assert json.loads((tmp_path / str(major) / "run" / "outcome.json").read_text())["exit_code"] == 124
+    said = followed.communicate(timeout=60)[1]
+    assert (followed.returncode, "TIMEOUT, exit code 124" in said) == (124, True), said
     assert left(slurm, tmp_path) == ""
 
 
