@@ -14,6 +14,7 @@ from ddlrun.hosts import fold
 from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
+TimeoutExpired = subprocess.TimeoutExpired
 
 
 class Finished(NamedTuple):

@@ -168,7 +168,9 @@ class Supervision:
             self.end_job(Cause(ended.code, None))
         elif ended.why and self._ending is None:
             lost = Cause(UNREACHABLE, f"rank {rank} on {peer.host} had to end: {ended.why}")
-            self.end_job(lost if self._mpirun.running else self._mpirun_ended())
+            here = peer.host == os.uname().nodename
+            gone = self._mpirun.ends_within(0.5 if here else 0.0)
+            self.end_job(self._mpirun_ended() if gone else lost)
             self._dead |= {peer.host} - {os.uname().nodename}
 
     def _hung_up(self, peer: Peer) -> None:

@@ -1,8 +1,9 @@
 """The mpirun of a job: what it says, and how it is made to end."""
 
 import os
+from contextlib import suppress
 
-from ddlrun.shell import Process, end_session
+from ddlrun.shell import Process, TimeoutExpired, end_session
 
 # Of what it says so much is kept, to learn from it why it ended.
 MOST_SAID = 1 << 18
@@ -24,6 +25,12 @@ class MpirunProcess:
     def running(self) -> bool:
         """Whether it has not ended."""
         return self._process.poll() is None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long for its end: its children learn of that before it can be waited for."""
+        with suppress(TimeoutExpired):
+            self._process.wait(seconds)
+        return not self.running
 
     @property
     def code(self) -> int:
