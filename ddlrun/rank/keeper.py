@@ -330,7 +330,8 @@ class Keeper:
         """End the program: TERM now, KILL after the grace, which a second order can only make shorter."""
         if self._status is None and not self._ordered and not self._dying:
             dying = exiting(self._pid)  # then it ends by itself, and may be the reason for the order
-            self._dying, self._ordered = dying, not dying  # before the TERM: a signal may call this again
+            if not self._ordered:  # a signal may have called this again meanwhile, and its TERM is why it dies
+                self._dying, self._ordered = dying, not dying
             self._asked = targets(self._pid, signal.SIGTERM)
             for pid in self._asked:
                 _kill(pid, signal.SIGTERM)
