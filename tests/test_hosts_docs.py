@@ -4,21 +4,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.grid_engine import GridEngineCluster
-from tests.hosts.grid_engine import why_not as why_no_grid_engine
-from tests.hosts.slurm import SlurmCluster, why_not
+from tests.hosts.slurm import SlurmCluster
 from tests.pages import blocks, script
 
 pytestmark = pytest.mark.cluster
 
 # What differs between the pages' cluster and ours: a day is more than a test has, and hosts have two cores.
 SLURM = {"--time=24:00:00": "--time=10"}
-SLURM_LIMIT = {"--time=24:00:00": "--time=2", "USR1@120": "USR1@30"}  # it comes up to a minute early
 GRID_ENGINE = {"-pe mpi 8": "-pe spread 4", "-pe mpi 4": "-pe spread 4"}
 
 TELL = """
@@ -37,22 +35,6 @@ import os, sys
 print("restart", os.environ["DDLRUN_RESTART"], *sys.argv[1:], flush=True)
 sys.exit(99 if os.environ["DDLRUN_RESTART"] == "0" else 0)
 """
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    if why_not():
-        pytest.skip(why_not())
-    with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def sge() -> Iterator[GridEngineCluster]:
-    if why_no_grid_engine():
-        pytest.skip(why_no_grid_engine())
-    with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
-        yield cluster
 
 
 def submit(

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,6 @@ from tests.conftest import launch_line
 from tests.hosts.grid_engine import GridEngineCluster, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
-
-
-@pytest.fixture(scope="module")
-def sge() -> Iterator[GridEngineCluster]:
-    with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
-        yield cluster
 
 
 def test_parallel_job_sees_its_hosts(sge: GridEngineCluster, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,6 @@ from tests.conftest import launch_line
 from tests.hosts.slurm import SlurmCluster, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
-        yield cluster
 
 
 def test_job_over_all_hosts_sees_its_list(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.grid_engine import GridEngineCluster
 from tests.hosts.grid_engine import why_not as why_no_grid_engine
-from tests.hosts.slurm import SlurmCluster, why_not
+from tests.hosts.slurm import SlurmCluster
 
 pytestmark = pytest.mark.cluster
 
@@ -21,14 +20,6 @@ RANK = """import os, sys, time
 os.write(1, f"{os.uname().nodename} {os.environ['MINE']} {sys.argv[2:]}\\n".encode())
 time.sleep(600) if sys.argv[1] == "stay" else sys.exit(int(sys.argv[1]))
 """
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmCluster]:
-    if why_not():
-        pytest.skip(why_not())
-    with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
-        yield cluster
 
 
 def submitted(
