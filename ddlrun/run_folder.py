@@ -21,13 +21,14 @@ def state_folder(environ: Mapping[str, str]) -> str:
 def default_run_dir(environ: Mapping[str, str]) -> RunDir:
     """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
     state = state_folder(environ)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    # Jobs on several hosts may share the folder, and in containers the numbers of processes.
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
         above = os.path.dirname(above)
     if os.path.isdir(above) and os.access(above, os.W_OK):
         return RunDir(f"{state}/runs/{name}")
-    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}-{os.urandom(4).hex()}")  # noqa: S108
+    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}")  # noqa: S108
 
 
 def write_run_dir(plan: Plan) -> None:
