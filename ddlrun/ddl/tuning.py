@@ -1,0 +1,43 @@
+"""Sizes that the allreduce works with, their measured defaults, and the text that sets them."""
+
+from typing import NamedTuple
+
+from ddlrun.errors import InputError
+
+KIB, MIB = 1024, 1024 * 1024
+UNITS = {"": 1, "K": KIB, "M": MIB, "G": 1024 * MIB}
+
+
+class Tuning(NamedTuple):
+    """Bytes of a chunk, chunks in flight, bytes up to which MPI's flat allreduce serves, bytes of a bucket."""
+
+    chunk: int = 64 * KIB
+    depth: int = 8
+    flat: int = 64 * KIB
+    bucket: int = 4 * MIB
+
+
+# Between hosts small chunks fill all links at once; in a host's shared memory there is one link, and each chunk costs.
+BETWEEN_HOSTS = Tuning()
+ONE_HOST = Tuning(chunk=512 * KIB, depth=4)
+
+
+def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -> Tuning:
+    """Parse "chunk=256K,depth=4"; what is left out is `default`'s.
+
+    >>> parse_tuning("chunk=256K,depth=4", BETWEEN_HOSTS).chunk
+    262144
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.strip().partition("=")
+        unit = value[-1:].upper() if value[-1:].upper() in UNITS else ""
+        number = value[: len(value) - len(unit)]
+        least = 0 if name == "flat" else 1
+        if name not in Tuning._fields or not (number.isascii() and number.isdigit()) or int(number) < least:
+            raise InputError(
+                f"{where} {text!r}: {part.strip()!r} is not NAME=NUMBER with {', '.join(Tuning._fields)}; "
+                "write for example chunk=64K,depth=8,flat=64K,bucket=4M"
+            )
+        found[name] = int(number) * UNITS[unit]
+    return default._replace(**found)
