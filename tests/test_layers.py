@@ -1,6 +1,8 @@
 """Imports run one way, and each touch of the world stands in one module: read from the source."""
 
 import ast
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +25,9 @@ LAYERS = [
     ["launch", "leftovers"],
     ["cli", "__main__"],
 ]
+# What training scripts import: beside the launcher, which knows nothing of it.
+RUNTIME = "ddl"
+RUNTIME_KNOWS = {"errors", "topology", RUNTIME}
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # What -> the modules that may import or name it.
@@ -30,8 +35,9 @@ ALONE = {
     "subprocess": {"shell", "rank"},
     "ClusterShell.Task": {"shell"},
     "click": {"cli"},
-    "mpi4py": set(),
-    "numpy": set(),
+    "mpi4py": {"ddl"},
+    "numpy": {"ddl"},
+    "torch": {"ddl"},
     "rich": {"report"},
     "jinja2": {"batch"},
 }
@@ -64,7 +70,10 @@ def names(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_run_one_way(path: Path) -> None:
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("ddlrun.")} - {"__version__"}
-    if part(path) != "__init__":
+    if part(path) == RUNTIME:
+        assert ours <= RUNTIME_KNOWS
+    elif part(path) != "__init__":
+        assert RUNTIME not in ours
         assert {name for name in ours if RANK[name] > RANK[part(path)]} == set()
 
 
@@ -73,7 +82,7 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in {"cli", "rank"}
+    assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl"}
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
 
 
@@ -86,6 +95,14 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     assert {name for name in every_time if not name.startswith("ddlrun.rank")} == {
         "__future__", "_socket", "os", "select", "signal", "sys", "time",
     }  # fmt: skip
+
+
+def test_the_runtime_loads_frameworks_and_mpi_when_they_are_used() -> None:
+    code = "import sys; from ddlrun import ddl; print(*{'torch', 'numpy', 'mpi4py'} & set(sys.modules))"
+    alone = "; ddl.init(); ddl.all_reduce(1.0); print(*{'torch', 'mpi4py'} & set(sys.modules))"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    done = subprocess.run([sys.executable, "-c", code + alone], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n\n"
 
 
 def at_the_top(path: Path) -> set[str]:

@@ -4,7 +4,8 @@
     ddlrun launch digits.py             one process a rank, placed by the launcher
 
 Every rank holds the same weights and takes its part of every batch. In each step one
-MPI_Allreduce averages the gradients, so any number of ranks learns the same network.
+MPI_Allreduce (with `--allreduce ddl`, ddlrun's own) averages the gradients, so any number
+of ranks learns the same network.
 The data are the 1,797 images of 8 x 8 pixels that scikit-learn ships (UCI digits).
 Exit code 1 when fewer than 95 % of the held-out images are recognised.
 """
@@ -16,11 +17,15 @@ import os
 import socket
 import sys
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -88,8 +93,27 @@ def backward(net: list[Floats], gradients: list[Floats], images: Floats, labels:
     np.sum(error, axis=0, out=gradients[3])
 
 
+def averager(world: MPI.Intracomm, which: str) -> Callable[[Floats], None]:
+    """Return what averages an array over all ranks, in place and in one call: here they meet."""
+
+    def by_mpi(values: Floats) -> None:
+        world.Allreduce(MPI.IN_PLACE, values, MPI.SUM)
+        values /= world.size
+
+    def by_ddl(values: Floats) -> None:
+        ddl.all_reduce(values, "avg", in_place=True)
+
+    if which == "mpi":
+        return by_mpi
+    from ddlrun import ddl  # noqa: PLC0415 - the example runs without ddlrun
+
+    ddl.init()
+    return by_ddl
+
+
 def train(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[float, float]:
     """Train over all ranks; return, on rank 0, held-out accuracy and images a second."""
+    average = averager(world, options.allreduce)
     # One seed for all ranks: the same split, the same first weights, the same batches.
     random = np.random.default_rng(options.seed)
     pixels, labels = load_digits(return_X_y=True)
@@ -111,9 +135,7 @@ def train(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[float, flo
             # Parts may differ in size, so no rank takes its own mean: each weights its sum
             # so that the average over ranks is the mean over the whole batch.
             gradients *= world.size / len(whole)
-            # Here the ranks meet: all gradients are summed in place, in one call.
-            world.Allreduce(MPI.IN_PLACE, gradients, MPI.SUM)
-            gradients /= world.size
+            average(gradients)
             velocity[:] = MOMENTUM * velocity - options.lr * gradients
             weights += velocity
         if world.rank == 0 and (epoch % REPORT_EVERY == 0 or epoch == options.epochs):
@@ -136,6 +158,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64, help="units in the hidden layer (64)")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate (0.05)")
     parser.add_argument("--seed", type=int, default=1, help="of split, weights, batches (1)")
+    parser.add_argument(
+        "--allreduce", choices=["mpi", "ddl"], default="mpi", help="who averages: MPI_Allreduce, ddlrun.ddl (mpi)"
+    )
     options = parser.parse_args()
 
     world = MPI.COMM_WORLD

@@ -1,0 +1,79 @@
+"""The caller's arrays as flat numpy views: numpy, torch on the CPU, DLPack, `__array_interface__`, plain numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddlrun.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Flat(NamedTuple):
+    """One array: its elements in a row, the name of their type (bfloat16 lies there as uint16), its shape.
+
+    `whole` is the caller's memory where `elements` had to be a copy of it; else it is None.
+    """
+
+    elements: NDArray[Any]
+    dtype: str
+    shape: tuple[int, ...]
+    whole: NDArray[Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {self.shape}"
+
+    def give_back(self) -> None:
+        """Write the elements into the caller's memory, where they are a copy."""
+        if self.whole is not None:
+            self.whole[...] = self.elements.reshape(self.shape)
+
+
+def flat(x: object) -> Flat:
+    """Return x in a row, without a copy if it is contiguous. Raises InputError on what is no array of this machine."""
+    view, dtype = _as_numpy(x)
+    if not view.flags.writeable:
+        raise InputError(f"{type(x).__name__} of {dtype} is only to be read; pass a copy")
+    if view.flags.c_contiguous:
+        return Flat(view.reshape(-1), dtype, view.shape)
+    return Flat(np.ascontiguousarray(view).reshape(-1), dtype, view.shape, view)
+
+
+def copied(x: Any) -> Any:  # noqa: ANN401 - any array goes in, one of its kind comes out
+    """Return a copy that can be worked on in place."""
+    for name in ("clone", "copy"):  # torch's name, numpy's
+        if hasattr(x, name) and not isinstance(x, list | dict):
+            return getattr(x.detach() if hasattr(x, "detach") else x, name)()
+    return np.array(x, dtype=np.float64 if isinstance(x, float) else None)
+
+
+def like(x: object, result: Any) -> Any:  # noqa: ANN401
+    """Return a result as what was passed in: a number for a number."""
+    return result.item() if isinstance(x, int | float) else result
+
+
+def _as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
+    if isinstance(x, np.ndarray):
+        return (x.view(np.uint16), "bfloat16") if x.dtype.name == "bfloat16" else (x, x.dtype.name)
+    device = str(getattr(x, "device", "cpu")).lower()
+    if "cpu" not in device:
+        raise InputError(f"{type(x).__name__} on {device}: only arrays in this host's memory yet; use .cpu()")
+    if hasattr(x, "detach"):  # torch: numpy knows no bfloat16, and takes no tensor that wants a gradient
+        x = x.detach()
+        half = str(x.dtype) == "torch.bfloat16"
+        view = (_as_int16(x) if half else x).numpy()
+        return (view.view(np.uint16), "bfloat16") if half else (view, view.dtype.name)
+    try:
+        view = np.asarray(x) if hasattr(x, "__array_interface__") else np.from_dlpack(x)
+    except (AttributeError, TypeError, BufferError, RuntimeError) as error:
+        raise InputError(f"{type(x).__name__} is no array: {error}; pass a numpy array or a torch tensor") from error
+    return view, view.dtype.name
+
+
+def _as_int16(tensor: Any) -> Any:  # noqa: ANN401
+    import torch  # noqa: PLC0415 - whoever made a tensor has imported it
+
+    return tensor.view(torch.int16)

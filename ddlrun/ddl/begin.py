@@ -1,0 +1,70 @@
+"""The start of a learner: who the others are, what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlrun.ddl.dimensions import Grid
+from ddlrun.ddl.learner import Host, Learner
+from ddlrun.ddl.tuning import BETWEEN_HOSTS, ONE_HOST, parse_tuning
+from ddlrun.ddl.world import find_shape, find_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mpi4py.MPI import Intracomm
+
+    from ddlrun.ddl.options import Options
+
+# Options that are read, while nothing acts on them yet.
+LATER = ("dump_iter", "rebind_iter")
+
+
+def begin(options: str | None, comm: Intracomm | None, tuning: str | None, environ: Mapping[str, str]) -> Learner:
+    """Make the learner that this process is."""
+    world = comm if comm is not None else find_world(environ)
+    if world is not None and world.size == 1:
+        world = None
+    asked, topology, order = find_shape(options, 1 if world is None else world.size, environ)
+    grid = Grid(topology, order, world)
+    host = Host() if world is None else _host(world)
+    text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
+    sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
+    flat = None if world is None else grid.communicator(grid.axes)
+    learner = Learner(grid, asked, sizes, host, flat)
+    if grid.rank == 0:
+        sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner, asked))
+    return learner
+
+
+def part(items: Any, rank: int, size: int) -> Any:  # noqa: ANN401
+    """Return every size-th item from `rank` on, as many for each rank: the first ones come again at the end."""
+    count = -(-len(items) // size)
+    places = [(rank + step * size) % len(items) for step in range(count)]
+    if hasattr(items, "dtype"):
+        return items[np.array(places, dtype=np.int64)]
+    return [items[place] for place in places]
+
+
+def _host(world: Intracomm) -> Host:
+    from mpi4py import MPI  # noqa: PLC0415 - it is loaded
+
+    local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
+    place = Host(local.rank, local.size, world.allreduce(int(local.rank == 0)))
+    local.Free()
+    return place
+
+
+def _notes(learner: Learner, asked: Options) -> Iterator[str]:
+    for field in LATER:
+        if getattr(asked, field):
+            yield f"-{field} {getattr(asked, field)}: read, but nothing acts on it yet"
+    across = learner.grid.topology.accelerators
+    if asked.dbg_level and learner.host.local_size % across:
+        yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"
+    if asked.dbg_level:
+        tuning = ", ".join(f"{name} {value}" for name, value in learner.tuning._asdict().items())
+        yield f"mode {asked.mode}, {learner.grid.topology} in {learner.grid.order.value} order, {tuning}"

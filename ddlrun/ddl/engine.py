@@ -1,0 +1,167 @@
+"""The pipelined allreduce: chunks that each walk through the steps of their schedule, all in one loop.
+
+While one chunk crosses racks the next is reduced inside the host: there is no order between chunks but that each
+begins after the one before, so the time nears the busiest link's share instead of the sum over dimensions.
+All learners must start the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ddlrun.ddl.partition import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from ddlrun.ddl.kinds import Kind
+    from ddlrun.ddl.schedule import Step
+
+    Array = NDArray[Any]
+    Schedule = Callable[[int, str], tuple[Step, ...]]
+
+TAGS = 32767  # what every MPI has; chunks in flight are far fewer
+
+
+class Work:
+    """One operation under way on one flat array; done when its last chunk is."""
+
+    __slots__ = ("array", "combine", "itemsize", "left", "memory")
+
+    def __init__(self, array: Array, kind: Kind, chunks: int) -> None:
+        self.array, self.combine, self.left = array, kind.combine, chunks
+        # numpy has no byte view of an empty array; nothing asks for one.
+        self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
+
+
+class _Chunk:
+    """A part of an array on its way: the step it is at, and how many of that step's messages are open."""
+
+    __slots__ = ("at", "open", "parts", "scratch", "start", "steps", "tag", "work")
+
+    def __init__(self, work: Work, steps: tuple[Step, ...], start: int, tag: int) -> None:
+        self.work, self.steps, self.start, self.tag = work, steps, start, tag
+        self.at = self.open = 0
+        self.scratch: bytearray | None = None
+        self.parts: list[tuple[int, int, Array]] = []
+
+
+class Engine:
+    """Carries chunks over point-to-point messages of `comm`, which must be used for nothing else."""
+
+    def __init__(self, comm: MPI.Intracomm, depth: int) -> None:
+        self._comm, self._depth = comm, depth
+        self._waiting: deque[_Chunk] = deque()
+        self._requests: list[MPI.Request] = []
+        self._owners: list[_Chunk] = []
+        self._scratch: list[bytearray] = []
+        self._begun = self._in_flight = 0
+
+    def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int) -> Work:
+        """Begin an operation in place on `array`, in chunks of at most `longest` elements.
+
+        `schedule(count, average)` gives the steps for a chunk of `count` elements.
+        """
+        parts = spans(len(array), longest) if len(array) else []
+        work = Work(array, kind, len(parts))
+        for low, high in parts:
+            self._waiting.append(_Chunk(work, schedule(high - low, kind.average), low, self._begun % TAGS))
+            self._begun += 1
+        self._fill()
+        return work
+
+    def wait(self, work: Work) -> None:
+        """Return when `work` is done; whatever else is under way goes on meanwhile."""
+        while work.left:
+            self._settle(MPI.Request.Waitsome(self._requests))
+
+    def test(self, work: Work) -> bool:
+        """Move on what is ready; say whether `work` is done."""
+        while work.left and (ready := MPI.Request.Testsome(self._requests)):
+            self._settle(ready)
+        return not work.left
+
+    def free(self) -> None:
+        """Free the communicator."""
+        self._comm.Free()
+
+    def _settle(self, ready: list[int] | None) -> None:
+        requests, owners = self._requests, self._owners
+        stepped = []
+        for index in sorted(ready or (), reverse=True):
+            chunk, last = owners[index], len(owners) - 1
+            requests[index], owners[index] = requests[last], owners[last]
+            del requests[last], owners[last]
+            chunk.open -= 1
+            if not chunk.open:
+                stepped.append(chunk)
+        for chunk in stepped:
+            self._finish_step(chunk)
+            self._next_step(chunk)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Let chunks begin, in order, while fewer than `depth` are under way."""
+        while self._waiting and self._in_flight < self._depth:
+            self._in_flight += 1
+            self._next_step(self._waiting.popleft())
+
+    def _next_step(self, chunk: _Chunk) -> None:
+        """Post the messages of the chunk's step, and of those after it as long as there is nothing to wait for."""
+        while chunk.at < len(chunk.steps):
+            self._post(chunk, chunk.steps[chunk.at])
+            if chunk.open:
+                return
+            self._finish_step(chunk)
+        if chunk.scratch is not None:
+            self._scratch.append(chunk.scratch)
+        chunk.work.left -= 1
+        self._in_flight -= 1
+
+    def _post(self, chunk: _Chunk, step: Step) -> None:
+        comm, tag, work = self._comm, chunk.tag, chunk.work
+        memory, size, start = work.memory, work.itemsize, chunk.start
+        filled = 0
+        for peer, low, high in step.receives:
+            if step.combine:
+                target, filled = self._room(chunk, step, filled, (high - low) * size)
+                chunk.parts.append((low, high, np.frombuffer(target, work.array.dtype)))
+            else:
+                target = memory[(start + low) * size : (start + high) * size]
+            self._add(chunk, comm.Irecv([target, len(target), MPI.BYTE], peer, tag))
+        for peer, low, high in step.sends:
+            source = memory[(start + low) * size : (start + high) * size]
+            self._add(chunk, comm.Isend([source, len(source), MPI.BYTE], peer, tag))
+
+    def _add(self, chunk: _Chunk, request: MPI.Request) -> None:
+        self._requests.append(request)
+        self._owners.append(chunk)
+        chunk.open += 1
+
+    def _room(self, chunk: _Chunk, step: Step, filled: int, wanted: int) -> tuple[memoryview, int]:
+        """Return room for a message that is to be combined; scratch goes from chunk to chunk."""
+        if not filled:
+            whole = sum(m.high - m.low for m in step.receives) * chunk.work.itemsize
+            chunk.scratch = self._borrow(chunk.scratch, whole)
+        return memoryview(chunk.scratch)[filled : filled + wanted], filled + wanted  # type: ignore[arg-type]
+
+    def _borrow(self, held: bytearray | None, wanted: int) -> bytearray:
+        if held is None and self._scratch:
+            held = self._scratch.pop()
+        return held if held is not None and len(held) >= wanted else bytearray(wanted)
+
+    def _finish_step(self, chunk: _Chunk) -> None:
+        """Combine what came in, in the schedule's order and not in that of arrival: all runs give the same bits."""
+        step, work, start = chunk.steps[chunk.at], chunk.work, chunk.start
+        last = len(chunk.parts) - 1
+        for number, (low, high, part) in enumerate(chunk.parts):
+            divisor = step.divisor if number == last else 1
+            work.combine(work.array[start + low : start + high], part, divisor)
+        chunk.parts = []
+        chunk.at += 1

@@ -1,0 +1,234 @@
+"""One learner: its grid, and the collectives over it."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddlrun.ddl import schedule
+from ddlrun.ddl.arrays import Flat, copied, flat, like
+from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.kinds import kind_of
+from ddlrun.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mpi4py.MPI import Intracomm
+
+    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.kinds import Kind
+    from ddlrun.ddl.options import Options
+    from ddlrun.ddl.tuning import Tuning
+
+ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
+# Modes that ask for one algorithm get it for small messages too.
+MAY_GO_FLAT = "bnp"
+MOST_DIRECT = 4
+
+
+class Host(NamedTuple):
+    """The place of a learner among those of its host, and how many hosts there are, as MPI sees them."""
+
+    local_rank: int = 0
+    local_size: int = 1
+    hosts: int = 1
+
+
+class Learner:
+    """Runs collectives over a grid. Made by all ranks together; `free` it before MPI ends."""
+
+    def __init__(self, grid: Grid, options: Options, tuning: Tuning, host: Host, comm: Intracomm | None) -> None:
+        self.grid, self.options, self.tuning, self.host = grid, options, tuning, host
+        self._comm = comm  # in host order: a flat collective of the MPI library costs several times more in ddl order
+        self._engine = self._make_engine()
+        self._schedule = lru_cache(maxsize=256)(self._find_schedule)
+
+    def free(self) -> None:
+        """Free the communicators."""
+        if self._engine is not None:
+            self._engine.free()
+        self.grid.free()
+
+    def all_reduce(self, x: Any, op: str, *, axes: str, in_place: bool) -> Any:  # noqa: ANN401
+        """Reduce one array over the learners that differ in `axes` ("": all)."""
+        result = x if in_place else copied(x)
+        self._reduce([result], op, axes).wait()
+        return like(x, result)
+
+    def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool) -> list[Any]:
+        """Reduce arrays, small ones fused."""
+        results = list(arrays) if in_place else [copied(x) for x in arrays]
+        self._reduce(results, op, axes).wait()
+        return [like(x, result) for x, result in zip(arrays, results, strict=True)]
+
+    def start(self, arrays: Sequence[Any], op: str, *, axes: str) -> Handle:
+        """Begin to reduce arrays in place."""
+        return self._reduce(arrays, op, axes, blocking=False)
+
+    def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401
+        """Reduce x, which is overwritten; return this learner's block of the result, flat."""
+        one = self._flat(x, "reduce_scatter", op)
+        kind, steps = kind_of(one.dtype, op), partial(self._steps, "reduce_scatter")
+        self._whole(one, kind, steps)
+        return x.reshape(-1)[slice(*self.piece(len(one.elements)))]
+
+    def allgather_pieces(self, x: Any) -> Any:  # noqa: ANN401
+        """Fill x from the block that each learner holds in its own: the inverse of reduce_scatter."""
+        one = self._flat(x, "allgather_pieces", "sum")
+        self._whole(one, kind_of(one.dtype, "sum"), partial(self._steps, "allgather"))
+        return x
+
+    def allgather(self, x: Any) -> Any:  # noqa: ANN401
+        """Return all learners' x as numpy array of shape (size, *shape of x), in the order of ranks."""
+        one = flat(np.array(x) if isinstance(x, int | float | list) else x)
+        rows = np.empty((self.grid.size, len(one.elements)), one.elements.dtype)
+        rows[self.grid.index] = one.elements
+        bytes_ = Flat(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
+        self._whole(bytes_, kind_of("uint8", "sum"), partial(self._steps, "allgather"))
+        places = [self.grid.index_of(rank) for rank in range(self.grid.size)]
+        ordered = rows if places == sorted(places) else rows[places]
+        return ordered.reshape(self.grid.size, *one.shape)
+
+    def bcast(self, x: Any, root: int, *, in_place: bool) -> Any:  # noqa: ANN401
+        """Return rank root's x."""
+        if not 0 <= root < self.grid.size:
+            raise InputError(f"{self}: bcast from root {root}: there are ranks 0 to {self.grid.size - 1}")
+        result = x if in_place else copied(x)
+        if self._comm is not None:
+            one = self._flat(result, "bcast", "sum")
+            translated = self.grid.host_index_of(root)
+            self._comm.Bcast(one.elements.view(np.uint8), translated)
+            one.give_back()
+        return like(x, result)
+
+    def barrier(self) -> None:
+        """Wait until all learners are here."""
+        if self._comm is not None:
+            self._comm.Barrier()
+
+    def piece(self, count: int) -> tuple[int, int]:
+        """Return (low, high): the elements of a flat array of `count` that reduce_scatter leaves to this learner."""
+        return schedule.own_block(self._dimensions(""), count)
+
+    def __str__(self) -> str:
+        return f"rank {self.grid.rank} of {self.grid.size}"
+
+    def _make_engine(self) -> Engine | None:
+        if self.grid.base is None:
+            return None
+        from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - it needs MPI
+
+        return Engine(self.grid.base.Dup(), self.tuning.depth)
+
+    def _reduce(self, arrays: Sequence[Any], op: str, axes: str, *, blocking: bool = True) -> Handle:
+        return self.reduce_flat([self._flat(x, "all_reduce", op) for x in arrays], op, axes, blocking=blocking)
+
+    def reduce_flat(self, flats: Sequence[Flat], op: str, axes: str = "", *, blocking: bool = True) -> Handle:
+        """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
+        self._compare(flats, op)
+        handle = Handle(self._engine)
+        alone = self._engine is None or all(len(d.peers) == 1 for d in self._dimensions(axes))
+        for bucket in () if alone else buckets(flats, self.tuning):
+            self._reduce_bucket(bucket, op, axes, handle, may_be_flat=blocking)
+        return handle
+
+    def _reduce_bucket(self, bucket: list[Flat], op: str, axes: str, handle: Handle, *, may_be_flat: bool) -> None:
+        kind = kind_of(bucket[0].dtype, op)
+        elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([one.elements for one in bucket])
+        done = partial(_deal_out, bucket, elements)
+        whole = not axes or set(axes) == set(self.grid.axes)
+        if whole and may_be_flat and elements.nbytes <= self.tuning.flat and self.options.mode in MAY_GO_FLAT:
+            self._flat_way(elements, kind)
+            done()
+        elif self.options.mode == "m":
+            self._native_way(elements, kind, axes)
+            done()
+        elif self._engine is not None:
+            longest = max(self.tuning.chunk // elements.itemsize, 1)
+            steps = partial(self._schedule, "all_reduce", axes)
+            handle.add(self._engine.start(elements, kind, steps, longest), done)
+
+    def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
+        from ddlrun.ddl.native import flat_allreduce  # noqa: PLC0415 - it needs MPI
+
+        if self._comm is not None:
+            flat_allreduce(self._comm, elements, kind)
+
+    def _native_way(self, elements: Any, kind: Kind, axes: str) -> None:  # noqa: ANN401
+        from ddlrun.ddl.native import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
+
+        comms = [self.grid.communicator(axis) for axis in self.grid.axes if axis in (axes or self.grid.axes)]
+        allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, kind)
+
+    def _whole(self, one: Flat, kind: Kind, steps: Callable[[int, str], tuple[schedule.Step, ...]]) -> None:
+        """Run steps on a whole array at once: its blocks must lie where the caller expects them."""
+        if self._engine is not None:
+            self._engine.wait(self._engine.start(one.elements, kind, steps, max(len(one.elements), 1)))
+        one.give_back()
+
+    def _steps(self, what: str, count: int, average: str) -> tuple[schedule.Step, ...]:
+        return self._schedule(what, "", count, average)
+
+    def _find_schedule(self, what: str, axes: str, count: int, average: str) -> tuple[schedule.Step, ...]:
+        reduces = schedule.reduce_scatter(self._dimensions(axes), count, average=average)
+        gathers = schedule.backwards(reduces)
+        return tuple({"all_reduce": reduces + gathers, "reduce_scatter": reduces, "allgather": gathers}[what])
+
+    def _dimensions(self, axes: str) -> list[schedule.Dimension]:
+        found = []
+        for number, axis in enumerate(self.grid.axes):
+            if axis in (axes or self.grid.axes):
+                peers = self.grid.peers(axis)
+                found.append(schedule.Dimension(peers, self.grid.coords[number], self._algorithm(len(peers))))
+        return found
+
+    def _algorithm(self, size: int) -> str:
+        return ALGORITHMS.get(self.options.mode) or ("direct" if size <= MOST_DIRECT else "ring")
+
+    def _flat(self, x: object, what: str, op: str) -> Flat:
+        try:
+            one = flat(x)
+            kind_of(one.dtype, op) if what != "bcast" else None
+        except InputError as error:
+            raise InputError(f"{self}: {what}: {error}") from error
+        return one
+
+    def _compare(self, flats: Sequence[Flat], op: str) -> None:
+        """With -dbg_level, see that all learners reduce the same: else messages of other lengths would meet."""
+        if not self.options.dbg_level or self._comm is None:
+            return
+        mine = f"{op} of {', '.join(map(str, flats))}"
+        all_ = self._comm.allgather((self.grid.rank, mine))
+        others = [f"rank {rank} {told}" for rank, told in sorted(all_) if told != mine]
+        if others:
+            raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
+
+
+def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:
+    """Deal arrays into buckets of one type and at most `tuning.bucket` bytes; one of a chunk or more is alone."""
+    done, filling, sizes = list[list[Flat]](), dict[str, list[Flat]](), dict[str, int]()
+    for one in flats:
+        size = one.elements.nbytes
+        if size >= min(tuning.chunk, tuning.bucket):
+            done.append([one])
+            continue
+        if sizes.get(one.dtype, 0) + size > tuning.bucket:
+            done.append(filling.pop(one.dtype))
+            sizes[one.dtype] = 0
+        filling.setdefault(one.dtype, []).append(one)
+        sizes[one.dtype] = sizes.get(one.dtype, 0) + size
+    return done + list(filling.values())
+
+
+def _deal_out(bucket: Sequence[Flat], elements: Any) -> None:  # noqa: ANN401
+    """Write a bucket's results to the arrays that it was made of."""
+    at = 0
+    for one in bucket if len(bucket) > 1 else ():
+        one.elements[:] = elements[at : at + len(one.elements)]
+        at += len(one.elements)
+    for one in bucket:
+        one.give_back()

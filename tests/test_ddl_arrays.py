@@ -1,0 +1,165 @@
+"""Element types, operations and the arrays of frameworks, without MPI."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun import ddl
+from ddlrun.ddl.arrays import Flat, copied, flat
+from ddlrun.ddl.kinds import OPERATIONS, WIDE, kind_of, store, widened
+from ddlrun.ddl.learner import buckets
+from ddlrun.ddl.tuning import Tuning
+from ddlrun.errors import InputError
+
+FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
+
+
+@given(FLOATS)
+def test_bfloat16_is_rounded_to_the_nearest_even(values: Any) -> None:
+    found = np.empty(len(values), np.uint16)
+    store(values, found, "bfloat16")
+    for value, bits in zip(values, found, strict=True):
+        back = widened(np.array([bits], np.uint16), "bfloat16")[0]
+        if np.isnan(value) or np.isinf(back):
+            assert np.isnan(back) == np.isnan(value)
+            continue
+        below = np.uint32(value.view(np.uint32)) & np.uint32(0xFFFF0000)
+        candidates = [np.uint32(below).view(np.float32), np.uint32(int(below) + 0x10000).view(np.float32)]
+        distances = [abs(np.float64(value) - np.float64(one)) for one in candidates if np.isfinite(one)]
+        assert abs(np.float64(value) - np.float64(back)) == min(distances)
+
+
+@given(FLOATS)
+def test_half_precision_goes_there_and_back(values: Any) -> None:
+    for dtype, memory in (("float16", np.float16), ("bfloat16", np.uint16)):
+        found = np.empty(len(values), memory)
+        store(values, found, dtype)
+        again = np.empty_like(found)
+        store(widened(found, dtype), again, dtype)
+        assert np.array_equal(widened(again, dtype), widened(found, dtype), equal_nan=True)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    mine, theirs = np.full(3, 60000, np.float16), np.full(3, 60000, np.float16)
+    kind_of("float16", "avg").combine(mine, theirs, 2)
+    assert (mine == 60000).all()
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("dtype", sorted(WIDE))
+def test_combining_is_numpys_own(dtype: str, op: str) -> None:
+    if op == "avg" and "int" in dtype:
+        with pytest.raises(InputError, match=rf"the average of {dtype} is no {dtype}; use op 'sum'"):
+            kind_of(dtype, op)
+        return
+    mine, theirs = np.array([1, 5], dtype), np.array([4, 2], dtype)
+    kind_of(dtype, op).combine(mine, theirs, 1)
+    assert mine.tolist() == OPERATIONS[op][0]([1, 5], [4, 2]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "said"),
+    [
+        ("float32", "mean", "unknown operation 'mean'; known are sum, avg"),
+        ("complex64", "sum", "complex64 cannot be reduced; cast to one of"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(dtype: str, op: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        kind_of(dtype, op)
+
+
+def test_an_array_in_a_row_is_the_callers_memory() -> None:
+    whole = np.zeros((3, 4), np.float32)
+    flat(whole).elements[:] = 7
+    assert (whole == 7).all()
+    turned = flat(whole.T)
+    turned.elements[:] = 8
+    turned.give_back()
+    assert (whole == 8).all()
+
+
+def test_what_is_no_array_is_refused() -> None:
+    with pytest.raises(InputError, match="str is no array"):
+        flat("text")
+    with pytest.raises(InputError, match="only to be read"):
+        flat(np.broadcast_to(np.zeros(1), (3,)))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300))), st.integers(1, 2000))
+def test_every_array_is_in_one_bucket(sizes: list[tuple[str, int]], most: int) -> None:
+    flats = [Flat(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
+    found = buckets(flats, Tuning(chunk=1000, bucket=most))
+    assert sorted(id(one.elements) for bucket in found for one in bucket) == sorted(id(one.elements) for one in flats)
+    for bucket in found:
+        assert len({one.dtype for one in bucket}) == 1
+        assert len(bucket) == 1 or sum(one.elements.nbytes for one in bucket) <= most
+
+
+def test_alone_everything_is_as_it_was() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with ddl.init(""):
+        assert (ddl.rank(), ddl.size(), ddl.local_rank(), ddl.local_size(), ddl.num_hosts()) == (0, 1, 0, 1, 1)
+        assert ddl.coords() == (0, 0, 0)
+        for op in OPERATIONS:
+            assert np.array_equal(ddl.all_reduce(values, op), values)
+        assert ddl.all_reduce(2.5, "avg") == 2.5
+        assert np.array_equal(ddl.reduce_scatter(values.copy()), values.reshape(-1))
+        assert ddl.allgather(values).shape == (1, 2, 3)
+        ddl.start([values]).wait()
+        ddl.barrier()
+        assert ddl.shard(list("abc")) == ["a", "b", "c"]
+        with pytest.raises(InputError, match="rank 0 of 1: all_reduce: the average of int64"):
+            ddl.all_reduce(np.arange(3), "avg")
+        with pytest.raises(InputError, match="no communicator 'X': a single learner"):
+            ddl.grid().communicator("X")
+    with pytest.raises(InputError, match=r"call ddl.init\(\) first"):
+        ddl.rank()
+
+
+@given(st.integers(0, 300), st.integers(1, 40))
+def test_shards_are_of_one_size_and_leave_nothing_out(count: int, size: int) -> None:
+    from ddlrun.ddl.begin import part  # noqa: PLC0415 - as scripts do: through the package
+
+    shards = [part(range(count), rank, size) for rank in range(size)]
+    assert {len(one) for one in shards} == {-(-count // size)}
+    assert {item for one in shards for item in one} == set(range(count))
+    assert [part(np.arange(count), rank, size).tolist() for rank in range(size)] == shards
+
+
+def test_torch_tensors_are_worked_on_in_their_own_memory() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):
+        tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
+        one = flat(tensor)
+        assert (one.dtype, one.shape) == (dtype, (3, 4))
+        kind_of(dtype, "sum").combine(one.elements, flat(tensor.clone()).elements, 1)
+        assert torch.equal(tensor, 2 * torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4))
+    wanted = torch.ones(3, requires_grad=True)
+    with ddl.init(""):
+        result = ddl.all_reduce(wanted, "avg")
+        assert torch.equal(result, wanted)
+        assert isinstance(result, torch.Tensor)
+        assert type(ddl.reduce_scatter(torch.ones(4, dtype=torch.bfloat16))) is torch.Tensor
+
+
+def test_dlpack_arrays_are_worked_on_in_their_own_memory() -> None:
+    class Other:
+        """Any library's array: all that is known of it is DLPack."""
+
+        def __init__(self, memory: Any) -> None:
+            self.memory = memory
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.memory.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self.memory.__dlpack_device__()
+
+    memory = np.zeros(3)
+    flat(Other(memory)).elements[:] = 1
+    assert memory.tolist() == [1, 1, 1]
+    assert copied([1.5, 2]).tolist() == [1.5, 2]

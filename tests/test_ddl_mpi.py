@@ -1,0 +1,92 @@
+"""The runtime library under both Open MPI majors: more ranks than cores, and jobs that ddlrun launch starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import launch_line
+
+ROOT = Path(__file__).parents[1]
+RANKS = ROOT / "tests" / "ddl_ranks.py"
+EXAMPLE = ROOT / "docs" / "examples" / "digits.py"
+MANY = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # or ranks that wait would take the cores of those that work
+    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct", "PYTHONPATH": str(ROOT),
+}  # fmt: skip
+
+
+def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv = [mpirun, "--oversubscribe", "-n", str(ranks), sys.executable, "-m", "mpi4py", *arguments]
+    # Under mpirun of the other major mpi4py would take the library of its own environment.
+    library = {} if mpirun.startswith(sys.prefix) else {"MPI4PY_LIBMPI": "libmpi.so.40"}
+    env = {**os.environ, **MANY, **library, **environ}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_every_mode_dtype_operation_and_shape(mpirun: str) -> None:
+    done = started(mpirun, 12, str(RANKS))
+    assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
+
+
+CALLS = {
+    "import numpy as np; ddl.init('-mode r:2x2x1')": (
+        "init() '2x2x1': invalid dim size: 2 x 2 x 1 = 4 learners, but 3 ranks run; the product must be 3"
+    ),
+    "ddl.init('-mode r -dbg_level 1'); ddl.all_reduce(np.ones(3 + ddl.rank() // 2))": (
+        "rank 2 of 3: all_reduce: sum of float64 of shape (4,) here, but rank 0 sum of float64 of shape (3,);"
+        " all reduce the same, in one order"
+    ),
+    "ddl.init('-mode r'); ddl.all_reduce(np.ones(3, bool))": "rank 2 of 3: all_reduce: dtype bool cannot be reduced",
+    "ddl.init('-mode r'); ddl.bcast(np.ones(3), 3)": "rank 2 of 3: bcast from root 3: there are ranks 0 to 2",
+}
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_errors_name_rank_shape_and_type(mpirun: str, calls: str) -> None:
+    code = (
+        "import numpy as np\nfrom ddlrun import ddl\nfrom ddlrun.errors import InputError\n"
+        f"try: {calls}\nexcept InputError as error: print(error, flush=True)\n"
+    )
+    done = started(mpirun, 3, "-c", code)
+    assert done.stdout.count(CALLS[calls].removeprefix("rank 2 of 3")) >= 1, done.stdout + done.stderr
+    assert CALLS[calls] in done.stdout
+
+
+WHERE = """
+import numpy as np
+from ddlrun import ddl
+ddl.init()
+there = ddl.rank(), ddl.size(), ddl.local_rank(), ddl.local_size(), ddl.num_hosts(), ddl.coords()
+total = ddl.all_reduce(np.full(300_000, ddl.rank()), "sum")[-1]
+print(*there, ddl.grid().order.value, total, ddl.scale_lr(0.5), ddl.shard(range(5)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("order", ["host", "ddl"])
+def test_a_launch_tells_the_grid(mpirun: str, tmp_path: Path, order: str) -> None:
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--rank-order", order)
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", WHERE], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    size = len(os.sched_getaffinity(0))
+    assert sorted(done.stdout.splitlines())[:2] == [
+        f"{r} {size} {r} {size} 1 ({r}, 0, 0) {order} {size * (size - 1) // 2} {size / 2} "
+        f"{[i % 5 for i in range(r, -(-5 // size) * size, size)]}"
+        for r in range(2)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["", "r", "c", "m", "p"])
+def test_the_example_learns_as_well(mpirun: str, tmp_path: Path, mode: str) -> None:
+    """With every mode the digits example gets to the accuracy that MPI_Allreduce gets to."""
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", *["--mode", mode] * bool(mode))
+    options = ["--allreduce", "ddl" if mode else "mpi", "--epochs", "15"]
+    done = subprocess.run(
+        [*argv, str(EXAMPLE), *options], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("accuracy")[-1].split()[0]) >= 95
