@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ class Kind(NamedTuple):
         return "" if self.op != "avg" else "each" if self.dtype in HALF else "once"
 
 
+@lru_cache(maxsize=64)
 def kind_of(dtype: str, op: str) -> Kind:
     """Return how to reduce elements of `dtype`; bfloat16 comes as uint16. Raises InputError on what has no meaning."""
     if op not in OPERATIONS:
