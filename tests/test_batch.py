@@ -54,7 +54,7 @@ def rendered(batch: Batch, scheduler: Scheduler) -> str:
     return render(batch, scheduler, (TEMPLATES / scheduler.template).read_text(), scheduler.template, "1.0.0")
 
 
-def replaced(batch: Batch, field: str, value: Any) -> Batch:  # noqa: ANN401 - a field's own type
+def replaced(batch: Batch, field: str, value: Any) -> Batch:
     return batch._replace(**{field: value})
 
 

@@ -1,0 +1,57 @@
+"""The runtime library over hosts in two racks: what it sees, and what it sends over the slow links."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import launch_line
+from tests.hosts.cluster import Cluster, why_not
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+ROOT = Path(__file__).parents[1]
+BYTES = 8 * 2**20
+PROGRAM = f"""
+import json, os, sys
+import numpy as np
+from ddlrun import ddl
+ddl.init()
+x = np.random.default_rng(ddl.rank()).integers(0, 100, {BYTES} // 4).astype(np.float32)
+exact = sum(np.random.default_rng(rank).integers(0, 100, {BYTES} // 4) for rank in range(ddl.size()))
+ddl.all_reduce(x, in_place=True)
+same = bool((x == exact).all())
+local = ddl.local_rank(), ddl.local_size()
+place = dict(rank=ddl.rank(), coords=ddl.coords(), local=local, hosts=ddl.num_hosts(), host=os.uname().nodename)
+os.write(1, (json.dumps(dict(place, right=same)) + "\\n").encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=2) as up:
+        yield up
+
+
+@pytest.mark.parametrize("order", ["host", "ddl"])
+def test_uplinks_carry_the_least_in_both_orders_of_ranks(
+    cluster: Cluster, mpirun: str, tmp_path: Path, order: str
+) -> None:
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2,h3,h4", "--racks", "2", "--skip-checks"]
+    argv += ["--accelerators", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+    before = cluster.uplink_bytes(0)
+    done = cluster.run("h1", [*argv, sys.executable, "-c", PROGRAM], cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
+    cores = len(os.sched_getaffinity(0))
+    assert len(ranks) == 4 * cores
+    for rank in ranks:
+        x, y, z = rank["coords"]
+        assert (rank["right"], rank["hosts"], rank["local"]) == (True, 4, [x, cores])
+        assert rank["host"] == f"h{2 * z + y + 1}"
+    # Two racks: each must bring half of the buffer out in partial sums, and half of the result.
+    for late, early in zip(cluster.uplink_bytes(0), before, strict=True):
+        assert BYTES < late - early < 1.1 * BYTES
