@@ -55,6 +55,27 @@ def test_errors_name_rank_shape_and_type(mpirun: str, calls: str) -> None:
     assert CALLS[calls] in done.stdout
 
 
+@pytest.mark.parametrize("calls", ["ddl.all_reduce(x)", "ddl.start([x]).wait()"])
+def test_lengths_that_differ_are_told_by_type_and_shape(mpirun: str, calls: str) -> None:
+    """The one that gets too much says so; the other waits, and mpi4py's runner ends it."""
+    code = (
+        "import numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\n"
+        f"x = np.ones(1000 if ddl.rank() else 3, np.float32)\n{calls}\n"
+    )
+    done = started(mpirun, 2, "-c", code)
+    assert done.returncode != 0
+    assert "rank 0 of 2: all_reduce: sum of float32 of shape (3,): MPI_ERR" in done.stderr.replace("avg", "sum")
+
+
+def test_a_lost_rank_ends_the_job(mpirun: str, tmp_path: Path) -> None:
+    code = (
+        "import os, numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\nx = np.ones(10**6)\n"
+        "while True: ddl.all_reduce(x, in_place=True); ddl.rank() and os._exit(3)\n"
+    )
+    argv = [*launch_line(mpirun, tmp_path, "--accelerators", "core"), sys.executable, "-c", code]
+    assert subprocess.run(argv, capture_output=True, timeout=100, check=False, cwd=ROOT).returncode == 3
+
+
 WHERE = """
 import numpy as np
 from ddlrun import ddl

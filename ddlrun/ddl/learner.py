@@ -146,7 +146,7 @@ class Learner:
     def reduce_flat(self, flats: Sequence[Flat], op: str, axes: str = "", *, blocking: bool = True) -> Handle:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
         self._compare(flats, op)
-        handle = Handle(self._engine)
+        handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, flats))}")
         alone = self._engine is None or all(len(d.peers) == 1 for d in self._dimensions(axes))
         for bucket in () if alone else buckets(flats, self.tuning):
             self._reduce_bucket(bucket, op, axes, handle, may_be_flat=blocking)
