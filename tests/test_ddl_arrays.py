@@ -116,6 +116,8 @@ def test_alone_everything_is_as_it_was() -> None:
             ddl.all_reduce(np.arange(3), "avg")
         with pytest.raises(InputError, match="no communicator 'X': a single learner"):
             ddl.grid().communicator("X")
+        with pytest.raises(InputError, match="grid 1x1x1: no dimension 'W'; there are X, Y, Z"):
+            ddl.all_reduce(values, axes="XW")
     with pytest.raises(InputError, match=r"call ddl.init\(\) first"):
         ddl.rank()
 

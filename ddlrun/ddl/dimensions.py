@@ -96,12 +96,16 @@ class Grid:
         """
         if self.base is None:
             raise InputError(f"grid {self.topology}: no communicator {axes!r}: a single learner runs without MPI")
-        wanted = "".join(self.axes[i] for i in sorted({self._axis(axis) for axis in axes}))
+        wanted = "".join(self.axes[i] for i in self.places(axes))
         if wanted not in self._made:
             fixed = [0 if axis in wanted else at for axis, at in zip(self.axes, self.coords, strict=True)]
             color = rank_at(self.topology, RankOrder.DDL, tuple(fixed))
             self._made[wanted] = cast("Intracomm", self.base.Split(color, self.host_index_of(self.rank)))
         return self._made[wanted]
+
+    def places(self, axes: str) -> list[int]:
+        """Return the numbers of dimensions, in order. Raises InputError on a letter that the grid has not."""
+        return sorted({self._axis(axis) for axis in axes})
 
     def free(self) -> None:
         """Free the communicators that the grid made; does no harm twice."""

@@ -147,7 +147,7 @@ class Learner:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
         self._compare(flats, op)
         handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, flats))}")
-        alone = self._engine is None or all(len(d.peers) == 1 for d in self._dimensions(axes))
+        alone = all(len(dimension.peers) == 1 for dimension in self._dimensions(axes))
         for bucket in () if alone else buckets(flats, self.tuning):
             self._reduce_bucket(bucket, op, axes, handle, may_be_flat=blocking)
         return handle
@@ -183,7 +183,7 @@ class Learner:
     def _native_way(self, elements: Any, kind: Kind, axes: str) -> None:  # noqa: ANN401
         from ddlrun.ddl.native import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
-        comms = [self.grid.communicator(axis) for axis in self.grid.axes if axis in (axes or self.grid.axes)]
+        comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
         allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, kind)
 
     def _whole(self, one: Flat, kind: Kind, steps: Callable[[int, str], tuple[schedule.Step, ...]]) -> None:
@@ -202,10 +202,9 @@ class Learner:
 
     def _find_dimensions(self, axes: str) -> list[schedule.Dimension]:
         found = []
-        for number, axis in enumerate(self.grid.axes):
-            if axis in (axes or self.grid.axes):
-                peers = self.grid.peers(axis)
-                found.append(schedule.Dimension(peers, self.grid.coords[number], self._algorithm(len(peers))))
+        for number in self.grid.places(axes or self.grid.axes):
+            peers = self.grid.peers(self.grid.axes[number])
+            found.append(schedule.Dimension(peers, self.grid.coords[number], self._algorithm(len(peers))))
         return found
 
     def _algorithm(self, size: int) -> str:
