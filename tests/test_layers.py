@@ -38,9 +38,14 @@ ALONE = {
     "mpi4py": {"ddl"},
     "numpy": {"ddl"},
     "torch": {"ddl"},
+    "keras": {"ddl"},
     "rich": {"report"},
     "jinja2": {"batch"},
 }
+
+
+# Frameworks -> the files below ddl that may import them; arrays asks for one dtype of a tensor that it was given.
+FRAMEWORKS = {"torch": {"torch.py", "arrays.py"}, "keras": {"keras.py"}}
 
 
 def part(path: Path) -> str:
@@ -84,6 +89,12 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
         assert not used or part(path) in where
     assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl"}
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_framework_stands_in_a_module_of_its_own(framework: str) -> None:
+    using = {p.name for p in (PACKAGE / RUNTIME).rglob("*.py") if framework in {i.split(".")[0] for i in imports(p)}}
+    assert using == FRAMEWORKS[framework]
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:

@@ -168,6 +168,20 @@ def scale_lr(lr: float) -> float:
     return lr * size()
 
 
+def bucket_bytes() -> int:
+    """Return the bytes up to which small arrays travel together."""
+    return _learner().tuning.bucket
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Find the callbacks under the names that scripts for IBM's DDL use; only then Keras is loaded."""
+    if name not in {"DDLCallback", "DDLGlobalVariablesCallback"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ddlrun.ddl import keras  # noqa: PLC0415 - it takes seconds, and not everybody has it
+
+    return getattr(keras, name)
+
+
 def _learner() -> Learner:
     if not _started:
         raise InputError("ddlrun.ddl is not started; call ddl.init() first")

@@ -1,0 +1,69 @@
+"""Gradients in the rows of memory that they travel in. Tensors are asked for all; torch itself is not imported here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Tensor = Any  # torch.Tensor
+
+
+class Bucket:
+    """Parameters of one dtype, and a row in the host's memory with their gradients and one element more for each.
+
+    Those say who has a gradient: 1 or 0 here, their average is 0 where no learner has one. So learners agree without
+    a message for that, which could not be sent while their buckets may be at different places.
+    """
+
+    __slots__ = ("missing", "parameters", "row")
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = tuple(parameters)
+        self.missing = len(self.parameters)  # gradients that have not come in this step
+        count = sum(p.numel() for p in self.parameters)
+        self.row = self.parameters[0].detach().new_zeros(count + len(self.parameters), device="cpu")
+
+    def fill(self) -> Tensor:
+        """Copy the gradients in, zeros where there is none; return the row."""
+        *parts, flags = self._parts()
+        for number, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
+            if parameter.grad is None:
+                part.zero_()
+            else:
+                part.copy_(parameter.grad.detach())
+            flags[number] = parameter.grad is not None
+        return self.row
+
+    def give_back(self) -> None:
+        """Copy the averages out; a parameter without a gradient gets one if another learner has."""
+        *parts, flags = self._parts()
+        for parameter, part, anywhere in zip(self.parameters, parts, flags.tolist(), strict=True):
+            if not anywhere:
+                continue
+            if parameter.grad is None:
+                parameter.grad = parameter.detach().new_empty(parameter.shape)
+            parameter.grad.detach().copy_(part)
+
+    def _parts(self) -> list[Tensor]:
+        """Return views of the row: one in the shape of each parameter, then the flags."""
+        sizes = [p.numel() for p in self.parameters]
+        *parts, flags = self.row.split([*sizes, len(sizes)])
+        return [*(part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)), flags]
+
+
+def deal(parameters: Iterable[Tensor], most: int) -> list[Bucket]:
+    """Deal parameters into buckets of one dtype and at most `most` bytes, but at least one parameter."""
+    done, filling = list[list[Any]](), dict[Any, list[Any]]()
+    for parameter in parameters:
+        bucket = filling.get(parameter.dtype)
+        if bucket is None or _bytes(bucket) + _bytes([parameter]) > most:
+            bucket = filling[parameter.dtype] = []
+            done.append(bucket)
+        bucket.append(parameter)
+    return [Bucket(bucket) for bucket in done]
+
+
+def _bytes(parameters: Iterable[Tensor]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
