@@ -90,7 +90,11 @@ def test_an_unknown_order_is_refused() -> None:
 
 
 def test_tuning_is_read_over_the_default() -> None:
-    assert parse_tuning("chunk=256K, depth=4,flat=0", BETWEEN_HOSTS) == Tuning(262144, 4, 0, BETWEEN_HOSTS.bucket)
+    assert parse_tuning("chunk=256K, depth=4,flat=0", BETWEEN_HOSTS) == Tuning(
+        262144, 4, 0, BETWEEN_HOSTS.bucket, explore=0
+    )
+    assert parse_tuning("bucket=1M", BETWEEN_HOSTS).explore == BETWEEN_HOSTS.explore
+    assert parse_tuning("chunk=1M,explore=7", BETWEEN_HOSTS).explore == 7
     assert parse_tuning("", BETWEEN_HOSTS) == BETWEEN_HOSTS
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun.ddl.choice import make_choice
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.learner import Host, Learner
 from ddlrun.ddl.tuning import BETWEEN_HOSTS, ONE_HOST, parse_tuning
@@ -34,7 +35,7 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
     text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
     sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
     flat = None if world is None else grid.communicator(grid.axes)
-    learner = Learner(grid, asked, sizes, host, flat)
+    learner = Learner(grid, make_choice(grid, asked, sizes, flat, environ), host)
     if grid.rank == 0:
         sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner, asked))
     return learner

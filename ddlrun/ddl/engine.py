@@ -32,10 +32,10 @@ TAGS = 32767  # what every MPI has; chunks in flight are far fewer
 class Work:
     """One operation under way on one flat array; done when its last chunk is."""
 
-    __slots__ = ("array", "combine", "itemsize", "left", "memory")
+    __slots__ = ("array", "combine", "depth", "itemsize", "left", "memory")
 
-    def __init__(self, array: Array, kind: Kind, chunks: int) -> None:
-        self.array, self.combine, self.left = array, kind.combine, chunks
+    def __init__(self, array: Array, kind: Kind, chunks: int, depth: int) -> None:
+        self.array, self.combine, self.left, self.depth = array, kind.combine, chunks, depth
         # numpy has no byte view of an empty array; nothing asks for one.
         self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
 
@@ -55,21 +55,21 @@ class _Chunk:
 class Engine:
     """Carries chunks over point-to-point messages of `comm`, which must be used for nothing else."""
 
-    def __init__(self, comm: MPI.Intracomm, depth: int) -> None:
-        self._comm, self._depth = comm, depth
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
         self._waiting: deque[_Chunk] = deque()
         self._requests: list[MPI.Request] = []
         self._owners: list[_Chunk] = []
         self._scratch: list[bytearray] = []
         self._begun = self._in_flight = 0
 
-    def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int) -> Work:
-        """Begin an operation in place on `array`, in chunks of at most `longest` elements.
+    def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int, depth: int = 1) -> Work:
+        """Begin an operation in place on `array`, in chunks of at most `longest` elements, `depth` of them at once.
 
         `schedule(count, average)` gives the steps for a chunk of `count` elements.
         """
         parts = spans(len(array), longest) if len(array) else []
-        work = Work(array, kind, len(parts))
+        work = Work(array, kind, len(parts), depth)
         for low, high in parts:
             self._waiting.append(_Chunk(work, schedule(high - low, kind.average), low, self._begun % TAGS))
             self._begun += 1
@@ -86,6 +86,11 @@ class Engine:
         while work.left and (ready := MPI.Request.Testsome(self._requests)):
             self._settle(ready)
         return not work.left
+
+    def drain(self) -> None:
+        """Return when nothing is under way."""
+        while self._requests:
+            self._settle(MPI.Request.Waitsome(self._requests))
 
     def free(self) -> None:
         """Free the communicator."""
@@ -107,8 +112,8 @@ class Engine:
         self._fill()
 
     def _fill(self) -> None:
-        """Let chunks begin, in order, while fewer than `depth` are under way."""
-        while self._waiting and self._in_flight < self._depth:
+        """Let chunks begin, in order, while fewer are under way than the next one's depth."""
+        while self._waiting and self._in_flight < self._waiting[0].work.depth:
             self._in_flight += 1
             self._next_step(self._waiting.popleft())
 

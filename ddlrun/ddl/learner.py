@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,24 +12,20 @@ from ddlrun.ddl import schedule
 from ddlrun.ddl.arrays import Flat, copied, flat, like
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
+from ddlrun.ddl.ways import MAY_GO_FLAT, Case, algorithm
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpi4py.MPI import Intracomm
-
+    from ddlrun.ddl.choice import Choice
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.engine import Engine, Work
+    from ddlrun.ddl.explore import Measure
     from ddlrun.ddl.kinds import Kind
     from ddlrun.ddl.native import Quick
-    from ddlrun.ddl.options import Options
     from ddlrun.ddl.tuning import Tuning
-
-ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
-# Modes that ask for one algorithm get it for small messages too.
-MAY_GO_FLAT = "bnp"
-MOST_DIRECT = 4
+    from ddlrun.ddl.ways import Way
 
 
 class Host(NamedTuple):
@@ -42,8 +39,10 @@ class Host(NamedTuple):
 class Learner:
     """Runs collectives over a grid. Made by all ranks together; `free` it before MPI ends."""
 
-    def __init__(self, grid: Grid, options: Options, tuning: Tuning, host: Host, comm: Intracomm | None) -> None:
-        self.grid, self.options, self.tuning, self.host = grid, options, tuning, host
+    def __init__(self, grid: Grid, choice: Choice, host: Host) -> None:
+        self.grid, self.host, self._choice = grid, host, choice
+        self.options, self.tuning = choice.options, choice.tuning
+        options, comm = choice.options, choice.comm
         self._comm = comm  # in host order: a flat collective of the MPI library costs several times more in ddl order
         self._engine = self._make_engine()
         self._schedule = lru_cache(maxsize=256)(self._find_schedule)
@@ -127,13 +126,14 @@ class Learner:
             return None
         from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - it needs MPI
 
-        return Engine(self.grid.base.Dup(), self.tuning.depth)
+        return Engine(self.grid.base.Dup())
 
     def _quickly(self, x: np.ndarray[Any, Any], op: str) -> bool:
         """Reduce a small numpy array as MPI would be called by hand; say whether that was possible."""
-        small = x.nbytes <= self.tuning.flat and x.flags.c_contiguous and x.flags.writeable
-        known = self._quick.get((x.dtype.char, op)) if small else None
-        if known is None or self._comm is None:
+        known = self._quick.get((x.dtype.char, op))
+        if known is None or self._comm is None or not (x.flags.c_contiguous and x.flags.writeable):
+            return False
+        if not self._choice.flat(x.nbytes, x.dtype.name):
             return False
         self._comm.Allreduce(known.in_place, x, known.operation)
         if known.divisor > 1:
@@ -155,18 +155,42 @@ class Learner:
     def _reduce_bucket(self, bucket: list[Flat], op: str, axes: str, handle: Handle, *, may_be_flat: bool) -> None:
         kind = kind_of(bucket[0].dtype, op)
         elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([one.elements for one in bucket])
-        done = partial(_deal_out, bucket, elements)
         whole = not axes or set(axes) == set(self.grid.axes)
-        if whole and may_be_flat and elements.nbytes <= self.tuning.flat and self.options.mode in MAY_GO_FLAT:
+        case = Case(elements.nbytes, kind.dtype, whole, may_be_flat)
+        way = self._choice.way(case, lambda: self._trial(np.ones_like(elements), kind))
+        work, done = self._go(way, elements, kind, axes), partial(_deal_out, bucket, elements)
+        handle.add(work, done) if work is not None else done()
+
+    def _go(self, way: Way, elements: Any, kind: Kind, axes: str) -> Work | None:  # noqa: ANN401
+        """Reduce elements in place; return the work where it goes on."""
+        if way.how == "flat":
             self._flat_way(elements, kind)
-            done()
-        elif self.options.mode == "m":
+        elif way.how == "native":
             self._native_way(elements, kind, axes)
-            done()
-        elif self._engine is not None:
-            longest = max(self.tuning.chunk // elements.itemsize, 1)
-            steps = partial(self._schedule, "all_reduce", axes)
-            handle.add(self._engine.start(elements, kind, steps, longest), done)
+        if way.how != "chunks" or self._engine is None:
+            return None
+        longest = max(way.chunk // elements.itemsize, 1)
+        steps = partial(self._schedule, "all_reduce", axes, algorithms=way.algorithms)
+        return self._engine.start(elements, kind, steps, longest, way.depth)
+
+    def _trial(self, elements: Any, kind: Kind) -> Measure:  # noqa: ANN401
+        """Return what reduces elements in a way, and tells the slowest rank's seconds."""
+        from mpi4py import MPI  # noqa: PLC0415 - it is loaded where there is something to try
+
+        if self._engine is None or self._comm is None:
+            raise RuntimeError("one learner has nothing to explore")
+        comm, engine = self._comm, self._engine
+        engine.drain()
+
+        def measure(way: Way) -> float:
+            comm.Barrier()
+            start = time.perf_counter()
+            work = self._go(way, elements, kind, "")
+            if work is not None:
+                engine.wait(work)
+            return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+
+        return measure
 
     @staticmethod
     def _quick_ways(size: int) -> dict[tuple[str, str], Quick]:
@@ -195,20 +219,20 @@ class Learner:
     def _steps(self, what: str, count: int, average: str) -> tuple[schedule.Step, ...]:
         return self._schedule(what, "", count, average)
 
-    def _find_schedule(self, what: str, axes: str, count: int, average: str) -> tuple[schedule.Step, ...]:
-        reduces = schedule.reduce_scatter(self._dimensions(axes), count, average=average)
+    def _find_schedule(
+        self, what: str, axes: str, count: int, average: str, algorithms: tuple[str, ...] = ()
+    ) -> tuple[schedule.Step, ...]:
+        reduces = schedule.reduce_scatter(self._dimensions(axes, algorithms), count, average=average)
         gathers = schedule.backwards(reduces)
         return tuple({"all_reduce": reduces + gathers, "reduce_scatter": reduces, "allgather": gathers}[what])
 
-    def _find_dimensions(self, axes: str) -> list[schedule.Dimension]:
+    def _find_dimensions(self, axes: str, algorithms: tuple[str, ...] = ()) -> list[schedule.Dimension]:
         found = []
         for number in self.grid.places(axes or self.grid.axes):
             peers = self.grid.peers(self.grid.axes[number])
-            found.append(schedule.Dimension(peers, self.grid.coords[number], self._algorithm(len(peers))))
+            name = algorithms[number] if algorithms else algorithm(self.options.mode, len(peers))
+            found.append(schedule.Dimension(peers, self.grid.coords[number], name))
         return found
-
-    def _algorithm(self, size: int) -> str:
-        return ALGORITHMS.get(self.options.mode) or ("direct" if size <= MOST_DIRECT else "ring")
 
     def _flat(self, x: object, what: str, op: str) -> Flat:
         try:

@@ -9,12 +9,16 @@ UNITS = {"": 1, "K": KIB, "M": MIB, "G": 1024 * MIB}
 
 
 class Tuning(NamedTuple):
-    """Bytes of a chunk, chunks in flight, bytes up to which MPI's flat allreduce serves, bytes of a bucket."""
+    """Bytes of a chunk, chunks in flight, bytes up to which MPI's flat allreduce serves, bytes of a bucket.
+
+    `explore`: the reductions that mode p may spend on a size to find the best way; 0: it takes the sizes before.
+    """
 
     chunk: int = 96 * KIB
     depth: int = 8
     flat: int = 64 * KIB
     bucket: int = 4 * MIB
+    explore: int = 40
 
 
 # Measured. Between hosts small chunks fill all links at once; halves of 96 KiB still go eagerly over TCP (to 64 KiB).
@@ -25,7 +29,7 @@ ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 
 
 def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -> Tuning:
-    """Parse "chunk=256K,depth=4"; what is left out is `default`'s.
+    """Parse "chunk=256K,depth=4"; what is left out is `default`'s, but whoever sets sizes does not want others tried.
 
     >>> parse_tuning("chunk=256K,depth=4", BETWEEN_HOSTS).chunk
     262144
@@ -35,11 +39,11 @@ def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -
         name, _, value = part.strip().partition("=")
         unit = value[-1:].upper() if value[-1:].upper() in UNITS else ""
         number = value[: len(value) - len(unit)]
-        least = 0 if name == "flat" else 1
+        least = 0 if name in {"flat", "explore"} else 1
         if name not in Tuning._fields or not (number.isascii() and number.isdigit()) or int(number) < least:
             raise InputError(
                 f"{where} {text!r}: {part.strip()!r} is not NAME=NUMBER with {', '.join(Tuning._fields)}; "
                 "write for example chunk=64K,depth=8,flat=64K,bucket=4M"
             )
         found[name] = int(number) * UNITS[unit]
-    return default._replace(**found)
+    return default._replace(**{"explore": 0} | found if found.keys() & {"chunk", "depth", "flat"} else found)

@@ -1,0 +1,154 @@
+"""Mode p: measure the ways of reducing a size, take the best one, remember it for the next job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddlrun.ddl.schedule import REDUCES
+from ddlrun.ddl.ways import Space, Way, first_ways, near_ways
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Measure = Callable[[Way], float]
+
+# Sizes between two powers of 2 share what was found for the upper one.
+SMALLEST, LARGEST = 8 * 1024, 64 * 1024 * 1024
+# A search begins no further reduction after so many seconds; those of slow links take some each.
+PATIENCE = 10.0
+# Ways slower than this times the best at first sight are not measured again.
+HOPELESS = 1.25
+# What was usual stays unless something is better by more than the noise of a few runs.
+BETTER = 0.98
+RUNS = 3
+
+
+class Found(NamedTuple):
+    """The best way, how many reductions that took, and how long in seconds."""
+
+    way: Way
+    runs: int
+    seconds: float
+
+
+def size_class(size: int) -> int:
+    """Return the least power of 2 that is not less, between 8 KiB and 64 MiB.
+
+    >>> size_class(3 * 2**20) == 4 * 2**20
+    True
+    """
+    return min(max(1 << max(size - 1, 0).bit_length(), SMALLEST), LARGEST)
+
+
+def search(space: Space, measure: Measure, most: int) -> Found:
+    """Find the best way to reduce so many bytes by at most `most` calls of `measure`, which returns seconds.
+
+    All learners must get the same seconds: they decide by them alone.
+    """
+    race = _Race(measure, most)
+    race.try_once(space.usual)  # connections, first pages
+    race.seen.clear()
+    best = race.best(space.usual, first_ways(space))
+    best = race.best(best, near_ways(best, space))
+    return Found(best, race.runs, race.seconds)
+
+
+class _Race:
+    def __init__(self, measure: Measure, most: int) -> None:
+        self._measure, self._most = measure, most
+        self.runs, self.seconds = 0, 0.0
+        self.seen: dict[Way, list[float]] = {}
+
+    def try_once(self, way: Way) -> None:
+        if self.runs < self._most and self.seconds < PATIENCE:
+            took = self._measure(way)
+            self.seen.setdefault(way, []).append(took)
+            self.runs, self.seconds = self.runs + 1, self.seconds + took
+
+    def best(self, held: Way, others: Iterable[Way]) -> Way:
+        ways = list(dict.fromkeys([held, *others]))
+        for way in ways:
+            if not self.seen.get(way):
+                self.try_once(way)
+        for _ in range(RUNS - 1):
+            for way in self._hopeful(ways):
+                if len(self.seen[way]) < RUNS:
+                    self.try_once(way)
+        hopeful = self._hopeful(ways)
+        winner = min(hopeful, key=self._time, default=held)
+        return winner if held not in hopeful or self._time(winner) < BETTER * self._time(held) else held
+
+    def _hopeful(self, ways: Iterable[Way]) -> list[Way]:
+        measured = [way for way in ways if self.seen.get(way)]
+        least = min((self._time(way) for way in measured), default=0.0)
+        return [way for way in measured if self._time(way) <= HOPELESS * least]
+
+    def _time(self, way: Way) -> float:
+        return statistics.median(self.seen[way])
+
+
+class Memory:
+    """What was found for these hosts, this shape and this MPI, in a file of rank 0's user; all ranks hold a copy."""
+
+    def __init__(self, path: str | None, key: Mapping[str, Any], text: str) -> None:
+        self.path, self._key = path, key
+        self._ways = _parse(text, key)
+
+    def get(self, case: str) -> Way | None:
+        """Return the way that was found for a case."""
+        return self._ways.get(case)
+
+    def keep(self, case: str, way: Way, *, write: bool) -> None:
+        """Remember a way; one rank writes. What cannot be written is found again by the next job."""
+        self._ways[case] = way
+        if not write or self.path is None:
+            return
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            part = f"{self.path}.{os.getpid()}"
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump({**self._key, "ways": self._ways}, file, indent=1)
+            os.replace(part, self.path)
+
+
+def memory_path(environ: Mapping[str, str], key: Mapping[str, Any]) -> str | None:
+    """Return the file for a key in the user's state folder; None where the user has no home."""
+    home = environ.get("HOME")
+    state = environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{state}/ddlrun/explored/{digest}.json" if state else None
+
+
+def read(path: str | None) -> str:
+    """Return a file's text; nothing where it cannot be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        if path is not None:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+    return ""
+
+
+def _parse(text: str, key: Mapping[str, Any]) -> dict[str, Way]:
+    """Return case -> way; nothing from a file that is cut short, of other hosts, or not ours."""
+    try:
+        found = json.loads(text) if text else {}
+        if {name: found[name] for name in key if found} != (dict(key) if found else {}):
+            return {}
+        return {case: _way(*values) for case, values in found.get("ways", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        if text:
+            sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")
+        return {}
+
+
+def _way(how: str, algorithms: Sequence[str], chunk: int, depth: int) -> Way:
+    sane = how in {"flat", "native"} or (how == "chunks" and min(int(chunk), int(depth)) > 0)
+    if not sane or not REDUCES.keys() >= set(algorithms):
+        raise ValueError(how)
+    return Way(how, tuple(algorithms), int(chunk), int(depth))

@@ -1,0 +1,91 @@
+"""The ways in which an array can be reduced, and which one a mode takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddlrun.ddl.tuning import Tuning
+
+ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
+# Modes that ask for one algorithm get it for small messages too.
+MAY_GO_FLAT = "bnp"
+MOST_DIRECT = 4
+CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
+DEPTHS = (2, 4, 16)
+
+
+class Way(NamedTuple):
+    """How an array is reduced.
+
+    `how` is "flat" (one MPI_Allreduce), "native" (MPI's collectives, dimension by dimension) or "chunks": our own
+    messages, with an algorithm a dimension, `chunk` bytes each and `depth` of them under way.
+    """
+
+    how: str
+    algorithms: tuple[str, ...] = ()
+    chunk: int = 0
+    depth: int = 0
+
+    def __str__(self) -> str:
+        if self.how == "chunks":
+            return f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} under way"
+        return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.how]
+
+
+class Case(NamedTuple):
+    """What is to be reduced: bytes, type, whether over the whole grid and whether the caller waits for it."""
+
+    size: int
+    dtype: str
+    whole: bool
+    blocking: bool
+
+
+def algorithm(mode: str, learners: int) -> str:
+    """Return what a mode takes in a dimension of so many learners, as long as nothing was measured."""
+    return ALGORITHMS.get(mode) or ("direct" if learners <= MOST_DIRECT else "ring")
+
+
+def usual_way(mode: str, tuning: Tuning, learners: Sequence[int], case: Case) -> Way:
+    """Return the way of a mode without measuring; `learners` are those of each dimension."""
+    if case.whole and case.blocking and mode in MAY_GO_FLAT and case.size <= tuning.flat:
+        return Way("flat")
+    if mode == "m":
+        return Way("native")
+    return Way("chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth)
+
+
+class Space(NamedTuple):
+    """What to look for: the usual way, our own messages' usual way, learners of each dimension, bytes."""
+
+    usual: Way
+    chunks: Way
+    learners: tuple[int, ...]
+    size: int
+    blocking: bool
+
+
+def first_ways(space: Space) -> Iterator[Way]:
+    """Yield what is worth a try: the usual way, MPI's own where the caller waits, and chunks of several sizes."""
+    yield space.usual
+    if space.blocking:
+        yield Way("flat")
+        yield Way("native")
+    whole = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
+    yield from (space.chunks._replace(chunk=chunk) for chunk in CHUNKS if chunk <= whole)
+
+
+def near_ways(best: Way, space: Space) -> Iterator[Way]:
+    """Yield other depths and, a dimension at a time, other algorithms; none if the best is MPI's own."""
+    if best.how != "chunks":
+        return
+    chunks = -(-space.size // best.chunk)
+    yield from (best._replace(depth=depth) for depth in DEPTHS if min(depth, chunks) != min(best.depth, chunks))
+    for place, count in enumerate(space.learners):
+        # Two learners exchange halves, whatever it is called.
+        for name in ("ring", "halving", "direct") if count > 2 else ():
+            if name != best.algorithms[place]:
+                yield best._replace(algorithms=(*best.algorithms[:place], name, *best.algorithms[place + 1 :]))
