@@ -101,7 +101,7 @@ def all_reduce(x: Any, op: str = "sum", *, axes: str = "", in_place: bool = Fals
     Returns an array like x, the same bits on all learners; a number for a number. `op`: sum, avg, max, min, prod.
     Raises InputError, naming rank, dtype and shape.
     """
-    return _learner().all_reduce(x, op, axes=axes, in_place=in_place)
+    return (_started[0] if _started else _learner()).all_reduce(x, op, axes, in_place)
 
 
 def all_reduce_n(arrays: Sequence[Any], op: str = "avg", *, axes: str = "", in_place: bool = False) -> list[Any]:

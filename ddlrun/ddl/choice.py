@@ -36,13 +36,6 @@ class Choice(NamedTuple):
         known = self.memory.get(name)
         return self._explored(name, case, trial()) if known is None else known
 
-    def flat(self, size: int, dtype: str) -> bool:
-        """Say whether a blocking reduction over all is known to go best by MPI's allreduce."""
-        if self.memory is None or size <= explore.SMALLEST:
-            return size <= self.tuning.flat
-        known = self.memory.get(f"{dtype} {explore.size_class(size)} all_reduce")
-        return known is not None and known.how == "flat"
-
     def _usual(self, case: Case) -> Way:
         return usual_way(self.options.mode, self.tuning, self.learners, case)
 

@@ -8,6 +8,7 @@ All learners must start the same operations in the same order.
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Schedule = Callable[[int, str], tuple[Step, ...]]
 
+# Seconds: how long to look for messages without a rest; the least and longest rest then, a tenth of the wait so far.
+SPIN, SHORT, LONG = 100e-6, 50e-6, 500e-6
 TAGS = 32767  # what every MPI has; chunks in flight are far fewer
 
 
@@ -79,7 +82,7 @@ class Engine:
     def wait(self, work: Work) -> None:
         """Return when `work` is done; whatever else is under way goes on meanwhile."""
         while work.left:
-            self._settle(MPI.Request.Waitsome(self._requests))
+            self._settle(self._ready())
 
     def test(self, work: Work) -> bool:
         """Move on what is ready; say whether `work` is done."""
@@ -90,11 +93,23 @@ class Engine:
     def drain(self) -> None:
         """Return when nothing is under way."""
         while self._requests:
-            self._settle(MPI.Request.Waitsome(self._requests))
+            self._settle(self._ready())
 
     def free(self) -> None:
         """Free the communicator."""
         self._comm.Free()
+
+    def _ready(self) -> list[int] | None:
+        """Wait for messages; sleep between looks when none has come for a while: others may need the core."""
+        ready = MPI.Request.Testsome(self._requests)
+        if ready:
+            return ready
+        began = perf_counter()
+        while not (ready := MPI.Request.Testsome(self._requests)):
+            waited = perf_counter() - began
+            if waited > SPIN:
+                sleep(min(max(waited / 10, SHORT), LONG))
+        return ready
 
     def _settle(self, ready: list[int] | None) -> None:
         requests, owners = self._requests, self._owners

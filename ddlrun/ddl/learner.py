@@ -46,8 +46,7 @@ class Learner:
         self._comm = comm  # in host order: a flat collective of the MPI library costs several times more in ddl order
         self._engine = self._make_engine()
         self._schedule = lru_cache(maxsize=256)(self._find_schedule)
-        usable = comm is not None and options.mode in MAY_GO_FLAT and not options.dbg_level
-        self._quick = self._quick_ways(comm.size) if comm is not None and usable else {}
+        self._quick = self._make_quick() if options.mode in MAY_GO_FLAT and not options.dbg_level else None
         self._dimensions = lru_cache(maxsize=16)(self._find_dimensions)
 
     def free(self) -> None:
@@ -56,11 +55,12 @@ class Learner:
             self._engine.free()
         self.grid.free()
 
-    def all_reduce(self, x: Any, op: str, *, axes: str, in_place: bool) -> Any:  # noqa: ANN401
+    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool) -> Any:  # noqa: ANN401, FBT001
         """Reduce one array over the learners that differ in `axes` ("": all)."""
         result = x if in_place else copied(x)
-        if not (type(result) is np.ndarray and not axes and self._quickly(result, op)):
-            self._reduce([result], op, axes).wait()
+        if self._quick is not None and type(result) is np.ndarray and not axes and self._quick.reduce(result, op):
+            return result if in_place else like(x, result)
+        self._reduce([result], op, axes).wait()
         return like(x, result)
 
     def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool) -> list[Any]:
@@ -128,17 +128,12 @@ class Learner:
 
         return Engine(self.grid.base.Dup())
 
-    def _quickly(self, x: np.ndarray[Any, Any], op: str) -> bool:
-        """Reduce a small numpy array as MPI would be called by hand; say whether that was possible."""
-        known = self._quick.get((x.dtype.char, op))
-        if known is None or self._comm is None or not (x.flags.c_contiguous and x.flags.writeable):
-            return False
-        if not self._choice.flat(x.nbytes, x.dtype.name):
-            return False
-        self._comm.Allreduce(known.in_place, x, known.operation)
-        if known.divisor > 1:
-            x /= known.divisor
-        return True
+    def _make_quick(self) -> Quick | None:
+        if self._comm is None:
+            return None
+        from ddlrun.ddl.native import Quick  # noqa: PLC0415 - it needs MPI
+
+        return Quick(self._comm)
 
     def _reduce(self, arrays: Sequence[Any], op: str, axes: str, *, blocking: bool = True) -> Handle:
         return self.reduce_flat([self._flat(x, "all_reduce", op) for x in arrays], op, axes, blocking=blocking)
@@ -158,6 +153,8 @@ class Learner:
         whole = not axes or set(axes) == set(self.grid.axes)
         case = Case(elements.nbytes, kind.dtype, whole, may_be_flat)
         way = self._choice.way(case, lambda: self._trial(np.ones_like(elements), kind))
+        if way.how == "flat" and self._quick is not None:
+            self._quick.learn(elements, kind)
         work, done = self._go(way, elements, kind, axes), partial(_deal_out, bucket, elements)
         handle.add(work, done) if work is not None else done()
 
@@ -191,12 +188,6 @@ class Learner:
             return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
 
         return measure
-
-    @staticmethod
-    def _quick_ways(size: int) -> dict[tuple[str, str], Quick]:
-        from ddlrun.ddl.native import quick_ways  # noqa: PLC0415 - it needs MPI
-
-        return quick_ways(size)
 
     def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
         from ddlrun.ddl.native import flat_allreduce  # noqa: PLC0415 - it needs MPI

@@ -44,7 +44,7 @@ def algorithm(text: str) -> Callable[[np.ndarray], object]:
     if name == "mpi-host":
         comm = learner.grid.communicator(learner.grid.axes)
         return lambda x: comm.Allreduce(MPI.IN_PLACE, x)
-    return lambda x: learner.all_reduce(x, "sum", axes="", in_place=True)
+    return lambda x: learner.all_reduce(x, "sum", "", True)
 
 
 def timed(run: Callable[[np.ndarray], object], count: int, folder: Path) -> dict[str, object]:
