@@ -1,4 +1,7 @@
-"""The allreduce over hosts in network namespaces: `python -m tests.bench.allreduce [options] NAME=TUNING ...`.
+"""The allreduce over hosts in network namespaces, beside what else there is.
+
+    python -m tests.bench.allreduce [options] NAME ...        one cluster, names as in tests.bench.baselines
+    python -m tests.bench.allreduce --table all --json FILE   what docs/explanation/allreduce.md shows
 
 Every figure is a share of the limit T*: no allreduce can bring less than 2 (H - 1)/H of the buffer through each host's
 NIC in each direction, nor less than 2 (Z - 1)/Z through each rack's uplink, at the shaped rates x 1448/1514 (payload).
@@ -8,41 +11,31 @@ Algorithms take turns in one job; medians of the slowest rank's time; every sum 
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import platform
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.bench.cells import TABLE, Cell
 from tests.conftest import MPIRUNS, launch_line
 from tests.hosts.cluster import Cluster, why_not
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("allreduce_ranks.py")
-PAYLOAD = 1448 / 1514
-# As tests.hosts.cluster makes them.
-NIC_BUCKET, UPLINK_BUCKET = 512 * 1024, 128 * 1024
-DEFAULT = ["p", "mpi", "mpi-host", "m", "c"]
-
-
-def limit(mib: float, hosts: int, racks: int, nic: float, uplink: float) -> float:
-    """Return T* in seconds; rates in Mbit/s."""
-    size = mib * 2**20 / PAYLOAD
-    through_nic = 2 * (hosts - 1) / hosts * size - NIC_BUCKET
-    through_uplink = 2 * (racks - 1) / racks * size - UPLINK_BUCKET
-    return max(through_nic * 8e-6 / nic, through_uplink * 8e-6 / uplink, 0)
-
-
-def least(mib: float, racks: int) -> float:
-    """Return the payload that an uplink must carry, both directions together."""
-    return 2 * 2 * (racks - 1) / racks * mib * 2**20
+HEADINGS = (
+    "order", "MiB", "algorithm", "of T*", "time / p", "uplink bytes / least", "CPU s", "CPU / p", "median s",
+    "quartiles", "runs",
+)  # fmt: skip
 
 
 def busy(seconds: float) -> float:
@@ -66,87 +59,171 @@ def quiet(patience: float) -> float:
     return share
 
 
-def launched(cluster: Cluster, options: argparse.Namespace, order: str) -> list[dict[str, Any]]:
-    """Run the ranks by ddlrun launch from h1, and answer what they ask of the uplinks."""
-    hosts = ",".join(host.name for host in cluster.hosts)
-    with tempfile.TemporaryDirectory() as name:
+def line(cell: Cell, folder: Path, hosts: Sequence[str]) -> list[str]:
+    """Return the launch of the ranks; over several hosts they share cores, and give them away while they wait."""
+    sizes = [[mib, cell.names_at(mib)] for mib in sorted(cell.mib)]
+    plan = {"rounds": cell.rounds, "budget": cell.budget, "in_a_row": cell.in_a_row, "sizes": sizes}
+    argv = launch_line(MPIRUNS[cell.major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
+    argv += ["--timeout", "1200", "--accelerators", str(cell.learners), "--rank-order", cell.order]
+    variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "PYTHONPATH": str(ROOT)}
+    variables["XDG_STATE_HOME"] = str(folder)  # what mode p found on other links is not known here
+    if hosts:
+        argv += ["-H", ",".join(hosts), "--racks", str(cell.racks), "--overload"]
+        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    return [*argv, sys.executable, str(RANKS), str(folder), json.dumps(plan)]
+
+
+@contextlib.contextmanager
+def cluster_of(cell: Cell) -> Iterator[Cluster | None]:
+    """Put the cell's hosts up; for one host there is this machine."""
+    if cell.one_host:
+        yield None
+        return
+    with Cluster(cell.hosts, cell.racks, uplink=f"{cell.uplink}mbit", nic=f"{cell.nic}mbit") as cluster:
+        yield cluster
+
+
+def told(cell: Cell, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
+    """Run the ranks by ddlrun launch from h1; yield what rank 0 tells, and answer what it asks of the uplinks."""
+    with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         folder = Path(name)
-        argv = launch_line(MPIRUNS[options.major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
-        argv += ["-H", hosts, "--rank-order", order]
-        argv += [
-            "--accelerators",
-            str(options.learners),
-            "--overload",
-            "--racks",
-            str(options.racks),
-            "--env",
-            "OMPI_MCA_mpi_yield_when_idle=1",
-        ]
-        argv += ["--env", "OMPI_MCA_pml=ob1", "--env", f"PYTHONPATH={ROOT}", sys.executable, str(RANKS), name]
-        argv += [str(options.rounds), options.mib, *options.names]
-        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-            job = subprocess.Popen(cluster.argv("h1", argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-            while job.poll() is None:
-                answer(cluster, folder, options.racks)
+        for pipe in ("said", "answer"):
+            os.mkfifo(folder / pipe)
+        argv = line(cell, folder, [host.name for host in cluster.hosts] if cluster else [])
+        argv = cluster.argv("h1", argv) if cluster else argv
+        with (folder / "out").open("w") as out:
+            job = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+            try:
+                yield from heard(job, folder, cluster, cell.racks)
+            finally:
+                job.terminate()
+                job.wait()
         if job.returncode:
-            sys.exit(f"{(folder / 'err').read_text()[-3000:]}\nthe job ended with {job.returncode}")
-        return [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+            sys.stderr.write(f"{(folder / 'out').read_text()[-3000:]}\n{cell.title}: ended with {job.returncode}\n")
 
 
-def answer(cluster: Cluster, folder: Path, racks: int) -> None:
-    time.sleep(0.002)
-    with suppress(FileNotFoundError):
-        (folder / "ask").unlink()
-        carried = [sum(cluster.uplink_bytes(rack)) for rack in range(racks)]
-        (folder / "written").write_text(json.dumps(carried))
-        (folder / "written").rename(folder / "answer")
+def heard(job: subprocess.Popen[bytes], folder: Path, cluster: Cluster | None, racks: int) -> Iterator[dict[str, Any]]:
+    rest = b""
+    with contextlib.ExitStack() as stack:
+        # Opened to write too: else both would wait for a job that may fail before it opens them.
+        said, answer = (stack.enter_context((folder / pipe).open("r+b", 0)) for pipe in ("said", "answer"))
+        while True:
+            ended = job.poll() is not None
+            ready, _, _ = select.select([said], [], [], 0.5)
+            *lines, rest = (rest + said.read(65536)).split(b"\n") if ready else [rest]
+            for text in lines:
+                if text == b"?":
+                    carried = [sum(cluster.uplink_bytes(rack)) for rack in range(racks)] if cluster else []
+                    answer.write(json.dumps(carried).encode() + b"\n")
+                else:
+                    yield json.loads(text)
+            if ended and not ready:
+                return
 
 
-def show(found: list[dict[str, Any]], options: argparse.Namespace, order: str) -> None:
-    groups: dict[tuple[float, str], list[dict[str, Any]]] = defaultdict(list)
-    for one in found:
-        groups[one["mib"], one["name"]].append(one)
-    hosts = options.hosts * options.racks
-    for (mib, name), runs in groups.items():
-        seconds = sorted(one["seconds"] for one in runs)
-        median, best = statistics.median(seconds), limit(mib, hosts, options.racks, options.nic, options.uplink)
-        cpu = statistics.median(one["cpu"] for one in runs)
-        carried = statistics.median(max(one["bytes"]) for one in runs) if options.racks > 1 else math.nan
-        over = carried / least(mib, options.racks) if options.racks > 1 else math.nan
-        low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
-        wrong = "" if all(one["right"] for one in runs) else "  WRONG SUMS"
-        print(
-            f"| {order} | {mib:g} | {name} | {median:.3f} | {low:.3f}-{high:.3f} | {seconds[0]:.3f} |"
-            f" {100 * best / median:.1f} % | {over:.2f} | {cpu:.2f} |{wrong}", flush=True
-        )  # fmt: skip
+def row(cell: Cell, found: dict[str, Any], p: dict[str, Any] | None) -> list[str]:
+    """Return a line of the table; `p` is what mode p reached at the same size."""
+
+    def against(field: str) -> str:
+        return f"{statistics.median(found[field]) / statistics.median(p[field]):.2f}" if p else ""
+
+    seconds = sorted(found["seconds"])
+    median = statistics.median(seconds)
+    low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+    carried = statistics.median(map(max, found["bytes"])) / found["least"] if found["least"] else math.nan
+    share = f"{100 * found['limit'] / median:.1f} %" if found["limit"] else ""
+    over = "" if math.isnan(carried) else f"{carried:.2f}"
+    words = [cell.order, f"{found['mib']:.4g}", found["algorithm"], share, against("seconds"), over]
+    words += [f"{statistics.median(found['cpu']):.3g}", against("cpu"), f"{median:.4g}", f"{low:.4g}-{high:.4g}"]
+    return [*words, f"{len(seconds)}{'' if found['right'] else ' WRONG SUMS'}"]
 
 
-def main() -> None:
+def complete(cell: Cell, found: dict[str, Any], openmpi: str) -> dict[str, Any]:
+    """Add what the ranks do not know; small arrays in a row share what the shapers let pass at once."""
+    repeat = found["repeat"]
+    fixed = cell._asdict() | {"cell": cell.name, "shape": cell.shape, "openmpi": openmpi}
+    for field in ("name", "mib", "names", "large", "rounds", "budget", "in_a_row"):
+        del fixed[field]
+    limit = cell.limit(found["mib"] * repeat) / repeat
+    return fixed | found | {"limit": limit, "least": cell.least(found["mib"])}
+
+
+def measure(cell: Cell, keep: Path | None, **known: Any) -> None:
+    """Run a cell; print and keep each size as it comes."""
+    print(f"\n{cell.title}\n\n| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
+    openmpi, notes = "", []
+    with cluster_of(cell) as cluster:
+        for message in told(cell, cluster):
+            openmpi = message.get("openmpi", openmpi)
+            notes += [f"{name}: {why}" for name, why in message.get("missing", {}).items()]
+            results = [known | complete(cell, found, openmpi) for found in message.get("results", [])]
+            p = next((found for found in results if found["algorithm"].partition("=")[0] == "p"), None)
+            for found in results:
+                print(f"| {' | '.join(row(cell, found, p))} |", flush=True)
+                notes += [f"{found['algorithm']} at {found['mib']:g} MiB: {found['note']}"] if found["note"] else []
+            append(keep, results)
+    print("\n" + "\n".join(notes))
+
+
+def append(keep: Path | None, found: Sequence[dict[str, Any]]) -> None:
+    if keep is not None:
+        with keep.open("a") as file:
+            file.writelines(json.dumps(one) + "\n" for one in found)
+
+
+def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", metavar="CELLS", help=f"all, or some of {','.join(cell.name for cell in TABLE)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured, a JSON line each")
     parser.add_argument("--hosts", type=int, default=2, help="hosts a rack (2)")
     parser.add_argument("--racks", type=int, default=2)
     parser.add_argument("--learners", type=int, default=len(os.sched_getaffinity(0)), help="learners a host (cores)")
     parser.add_argument("--nic", type=int, default=200, help="Mbit/s of a host's link (200)")
     parser.add_argument("--uplink", type=int, default=100, help="Mbit/s of a rack's (100)")
-    parser.add_argument("--mib", default="16", help="sizes in MiB, with commas (16)")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", help="sizes in MiB, with commas (16, or the table's)")
+    parser.add_argument("--rounds", type=int, help="runs of each (7)")
+    parser.add_argument("--budget", type=float, help="seconds of an algorithm after which 3 runs are enough")
     parser.add_argument("--major", type=int, choices=[4, 5], default=4)
     parser.add_argument("--orders", default="host,ddl")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
-    parser.add_argument("names", nargs="*", default=DEFAULT, help="mpi, mpi-host, or a mode, =TUNING")
-    options = parser.parse_args()
-    if why_not():
+    parser.add_argument("names", nargs="*", help="algorithms, or DDL modes, =TUNING; some of the table's")
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells: of the table, or the one that the options describe, in each order."""
+    same = {name: value for name in ("rounds", "budget") if (value := getattr(options, name)) is not None}
+    if options.mib:
+        same["mib"] = tuple(float(word) for word in options.mib.split(","))
+    if options.table:
+        wanted = options.table.split(",")
+        if unknown := {*wanted} - {"all", *(cell.name for cell in TABLE)}:
+            sys.exit(f"no such cells: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in TABLE)}")
+        return [
+            cell._replace(names=tuple(options.names or cell.names), **same)
+            for cell in TABLE
+            if cell.name in wanted or "all" in wanted
+        ]
+    names = tuple(options.names or Cell("").names)
+    fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink", "major")}
+    return [
+        Cell("asked", order=order, names=names, large=names, **fixed)._replace(**same)
+        for order in options.orders.split(",")
+    ]
+
+
+def main() -> None:
+    options = asked()
+    cells = chosen(options)
+    if why_not() and not all(cell.one_host for cell in cells):
         sys.exit(why_not())
-    ranks = options.hosts * options.racks * options.learners
-    shape = f"{options.learners}x{options.hosts}x{options.racks} = {ranks} ranks"
-    rates = f"NIC {options.nic}, uplink {options.uplink} Mbit/s"
-    print(f"{shape}, {rates}, Open MPI {options.major}, {100 * quiet(options.patience):.0f} % busy before")
-    print("| order | MiB | algorithm | median s | quartiles | min | of T* | uplink bytes / least | CPU s |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    with Cluster(options.hosts, options.racks, uplink=f"{options.uplink}mbit", nic=f"{options.nic}mbit") as cluster:
-        for order in options.orders.split(","):
-            show(launched(cluster, options, order), options, order)
-    print(f"{100 * busy(3):.0f} % busy after")
+    print(f"{os.cpu_count()} cores, {platform.release()}, Python {platform.python_version()}")
+    for cell in cells:
+        before = quiet(options.patience)
+        start = time.monotonic()
+        measure(cell, options.json, date=time.strftime("%Y-%m-%d"), cores=os.cpu_count(), busy=round(before, 2))
+        print(f"{100 * before:.0f} % busy before, {100 * busy(1):.0f} % after, {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

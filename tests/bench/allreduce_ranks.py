@@ -1,78 +1,132 @@
-"""A rank of tests.bench.allreduce: times algorithms in turn; rank 0 prints a JSON line a run.
+"""A rank of tests.bench.allreduce: times algorithms in turn.
 
-    allreduce_ranks.py FOLDER ROUNDS MIB,MIB... NAME=TUNING ...
+    allreduce_ranks.py FOLDER PLAN
 
-NAME is `mpi` (MPI_Allreduce on the world), `mpi-host` (on a communicator in host order) or a DDL string, with a tuning
-or nothing after the `=`. Bytes on uplinks are asked for in FOLDER: whoever runs this answers (tests.bench.allreduce).
+PLAN is JSON: {"rounds": N, "budget": SECONDS, "in_a_row": MIB, "sizes": [[MIB, [NAME, ...]], ...]}; tests.bench.cells
+says what is meant, tests.bench.baselines what the names are.
+Rank 0 writes to the pipe FOLDER/said: a `?` asks for the bytes that each rack's uplink has carried, which come from the
+pipe FOLDER/answer; anything else is a JSON line of what was measured at a size. Without those pipes it prints.
 """
 
 import json
-import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.begin import begin
+from tests.bench.baselines import WORLD, Algorithm, algorithm
 
-WORLD = MPI.COMM_WORLD
-
-
-def counters(folder: Path) -> list[int]:
-    """Ask for the bytes that each rack's uplink has carried so far; nothing where nobody answers."""
-    ask, answer = folder / "ask", folder / "answer"
-    ask.touch()
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        with suppress(FileNotFoundError):
-            found: list[int] = json.loads(answer.read_text())
-            answer.unlink()
-            return found
-        time.sleep(0.002)
-    return []
+LEAST = 3
+# A run of so many seconds needs no other before it to be warm.
+LONG = 2.5
+MOST = 256
 
 
-def algorithm(text: str) -> Callable[[np.ndarray], object]:
-    name, _, tuning = text.partition("=")
-    if name == "mpi":
-        return lambda x: WORLD.Allreduce(MPI.IN_PLACE, x)
-    learner = begin(f"-mode {name}" if name != "mpi-host" else "-mode r", WORLD, tuning, os.environ)
-    if name == "mpi-host":
-        comm = learner.grid.communicator(learner.grid.axes)
-        return lambda x: comm.Allreduce(MPI.IN_PLACE, x)
-    return lambda x: learner.all_reduce(x, "sum", "", True)
+class Sample(NamedTuple):
+    """Of one allreduce: the slowest rank's seconds, all ranks' CPU seconds, bytes on each uplink, whether right."""
+
+    seconds: float
+    cpu: float
+    bytes: list[float]
+    right: bool
 
 
-def timed(run: Callable[[np.ndarray], object], count: int, folder: Path) -> dict[str, object]:
-    """Run once; return the slowest rank's seconds, all ranks' CPU seconds, bytes on each uplink."""
-    x = np.random.default_rng(WORLD.rank).integers(0, 100, count).astype(np.float32)
-    before = counters(folder) if WORLD.rank == 0 else []
-    WORLD.Barrier()
-    cpu, start = time.process_time(), time.perf_counter()
-    run(x)
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    seconds, cpu = WORLD.allreduce(seconds, MPI.MAX), WORLD.allreduce(cpu)
-    after = counters(folder) if WORLD.rank == 0 else []
-    exact = sum(np.random.default_rng(rank).integers(0, 100, count) for rank in range(WORLD.size))
-    right = WORLD.allreduce(bool((x == exact).all()), MPI.LAND)
-    carried = [late - early for late, early in zip(after, before, strict=True)]
-    return {"seconds": seconds, "cpu": cpu, "bytes": carried, "right": right}
+class Observer:
+    """Whoever runs this job, and sees what it cannot see itself; rank 0 alone talks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._speaks = WORLD.rank == 0
+        self._heard = self._speaks and (folder / "said").is_fifo()
+        self._said = (folder / "said").open("w") if self._heard else sys.stdout
+        self._answer = (folder / "answer").open() if self._heard else None
+
+    def carried(self) -> list[int]:
+        """Return the bytes that each uplink has carried so far; nothing where nobody answers."""
+        if self._answer is None:
+            return []
+        self._write("?")
+        found: list[int] = json.loads(self._answer.readline())
+        return found
+
+    def tell(self, found: dict[str, Any]) -> None:
+        if self._speaks:
+            self._write(json.dumps(found))
+
+    def _write(self, line: str) -> None:
+        self._said.write(line + "\n")
+        self._said.flush()
+
+
+def timed(one: Algorithm, base: Any, repeat: int, observer: Observer) -> Sample:
+    """Reduce `repeat` times in a row; of several the first is checked, before the clock starts."""
+    x = base * np.float32(WORLD.rank + 1)
+    exact = base * np.float32(WORLD.size * (WORLD.size + 1) / 2)
+    with one.turn():
+        right = True
+        if repeat > 1:
+            right = bool((one.run(x) == exact).all())
+            x[:] = 0
+        before = observer.carried()
+        WORLD.Barrier()
+        cpu, start = time.process_time(), time.perf_counter()
+        for _ in range(repeat):
+            result = one.run(x)
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        seconds, cpu = WORLD.allreduce(seconds, MPI.MAX) / repeat, WORLD.allreduce(cpu) / repeat
+        after = observer.carried()
+    if repeat == 1:
+        right = bool((result == exact).all())
+    carried = [(late - early) / repeat for late, early in zip(after, before, strict=True)]
+    return Sample(seconds, cpu, carried, WORLD.allreduce(right, MPI.LAND))
+
+
+def contest(runs: dict[str, Algorithm], mib: float, plan: dict[str, Any], observer: Observer) -> list[dict[str, Any]]:
+    """Let algorithms take turns at one size; who has used its seconds sits out after LEAST runs."""
+    count = int(mib * 2**18)
+    repeat = min(max(int(plan["in_a_row"] / mib), 1), MOST)
+    base = np.random.default_rng(count).integers(0, 100, count).astype(np.float32)
+    for one in runs.values():
+        one.get_ready(count, repeat)
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
+    for number in range(plan["rounds"] + 1):
+        for name, one in runs.items():
+            spent = sum(sample.seconds for sample in samples[name]) * repeat
+            if len(samples[name]) >= LEAST and spent > plan["budget"]:
+                continue
+            sample = timed(one, base, repeat, observer)
+            if number or sample.seconds * repeat > LONG:
+                samples[name].append(sample)
+    return [result(name, runs[name].note, mib, repeat, samples[name]) for name in runs]
+
+
+def result(name: str, note: str, mib: float, repeat: int, samples: list[Sample]) -> dict[str, Any]:
+    columns = {field: [getattr(sample, field) for sample in samples] for field in ("seconds", "cpu", "bytes")}
+    right = all(sample.right for sample in samples)
+    return {"algorithm": name, "mib": mib, "note": note, "repeat": repeat, "right": right, **columns}
+
+
+def made(names: list[str]) -> tuple[dict[str, Algorithm], dict[str, str]]:
+    """Make the algorithms; return them, and for others why they cannot be had."""
+    found, missing = {}, {}
+    for name in names:
+        try:
+            found[name] = algorithm(name)
+        except ImportError as error:
+            missing[name] = str(error)
+    return found, missing
 
 
 def main() -> None:
-    folder, rounds, sizes, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    runs = {name: algorithm(name) for name in names}
-    for mib in map(float, sizes.split(",")):
-        for number in range(rounds + 1):
-            for name, run in runs.items():
-                found = timed(run, int(mib * 262144), folder)
-                if WORLD.rank == 0 and number:
-                    sys.stdout.write(json.dumps({"name": name, "mib": mib, **found}) + "\n")
-                    sys.stdout.flush()
+    folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
+    observer = Observer(folder)
+    runs, missing = made(list(dict.fromkeys(name for _, names in plan["sizes"] for name in names)))
+    observer.tell({"openmpi": MPI.Get_library_version().split(",")[0], "missing": missing})
+    for mib, names in plan["sizes"]:
+        taking_part = {name: runs[name] for name in names if name in runs}
+        observer.tell({"results": contest(taking_part, mib, plan, observer)})
 
 
 if __name__ == "__main__":

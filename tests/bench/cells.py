@@ -1,0 +1,83 @@
+"""What tests.bench.allreduce measures: hosts, rates, sizes, algorithms; and the least that an allreduce takes there."""
+
+from typing import NamedTuple
+
+PAYLOAD = 1448 / 1514
+# What shapers let pass at once, as tests.hosts.cluster makes them.
+NIC_BUCKET, UPLINK_BUCKET = 512 * 1024, 128 * 1024
+# Above this size, in MiB, only `large` takes part: each run of the others takes 12 seconds and more.
+LARGE = 16
+
+ALL = ("p", "mpi", "tuned-best", "han", "horovod", "gloo", "two-level")
+ALL_5 = ("p", "mpi", "tuned", "tuned-best", "horovod", "two-level")
+FLAT = ("p", "mpi", "mpi-host", "han", "horovod", "gloo", "two-level")
+SOME = ("p", "mpi", "mpi-host", "horovod")
+
+
+class Cell(NamedTuple):
+    """A cluster of X learners a host x Y hosts a rack x Z racks, rates in Mbit/s, and what runs there in one job."""
+
+    name: str
+    learners: int = 2
+    hosts: int = 2
+    racks: int = 2
+    nic: int = 200
+    uplink: int = 100
+    major: int = 4
+    order: str = "host"
+    mib: tuple[float, ...] = (16,)
+    names: tuple[str, ...] = ALL
+    large: tuple[str, ...] = ("p", "mpi")
+    rounds: int = 7
+    budget: float = 7  # seconds of an algorithm and size after which 3 runs are enough
+    in_a_row: int = 1  # smaller arrays are reduced so often in a row that they make up so many MiB, at most 256 times
+
+    @property
+    def shape(self) -> str:
+        return f"{self.learners}x{self.hosts}x{self.racks}"
+
+    @property
+    def one_host(self) -> bool:
+        """Say whether it is this machine itself, over shared memory."""
+        return self.hosts * self.racks == 1
+
+    @property
+    def title(self) -> str:
+        rates = "shared memory" if self.one_host else f"NIC {self.nic}, uplink {self.uplink} Mbit/s"
+        return f"{self.name}: {self.shape}, {rates}, Open MPI {self.major}, {self.order} order"
+
+    def names_at(self, mib: float) -> tuple[str, ...]:
+        """Return the algorithms that run at a size."""
+        return self.names if mib <= LARGE else tuple(name for name in self.names if name in self.large)
+
+    def limit(self, mib: float) -> float:
+        """Return T*, the seconds that the busiest link needs at least; 0 where there is none worth the name."""
+        if self.one_host:
+            return 0
+        size, hosts = mib * 2**20 / PAYLOAD, self.hosts * self.racks
+        through_nic = 2 * (hosts - 1) / hosts * size - NIC_BUCKET
+        through_uplink = 2 * (self.racks - 1) / self.racks * size - UPLINK_BUCKET
+        return max(through_nic * 8e-6 / self.nic, through_uplink * 8e-6 / self.uplink, 0)
+
+    def least(self, mib: float) -> float:
+        """Return the payload bytes that an uplink must carry, both directions together."""
+        return 2 * 2 * (self.racks - 1) / self.racks * mib * 2**20
+
+
+_ONE = Cell("", hosts=1, racks=1, mib=(1 / 256, 1 / 64, 1 / 16, 1, 16, 64), rounds=25, in_a_row=64)
+_ONE = _ONE._replace(names=("p", "r", "mpi"), large=("p", "r", "mpi"))
+_16 = Cell("", learners=4, nic=100, uplink=50)
+TABLE = (
+    _ONE._replace(name="one-host-4"),
+    _ONE._replace(name="one-host-5", major=5),
+    Cell("main-4", mib=(1 / 16, 1, 4, 16, 64), budget=15),
+    Cell("main-4-ddl", order="ddl", mib=(1 / 16, 1, 16), names=FLAT),
+    Cell("main-5", mib=(1 / 16, 1, 16), names=ALL_5, major=5),
+    Cell("main-5-ddl", order="ddl", mib=(16,), names=(*SOME, "tuned"), major=5),
+    Cell("even-4", uplink=400, mib=(1, 16)),
+    Cell("even-4-ddl", uplink=400, order="ddl", mib=(16,), names=SOME),
+    Cell("three-4", hosts=1, racks=3, mib=(1, 16)),
+    Cell("three-4-ddl", hosts=1, racks=3, order="ddl", mib=(16,), names=SOME),
+    _16._replace(name="sixteen-4", mib=(1, 16)),
+    _16._replace(name="sixteen-4-ddl", order="ddl", mib=(4,), names=SOME),
+)

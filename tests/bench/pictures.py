@@ -1,0 +1,204 @@
+"""Draw what tests.bench.allreduce measured: `python -m tests.bench.pictures FILE FOLDER`, FILE as `--json` wrote it.
+
+Writes FOLDER/allreduce-share.svg, the share of the limit that each algorithm reaches at 16 MiB, and
+FOLDER/allreduce-sizes.svg, time against size, in terms of the limit. They turn dark where the reader's browser is.
+"""
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+MIB = 16
+# Okabe and Ito's colours, which the colour-blind tell apart; then what each becomes on dark paper.
+INK, PAPER, FAINT, GRID = "#1f2328", "#ffffff", "#59636e", "#d0d7de"
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#00805e", "#a64d79"
+DARK = {
+    INK: "#e6edf3", PAPER: "#0d1117", FAINT: "#9198a1", GRID: "#3d444d",
+    BLUE: "#56b4e9", ORANGE: "#f0883e", GREEN: "#2fbf94", PURPLE: "#e29ac3",
+}  # fmt: skip
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "ddlrun", "font.family": "sans-serif", "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": FAINT, "ytick.color": INK,
+    "grid.color": GRID, "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.titlesize": 9,
+    "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
+}  # fmt: skip
+LABELS = {
+    "p": "ddlrun, mode p", "mpi": "MPI_Allreduce", "mpi-host": "same, reordered", "tuned": "coll/tuned",
+    "tuned-best": "best of tuned's", "han": "coll/han", "horovod": "Horovod", "gloo": "torch, gloo",
+    "two-level": "two levels, MPI",
+}  # fmt: skip
+# Order of ranks -> colour, hatch, where the bar is in its row.
+ORDERS = {"host": (BLUE, "", -0.2), "ddl": (ORANGE, "////", 0.2)}
+# Lines of the second picture: (algorithm, order) -> label, colour, dashes, marker.
+LINES = {
+    ("p", "host"): ("ddlrun, mode p", BLUE, "-", "o"),
+    ("mpi", "host"): ("MPI_Allreduce", GREEN, "-", "s"),
+    ("han", "host"): ("coll/han", PURPLE, "-", "^"),
+    ("horovod", "host"): ("Horovod", INK, "--", "v"),
+    ("mpi", "ddl"): ("MPI_Allreduce, ddl order", ORANGE, "--", "D"),
+}
+
+
+# Behind a number that stands on a line.
+UNDER = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
+
+
+class Place(NamedTuple):
+    """A cluster under one Open MPI."""
+
+    shape: str
+    nic: int
+    uplink: int
+    openmpi: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.shape}, NIC {self.nic}, uplink {self.uplink} Mbit/s, {self.openmpi.replace(' v', ' ')}"
+
+
+# Order, algorithm, MiB -> what was measured.
+Found = dict[tuple[str, str, float], dict[str, Any]]
+
+
+def read(lines: Iterable[str]) -> dict[Place, Found]:
+    """Return what was measured between hosts; of the same twice, the later."""
+    places: dict[Place, Found] = {}
+    for one in map(json.loads, lines):
+        place = Place(one["shape"], one["nic"], one["uplink"], one["openmpi"])
+        if one["least"]:
+            places.setdefault(place, {})[one["order"], one["algorithm"], one["mib"]] = one
+    return places
+
+
+def seconds(one: Mapping[str, Any]) -> float:
+    return float(statistics.median(one["seconds"]))
+
+
+def shares(found: Found) -> dict[str, dict[str, float]]:
+    """Return algorithm -> order -> percent of the limit, the best in host order first."""
+    table: dict[str, dict[str, float]] = {}
+    for (order, name, mib), one in found.items():
+        if mib == MIB:
+            table.setdefault(name, {})[order] = 100 * one["limit"] / seconds(one)
+    return dict(sorted(table.items(), key=lambda item: -item[1].get("host", item[1].get("ddl", 0))))
+
+
+def share_panel(axes: Axes, title: str, table: Mapping[str, Mapping[str, float]]) -> None:
+    for row, orders in enumerate(table.values()):
+        alone = len(orders) == 1
+        for order, share in orders.items():
+            colour, hatch, at = ORDERS[order]
+            y = row if alone else row + at
+            axes.barh(y, share, 0.36, facecolor=PAPER if hatch else colour, edgecolor=colour, hatch=hatch, linewidth=1)
+            axes.text(share + 1.5, y, f"{share:.0f} %", va="center", fontsize=7.5, bbox=UNDER if share > 85 else None)
+    axes.set_yticks(range(len(table)), [LABELS.get(name, name) for name in table])
+    axes.set(xlim=(0, 112), ylim=(len(table) - 0.4, -0.6), xticks=range(0, 101, 25))
+    axes.axvline(100, color=INK, linewidth=1, dashes=(4, 3))
+    axes.set_title(title)
+    axes.tick_params(length=0)
+
+
+def draw_shares(places: Mapping[Place, Found]) -> Figure:
+    """Draw bars of each algorithm's share of the limit, a panel for each cluster."""
+    tables = [(place.title, table) for place, found in places.items() if (table := shares(found))]
+    rows = [len(table) for _, table in tables]
+    figure = Figure(figsize=(9, 0.3 * max(rows) * math.ceil(len(rows) / 2) + 1.2), layout="constrained")
+    panels = list(figure.subplots(math.ceil(len(rows) / 2), 2, squeeze=False).flat)
+    for axes, (title, table) in zip(panels, tables, strict=False):
+        share_panel(axes, title, table)
+    for axes in panels[len(tables) :]:
+        axes.set_axis_off()
+    keys = [Patch(facecolor=PAPER if hatch else c, edgecolor=c, hatch=hatch) for c, hatch, _ in ORDERS.values()]
+    figure.legend(keys, ["ranks in host order", "ranks in ddl order"], loc="outside upper left", ncols=2, frameon=False)
+    figure.supxlabel(f"percent of the limit T* at {MIB} MiB; dashed: the limit", fontsize="medium")
+    return figure
+
+
+def curve(found: Found, name: str, order: str) -> list[tuple[float, float]]:
+    """Return (MiB, times the limit) of an algorithm, where there is a limit."""
+    mine = ((mib, one) for (an_order, a_name, mib), one in found.items() if (a_name, an_order) == (name, order))
+    return sorted((mib, seconds(one) / one["limit"]) for mib, one in mine if one["limit"])
+
+
+def draw_sizes(place: Place, found: Found) -> Figure:
+    """Draw how many times the limit each takes against size, each line with its name at its end."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ends: list[tuple[str, str, float, float]] = []
+    for (name, order), (label, colour, dashes, marker) in LINES.items():
+        points = curve(found, name, order)
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=4)
+            ends.append((label, colour, *points[-1]))
+    axes.axhline(1, color=INK, linewidth=1, dashes=(4, 3))
+    sizes = sorted({mib for _, _, mib in found})
+    axes.set(xscale="log", xlabel="MiB of float32", ylabel="time / T*, the limit", title=place.title)
+    axes.set_ylim(0)
+    axes.set_xlim(right=1.4 * sizes[-1])
+    axes.set_xticks(sizes, [f"{mib:g}" if mib >= 1 else f"1/{1 / mib:g}" for mib in sizes], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.grid(visible=True, axis="y", linewidth=0.5)
+    name_ends(axes, ends)
+    return figure
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """Move values up until none is closer to the one below than `gap`."""
+    moved = list(values)
+    order = sorted(range(len(values)), key=values.__getitem__)
+    for below, above in zip(order, order[1:], strict=False):
+        moved[above] = max(moved[above], moved[below] + gap)
+    return moved
+
+
+def name_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]]) -> None:
+    """Write each name beside its line's end, none over another."""
+    right = 1.7 * max(x for _, _, x, _ in ends)
+    heights = apart([y for *_, y in ends], 0.055 * axes.get_ylim()[1])
+    for (label, colour, x, y), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            f"{label} {y:.2f}", (x, y), (right, height), va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4},
+        )  # fmt: skip
+
+
+def svg(figure: Figure, title: str) -> str:
+    """Return the picture's text: with the words as words, the same for the same data, dark where the reader is."""
+    text = StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Title": title})
+    short = re.sub(r"<!--.*?-->| transform=\"rotate\(-0 [^\"]*\"|(?m:^ +)", "", text.getvalue(), flags=re.DOTALL)
+    rules = "".join(dark_rule(light, dark) for light, dark in DARK.items())
+    return short.replace("<defs>", f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>\n<defs>", 1)
+
+
+def dark_rule(light: str, dark: str) -> str:
+    """Return CSS that turns what is filled or drawn in one colour into the other."""
+    selectors = {what: f'[style*="{what}: {light}"],[{what}="{light}"]' for what in ("fill", "stroke")}
+    return "".join(f"{selector}{{{what}:{dark}!important}}" for what, selector in selectors.items())
+
+
+def main() -> None:
+    file, folder = map(Path, sys.argv[1:])
+    with mpl.rc_context(STYLE), file.open() as lines:
+        places = read(lines)
+        pictures = {"share": svg(draw_shares(places), f"Share of the limit that allreduces reach, {MIB} MiB")}
+        place, found = max(places.items(), key=lambda item: len(item[1]))
+        pictures["sizes"] = svg(draw_sizes(place, found), "How many times the limit allreduces take, against size")
+    for name, text in pictures.items():
+        (folder / f"allreduce-{name}.svg").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
