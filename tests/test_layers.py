@@ -45,7 +45,10 @@ ALONE = {
 
 
 # Frameworks -> the files below ddl that may import them; arrays asks for one dtype of a tensor that it was given.
-FRAMEWORKS = {"torch": {"torch.py", "arrays.py"}, "keras": {"keras.py"}}
+FRAMEWORKS = {
+    "torch": {"torch.py", "hook.py", "process_groups.py", "wavefront.py", "devices.py", "staging.py", "arrays.py"},
+    "keras": {"keras.py"},
+}
 
 
 def part(path: Path) -> str:

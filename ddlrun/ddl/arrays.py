@@ -1,4 +1,4 @@
-"""The caller's arrays as flat numpy views: numpy, torch on the CPU, DLPack, `__array_interface__`, plain numbers."""
+"""The caller's arrays as flat numpy views: numpy, torch, DLPack, `__array_interface__`, plain numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class Flat(NamedTuple):
     """One array: its elements in a row, the name of their type (bfloat16 lies there as uint16), its shape.
 
-    `whole` is the caller's memory where `elements` had to be a copy of it; else it is None.
+    `whole` is the caller's memory where `elements` had to be a copy of it; else it is None. On a device (`Row` in
+    devices.py) both are tensors.
     """
 
-    elements: NDArray[Any]
+    elements: Any
     dtype: str
     shape: tuple[int, ...]
-    whole: NDArray[Any] | None = None
+    whole: Any = None
 
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
@@ -32,14 +33,23 @@ class Flat(NamedTuple):
             self.whole[...] = self.elements.reshape(self.shape)
 
 
-def flat(x: object) -> Flat:
-    """Return x in a row, without a copy if it is contiguous. Raises InputError on what is no array of this machine."""
-    view, dtype = _as_numpy(x)
+def flat(x: Any) -> Flat:  # noqa: ANN401
+    """Return x in a row: a copy if a device has it or it is not contiguous. Raises InputError on what is no array."""
+    if on_device(x):
+        from ddlrun.ddl.staging import staged  # noqa: PLC0415 - it needs torch, which made x
+
+        return staged([x])[0]
+    view, dtype = as_numpy(x)
     if not view.flags.writeable:
         raise InputError(f"{type(x).__name__} of {dtype} is only to be read; pass a copy")
     if view.flags.c_contiguous:
         return Flat(view.reshape(-1), dtype, view.shape)
     return Flat(np.ascontiguousarray(view).reshape(-1), dtype, view.shape, view)
+
+
+def on_device(x: Any) -> bool:  # noqa: ANN401
+    """Say whether x is a torch tensor outside of the host's memory."""
+    return hasattr(x, "detach") and hasattr(x, "device") and bool(x.device.type != "cpu")
 
 
 def copied(x: Any) -> Any:  # noqa: ANN401 - any array goes in, one of its kind comes out
@@ -55,12 +65,13 @@ def like(x: object, result: Any) -> Any:  # noqa: ANN401
     return result.item() if isinstance(x, int | float) else result
 
 
-def _as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
+def as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
+    """Return x as a view of numpy's, and the name of its type. Raises InputError on what is no array of this host."""
     if isinstance(x, np.ndarray):
         return (x.view(np.uint16), "bfloat16") if x.dtype.name == "bfloat16" else (x, x.dtype.name)
     device = str(getattr(x, "device", "cpu")).lower()
     if "cpu" not in device:
-        raise InputError(f"{type(x).__name__} on {device}: only arrays in this host's memory yet; use .cpu()")
+        raise InputError(f"{type(x).__name__} on {device}: only torch tensors there, else arrays in this host's memory")
     if hasattr(x, "detach"):  # torch: numpy knows no bfloat16, and takes no tensor that wants a gradient
         x = x.detach()
         half = str(x.dtype) == "torch.bfloat16"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Parameters of one dtype, and a row in the host's memory with their gradients and one element more for each.
+    """Parameters of one dtype on one device, and a row there with their gradients and one element more for each.
 
     Those say who has a gradient: 1 or 0 here, their average is 0 where no learner has one. So learners agree without
     a message for that, which could not be sent while their buckets may be at different places.
@@ -23,23 +23,25 @@ class Bucket:
         self.parameters = tuple(parameters)
         self.missing = len(self.parameters)  # gradients that have not come in this step
         count = sum(p.numel() for p in self.parameters)
-        self.row = self.parameters[0].detach().new_zeros(count + len(self.parameters), device="cpu")
+        self.row = self.parameters[0].detach().new_zeros(count + len(self.parameters))
 
     def fill(self) -> Tensor:
         """Copy the gradients in, zeros where there is none; return the row."""
         *parts, flags = self._parts()
-        for number, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
+        for parameter, part in zip(self.parameters, parts, strict=True):
             if parameter.grad is None:
                 part.zero_()
             else:
                 part.copy_(parameter.grad.detach())
-            flags[number] = parameter.grad is not None
+        flags.copy_(flags.new_tensor([parameter.grad is not None for parameter in self.parameters]))
         return self.row
 
     def give_back(self) -> None:
         """Copy the averages out; a parameter without a gradient gets one if another learner has."""
         *parts, flags = self._parts()
-        for parameter, part, anywhere in zip(self.parameters, parts, flags.tolist(), strict=True):
+        # Only who lacks one looks at the flags: to read them, the host must wait for the device.
+        told = flags.tolist() if any(p.grad is None for p in self.parameters) else [1] * len(parts)
+        for parameter, part, anywhere in zip(self.parameters, parts, told, strict=True):
             if not anywhere:
                 continue
             if parameter.grad is None:
@@ -54,12 +56,13 @@ class Bucket:
 
 
 def deal(parameters: Iterable[Tensor], most: int) -> list[Bucket]:
-    """Deal parameters into buckets of one dtype and at most `most` bytes, but at least one parameter."""
+    """Deal parameters into buckets of one dtype and device and at most `most` bytes, but at least one parameter."""
     done, filling = list[list[Any]](), dict[Any, list[Any]]()
     for parameter in parameters:
-        bucket = filling.get(parameter.dtype)
+        kind = parameter.dtype, parameter.device
+        bucket = filling.get(kind)
         if bucket is None or _bytes(bucket) + _bytes([parameter]) > most:
-            bucket = filling[parameter.dtype] = []
+            bucket = filling[kind] = []
             done.append(bucket)
         bucket.append(parameter)
     return [Bucket(bucket) for bucket in done]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddlrun.ddl import schedule
-from ddlrun.ddl.arrays import Flat, copied, flat, like
+from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
 from ddlrun.ddl.ways import MAY_GO_FLAT, Case, algorithm
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.ddl.choice import Choice
+    from ddlrun.ddl.devices import Devices
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine, Work
     from ddlrun.ddl.explore import Measure
@@ -48,12 +49,24 @@ class Learner:
         self._schedule = lru_cache(maxsize=256)(self._find_schedule)
         self._quick = self._make_quick() if options.mode in MAY_GO_FLAT and not options.dbg_level else None
         self._dimensions = lru_cache(maxsize=16)(self._find_dimensions)
+        self._devices: Devices | None = None
 
     def free(self) -> None:
         """Free the communicators."""
+        if self._devices is not None:
+            self._devices.free()
         if self._engine is not None:
             self._engine.free()
         self.grid.free()
+
+    @property
+    def devices(self) -> Devices:
+        """Return what reduces tensors on accelerators, and has the process groups."""
+        if self._devices is None:
+            from ddlrun.ddl.devices import Devices  # noqa: PLC0415 - it needs torch
+
+            self._devices = Devices(self, self._comm)
+        return self._devices
 
     def all_reduce(self, x: Any, op: str, axes: str, in_place: bool) -> Any:  # noqa: ANN401, FBT001
         """Reduce one array over the learners that differ in `axes` ("": all)."""
@@ -136,11 +149,13 @@ class Learner:
         return Quick(self._comm)
 
     def _reduce(self, arrays: Sequence[Any], op: str, axes: str, *, blocking: bool = True) -> Handle:
+        if any(map(on_device, arrays)):
+            return self.devices.reduce(arrays, op, axes, blocking=blocking)
         return self.reduce_flat([self._flat(x, "all_reduce", op) for x in arrays], op, axes, blocking=blocking)
 
     def reduce_flat(self, flats: Sequence[Flat], op: str, axes: str = "", *, blocking: bool = True) -> Handle:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
-        self._compare(flats, op)
+        self.compare(flats, op)
         handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, flats))}")
         alone = all(len(dimension.peers) == 1 for dimension in self._dimensions(axes))
         for bucket in () if alone else buckets(flats, self.tuning):
@@ -155,7 +170,7 @@ class Learner:
         way = self._choice.way(case, lambda: self._trial(np.ones_like(elements), kind))
         if way.how == "flat" and self._quick is not None:
             self._quick.learn(elements, kind)
-        work, done = self._go(way, elements, kind, axes), partial(_deal_out, bucket, elements)
+        work, done = self._go(way, elements, kind, axes), partial(deal_out, bucket, elements)
         handle.add(work, done) if work is not None else done()
 
     def _go(self, way: Way, elements: Any, kind: Kind, axes: str) -> Work | None:  # noqa: ANN401
@@ -233,7 +248,7 @@ class Learner:
             raise InputError(f"{self}: {what}: {error}") from error
         return one
 
-    def _compare(self, flats: Sequence[Flat], op: str) -> None:
+    def compare(self, flats: Sequence[Flat], op: str) -> None:
         """With -dbg_level, see that all learners reduce the same: else messages of other lengths would meet."""
         if not self.options.dbg_level or self._comm is None:
             return
@@ -260,7 +275,7 @@ def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:
     return done + list(filling.values())
 
 
-def _deal_out(bucket: Sequence[Flat], elements: Any) -> None:  # noqa: ANN401
+def deal_out(bucket: Sequence[Flat], elements: Any) -> None:  # noqa: ANN401
     """Write a bucket's results to the arrays that it was made of."""
     at = 0
     for one in bucket if len(bucket) > 1 else ():

@@ -1,27 +1,72 @@
-"""PyTorch over `ddlrun.ddl`: the same start values, averaged gradients, a hook for DistributedDataParallel.
+"""PyTorch over `ddlrun.ddl`: the same start values, averaged gradients, torch.distributed's groups of the grid."""
 
-Tensors may lie on a device; what is sent goes through the host's memory.
-"""
+from __future__ import annotations
 
-# No `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with classes.
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.futures import Future
 
 from ddlrun import ddl
 from ddlrun.ddl.agreement import agree, average_metrics
 from ddlrun.ddl.buckets import Bucket, deal
-from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.errors import InputError
 
-__all__ = ["Averaging", "DistributedOptimizer", "average_metrics", "broadcast_parameters", "comm_hook"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ddlrun.ddl.handle import Handle
+    from ddlrun.ddl.process_groups import ProcessGroups
+
+__all__ = [
+    "Averaging",
+    "DistributedOptimizer",
+    "average_metrics",
+    "broadcast_parameters",
+    "comm_hook",
+    "device_mesh",
+    "init_process_group",
+    "process_group",
+]
 
 MOST_AT_ONCE = 1 << 30  # bytes of one broadcast: MPI counts them in 31 bits
+
+
+def init_process_group() -> None:
+    """Begin torch.distributed's default group with the learners and their ranks; all call it together.
+
+    Backend gloo for the CPU, and NCCL where each rank has a GPU of its own current: call torch.cuda.set_device before.
+    `ddl.free` ends it. One that the script began stays as it is. Raises InputError on every learner if that one has
+    other ranks, or if the ranks cannot meet.
+    """
+    _groups()
+
+
+def process_group(axes: str = "") -> ProcessGroup:
+    """Return the process group of the learners that differ from this one in `axes` alone ("YZ"), or of all.
+
+    Ranks in it ascend. The default group begins if there is none. All learners ask for the same groups in one order.
+    Raises InputError as `init_process_group` does, and on a letter that the grid has not.
+    """
+    return _groups().group(axes)
+
+
+def device_mesh(device_type: str | None = None) -> DeviceMesh:
+    """Return the grid as a DeviceMesh with the dimensions X, Y, Z, whose groups are those of `process_group`.
+
+    `device_type` is "cuda" where the groups have NCCL, else "cpu". All learners call it together.
+    """
+    groups = _groups()
+    return groups.mesh(device_type or ("cpu" if groups.why_no_nccl else "cuda"))
+
+
+def _groups() -> ProcessGroups:
+    return ddl._learner().devices.groups  # noqa: SLF001 - the learner is the package's own
 
 
 def broadcast_parameters(module_or_state_dict: torch.nn.Module | Mapping[str, Any], root: int = 0) -> None:
@@ -232,49 +277,3 @@ def _here() -> str:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-
-
-class _Part(NamedTuple):
-    handle: Handle
-    sent: Tensor
-    buffer: Tensor
-    future: Future[Tensor]
-
-
-class Averaging:
-    """What `comm_hook` keeps during a backward pass; `axes` as in `ddl.all_reduce`."""
-
-    def __init__(self, axes: str = "") -> None:
-        self.axes = axes
-        self._parts: list[_Part] = []
-
-    def add(self, buffer: Tensor) -> Future[Tensor]:
-        """Begin to average a buffer in place."""
-        future: Future[Tensor] = Future()
-        sent = buffer.detach().cpu()
-        self._parts.append(_Part(ddl.start([sent], axes=self.axes), sent, buffer, future))
-        return future
-
-    def finish(self) -> None:
-        """Wait for all buffers; nobody else moves messages once the backward pass is over."""
-        for handle, sent, buffer, future in self._parts:
-            handle.wait()
-            if sent.data_ptr() != buffer.data_ptr():
-                buffer.copy_(sent)
-            future.set_result(buffer)
-        self._parts.clear()
-
-
-def comm_hook(state: Averaging | None, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of DistributedDataParallel: `model.register_comm_hook(Averaging(), comm_hook)`.
-
-    Buckets are under way while the backward pass goes on; with None instead of Averaging each is waited for. The
-    process group (gloo will do) only has to be there: it carries the start values, no gradients.
-    """
-    averaging = state or Averaging()
-    if bucket.index() == 0:
-        averaging.finish()  # what a backward pass that was broken off left
-    future = averaging.add(bucket.buffer())
-    if state is None or bucket.is_last():
-        averaging.finish()
-    return future
