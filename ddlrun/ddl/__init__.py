@@ -95,26 +95,36 @@ def grid() -> Grid:
     return _learner().grid
 
 
-def all_reduce(x: Any, op: str = "sum", *, axes: str = "", in_place: bool = False) -> Any:  # noqa: ANN401
+def all_reduce(
+    x: Any,  # noqa: ANN401
+    op: str = "sum",
+    *,
+    axes: str = "",
+    in_place: bool = False,
+    wire: str | None = None,
+) -> Any:  # noqa: ANN401
     """Reduce x (any shape, the same on all learners) over all, or over those that differ in `axes` alone ("YZ").
 
     Returns an array like x, the same bits on all learners; a number for a number. `op`: sum, avg, max, min, prod.
-    Raises InputError, naming rank, dtype and shape.
+    `wire` "bfloat16" or "float16" lets float32 travel in 16 bits between hosts, "bfloat16:YZ" in those dimensions;
+    "float32" not, None as the tuning says. Sums stay in float32. Raises InputError, naming rank, dtype and shape.
     """
-    return (_started[0] if _started else _learner()).all_reduce(x, op, axes, in_place)
+    return (_started[0] if _started else _learner()).all_reduce(x, op, axes, in_place, wire)
 
 
-def all_reduce_n(arrays: Sequence[Any], op: str = "avg", *, axes: str = "", in_place: bool = False) -> list[Any]:
+def all_reduce_n(
+    arrays: Sequence[Any], op: str = "avg", *, axes: str = "", in_place: bool = False, wire: str | None = None
+) -> list[Any]:
     """Reduce several arrays as `all_reduce` does, small ones fused into buckets."""
-    return _learner().all_reduce_n(arrays, op, axes=axes, in_place=in_place)
+    return _learner().all_reduce_n(arrays, op, axes=axes, in_place=in_place, wire=wire)
 
 
-def start(arrays: Sequence[Any], op: str = "avg", *, axes: str = "") -> Handle:
+def start(arrays: Sequence[Any], op: str = "avg", *, axes: str = "", wire: str | None = None) -> Handle:
     """Begin `all_reduce_n` in place and return a handle with `wait` and `test`; all learners start in the same order.
 
     Messages move in calls to `start`, `test` and `wait` alone. In mode m all is done when this returns.
     """
-    return _learner().start(arrays, op, axes=axes)
+    return _learner().start(arrays, op, axes=axes, wire=wire)
 
 
 def reduce_scatter(x: Any, op: str = "sum") -> Any:  # noqa: ANN401

@@ -31,7 +31,7 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
         world = None
     asked, topology, order = find_shape(options, 1 if world is None else world.size, environ)
     grid = Grid(topology, order, world)
-    host = Host() if world is None else _host(world)
+    host = Host() if world is None else _host(world, grid)
     text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
     sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
     flat = None if world is None else grid.communicator(grid.axes)
@@ -50,11 +50,16 @@ def part(items: Any, rank: int, size: int) -> Any:  # noqa: ANN401
     return [items[place] for place in places]
 
 
-def _host(world: Intracomm) -> Host:
+def _host(world: Intracomm, grid: Grid) -> Host:
     from mpi4py import MPI  # noqa: PLC0415 - it is loaded
 
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
-    place = Host(local.rank, local.size, world.allreduce(int(local.rank == 0)))
+    here = set(local.allgather(world.rank))
+    leaving = world.allreduce(
+        sum(1 << at for at, axis in enumerate(grid.axes) if not here.issuperset(grid.peers(axis))), MPI.BOR
+    )
+    axes = "".join(axis for at, axis in enumerate(grid.axes) if leaving >> at & 1)
+    place = Host(local.rank, local.size, world.allreduce(int(local.rank == 0)), axes)
     local.Free()
     return place
 

@@ -32,7 +32,7 @@ class Choice(NamedTuple):
         if self.memory is None or not case.whole or case.size <= explore.SMALLEST:
             return self._usual(case)
         size = explore.size_class(case.size)
-        name = f"{case.dtype} {size} {'all_reduce' if case.blocking else 'start'}"
+        name = f"{case.dtype} {size} {'all_reduce' if case.blocking else 'start'}{case.wire and f' by {case.wire}'}"
         known = self.memory.get(name)
         return self._explored(name, case, trial()) if known is None else known
 

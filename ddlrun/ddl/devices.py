@@ -90,14 +90,17 @@ class Devices:
                 sys.stderr.write(f"ddlrun.ddl: {note}\n")
         return self._groups
 
-    def reduce(self, arrays: Sequence[Any], op: str, axes: str, *, blocking: bool) -> Handle:
-        """Begin to reduce tensors in place, on devices or not; small ones fused. Raises InputError, naming the rank."""
+    def reduce(self, arrays: Sequence[Any], op: str, axes: str, wire: str, *, blocking: bool) -> Handle:
+        """Begin to reduce tensors in place, on devices or not; small ones fused. Raises InputError, naming the rank.
+
+        `wire` is for what MPI carries; NCCL's messages are of the tensors' own type.
+        """
         devices = {x.device for x in arrays if on_device(x)}
         self._synchronise(devices, 1)
         direct = [x for x in arrays if self._goes_by_nccl(x)]
         others = [x for x in arrays if not self._goes_by_nccl(x)]
         handle = DeviceHandle(
-            self._learner.reduce_flat(self._flats(others, op), op, axes, blocking=blocking),
+            self._learner.reduce_flat(self._flats(others, op), op, axes, wire, blocking=blocking),
             partial(self._synchronise, devices, 2),
         )
         if direct:

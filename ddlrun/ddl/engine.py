@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun.ddl.partition import spans
+from ddlrun.ddl.wire import FORMATS, Converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,7 @@ class Engine:
         self._requests: list[MPI.Request] = []
         self._owners: list[_Chunk] = []
         self._scratch: list[bytearray] = []
+        self._converters = {dtype: Converter(dtype) for dtype in FORMATS}
         self._begun = self._in_flight = 0
 
     def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int, depth: int = 1) -> Work:
@@ -145,6 +147,9 @@ class Engine:
         self._in_flight -= 1
 
     def _post(self, chunk: _Chunk, step: Step) -> None:
+        if step.wire:
+            self._post_narrow(chunk, step)
+            return
         comm, tag, work = self._comm, chunk.tag, chunk.work
         memory, size, start = work.memory, work.itemsize, chunk.start
         filled = 0
@@ -158,6 +163,26 @@ class Engine:
         for peer, low, high in step.sends:
             source = memory[(start + low) * size : (start + high) * size]
             self._add(chunk, comm.Isend([source, len(source), MPI.BYTE], peer, tag))
+
+    def _post_narrow(self, chunk: _Chunk, step: Step) -> None:
+        """Post messages of 16 bits an element, which come to scratch and go from there."""
+        converter, start = self._converters[step.wire], chunk.start
+        blocks = {message[1:]: message.high - message.low for message in step.sends}  # one may go to several
+        count = sum(message.high - message.low for message in step.receives) + sum(blocks.values())
+        chunk.scratch = self._borrow(chunk.scratch, 2 * count)
+        room, at = np.frombuffer(chunk.scratch, converter.memory, count), 0
+        for peer, low, high in step.receives:
+            part, at = room[at : at + high - low], at + high - low
+            chunk.parts.append((low, high, part))
+            self._add(chunk, self._comm.Irecv([part.data.cast("B"), MPI.BYTE], peer, chunk.tag))
+        packed = {}
+        for (low, high), size in blocks.items():
+            packed[low, high], at = room[at : at + size], at + size
+            # What an allgather carries was rounded by its owner.
+            mine = chunk.work.array[start + low : start + high]
+            converter.pack(mine, packed[low, high], settled=not step.combine)
+        for peer, low, high in step.sends:
+            self._add(chunk, self._comm.Isend([packed[low, high].data.cast("B"), MPI.BYTE], peer, chunk.tag))
 
     def _add(self, chunk: _Chunk, request: MPI.Request) -> None:
         self._requests.append(request)
@@ -182,6 +207,14 @@ class Engine:
         last = len(chunk.parts) - 1
         for number, (low, high, part) in enumerate(chunk.parts):
             divisor = step.divisor if number == last else 1
-            work.combine(work.array[start + low : start + high], part, divisor)
+            mine = work.array[start + low : start + high]
+            if not step.wire:
+                work.combine(mine, part, divisor)
+            elif step.combine:
+                self._converters[step.wire].combine(part, mine, work.combine, divisor)
+            else:
+                self._converters[step.wire].unpack(part, mine)
+            if step.settled and number == last:
+                self._converters[step.settled].settle(mine)
         chunk.parts = []
         chunk.at += 1

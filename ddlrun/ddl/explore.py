@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.schedule import REDUCES
 from ddlrun.ddl.ways import Space, Way, first_ways, near_ways
+from ddlrun.ddl.wire import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -147,8 +148,9 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, Way]:
         return {}
 
 
-def _way(how: str, algorithms: Sequence[str], chunk: int, depth: int) -> Way:
+def _way(how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> Way:
     sane = how in {"flat", "native"} or (how == "chunks" and min(int(chunk), int(depth)) > 0)
+    sane &= wire.partition(":")[0] in {*FORMATS, ""}
     if not sane or not REDUCES.keys() >= set(algorithms):
         raise ValueError(how)
-    return Way(how, tuple(algorithms), int(chunk), int(depth))
+    return Way(how, tuple(algorithms), int(chunk), int(depth), wire)

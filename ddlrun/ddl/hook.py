@@ -18,16 +18,17 @@ class _Part(NamedTuple):
 
 
 class Averaging:
-    """What `comm_hook` keeps during a backward pass; `axes` as in `ddl.all_reduce`."""
+    """What `comm_hook` keeps during a backward pass; `axes` and `wire` as in `ddl.all_reduce`."""
 
-    def __init__(self, axes: str = "") -> None:
-        self.axes = axes
+    def __init__(self, axes: str = "", wire: str | None = None) -> None:
+        self.axes, self.wire = axes, wire
         self._parts: list[_Part] = []
 
     def add(self, buffer: Tensor) -> Future[Tensor]:
         """Begin to average a buffer in place."""
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-        self._parts.append(_Part(ddl.start([buffer.detach()], axes=self.axes), buffer, future))
+        handle = ddl.start([buffer.detach()], axes=self.axes, wire=self.wire)
+        self._parts.append(_Part(handle, buffer, future))
         return future
 
     def finish(self) -> None:

@@ -18,8 +18,13 @@ class Callback(keras.callbacks.Callback):
 
     Weights and the optimizer's state are rank 0's at the start, gradients are averaged in each step, metrics after each
     epoch. Put it first: callbacks after it see the averages. All learners need as many steps (`ddl.shard`). Gradients
-    are averaged outside of the backend's compiled steps, so raises InputError on backends other than torch.
+    are averaged outside of the backend's compiled steps, so raises InputError on backends other than torch. `wire` as
+    in `ddl.all_reduce`, for gradients.
     """
+
+    def __init__(self, *, wire: str | None = None) -> None:
+        super().__init__()
+        self._wire = wire
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras' interface
         """Broadcast rank 0's values, and average gradients from here on."""
@@ -47,7 +52,7 @@ class Callback(keras.callbacks.Callback):
         plain = type(optimizer).apply
 
         def apply(grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
-            ddl.all_reduce_n([grad for grad in grads if grad is not None], "avg", in_place=True)
+            ddl.all_reduce_n([grad for grad in grads if grad is not None], "avg", in_place=True, wire=self._wire)
             plain(optimizer, grads, trainable_variables)
 
         vars(optimizer)["apply"] = apply  # past Keras' own __setattr__, which tracks what it is given

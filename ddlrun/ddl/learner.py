@@ -13,6 +13,7 @@ from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
 from ddlrun.ddl.ways import MAY_GO_FLAT, Case, algorithm
+from ddlrun.ddl.wire import find_wire, parse_wire
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
 
 class Host(NamedTuple):
-    """The place of a learner among those of its host, and how many hosts there are, as MPI sees them."""
+    """The place of a learner among those of its host, and how many hosts there are, as MPI sees them.
+
+    `leaving` are the dimensions in which some learner has a peer on another host, the same on all learners.
+    """
 
     local_rank: int = 0
     local_size: int = 1
     hosts: int = 1
+    leaving: str = ""
 
 
 class Learner:
@@ -47,6 +52,8 @@ class Learner:
         self._comm = comm  # in host order: a flat collective of the MPI library costs several times more in ddl order
         self._engine = self._make_engine()
         self._schedule = lru_cache(maxsize=256)(self._find_schedule)
+        self._wire = lru_cache(maxsize=16)(self._find_wire)
+        self._usual_wire = self._wire(None)
         self._quick = self._make_quick() if options.mode in MAY_GO_FLAT and not options.dbg_level else None
         self._dimensions = lru_cache(maxsize=16)(self._find_dimensions)
         self._devices: Devices | None = None
@@ -68,23 +75,24 @@ class Learner:
             self._devices = Devices(self, self._comm)
         return self._devices
 
-    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool) -> Any:  # noqa: ANN401, FBT001
+    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool, wire: str | None = None) -> Any:  # noqa: ANN401, FBT001
         """Reduce one array over the learners that differ in `axes` ("": all)."""
         result = x if in_place else copied(x)
-        if self._quick is not None and type(result) is np.ndarray and not axes and self._quick.reduce(result, op):
+        quick = self._quick if wire is None and not axes else None
+        if quick is not None and type(result) is np.ndarray and quick.reduce(result, op):
             return result if in_place else like(x, result)
-        self._reduce([result], op, axes).wait()
+        self._reduce([result], op, axes, wire).wait()
         return like(x, result)
 
-    def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool) -> list[Any]:
+    def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool, wire: str | None) -> list[Any]:
         """Reduce arrays, small ones fused."""
         results = list(arrays) if in_place else [copied(x) for x in arrays]
-        self._reduce(results, op, axes).wait()
+        self._reduce(results, op, axes, wire).wait()
         return [like(x, result) for x, result in zip(arrays, results, strict=True)]
 
-    def start(self, arrays: Sequence[Any], op: str, *, axes: str) -> Handle:
+    def start(self, arrays: Sequence[Any], op: str, *, axes: str, wire: str | None) -> Handle:
         """Begin to reduce arrays in place."""
-        return self._reduce(arrays, op, axes, blocking=False)
+        return self._reduce(arrays, op, axes, wire, blocking=False)
 
     def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401
         """Reduce x, which is overwritten; return this learner's block of the result, flat."""
@@ -148,27 +156,36 @@ class Learner:
 
         return Quick(self._comm)
 
-    def _reduce(self, arrays: Sequence[Any], op: str, axes: str, *, blocking: bool = True) -> Handle:
+    def _reduce(self, arrays: Sequence[Any], op: str, axes: str, wire: str | None, *, blocking: bool = True) -> Handle:
+        travels = self._wire(wire)
         if any(map(on_device, arrays)):
-            return self.devices.reduce(arrays, op, axes, blocking=blocking)
-        return self.reduce_flat([self._flat(x, "all_reduce", op) for x in arrays], op, axes, blocking=blocking)
+            return self.devices.reduce(arrays, op, axes, travels, blocking=blocking)
+        flats = [self._flat(x, "all_reduce", op) for x in arrays]
+        return self.reduce_flat(flats, op, axes, travels, blocking=blocking)
 
-    def reduce_flat(self, flats: Sequence[Flat], op: str, axes: str = "", *, blocking: bool = True) -> Handle:
+
+    def reduce_flat(
+        self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
+    ) -> Handle:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
-        self.compare(flats, op)
+        self.compare(flats, op, wire)
         handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, flats))}")
         alone = all(len(dimension.peers) == 1 for dimension in self._dimensions(axes))
         for bucket in () if alone else buckets(flats, self.tuning):
-            self._reduce_bucket(bucket, op, axes, handle, may_be_flat=blocking)
+            self._reduce_bucket(bucket, op, axes, wire, handle, may_be_flat=blocking)
         return handle
 
-    def _reduce_bucket(self, bucket: list[Flat], op: str, axes: str, handle: Handle, *, may_be_flat: bool) -> None:
+    def _reduce_bucket(
+        self, bucket: list[Flat], op: str, axes: str, wire: str, handle: Handle, *, may_be_flat: bool
+    ) -> None:
         kind = kind_of(bucket[0].dtype, op)
         elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([one.elements for one in bucket])
         whole = not axes or set(axes) == set(self.grid.axes)
         case = Case(elements.nbytes, kind.dtype, whole, may_be_flat)
+        if kind.dtype == "float32" and case.size > self.tuning.flat:
+            case = case._replace(wire=wire)
         way = self._choice.way(case, lambda: self._trial(np.ones_like(elements), kind))
-        if way.how == "flat" and self._quick is not None:
+        if way.how == "flat" and self._quick is not None and wire == self._usual_wire:
             self._quick.learn(elements, kind)
         work, done = self._go(way, elements, kind, axes), partial(deal_out, bucket, elements)
         handle.add(work, done) if work is not None else done()
@@ -181,8 +198,8 @@ class Learner:
             self._native_way(elements, kind, axes)
         if way.how != "chunks" or self._engine is None:
             return None
-        longest = max(way.chunk // elements.itemsize, 1)
-        steps = partial(self._schedule, "all_reduce", axes, algorithms=way.algorithms)
+        longest = max(way.chunk // (2 if way.wire else elements.itemsize), 1)
+        steps = partial(self._schedule, "all_reduce", axes, algorithms=way.algorithms, wire=way.wire)
         return self._engine.start(elements, kind, steps, longest, way.depth)
 
     def _trial(self, elements: Any, kind: Kind) -> Measure:  # noqa: ANN401
@@ -226,19 +243,31 @@ class Learner:
         return self._schedule(what, "", count, average)
 
     def _find_schedule(
-        self, what: str, axes: str, count: int, average: str, algorithms: tuple[str, ...] = ()
+        self, what: str, axes: str, count: int, average: str, algorithms: tuple[str, ...] = (), wire: str = ""
     ) -> tuple[schedule.Step, ...]:
-        reduces = schedule.reduce_scatter(self._dimensions(axes, algorithms), count, average=average)
+        dimensions = self._dimensions(axes, algorithms, wire)
+        if average and schedule.wire_of(dimensions) == "float16":
+            average = "each"  # or sums would leave its range
+        reduces = schedule.reduce_scatter(dimensions, count, average=average)
         gathers = schedule.backwards(reduces)
         return tuple({"all_reduce": reduces + gathers, "reduce_scatter": reduces, "allgather": gathers}[what])
 
-    def _find_dimensions(self, axes: str, algorithms: tuple[str, ...] = ()) -> list[schedule.Dimension]:
-        found = []
+    def _find_dimensions(self, axes: str, algorithms: tuple[str, ...] = (), wire: str = "") -> list[schedule.Dimension]:
+        found, travels = [], parse_wire(wire)
         for number in self.grid.places(axes or self.grid.axes):
-            peers = self.grid.peers(self.grid.axes[number])
+            axis = self.grid.axes[number]
+            peers, dtype = self.grid.peers(axis), travels.dtype if axis in travels.axes else ""
             name = algorithms[number] if algorithms else algorithm(self.options.mode, len(peers))
-            found.append(schedule.Dimension(peers, self.grid.coords[number], name))
+            found.append(schedule.Dimension(peers, self.grid.coords[number], name, dtype))
         return found
+
+    def _find_wire(self, text: str | None) -> str:
+        """Return what float32 travels as, with its dimensions; None: as the tuning says."""
+        try:
+            asked = self.tuning.wire if text is None else text
+            return find_wire(asked, self.options.mode, self.grid.axes, self.host.leaving)
+        except InputError as error:
+            raise InputError(f"{self}: {error}") from error
 
     def _flat(self, x: object, what: str, op: str) -> Flat:
         try:
@@ -248,11 +277,11 @@ class Learner:
             raise InputError(f"{self}: {what}: {error}") from error
         return one
 
-    def compare(self, flats: Sequence[Flat], op: str) -> None:
+    def compare(self, flats: Sequence[Flat], op: str, wire: str = "") -> None:
         """With -dbg_level, see that all learners reduce the same: else messages of other lengths would meet."""
         if not self.options.dbg_level or self._comm is None:
             return
-        mine = f"{op} of {', '.join(map(str, flats))}"
+        mine = f"{op} of {', '.join(map(str, flats))}{wire and f' by {wire}'}"
         all_ = self._comm.allgather((self.grid.rank, mine))
         others = [f"rank {rank} {told}" for rank, told in sorted(all_) if told != mine]
         if others:

@@ -21,13 +21,17 @@ class Message(NamedTuple):
 class Step(NamedTuple):
     """Messages that travel at once. What is received is combined into the buffer, or stored where `combine` is not set.
 
-    `divisor`, for averages: what the last block received is divided by, as its sum is complete with it.
+    `divisor`, for averages: what the last block received is divided by, as its sum is complete with it. `wire` is the
+    16 bit type that float32 travels as, "" for float32; `settled` the one that the last block received is rounded to
+    when it is complete for all, so that all learners get the same bits by whatever way.
     """
 
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
     combine: bool = True
     divisor: int = 1
+    wire: str = ""
+    settled: str = ""
 
 
 Steps = list[Step]
@@ -80,11 +84,15 @@ REDUCES: Mapping[str, Reduce] = {"ring": ring, "direct": direct, "halving": halv
 
 
 class Dimension(NamedTuple):
-    """One dimension as a learner sees it: the ranks of its group in order, its own place there, the algorithm."""
+    """One dimension as a learner sees it: the ranks of its group in order, its own place there, the algorithm.
+
+    `wire` is the 16 bit type that float32 travels as there, "" for float32.
+    """
 
     peers: tuple[int, ...]
     me: int
     algorithm: str
+    wire: str = ""
 
 
 def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, average: str = "") -> Steps:
@@ -94,29 +102,37 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, average: str 
     """
     size = _product(dimensions)
     leaves, first, steps, divisor = cuts(count, size), 0, Steps(), 1
-    for peers, me, algorithm in dimensions:
+    settled = wire_of(dimensions)
+    for peers, me, algorithm, wire in dimensions:
         size //= len(peers)
         bounds = leaves[first : first + len(peers) * size + 1 : size]
-        found = [_named(step, peers) for step in REDUCES[algorithm](me, bounds)]
+        found = [_named(step, peers)._replace(wire=wire) for step in REDUCES[algorithm](me, bounds)]
         first += me * size
         divisor *= len(peers)
         if found and (average == "each" or (average == "once" and size == 1)):
             found[-1] = found[-1]._replace(divisor=divisor)
             divisor = 1
+        if found and size == 1:
+            found[-1] = found[-1]._replace(settled=settled)
         steps += found
     return steps
 
 
 def backwards(steps: Sequence[Step]) -> Steps:
     """Return the allgather that undoes a reduce-scatter."""
-    return [Step(step.receives, step.sends, combine=False) for step in reversed(steps)]
+    return [Step(step.receives, step.sends, combine=False, wire=step.wire) for step in reversed(steps)]
+
+
+def wire_of(dimensions: Sequence[Dimension]) -> str:
+    """Return the 16 bit type that a dimension with messages uses, else ""."""
+    return next((one.wire for one in dimensions if one.wire and len(one.peers) > 1), "")
 
 
 def own_block(dimensions: Sequence[Dimension], count: int) -> tuple[int, int]:
     """Return (low, high) of the block whose sum a reduce-scatter leaves with this learner."""
     size, first = _product(dimensions), 0
     bounds = cuts(count, size)
-    for peers, me, _ in dimensions:
+    for peers, me, *_ in dimensions:
         size //= len(peers)
         first += me * size
     return bounds[first], bounds[first + 1]
@@ -124,7 +140,7 @@ def own_block(dimensions: Sequence[Dimension], count: int) -> tuple[int, int]:
 
 def _product(dimensions: Sequence[Dimension]) -> int:
     size = 1
-    for peers, _, _ in dimensions:
+    for peers, *_ in dimensions:
         size *= len(peers)
     return size
 

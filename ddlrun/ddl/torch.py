@@ -105,8 +105,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Gradients are averaged in buckets of at most `bucket_bytes` (else the tuning's), last parameters first, in the same
     order on all learners. A bucket starts during the backward pass as soon as its gradients are there, unless `overlap`
     is off. With `backward_passes_per_step` n that is the n-th pass: gradients add up before, as torch adds them.
-    `axes` as in `ddl.all_reduce`. A parameter that has a gradient on no learner keeps none; where others have one, it
-    counts as zeros here. A closure is evaluated with averaged gradients and returns the average loss.
+    `axes` and `wire` as in `ddl.all_reduce`. A parameter that has a gradient on no learner keeps none; where others
+    have one, it counts as zeros here. A closure is evaluated with averaged gradients and returns the average loss.
 
     Everything else is the wrapped optimizer's: state_dict, param_groups, ... Between backward and step, call
     `synchronize` before gradients are clipped or unscaled, and before other reductions if learners differ in what they
@@ -123,13 +123,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_bytes: int | None = None,
         overlap: bool = True,
         axes: str = "",
+        wire: str | None = None,
     ) -> None:
         if backward_passes_per_step < 1:
             raise InputError(f"backward_passes_per_step {backward_passes_per_step}: at least 1")
         # Optimizer.__init__ is left out: groups and state are those of the one that is wrapped.
         self.optimizer = optimizer
-        self._passes_wanted, self._overlap, self._axes, self._bytes = (
-            backward_passes_per_step, overlap, axes, bucket_bytes,
+        self._passes_wanted, self._overlap, self._axes, self._wire, self._bytes = (
+            backward_passes_per_step, overlap, axes, wire, bucket_bytes,
         )  # fmt: skip
         self._place: dict[Tensor, Bucket] = {}
         self._passes: dict[Tensor, int] = {}
@@ -249,7 +250,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in bucket.parameters:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 raise InputError(f"{_here()}: {self._named(parameter)}: its gradient is sparse; make the layer dense")
-        self._under_way.append((bucket, ddl.start([bucket.fill()], axes=self._axes)))
+        self._under_way.append((bucket, ddl.start([bucket.fill()], axes=self._axes, wire=self._wire)))
 
     def _finish(self) -> None:
         while self._under_way:

@@ -21,27 +21,31 @@ class Way(NamedTuple):
     """How an array is reduced.
 
     `how` is "flat" (one MPI_Allreduce), "native" (MPI's collectives, dimension by dimension) or "chunks": our own
-    messages, with an algorithm a dimension, `chunk` bytes each and `depth` of them under way.
+    messages, with an algorithm a dimension, `chunk` bytes each and `depth` of them under way. `wire` ("bfloat16:YZ")
+    is what float32 travels as in which dimensions, a chunk's bytes being those that travel; "" as it is.
     """
 
     how: str
     algorithms: tuple[str, ...] = ()
     chunk: int = 0
     depth: int = 0
+    wire: str = ""
 
     def __str__(self) -> str:
         if self.how == "chunks":
-            return f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} under way"
+            chunks = f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} under way"
+            return f"{chunks}, by {self.wire}" if self.wire else chunks
         return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.how]
 
 
 class Case(NamedTuple):
-    """What is to be reduced: bytes, type, whether over the whole grid and whether the caller waits for it."""
+    """What is to be reduced: bytes, type, whether over the whole grid, whether the caller waits for it, Way.wire."""
 
     size: int
     dtype: str
     whole: bool
     blocking: bool
+    wire: str = ""
 
 
 def algorithm(mode: str, learners: int) -> str:
@@ -55,7 +59,7 @@ def usual_way(mode: str, tuning: Tuning, learners: Sequence[int], case: Case) ->
         return Way("flat")
     if mode == "m":
         return Way("native")
-    return Way("chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth)
+    return Way("chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth, case.wire)
 
 
 class Space(NamedTuple):
@@ -69,11 +73,13 @@ class Space(NamedTuple):
 
 
 def first_ways(space: Space) -> Iterator[Way]:
-    """Yield what is worth a try: the usual way, MPI's own where the caller waits, and chunks of several sizes."""
+    """Yield what is worth a try: the usual way, MPI's own where the caller waits, float32, chunks of several sizes."""
     yield space.usual
     if space.blocking:
         yield Way("flat")
         yield Way("native")
+    if space.chunks.wire:
+        yield space.chunks._replace(wire="")  # where links are fast the conversions cost more than they save
     whole = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
     yield from (space.chunks._replace(chunk=chunk) for chunk in CHUNKS if chunk <= whole)
 
