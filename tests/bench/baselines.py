@@ -33,6 +33,8 @@ class Algorithm:
     """An allreduce of float32."""
 
     note = ""
+    # How far off a sum may be, relative: nothing, but where it travels in 16 bits.
+    off = 0.0
 
     def get_ready(self, count: int, repeat: int) -> None:
         """Prepare for arrays of `count` elements that will be reduced `repeat` times in a row."""
@@ -45,6 +47,10 @@ class Algorithm:
         """Return the sum, in x or elsewhere."""
         raise NotImplementedError
 
+    def right(self, result: Array, exact: Array) -> bool:
+        """Say whether a sum is what it should be."""
+        return bool((np.abs(result - exact) <= self.off * exact).all())
+
 
 class Ours(Algorithm):
     """ddlrun's own, by a mode or a whole DDL string, with a tuning."""
@@ -52,6 +58,7 @@ class Ours(Algorithm):
     def __init__(self, text: str) -> None:
         mode, _, tuning = text.partition("=")
         self._learner = begin(f"-mode {mode}", WORLD, tuning, os.environ)
+        self.off = WORLD.size * 2.0**-8 * ("wire=" in tuning)
 
     def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
         self.run(np.zeros(count, np.float32))  # mode p explores at the first of each size
