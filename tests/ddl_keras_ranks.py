@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from ddlrun import ddl
+from ddlrun.errors import InputError
 
 EACH, EPOCHS, STEPS = 8, 4, 5
 
@@ -34,6 +35,15 @@ def fit(model: Any, size: int, rank: int, *callbacks: Any) -> Any:
     return model.fit(x, y, batch, EPOCHS, verbose=0, shuffle=False, callbacks=list(callbacks)).history
 
 
+def asked() -> str:
+    """Return what a wire that there is not is answered with: it reaches the reduction of gradients."""
+    try:
+        fit(net(0), ddl.size(), ddl.rank(), ddl.DDLCallback(wire="float8"))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     ddl.init()
     model = net(ddl.rank())  # not the same: the callback gives all rank 0's
@@ -44,8 +54,9 @@ def main() -> None:
     alone = fit(lonely, 1, 0)
     close = [np.allclose(a, b, atol=1e-4) for a, b in zip(model.get_weights(), lonely.get_weights(), strict=True)]
     close += [np.allclose(history[name], alone[name], rtol=1e-3) for name in alone]
+    afterwards, refused = "apply" in vars(model.optimizer), "wire 'float8'" in asked()
     if ddl.rank() == 0:
-        print(f"same {(rows == rows[0]).all()}, as alone {all(close)}, afterwards {'apply' in vars(model.optimizer)}")
+        print(f"same {(rows == rows[0]).all()}, as alone {all(close)}, afterwards {afterwards}, refused {refused}")
     ddl.free()
 
 

@@ -105,3 +105,30 @@ def test_what_cannot_be_is_said_at_the_start(options: str, tuning: str, said: st
 def test_every_mode_operation_size_and_shape(mpirun: str) -> None:
     done = started(mpirun, 12, str(RANKS))
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
+
+
+TORCH = """
+import torch
+from ddlrun import ddl
+from ddlrun.ddl.torch import Averaging, DistributedOptimizer
+ddl.init("-mode r", tuning="flat=0,wire=bfloat16:X")
+third = torch.full((100,), 1 / 3)
+rounded, right = third.bfloat16().float(), []
+for wire, expected in {None: rounded, "bfloat16:X": rounded, "float32": third}.items():
+    p = torch.nn.Parameter(torch.zeros(100))
+    optimizer = DistributedOptimizer(torch.optim.SGD([p], lr=1.0), wire=wire)
+    (p * third).sum().backward()
+    optimizer.step()
+    sent, averaging = third.clone(), Averaging(wire=wire)
+    averaging.add(sent)
+    averaging.finish()
+    right += [torch.equal(-p.detach(), expected), torch.equal(sent, expected)]
+total = ddl.allgather(torch.tensor(right))
+ddl.rank() or print(total.tolist())
+"""
+
+
+def test_torch_asks_for_it_too(mpirun: str) -> None:
+    pytest.importorskip("torch")
+    done = started(mpirun, 2, "-c", TORCH)
+    assert (done.returncode, done.stdout) == (0, f"{[[True] * 6] * 2}\n"), done.stdout + done.stderr

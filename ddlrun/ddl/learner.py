@@ -163,7 +163,6 @@ class Learner:
         flats = [self._flat(x, "all_reduce", op) for x in arrays]
         return self.reduce_flat(flats, op, axes, travels, blocking=blocking)
 
-
     def reduce_flat(
         self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
     ) -> Handle:
