@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.placement import Placement, Seat
+from ddlrun.placement import Placement, Policy, Seat, spare_cores
 
 # Passed on by name where the user has them; a pattern ends in *.
 FAMILIES = (
@@ -151,7 +151,8 @@ def rank_variables(placement: Placement, mode: str, visible_gpus: str = "all") -
     DDLRUN_SEATS is what rank.py reads: for runs of equal hosts `HOSTS*SEAT;SEAT...`, joined by `/`. A seat
     is `threads@CPUs@GPUs@NICs`: the CPUs are OS indexes, left out where nobody measured them; the GPUs
     that the rank may see, `VENDOR=` and PCI addresses (numbers where nobody measured), its own first or,
-    with `visible_gpus` "all", at the place of its local rank; the RDMA devices near it.
+    with `visible_gpus` "all", at the place of its local rank; the RDMA devices near it. DDLRUN_SPARES is there where
+    cores are left, `HOSTS*CPUS;CPUS` in the same way: the CPUs of the cores that were reserved, then of the others.
     """
     variables = {
         "DDLRUN_TOPOLOGY": str(placement.topology),
@@ -161,6 +162,8 @@ def rank_variables(placement: Placement, mode: str, visible_gpus: str = "all") -
     }
     if placement.policy.threads_per_core:
         variables["DDLRUN_NARROW"] = "1"  # mpirun binds to whole cores: rank.py keeps to the PUs of the seat
+    if spares := _spares(placement):
+        variables["DDLRUN_SPARES"] = spares
     return variables
 
 
@@ -172,6 +175,19 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
         if len(whole) <= MOST_CHARACTERS:
             return whole
     return ""
+
+
+def _spares(placement: Placement) -> str:
+    """Return what DDLRUN_SPARES has to say; nothing where no core is left, or hosts differ too much for a variable."""
+    texts = {id(seats): _spare_text(seats, machine, placement.policy) for _, machine, seats in placement.groups()}
+    whole = _runs(texts[id(seats)] for seats in placement.seats) if any(text != ";" for text in texts.values()) else ""
+    return whole if len(whole) <= MOST_CHARACTERS else ""
+
+
+def _spare_text(seats: Sequence[Seat], machine: Machine, policy: Policy) -> str:
+    per_core = policy.threads_per_core
+    groups = spare_cores(machine, seats, policy) if machine.measured else ((), ())
+    return ";".join(cpu_list(pu.os_index for core in cores for pu in core.pus[:per_core]) for cores in groups)
 
 
 def _seat_texts(seats: Sequence[Seat], machine: Machine, visible_gpus: str, *, cpus: bool) -> str:

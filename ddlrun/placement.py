@@ -189,6 +189,15 @@ def seat_ranks(machine: Machine, ranks: int, policy: Policy = Policy()) -> tuple
     )
 
 
+def spare_cores(machine: Machine, seats: Sequence[Seat], policy: Policy) -> tuple[list[Core], list[Core]]:
+    """Return the usable cores that no rank has: those that were reserved, and others."""
+    taken = {core.logical_index for seat in seats for core in seat.cores}
+    packages = [[core for core in package if core.usable] for package in machine.packages]
+    shared = {core for package in _without_reserved(packages, policy.reserve_cores) for core in package}
+    free = [core for package in packages for core in package if core.logical_index not in taken]
+    return [core for core in free if core not in shared], [core for core in free if core in shared]
+
+
 def place_cores(
     topology: Topology,
     hosts: HostList,

@@ -70,6 +70,11 @@ class RunDir(NamedTuple):
         return f"{self.path}/binding.json"
 
     @property
+    def ddl(self) -> str:
+        """What ddlrun.ddl found out about iterations and learners, a JSON object a line; rank 0 writes it."""
+        return f"{self.path}/ddl.jsonl"
+
+    @property
     def outcome(self) -> str:
         """The Outcome as JSON."""
         return f"{self.path}/outcome.json"

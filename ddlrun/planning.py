@@ -253,6 +253,7 @@ def _variables(
         )
     # `run` fills these in: without them, as for those who paste the command, ranks have no keeper.
     variables |= dict.fromkeys((wire.ADDRESSES, "DDLRUN_GRACE", "DDLRUN_HEARTBEAT", "DDLRUN_RUN"), "")
+    variables["DDLRUN_RUN_DIR"] = settings.run_dir.path
     variables["DDLRUN_RESTART"] = str(settings.job.restarts if settings.job is not None else 0)
     if mpirun.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(min(int(settings.watch.grace + 5), 1 << 30))

@@ -131,6 +131,28 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
     assert threads_and_cpus(told, 11999, 3, 12000) == (5, set())
 
 
+def test_cores_that_are_left_are_told() -> None:
+    measured = machine("minsky")._replace(measured=True)  # 2 packages x 10 cores, SMT8: 0-7, 8-15, ...
+    plain = place(Topology((4,)), hosts(1), {"h0": measured}, RankOrder.HOST)
+    assert "DDLRUN_SPARES" not in rank_variables(plain, "p")
+    policy = Policy(reserve_cores=3, cores_per_rank=4, threads_per_core=1)
+    machines = {"h0": measured, "h1": measured, "h2": measured._replace(measured=False)}
+    placed = place(Topology((4, 3)), hosts(3), machines, RankOrder.HOST, policy)
+    told = rank_variables(placed, "p")
+    assert told["DDLRUN_SPARES"] == "2*0,8,80;120/1*;"
+    shown = "os.environ.get('DDLRUN_SPARE_CPUS')"
+    for rank, spares in ((0, "0,8,80;120"), (11, ";")):
+        done = started("1@@@;1@@@;1@@@;1@@@", shown, **told | {"OMPI_COMM_WORLD_RANK": str(rank), "DDLRUN_SEATS": ""})
+        assert done.stdout == "None\n"  # no plan for this one
+        seats = {"DDLRUN_SEATS": "3*1@@@;1@@@;1@@@;1@@@", "OMPI_COMM_WORLD_SIZE": "12"}
+        done = started("", shown, **told | seats | {"OMPI_COMM_WORLD_RANK": str(rank)})
+        assert done.stdout == f"{spares}\n", done.stderr
+
+
+def hosts(number: int) -> HostList:
+    return HostList(tuple(Host(f"h{i}") for i in range(number)), "test")
+
+
 def test_outside_of_a_launch_there_is_no_seat() -> None:
     assert seat({}, 0, 0, 1) is None
     assert seat({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None

@@ -22,6 +22,8 @@ def settle(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
         return "", []
     host = os.uname().nodename
     problems = [problem for problem in (_bind(planned), _show_gpus(planned)) if problem]
+    if spares := _of_host("DDLRUN_SPARES", os.environ, rank, size):
+        os.environ["DDLRUN_SPARE_CPUS"] = ";".join(spares)
     _point_to_nics(planned)
     _name_interface(host)
     os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
@@ -48,21 +50,26 @@ class Seat:
 
 def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> Seat | None:
     """Return a rank's seat from DDLRUN_SEATS (see environment.py); None where it says nothing."""
-    seats = environ.get("DDLRUN_SEATS")
-    if not seats or min(rank, local_rank, size) < 0:
+    texts = _of_host("DDLRUN_SEATS", environ, rank, size) if local_rank >= 0 else []
+    if not texts:
         return None
-    runs = [run.partition("*") for run in seats.split("/")]
-    per_host = runs[0][2].count(";") + 1
-    hosts = size // per_host
+    nics = {nic for one in texts for nic in one.split("@")[3].split(",") if nic}
+    return Seat(texts[local_rank], sorted(nics))
+
+
+def _of_host(name: str, environ: Mapping[str, str], rank: int, size: int) -> list[str]:
+    """Return the words for a rank's host from a variable `HOSTS*WORD;WORD.../...`; none where it says nothing."""
+    said = environ.get(name)
+    if not said or min(rank, size) < 0:
+        return []
+    per_host = int(environ["DDLRUN_TOPOLOGY"].partition("x")[0])
     contiguous = environ["DDLRUN_RANK_ORDER"] == "host"
-    host = rank // per_host if contiguous else _ddl_host(rank % hosts, environ["DDLRUN_TOPOLOGY"])
-    for count, _, text in runs:
+    host = rank // per_host if contiguous else _ddl_host(rank % (size // per_host), environ["DDLRUN_TOPOLOGY"])
+    for count, _, words in (run.partition("*") for run in said.split("/")):
         host -= int(count)
         if host < 0:
-            texts = text.split(";")
-            nics = {nic for one in texts for nic in one.split("@")[3].split(",") if nic}
-            return Seat(texts[local_rank], sorted(nics))
-    return None
+            return words.split(";")
+    return []
 
 
 def _bind(planned: Seat) -> str | None:
