@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
+    from ddlrun.ddl.choice import Choice
     from ddlrun.ddl.options import Options
-
-# Options that are read, while nothing acts on them yet.
-LATER = ("dump_iter", "rebind_iter")
 
 
 def begin(options: str | None, comm: Intracomm | None, tuning: str | None, environ: Mapping[str, str]) -> Learner:
@@ -35,10 +33,18 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
     text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
     sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
     flat = None if world is None else grid.communicator(grid.axes)
-    learner = Learner(grid, make_choice(grid, asked, sizes, flat, environ), host)
+    learner = _learner(grid, make_choice(grid, asked, sizes, flat, environ), host, environ)
     if grid.rank == 0:
         sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner, asked))
     return learner
+
+
+def _learner(grid: Grid, choice: Choice, host: Host, environ: Mapping[str, str]) -> Learner:
+    if not (choice.options.dump_iter or choice.options.rebind_iter):
+        return Learner(grid, choice, host)
+    from ddlrun.ddl.watched import Watched  # noqa: PLC0415 - for those who ask for it
+
+    return Watched(grid, choice, host, environ)
 
 
 def part(items: Any, rank: int, size: int) -> Any:  # noqa: ANN401
@@ -65,9 +71,6 @@ def _host(world: Intracomm, grid: Grid) -> Host:
 
 
 def _notes(learner: Learner, asked: Options) -> Iterator[str]:
-    for field in LATER:
-        if getattr(asked, field):
-            yield f"-{field} {getattr(asked, field)}: read, but nothing acts on it yet"
     across = learner.grid.topology.accelerators
     if asked.dbg_level and learner.host.local_size % across:
         yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"

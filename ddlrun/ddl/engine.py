@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.kinds import Kind
+    from ddlrun.ddl.meter import Meter
     from ddlrun.ddl.schedule import Step
 
     Array = NDArray[Any]
@@ -67,6 +68,7 @@ class Engine:
         self._scratch: list[bytearray] = []
         self._converters = {dtype: Converter(dtype) for dtype in FORMATS}
         self._begun = self._in_flight = 0
+        self.meter: Meter | None = None  # set while nothing is under way
 
     def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int, depth: int = 1) -> Work:
         """Begin an operation in place on `array`, in chunks of at most `longest` elements, `depth` of them at once.
@@ -123,6 +125,8 @@ class Engine:
             chunk.open -= 1
             if not chunk.open:
                 stepped.append(chunk)
+                if self.meter is not None:
+                    self.meter.end(chunk.steps[chunk.at])
         for chunk in stepped:
             self._finish_step(chunk)
             self._next_step(chunk)
@@ -139,6 +143,8 @@ class Engine:
         while chunk.at < len(chunk.steps):
             self._post(chunk, chunk.steps[chunk.at])
             if chunk.open:
+                if self.meter is not None:
+                    self.meter.begin(chunk.steps[chunk.at], chunk.work.itemsize)
                 return
             self._finish_step(chunk)
         if chunk.scratch is not None:
