@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,8 +53,9 @@ class Dump:
     def row(self, times: Sequence[Iteration]) -> list[float]:
         """Return iterations, the medians of compute, inside and both, jitter; then bytes and seconds by dimension."""
         compute, inside = [one.compute for one in times], [one.inside for one in times]
-        mean = statistics.fmean(compute)
-        jitter = statistics.pstdev(compute, mean) / mean if mean else 0.0
+        mean = sum(compute) / len(compute)
+        deviation = math.sqrt(sum((one - mean) ** 2 for one in compute) / len(compute))  # statistics' is exact, and slow
+        jitter = deviation / mean if mean else 0.0
         self._names = list(self._meter.names)
         whole = statistics.median(one.compute + one.inside for one in times)
         own = [float(len(times)), statistics.median(compute), statistics.median(inside), whole, jitter]
