@@ -54,7 +54,9 @@ class Dump:
         """Return iterations, the medians of compute, inside and both, jitter; then bytes and seconds by dimension."""
         compute, inside = [one.compute for one in times], [one.inside for one in times]
         mean = sum(compute) / len(compute)
-        deviation = math.sqrt(sum((one - mean) ** 2 for one in compute) / len(compute))  # statistics' is exact, and slow
+        deviation = math.sqrt(
+            sum((one - mean) ** 2 for one in compute) / len(compute)
+        )  # statistics' is exact, and slow
         jitter = deviation / mean if mean else 0.0
         self._names = list(self._meter.names)
         whole = statistics.median(one.compute + one.inside for one in times)

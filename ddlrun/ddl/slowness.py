@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# Slow is who took so many times the median in each of the last checks, and so many on average. One that is 10 % slow is to
-# be found, and what is measured lies beside the truth: so the lines are drawn below.
+# Slow is who took so many times the median in each of the last checks, and so many on average. One that is 10 % slow is
+# to be found, and what is measured lies beside the truth: so the lines are drawn below.
 SUSPECT, SLOW = 1.05, 1.075
 SPREADS = 5  # median absolute deviations of the learners' averages
 ERRORS = 3  # standard errors of the learner's own average: with few learners the spread says little

@@ -39,6 +39,7 @@ class Watched(Learner):
         self._meter = _meter(grid, choice.options.mode)
         self._dump, self._rebind = _rounds(grid, choice, self._meter, environ)
         self._warm = self._sampled = False
+        self._known = self._quick
         self._pace = Pace()
         if self._dump is not None:
             atexit.register(self._dump.last)
@@ -51,9 +52,9 @@ class Watched(Learner):
                 atexit.unregister(rounds.last)
         super().free()
 
-    def all_reduce(self, x: Any, op: str, *, axes: str, in_place: bool) -> Any:  # noqa: ANN401, D102
+    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool) -> Any:  # noqa: ANN401, D102, FBT001
         with self._pace:
-            result = super().all_reduce(x, op, axes=axes, in_place=in_place)
+            result = super().all_reduce(x, op, axes, in_place)
         self._ended(self._pace.waited(_bytes([x])))
         return result
 
@@ -102,16 +103,10 @@ class Watched(Learner):
         self._sampled = self._dump is not None and self._dump.last_of_round
         if self._sampled:
             self._meter.reset()
+        self._quick = None if self._sampled else self._known  # what is looked at goes through _go
         if self._engine is not None:
             self._engine.meter = self._meter if self._sampled else None
         self._pace.skip()
-
-    def _quickly(self, x: Any, op: str) -> bool:  # noqa: ANN401
-        start = perf_counter()
-        done = super()._quickly(x, op)
-        if done and self._sampled:
-            self._meter.add(-1, x.nbytes, perf_counter() - start, "MPI_Allreduce")
-        return done
 
     def _go(self, way: Way, elements: Any, kind: Kind, axes: str) -> Work | None:  # noqa: ANN401
         start = perf_counter()
