@@ -57,6 +57,27 @@ def test_each_mode_names_its_algorithm(mpirun: str, mode: str, lines: list[str])
     assert [len(re.findall(line, told)) for line in lines] == [2] * len(lines), told
 
 
+TORCH = """
+import torch
+from ddlrun import ddl
+from ddlrun.ddl.torch import DistributedOptimizer
+ddl.init()
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()), bucket_bytes=20_000)
+for step in range(13):
+    loss = model(torch.ones(16, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    ddl.all_reduce(loss.item(), "avg")
+"""
+
+
+def test_a_step_of_the_optimizer_is_one_iteration(mpirun: str) -> None:
+    done = started(mpirun, 2, "-c", TORCH, DDL_OPTIONS="-mode r:2 -dump_iter 6")
+    assert re.findall(r"iterations (\d+ to \d+), ", done.stderr) == ["2 to 7", "8 to 13"], done.stderr
+
+
 def test_ranks_that_end_early_or_late_lose_nothing(mpirun: str) -> None:
     """Without free, and with an iteration on one rank that the others do not count."""
     code = STEPS.format(steps=9, reduce=REDUCES["blocking"]).replace("with ddl.init():", "ddl.init()\nif True:")
