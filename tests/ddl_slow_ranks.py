@@ -17,7 +17,8 @@ import numpy as np
 
 from ddlrun import ddl
 
-ALONE, BUSY = 12, 100
+ALONE, MOST = 12, 800
+AFTER = 40  # iterations after a move, in which it is judged
 BUSY_PROCESS = [sys.executable, "-c", "while True: pass"]
 STEPS = 150
 
@@ -31,13 +32,14 @@ def work() -> float:
     return time.perf_counter() - start
 
 
-def step(gradient: np.ndarray, alone: float) -> float:
-    """Do one iteration; return what its computation took."""
+def step(gradient: np.ndarray, alone: float, *, enough: bool) -> tuple[float, bool]:
+    """Do one iteration; return what its computation took, and whether rank 0 has enough."""
     start = time.perf_counter()
     work() if ddl.rank() == 0 else time.sleep(alone)
     took = time.perf_counter() - start
+    gradient[:] = enough
     ddl.all_reduce(gradient, in_place=True)
-    return took
+    return took, bool(gradient[0])
 
 
 def main() -> None:
@@ -46,14 +48,17 @@ def main() -> None:
     threading.Thread(target=threading.Event().wait, daemon=True).start()  # one more thread to be moved
     alone = ddl.bcast(min(work() for _ in range(ALONE)))
     busy = [subprocess.Popen(BUSY_PROCESS) for _ in range(2)] if ddl.rank() == 0 else []
-    cpus, taken = os.sched_getaffinity(0), list[float]()
+    cpus, taken, moved = os.sched_getaffinity(0), list[float](), MOST
     try:
-        for _ in range(BUSY):
-            taken.append(step(gradient, alone))
+        for number in range(MOST):
+            took, enough = step(gradient, alone, enough=number > moved + AFTER)
+            taken.append(took)
+            if enough:
+                break
             now = os.sched_getaffinity(0)
             if ddl.rank() == 0 and now != cpus:
                 threads = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
-                first, taken = taken, []
+                first, taken, moved = taken, [], min(moved, number)
                 print(f"{sorted(cpus)} to {sorted(now)}, all threads: {threads == {frozenset(now)}}", flush=True)
                 print(f"alone {alone * 1e3:.1f} ms, then {statistics.median(first) * 1e3:.1f} ms", flush=True)
                 cpus = now
