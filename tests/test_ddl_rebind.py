@@ -29,8 +29,8 @@ REDUCES = {
 }
 
 
-def dumped(mpirun: str, options: str, reduce: str, steps: int = 13) -> str:
-    done = started(mpirun, 4, "-c", STEPS.format(steps=steps, reduce=reduce), DDL_OPTIONS=options)
+def dumped(mpirun: str, options: str, reduce: str, **environ: str) -> str:
+    done = started(mpirun, 4, "-c", STEPS.format(steps=13, reduce=reduce), DDL_OPTIONS=options, **environ)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -76,6 +76,13 @@ for step in range(13):
 def test_a_step_of_the_optimizer_is_one_iteration(mpirun: str) -> None:
     done = started(mpirun, 2, "-c", TORCH, DDL_OPTIONS="-mode r:2 -dump_iter 6")
     assert re.findall(r"iterations (\d+ to \d+), ", done.stderr) == ["2 to 7", "8 to 13"], done.stderr
+
+
+def test_what_travels_in_16_bits_is_half(mpirun: str) -> None:
+    told = dumped(
+        mpirun, "-mode r:2x2 -dump_iter 12", REDUCES["blocking"], DDLRUN_DDL_TUNING="flat=64K,wire=bfloat16:Y"
+    )
+    assert re.search(r"  X +2  ring +0.12 MB .*\n  Y +2  ring bfloat16 +0.03 MB ", told), told
 
 
 def test_ranks_that_end_early_or_late_lose_nothing(mpirun: str) -> None:

@@ -58,7 +58,7 @@ class Dump:
             sum((one - mean) ** 2 for one in compute) / len(compute)
         )  # statistics' is exact, and slow
         jitter = deviation / mean if mean else 0.0
-        self._names = list(self._meter.names)
+        self._names = [" ".join(filter(None, pair)) for pair in zip(self._meter.names, self._meter.wires, strict=True)]
         whole = statistics.median(one.compute + one.inside for one in times)
         own = [float(len(times)), statistics.median(compute), statistics.median(inside), whole, jitter]
         return [*own, *map(float, self._meter.sent), *self._meter.seconds]

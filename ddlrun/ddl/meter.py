@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Meter:
     """Counts for one learner; `axis_of` has the number of the dimension in which a rank differs from it.
 
-    `names` are the algorithms of the dimensions. The last place of each list is for what MPI reduced as a whole.
+    `names` are the algorithms of the dimensions, `wires` the 16-bit formats that travelled there.
+    The last place of each list is for what MPI reduced as a whole.
     """
 
     def __init__(self, axis_of: Mapping[int, int], names: Sequence[str]) -> None:
@@ -27,6 +28,7 @@ class Meter:
     def reset(self) -> None:
         """Begin anew."""
         parts = len(self.names)
+        self.wires = [""] * parts
         self.sent, self.seconds = [0] * parts, [0.0] * parts
         self._open, self._since = [0] * parts, [0.0] * parts
 
@@ -36,8 +38,10 @@ class Meter:
         if not self._open[axis]:
             self._since[axis] = perf_counter()
         self._open[axis] += 1
+        self.wires[axis] = step.wire
+        size = 2 if step.wire else itemsize
         for _, low, high in step.sends:
-            self.sent[axis] += (high - low) * itemsize
+            self.sent[axis] += (high - low) * size
 
     def end(self, step: Step) -> None:
         """Count a step's messages out."""

@@ -52,21 +52,23 @@ class Watched(Learner):
                 atexit.unregister(rounds.last)
         super().free()
 
-    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool) -> Any:  # noqa: ANN401, D102, FBT001
+    def all_reduce(self, x: Any, op: str, axes: str, in_place: bool, wire: str | None = None) -> Any:  # noqa: ANN401, D102, FBT001
         with self._pace:
-            result = super().all_reduce(x, op, axes, in_place)
+            result = super().all_reduce(x, op, axes, in_place, wire)
         self._ended(self._pace.waited(_bytes([x])))
         return result
 
-    def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool) -> list[Any]:  # noqa: D102
+    def all_reduce_n(  # noqa: D102
+        self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool, wire: str | None
+    ) -> list[Any]:
         with self._pace:
-            results = super().all_reduce_n(arrays, op, axes=axes, in_place=in_place)
+            results = super().all_reduce_n(arrays, op, axes=axes, in_place=in_place, wire=wire)
         self._ended(self._pace.waited(_bytes(arrays)))
         return results
 
-    def start(self, arrays: Sequence[Any], op: str, *, axes: str) -> Handle:  # noqa: D102
+    def start(self, arrays: Sequence[Any], op: str, *, axes: str, wire: str | None) -> Handle:  # noqa: D102
         with self._pace:
-            handle = super().start(arrays, op, axes=axes)
+            handle = super().start(arrays, op, axes=axes, wire=wire)
         self._pace.begun(_bytes(arrays))
         return _Followed(handle, self._pace, self._ended)
 
