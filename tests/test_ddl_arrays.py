@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.ddl.arrays import Flat, copied, flat
+from ddlrun.ddl.fusion import buckets
 from ddlrun.ddl.kinds import OPERATIONS, WIDE, kind_of, store, widened
-from ddlrun.ddl.learner import buckets
 from ddlrun.ddl.tuning import Tuning
 from ddlrun.errors import InputError
 

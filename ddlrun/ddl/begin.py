@@ -9,9 +9,9 @@ import numpy as np
 
 from ddlrun.ddl.choice import make_choice
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.learner import Host, Learner
+from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.tuning import BETWEEN_HOSTS, ONE_HOST, parse_tuning
-from ddlrun.ddl.world import find_shape, find_world
+from ddlrun.ddl.world import Host, find_shape, find_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -11,9 +11,9 @@ import torch
 
 from ddlrun.ddl import wavefront
 from ddlrun.ddl.arrays import Flat, flat, on_device
+from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
-from ddlrun.ddl.learner import buckets, deal_out
 from ddlrun.ddl.process_groups import ProcessGroups
 from ddlrun.ddl.staging import staged
 from ddlrun.errors import InputError

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlrun.ddl import schedule
 from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
+from ddlrun.ddl.explore import steady
+from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
 from ddlrun.ddl.ways import MAY_GO_FLAT, Case, algorithm
@@ -26,20 +28,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.explore import Measure
     from ddlrun.ddl.kinds import Kind
     from ddlrun.ddl.native import Quick
-    from ddlrun.ddl.tuning import Tuning
     from ddlrun.ddl.ways import Way
-
-
-class Host(NamedTuple):
-    """The place of a learner among those of its host, and how many hosts there are, as MPI sees them.
-
-    `leaving` are the dimensions in which some learner has a peer on another host, the same on all learners.
-    """
-
-    local_rank: int = 0
-    local_size: int = 1
-    hosts: int = 1
-    leaving: str = ""
+    from ddlrun.ddl.world import Host
 
 
 class Learner:
@@ -218,7 +208,7 @@ class Learner:
                 engine.wait(work)
             return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
 
-        return measure
+        return partial(steady, measure)
 
     def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
         from ddlrun.ddl.native import flat_allreduce  # noqa: PLC0415 - it needs MPI
@@ -285,29 +275,3 @@ class Learner:
         others = [f"rank {rank} {told}" for rank, told in sorted(all_) if told != mine]
         if others:
             raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
-
-
-def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:
-    """Deal arrays into buckets of one type and at most `tuning.bucket` bytes; one of a chunk or more is alone."""
-    done, filling, sizes = list[list[Flat]](), dict[str, list[Flat]](), dict[str, int]()
-    for one in flats:
-        size = one.elements.nbytes
-        if size >= min(tuning.chunk, tuning.bucket):
-            done.append([one])
-            continue
-        if sizes.get(one.dtype, 0) + size > tuning.bucket:
-            done.append(filling.pop(one.dtype))
-            sizes[one.dtype] = 0
-        filling.setdefault(one.dtype, []).append(one)
-        sizes[one.dtype] = sizes.get(one.dtype, 0) + size
-    return done + list(filling.values())
-
-
-def deal_out(bucket: Sequence[Flat], elements: Any) -> None:  # noqa: ANN401
-    """Write a bucket's results to the arrays that it was made of."""
-    at = 0
-    for one in bucket if len(bucket) > 1 else ():
-        one.elements[:] = elements[at : at + len(one.elements)]
-        at += len(one.elements)
-    for one in bucket:
-        one.give_back()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Work
     from ddlrun.ddl.kinds import Kind
-    from ddlrun.ddl.learner import Host
     from ddlrun.ddl.pace import Iteration
     from ddlrun.ddl.ways import Way
+    from ddlrun.ddl.world import Host
 
 
 class Watched(Learner):

@@ -38,6 +38,18 @@ def find_world(environ: Mapping[str, str]) -> Intracomm | None:
     return world
 
 
+class Host(NamedTuple):
+    """The place of a learner among those of its host, and how many hosts there are, as MPI sees them.
+
+    `leaving` are the dimensions in which some learner has a peer on another host, the same on all learners.
+    """
+
+    local_rank: int = 0
+    local_size: int = 1
+    hosts: int = 1
+    leaving: str = ""
+
+
 class Shape(NamedTuple):
     """Options with the topology filled in, and the order of ranks."""
 
