@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.cells import TABLE, Cell
+from tests.bench.cells import EXPLORED, TABLE, Cell
 from tests.conftest import MPIRUNS, launch_line
 from tests.hosts.cluster import Cluster, why_not
 
@@ -149,6 +149,10 @@ def complete(cell: Cell, found: dict[str, Any], openmpi: str) -> dict[str, Any]:
     return fixed | found | {"limit": limit, "least": cell.least(found["mib"])}
 
 
+GROUPS = {"all": TABLE, "explored": EXPLORED}
+NAMES = [cell.name for cell in (*TABLE, *EXPLORED)]
+
+
 def measure(cell: Cell, keep: Path | None, **known: Any) -> None:
     """Run a cell; print and keep each size as it comes."""
     print(f"\n{cell.title}\n\n| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
@@ -174,7 +178,7 @@ def append(keep: Path | None, found: Sequence[dict[str, Any]]) -> None:
 
 def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", metavar="CELLS", help=f"all, or some of {','.join(cell.name for cell in TABLE)}")
+    parser.add_argument("--table", metavar="CELLS", help=f"all, explored, or some of {','.join(NAMES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured, a JSON line each")
     parser.add_argument("--hosts", type=int, default=2, help="hosts a rack (2)")
     parser.add_argument("--racks", type=int, default=2)
@@ -198,12 +202,13 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
         same["mib"] = tuple(float(word) for word in options.mib.split(","))
     if options.table:
         wanted = options.table.split(",")
-        if unknown := {*wanted} - {"all", *(cell.name for cell in TABLE)}:
-            sys.exit(f"no such cells: {', '.join(sorted(unknown))}; there are {', '.join(c.name for c in TABLE)}")
+        if unknown := {*wanted} - {*GROUPS, *NAMES}:
+            sys.exit(f"no such cells: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
         return [
             cell._replace(names=tuple(options.names or cell.names), **same)
-            for cell in TABLE
-            if cell.name in wanted or "all" in wanted
+            for group, cells in GROUPS.items()
+            for cell in cells
+            if cell.name in wanted or group in wanted
         ]
     names = tuple(options.names or Cell("").names)
     fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink", "major")}

@@ -81,3 +81,15 @@ TABLE = (
     _16._replace(name="sixteen-4", mib=(1, 16)),
     _16._replace(name="sixteen-4-ddl", order="ddl", mib=(4,), names=SOME),
 )
+
+# Whether mode p finds the best: beside it, all that it chooses from first.
+_FIXED = tuple(f"p=chunk={chunk},flat=0" for chunk in ("32K", "64K", "96K", "128K", "256K", "512K", "1M", "4M"))
+_P = Cell("", mib=(1 / 4, 1, 4, 16), names=("p", "mpi-host", "m", *_FIXED))
+EXPLORED = (
+    _P._replace(name="explored-main"),
+    _P._replace(name="explored-main-5", major=5),
+    _P._replace(name="explored-even", uplink=400),
+    _P._replace(name="explored-three", hosts=1, racks=3),
+    _P._replace(name="explored-one", hosts=1, racks=1, rounds=25, in_a_row=16),
+    _P._replace(name="explored-one-5", hosts=1, racks=1, rounds=25, in_a_row=16, major=5),
+)
