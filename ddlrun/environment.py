@@ -204,8 +204,9 @@ def _visible(seats: Sequence[Seat], seat: Seat, machine: Machine, visible_gpus: 
     """Return the GPUs that a rank may see, in the order that it counts them in."""
     if seat.gpu is None or seat.gpu.vendor is None or visible_gpus == "unchanged":
         return ""
-    used = [other.gpu for other in seats if other.gpu is not None]
-    gpus = [seat.gpu] if visible_gpus == "own" else [*used, *(gpu for gpu in machine.gpus if gpu not in used)]
+    used = list(dict.fromkeys(other.gpu for other in seats if other.gpu is not None))
+    rest = () if len(used) < len(seats) else [gpu for gpu in machine.gpus if gpu not in used]  # shared: rank % count
+    gpus = [seat.gpu] if visible_gpus == "own" else [*used, *rest]
     mine = [gpu for gpu in gpus if gpu.vendor == seat.gpu.vendor]
     if not machine.measured and mine == list(machine.gpus):
         return ""

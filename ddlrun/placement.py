@@ -19,7 +19,7 @@ class Policy(NamedTuple):
     or the host (none) that they are in. `packing`: spread over packages, or pack on as few as will do;
     None: spread, but GPUs in their order. `threads_per_core`: PUs of a core that a rank uses, None: all,
     with one OpenMP thread. `gpu_order`: numbers of GPUs in the order of local ranks. `overload`: more
-    ranks than cores may share them.
+    ranks than cores may share them. `share_gpus`: more ranks than GPUs take them in turn.
     """
 
     reserve_cores: int = 0
@@ -29,6 +29,7 @@ class Policy(NamedTuple):
     threads_per_core: int | None = None
     gpu_order: tuple[int, ...] | None = None
     overload: bool = False
+    share_gpus: bool = False
 
 
 BINDINGS = ("core", "numa", "package", "none")
@@ -249,6 +250,8 @@ def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
             yield f"package {package} has no rank ({why})"
     if machine.gpus and seats[0].gpu is None:
         yield f"{len(seats)} ranks, {len(machine.gpus)} GPUs: no rank is tied to one"
+    elif machine.gpus and len({seat.gpu for seat in seats}) < len(seats):
+        yield f"{len(seats)} ranks share {len({seat.gpu for seat in seats})} of {len(machine.gpus)} GPUs"
     elif len(seats) < len(machine.gpus):
         used = ",".join(str(seat.gpu.number) for seat in seats if seat.gpu)
         yield f"{len(seats)} of {len(machine.gpus)} GPUs are used: {used}"
@@ -280,7 +283,7 @@ def _without_reserved(packages: Sequence[list[Core]], count: int) -> list[list[C
 
 
 def _choose_gpus(machine: Machine, ranks: int, policy: Policy) -> list[GPU | None]:
-    """Return each rank's GPU; none where there are fewer GPUs than ranks."""
+    """Return each rank's GPU; where there are fewer GPUs than ranks none, or each in turn if they are shared."""
     gpus = list(machine.gpus)
     if policy.gpu_order is not None:
         numbers = {gpu.number: gpu for gpu in gpus}
@@ -289,7 +292,8 @@ def _choose_gpus(machine: Machine, ranks: int, policy: Policy) -> list[GPU | Non
             raise PlacementError(f"has no GPU {','.join(missing)}; --gpu-order takes {', '.join(map(str, numbers))}")
         gpus = [numbers[number] for number in policy.gpu_order]
     if ranks > len(gpus):
-        return [None] * ranks
+        shared = policy.share_gpus and gpus
+        return [gpus[rank % len(gpus)] if shared else None for rank in range(ranks)]
     if policy.packing and all(gpu.package is not None for gpu in gpus):
         sizes = {home: sum(gpu.package == home for gpu in gpus) for home in (gpu.package for gpu in gpus)}
         turn = {gpu: sum(other.package == gpu.package for other in gpus[:place]) for place, gpu in enumerate(gpus)}

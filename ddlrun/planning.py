@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddlrun.environment import exported, rank_variables
 from ddlrun.errors import InputError, PlacementError, PreflightError
-from ddlrun.hosts import HostList
+from ddlrun.frameworks import Meeting, framework_variables, ports_needed, resolve
+from ddlrun.hosts import HostList, fold
 from ddlrun.installed import find_mpirun, mca_files, mpi4py_library
 from ddlrun.launchers import CHOSEN_BY_SLURM, PARTS, daemon_variables
 from ddlrun.machine import THREADS_ALONE, Machine
@@ -23,10 +24,10 @@ from ddlrun.mpirun import (
 from ddlrun.network import Network, decide, tcp_variables
 from ddlrun.placement import Placement, place, place_cores, placement_notes
 from ddlrun.plan import START, Plan, pack_word
+from ddlrun.ports import choose_ports
 from ddlrun.probe import check_distinct, is_local
 from ddlrun.rank import wire
 from ddlrun.rankfile import check_names
-from ddlrun.schedulers import Allocation
 from ddlrun.settings import Settings
 from ddlrun.shape import Wish, check_wish, choose_topology
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -68,8 +69,10 @@ def place_job(
     if settings.rankfile is not None:
         return _place_as_told(settings, settings.rankfile, machines, major)
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
-    order, order_reason = choose_order(settings.rank_order, settings.mode, settings.job)
-    return place(topology, settings.hosts, machines, order, settings.policy), reason, order_reason
+    order, order_reason = choose_order(settings)
+    placement = place(topology, settings.hosts, machines, order, settings.policy)
+    _check_gpus(settings, placement)
+    return placement, reason, order_reason
 
 
 def _place_as_told(
@@ -104,7 +107,27 @@ def _place_as_told(
         )
     cores = {rank: chosen for rank, (_, chosen) in told.items()}
     placement = place_cores(topology, settings.hosts, machines, order, cores, settings.policy)
+    _check_gpus(settings, placement)
     return placement, f"--rankfile {name}", f"the order of {name}"
+
+
+def _check_gpus(settings: Settings, placement: Placement) -> None:
+    """Raise PlacementError where ranks would have to share GPUs, and nobody said that they may or use none."""
+    by_cores = settings.wish.accelerators in ("package", "numa", "core")
+    if settings.policy.share_gpus or settings.frameworks == ("mpi",) or by_cores:
+        return
+    crowded = [(at, machine) for at, machine, seats in placement.groups() if machine.gpus and not seats[0].gpu]
+    ranks = placement.topology.accelerators
+    if crowded:
+        raise PlacementError(
+            *(
+                f"topology {placement.topology} puts {ranks} ranks on each host, but "
+                f"{fold(placement.hosts.names[index] for index in indexes)} has {len(machine.gpus)} GPU"
+                f"{'s' * (len(machine.gpus) > 1)} ({machine.source}); make X at most {len(machine.gpus)}, let ranks "
+                "share them: --share-gpus, or say that they use none: --framework mpi"
+                for indexes, machine in crowded
+            )
+        )
 
 
 def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
@@ -125,10 +148,12 @@ def make_plan(
     machines: Mapping[str, Machine],
     environ: Mapping[str, str],
     network: Network | None = None,
+    is_free: Callable[[int], bool] = lambda _: True,
 ) -> Plan:
     """Return the complete Plan; nothing is written or started.
 
-    `network` is what the hosts share, None where they were not asked.
+    `network` is what the hosts share, None where they were not asked; `is_free` says of a port whether nobody has
+    it where ranks would meet.
 
     Raises InputError, PlacementError or PreflightError.
     """
@@ -137,6 +162,8 @@ def make_plan(
     files = mca_files(mpirun.path, environ)
     transport = _transport(settings, mpirun, placement, environ, files)
     variables, notes = _variables(settings, mpirun, placement, environ)
+    ranks, said = _frameworks(settings, placement, network, is_free, environ)
+    variables, notes = ranks | variables, [*notes, *said]
     rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
     taken = {**environ, **settings.variables}
     over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
@@ -223,15 +250,39 @@ def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -
                 yield f"{name}{one.place}: {one.what}; {one.really(major)}"
 
 
-def choose_order(wanted: str, mode: str | None, job: Allocation | None = None) -> tuple[RankOrder, str]:
+def choose_order(settings: Settings) -> tuple[RankOrder, str]:
     """Return the rank order and why: `auto` is contiguous on a host, unless DDL or the job asks for the other."""
+    wanted, job = settings.rank_order, settings.job
     if wanted != "auto":
         return RankOrder(wanted), f"--rank-order {wanted}"
-    if mode is not None:
-        return RankOrder.DDL, f"--mode {mode} asks for DDL, whose grid numbers X slowest"
+    if settings.mode is not None or "ddl" in settings.frameworks:
+        asked = f"--mode {settings.mode}" if settings.mode is not None else "--framework ddl"
+        return RankOrder.DDL, f"{asked} asks for DDL, whose grid numbers X slowest"
     if job is not None and job.cyclic:
         return RankOrder.DDL, f"{job.title} asks for cyclic ranks: a host after the other"
     return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
+
+
+def _frameworks(
+    settings: Settings,
+    placement: Placement,
+    network: Network | None,
+    is_free: Callable[[int], bool],
+    environ: Mapping[str, str],
+) -> tuple[dict[str, str], list[str]]:
+    """Return what makes the ranks of each framework find each other, and notes on it."""
+    horovod = any(value is not None for value in settings.knobs.values())
+    chosen, why = resolve(settings.frameworks, horovod=horovod, ddl=settings.mode is not None)
+    names = settings.hosts.names
+    known = network.addresses if network is not None else {}
+    own = os.uname().nodename
+    alone = all(is_local(name, own) for name in names)
+    addresses = tuple("127.0.0.1" if alone else known.get(name, name) for name in names)
+    port = choose_ports(settings.run_id, ports_needed(placement.topology.accelerators), is_free)
+    variables, notes = framework_variables(
+        chosen, placement, Meeting(addresses, port), (*settings.variables, *settings.named), environ
+    )
+    return variables, [f"frameworks: {', '.join(chosen)} ({why})", *notes]
 
 
 # The user's own ways to bind threads, which the plan knows nothing of.
@@ -244,7 +295,9 @@ def _variables(
     """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
     own = {*settings.variables, *settings.named}
     chosen = own & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
-    variables = rank_variables(placement, settings.mode or "p", "unchanged" if chosen else settings.visible_gpus)
+    # A worker of TensorFlow's takes all GPUs that it sees.
+    visible = settings.visible_gpus or ("own" if "tensorflow" in settings.frameworks else "all")
+    variables = rank_variables(placement, settings.mode or "p", "unchanged" if chosen else visible)
     notes = [f"{name}: left as you set it" for name in sorted(chosen)]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in BINDING_THREADS if name in environ]
     if settings.bind_threads is not None:

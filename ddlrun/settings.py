@@ -27,6 +27,7 @@ OURS = {
     "racks": "racks",
     "aisles": "aisles",
     "rank_order": "rank_order",
+    "framework": "frameworks",
     "load": "load",
     "scheduler": "scheduler",
     "launcher": "launcher",
@@ -38,6 +39,7 @@ OURS = {
     "placement.threads_per_core": "threads_per_core",
     "placement.gpu_order": "gpu_order",
     "placement.overload": "overload",
+    "placement.share_gpus": "share_gpus",
     "placement.visible_gpus": "visible_gpus",
     "placement.bind_threads": "bind_threads",
     "placement.strict_binding": "strict_binding",
@@ -71,11 +73,12 @@ SWITCHES = (
     "output.tag",
     "output.timestamp",
     "placement.overload",
+    "placement.share_gpus",
     "placement.bind_threads",
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
+    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
     "going_on.spare_hosts",
 )  # fmt: skip
 # Horovod's other launcher; ours is MPI's, so these say nothing new.
@@ -102,8 +105,9 @@ def parse_config(text: str, where: str) -> dict[str, object]:
             bad = [name for name, item in value.items() if isinstance(item, list | Mapping)]
             problems += [f"{where}: env.{name}: one value is wanted, not a list or more keys" for name in bad]
             values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
-        elif key == "controller" and value in CONTROLLERS:
-            continue
+        elif key == "controller":
+            if value not in CONTROLLERS:
+                problems.append(f"{where}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
         elif key not in PLACES:
             problems.append(_unknown(key, where))
         elif value is not None:
@@ -174,7 +178,12 @@ class Settings(NamedTuple):
     variables: Mapping[str, str] = {}
     named: tuple[str, ...] = ()
     policy: Policy = Policy()
-    visible_gpus: str = "all"
+    visible_gpus: str | None = None
+    """None: all, or a rank's own where the frameworks would take more."""
+    frameworks: tuple[str, ...] = ()
+    """Those that were named; empty: auto."""
+    knobs: Mapping[str, object] = {}
+    """Horovod's settings that were given, by parameter."""
     bind_threads: bool | None = None
     strict_binding: bool = False
     rankfile: tuple[str, str] | None = None

@@ -16,7 +16,7 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["schedulers", "shape", "batch", "environment", "mpirun", "network", "rank", "output"],
+    ["schedulers", "shape", "batch", "environment", "frameworks", "ports", "mpirun", "network", "rank", "output"],
     ["launchers", "racks", "spares", "settings", "plan", "report", "watch"],
     ["shell"],
     ["probe", "preflight", "installed", "follow"],

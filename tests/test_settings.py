@@ -53,7 +53,7 @@ def test_our_keys() -> None:
     [
         ("params: {fusion_treshold_mb: 1}", "'params.fusion_treshold_mb' is not known; did you mean params.fusion_thr"),
         ("topolgy: 4x2", "did you mean topology?"),
-        ("controller: gloo", "'controller' is not known"),
+        ("controller: gloo", "controller: 'gloo': ddlrun starts Horovod over MPI; leave it out"),
         ("topology: [4, 2]", "topology: [4, 2] is not what it takes"),
         ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True is not what it takes"),
         ("env: {A: [1, 2]}", "env.A: one value is wanted"),

@@ -16,6 +16,7 @@ from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, r
 from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
 from ddlrun.errors import InputError
+from ddlrun.frameworks import FRAMEWORKS, parse_frameworks
 from ddlrun.hosts import Host, HostList
 from ddlrun.launchers import as_named
 from ddlrun.output import Style
@@ -121,6 +122,10 @@ job_options = all_of(
         help="host: contiguous on each host; ddl: round robin over hosts; auto: ddl with --mode, else host.",
     ),
     option(
+        "Shape", "--framework", "frameworks", default="auto", show_default=True, metavar="NAME,NAME",
+        help=f"How ranks are to find each other: {', '.join(FRAMEWORKS)}; auto: all of these at once.",
+    ),
+    option(
         "Shape", "--mode", type=click.Choice(list("bnrmcp")),
         help="DDL's algorithm: sets DDL_OPTIONS and the ddl order.",
     ),
@@ -132,9 +137,11 @@ job_options = all_of(
     option("Environment", "-x", "named", multiple=True, metavar="NAME", help="Pass NAME on to the ranks; may repeat."),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks as this rank file says; it is checked first."),
     placement_options,
+    option("Placement", "--share-gpus", is_flag=True, help="More ranks than GPUs may share them, each in turn."),
     option(
-        "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]), default="all", show_default=True,
-        help="GPUs that a rank sees: all, its own at the index of its local rank; its own; or as you set it.",
+        "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]),
+        help="GPUs that a rank sees: all, its own at the index of its local rank (default); its own (default with "
+        "--framework tensorflow); or as you set it.",
     ),
     option(
         "Placement", "--bind-threads/--no-bind-threads", default=None,
@@ -195,7 +202,9 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
             **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
         },
         named=tuple(named),
-        policy=read_policy(options),
+        policy=read_policy(options)._replace(share_gpus=options["share_gpus"]),
+        frameworks=parse_frameworks(options["frameworks"]),
+        knobs={knob.parameter: options[knob.parameter] for knob in HOROVOD},
         visible_gpus=options["visible_gpus"],
         bind_threads=options["bind_threads"],
         strict_binding=options["strict_binding"],

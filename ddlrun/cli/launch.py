@@ -12,11 +12,13 @@ from ddlrun.cli.inputs import reach, read_machines, world
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, check_options, option
 from ddlrun.errors import DdlrunError, InputError
+from ddlrun.frameworks import MOST_WORKERS, NAMES
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
 from ddlrun.network import Network
 from ddlrun.plan import Outcome, Plan, shown_command
 from ddlrun.planning import check, check_root, make_plan
+from ddlrun.ports import is_free_here
 from ddlrun.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome
 from ddlrun.report.plan import render_plan
@@ -120,7 +122,8 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
 def _forget_outer_job() -> None:
     """Where a rank of another job started us, what that was told is not for our ranks."""
     if "DDLRUN_RUN" in os.environ:
-        for name in [name for name in os.environ if name.startswith("DDLRUN_") or name == "DDL_OPTIONS"]:
+        told = {"DDL_OPTIONS", *NAMES}
+        for name in [name for name in os.environ if name.startswith("DDLRUN_") or name in told]:
             del os.environ[name]
 
 
@@ -181,7 +184,17 @@ def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan]:
     settings = job.settings
     if report is not None and report.here[1]:
         settings = settings._replace(watch=settings.watch._replace(addresses=(report.here[1],)))
-    return job._replace(settings=settings), make_plan(settings, mpirun(), machines(), os.environ, network)
+    plan = make_plan(settings, mpirun(), machines(), os.environ, network, _free_ports(report))
+    return job._replace(settings=settings), plan
+
+
+def _free_ports(report: "Report | None") -> Callable[[int], bool]:
+    """Return what tells whether a port is free where ranks meet: on rank 0's host, and for TensorFlow on all."""
+    if report is None:
+        return is_free_here
+    facts = list(report.facts.values())
+    taken = frozenset[int]().union(*(one.ports for one in facts[: MOST_WORKERS if len(facts) <= MOST_WORKERS else 1]))
+    return lambda port: port not in taken
 
 
 def _ask(

@@ -10,6 +10,8 @@ from ddlrun.machine.sysfs import SCRIPT as MACHINE
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.network import SCRIPT as NETWORK
 from ddlrun.network import Address, parse_addresses
+from ddlrun.ports import SCRIPT as PORTS
+from ddlrun.ports import parse_ports
 
 PACKAGES = ("mpi4py", "torch", "horovod")
 START, END = "@facts begin", "@facts end"
@@ -70,6 +72,8 @@ class Facts(NamedTuple):
     memlock: str
     files: str
     leftovers: tuple[Leftover, ...]
+    ports: frozenset[int] = frozenset()
+    """Local ports in use, of those on which ranks may meet (see ports.py)."""
 
 
 def facts_script(wanted: Wanted, daemon: str) -> str:
@@ -83,8 +87,8 @@ def facts_script(wanted: Wanted, daemon: str) -> str:
         "names": " ".join(wanted.names),
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    parts = [f"echo '{START}'", assignments + _SCRIPT, f"({NETWORK})", f"echo @machine\n({MACHINE})", f"echo '{END}'\n"]
-    return "\n".join(parts)
+    parts = [f"echo '{START}'", assignments + _SCRIPT, f"({NETWORK})", PORTS, f"echo @machine\n({MACHINE})"]
+    return "\n".join([*parts, f"echo '{END}'\n"])
 
 
 _SCRIPT = r"""
@@ -175,6 +179,7 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
         memlock=limits.get("memlock", ""),
         files=limits.get("files", ""),
         leftovers=tuple(_leftovers(said.get("left", ()))),
+        ports=parse_ports(first.get("ports", "")),
     )
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 
 from ddlrun.rank import wire
+from ddlrun.rank.introduce import introduce
 from ddlrun.rank.processes import (
     end_daemon,
     exiting,
@@ -50,7 +51,8 @@ def main(program: list[str]) -> None:
     if rank == 0 and "DDLRUN_STDIN" in os.environ:
         _read_from(os.environ["DDLRUN_STDIN"])
     report, problems = settle(rank, local_rank, size)
-    strict = problems and "DDLRUN_STRICT_BINDING" in os.environ
+    strict = bool(problems) and "DDLRUN_STRICT_BINDING" in os.environ
+    problems += [f"rank {rank} on {os.uname().nodename}: {problem}" for problem in introduce(rank, local_rank, size)]
     channel = os.environ.pop(wire.ADDRESSES, "")
     where = f"rank {rank} on {os.uname().nodename}"
     if not channel:  # started by hand

@@ -62,9 +62,7 @@ def _of_host(name: str, environ: Mapping[str, str], rank: int, size: int) -> lis
     said = environ.get(name)
     if not said or min(rank, size) < 0:
         return []
-    per_host = int(environ["DDLRUN_TOPOLOGY"].partition("x")[0])
-    contiguous = environ["DDLRUN_RANK_ORDER"] == "host"
-    host = rank // per_host if contiguous else _ddl_host(rank % (size // per_host), environ["DDLRUN_TOPOLOGY"])
+    host, _ = host_and_local(rank, size, environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"])
     for count, _, words in (run.partition("*") for run in said.split("/")):
         host -= int(count)
         if host < 0:
@@ -134,6 +132,15 @@ def _point_to_nics(planned: Seat) -> None:
         # NCCL chooses among them by itself, and all ranks of a host must see the same.
         os.environ.setdefault("NCCL_IB_HCA", "=" + ",".join(planned.host_nics))
         os.environ.setdefault("UCX_NET_DEVICES", ",".join(f"{nic}:1" for nic in planned.nics))
+
+
+def host_and_local(rank: int, size: int, topology: str, order: str) -> tuple[int, int]:
+    """Return the index of a rank's host, and its local rank there."""
+    per_host = int(topology.partition("x")[0])
+    if order == "host":
+        return rank // per_host, rank % per_host
+    hosts = size // per_host
+    return _ddl_host(rank % hosts, topology), rank // hosts
 
 
 def _ddl_host(number: int, topology: str) -> int:

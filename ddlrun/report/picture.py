@@ -137,8 +137,8 @@ def _sign(core: Core, where: Mapping[int, list[int]]) -> str:
 
 
 def _gpu(gpu: GPU, seats: Sequence[Seat], look: Look) -> str:
-    rank = next((seat.local_rank for seat in seats if seat.gpu == gpu), None)
-    return f"GPU {gpu.number}" + (f" {look.tie} {rank}" if rank is not None else "")
+    ranks = ",".join(str(seat.local_rank) for seat in seats if seat.gpu == gpu)
+    return f"GPU {gpu.number}" + (f" {look.tie} {ranks}" if ranks else "")
 
 
 def _nic(nic: NIC) -> str:
