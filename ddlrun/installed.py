@@ -1,13 +1,17 @@
-"""What this machine has of Open MPI: which mpirun, its version, its library, the settings of user and site."""
+"""What this machine has: which mpirun, its version, its library, the settings of user and site; frameworks."""
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
+from ddlrun.builds import PROGRAM, Build, parse_build
 from ddlrun.errors import PreflightError
 from ddlrun.mpirun import REMEDY, Mpirun, parse_version
 from ddlrun.shell import Finished, begin
+
+# Importing TensorFlow from a slow file system.
+BUILD_SECONDS = 60.0
 
 
 def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
@@ -46,6 +50,14 @@ def _which(name: str, environ: Mapping[str, str]) -> str | None:
 
 def _prefix(mpirun: str) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
+
+
+def ask_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, Build]:
+    """Ask libraries of a Python what they are built with, all at once: a process each."""
+    setting = [f"{name}={value}" for name, value in environ.items()]
+    asked = {name: begin(["env", *setting, python, "-c", PROGRAM, name], "", BUILD_SECONDS) for name in libraries}
+    said = {name: finish() for name, finish in asked.items()}
+    return {name: parse_build(one.out, one.err, one.code) for name, one in said.items()}
 
 
 def mca_files(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:

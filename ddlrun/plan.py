@@ -105,6 +105,10 @@ class Plan(NamedTuple):
     """What every process of the run carries in its environment."""
     network: str = "left to MPI"
     """What the hosts talk over, and why."""
+    warnings: tuple[str, ...] = ()
+    """Those of the notes that everybody is told."""
+    ports: range = range(0)
+    """Those on which ranks may meet."""
     launcher: str = "ssh"
     """What starts mpirun's daemons, and why."""
 

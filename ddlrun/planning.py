@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from ddlrun.environment import exported, rank_variables
 from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.frameworks import Meeting, framework_variables, ports_needed, resolve
+from ddlrun.hierarchical import Where, asked_hierarchical, collectives_chosen, hierarchical
 from ddlrun.hosts import HostList, fold
-from ddlrun.installed import find_mpirun, mca_files, mpi4py_library
+from ddlrun.installed import ask_builds, find_mpirun, mca_files, mpi4py_library
 from ddlrun.launchers import CHOSEN_BY_SLURM, PARTS, daemon_variables
 from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mpirun import (
@@ -162,8 +163,9 @@ def make_plan(
     files = mca_files(mpirun.path, environ)
     transport = _transport(settings, mpirun, placement, environ, files)
     variables, notes = _variables(settings, mpirun, placement, environ)
-    ranks, said = _frameworks(settings, placement, network, is_free, environ)
-    variables, notes = ranks | variables, [*notes, *said]
+    ranks, said, ports = _frameworks(settings, placement, network, is_free, environ)
+    han, idle = _hierarchical(settings, mpirun, placement, {**environ, **settings.variables}, files)
+    variables, notes = ranks | han | variables, [*notes, *said, *idle]
     rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
     taken = {**environ, **settings.variables}
     over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
@@ -181,7 +183,7 @@ def make_plan(
         ),
         settings.rankfile[1] if settings.rankfile else None, settings.run_id,
         "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
-        settings.way.reason,
+        tuple(idle), ports, settings.way.reason,
     )  # fmt: skip
 
 
@@ -269,8 +271,8 @@ def _frameworks(
     network: Network | None,
     is_free: Callable[[int], bool],
     environ: Mapping[str, str],
-) -> tuple[dict[str, str], list[str]]:
-    """Return what makes the ranks of each framework find each other, and notes on it."""
+) -> tuple[dict[str, str], list[str], range]:
+    """Return what makes the ranks of each framework find each other, notes on it, and the ports for it."""
     horovod = any(value is not None for value in settings.knobs.values())
     chosen, why = resolve(settings.frameworks, horovod=horovod, ddl=settings.mode is not None)
     names = settings.hosts.names
@@ -278,11 +280,29 @@ def _frameworks(
     own = os.uname().nodename
     alone = all(is_local(name, own) for name in names)
     addresses = tuple("127.0.0.1" if alone else known.get(name, name) for name in names)
-    port = choose_ports(settings.run_id, ports_needed(placement.topology.accelerators), is_free)
+    needed = ports_needed(placement.topology.accelerators)
+    port = choose_ports(settings.run_id, needed, is_free)
     variables, notes = framework_variables(
         chosen, placement, Meeting(addresses, port), (*settings.variables, *settings.named), environ
     )
-    return variables, [f"frameworks: {', '.join(chosen)} ({why})", *notes]
+    return variables, [f"frameworks: {', '.join(chosen)} ({why})", *notes], range(port, port + needed)
+
+
+def _hierarchical(
+    settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str], files: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return what makes Horovod's hierarchical settings work, and which do nothing: only then is Horovod asked."""
+    if not asked_hierarchical(settings.knobs):
+        return {}, []
+    program = settings.program[0]
+    python = program if os.path.basename(program).startswith("python") else sys.executable
+    library = mpi4py_library(mpirun.path, environ)
+    builds = ask_builds(python, ["horovod.torch"], library)
+    if not builds["horovod.torch"].works:
+        builds |= ask_builds(python, ["horovod.tensorflow"], library)
+    chosen = collectives_chosen(settings.mpi_args, environ, files)
+    gpus = any(machine.gpus for machine in placement.machines)
+    return hierarchical(settings.knobs, builds, Where(len(settings.hosts), gpus, mpirun.major, chosen))
 
 
 # The user's own ways to bind threads, which the plan knows nothing of.

@@ -183,7 +183,8 @@ def test_a_rank_keeps_to_the_hardware_threads_of_its_seat() -> None:
 def test_near_nics() -> None:
     shown = "os.environ['NCCL_IB_HCA'], os.environ['UCX_NET_DEVICES']"
     seats = "1@@@mlx5_0;1@@@mlx5_1,mlx5_2"
-    assert started(seats, shown, OMPI_COMM_WORLD_SIZE="2", DDLRUN_TOPOLOGY="2x1x1").stdout == "=mlx5_0,mlx5_1,mlx5_2 mlx5_0:1\n"
+    two = {"OMPI_COMM_WORLD_SIZE": "2", "DDLRUN_TOPOLOGY": "2x1x1"}
+    assert started(seats, shown, **two).stdout == "=mlx5_0,mlx5_1,mlx5_2 mlx5_0:1\n"
     assert started(seats, shown, NCCL_IB_HCA="x", UCX_NET_DEVICES="y").stdout == "x y\n"
     assert started("1@@@", "os.environ.get('NCCL_IB_HCA')").stdout == "None\n"
 

@@ -16,7 +16,10 @@ LAYERS = [
     ["errors"],
     ["topology", "hosts", "machine"],
     ["placement", "rankfile", "lint"],
-    ["schedulers", "shape", "batch", "environment", "frameworks", "ports", "mpirun", "network", "rank", "output"],
+    [
+        "schedulers", "shape", "batch", "environment", "frameworks", "ports", "builds", "hierarchical", "mpirun",
+        "network", "rank", "output",
+    ],
     ["launchers", "racks", "spares", "settings", "plan", "report", "watch"],
     ["shell"],
     ["probe", "preflight", "installed", "follow"],
@@ -24,7 +27,7 @@ LAYERS = [
     ["supervise", "run_folder", "known"],
     ["launch", "leftovers"],
     ["cli", "__main__"],
-]
+]  # fmt: skip
 # What training scripts import: beside the launcher, which knows nothing of it.
 RUNTIME = "ddl"
 RUNTIME_KNOWS = {"errors", "topology", RUNTIME}

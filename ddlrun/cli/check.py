@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import reach, read_job_hosts
-from ddlrun.cli.options import Sections, job_from, network_options, option, ssh_options, start_timeout
+from ddlrun.cli.options import Sections, build_option, job_from, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.installed import find_mpirun
@@ -29,6 +29,7 @@ from ddlrun.settings import Settings
 @start_timeout
 @network_options
 @option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Check these alone: {', '.join(NAMES)}.")
+@build_option
 @option("Checks", "--script", metavar="PATH", help="Compare this script between the hosts too.")
 @option("Checks", "--mpirun", metavar="PATH", help="The mpirun of the job; default: as launch finds it.")
 @option("Answers", "--all", "everything", is_flag=True, help="Show what is well, too.")

@@ -62,10 +62,19 @@ PLANNED = frozenset(
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare one option a Horovod setting; on/off ones have three states: on, off, left alone."""
     for knob in reversed(HOROVOD):
-        function = option("Horovod", _spelled(knob), knob.parameter, type=knob.kind, default=None, help=knob.help)(
+        function = option("Horovod", _spelled(knob), knob.parameter, type=_kind(knob), default=None, help=knob.help)(
             function
         )
     return function
+
+
+def _kind(knob: Knob) -> Any:  # noqa: ANN401 - what click takes as a type
+    """Return what values a setting takes: no negative numbers, as horovodrun."""
+    if knob.option == "log-level":
+        return click.Choice(["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"], case_sensitive=False)
+    if knob.option == "autotune-gaussian-process-noise":
+        return click.FloatRange(0, 1)
+    return {int: click.IntRange(min=0), float: click.FloatRange(min=0)}.get(knob.kind, knob.kind)
 
 
 def _spelled(knob: Knob) -> str:
@@ -116,7 +125,12 @@ job_options = all_of(
     option("Shape", "--nodes", type=COUNT, help="Y: hosts per rack."),
     option("Shape", "--racks", type=COUNT, help="Z: racks."),
     option("Shape", "--aisles", type=COUNT, help="A: aisles."),
-    option("Shape", "-np", "--num-proc", "processes", type=COUNT, help="Ranks in all; the same number on each host."),
+    option(
+        "Shape", "-np", "-n", "--num-proc", "processes", type=COUNT,
+        help="Ranks in all; the same number on each host.",
+    ),
+    option("Shape", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
+
     option(
         "Shape", "--rank-order", type=click.Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
         help="host: contiguous on each host; ddl: round robin over hosts; auto: ddl with --mode, else host.",
@@ -224,6 +238,8 @@ def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
         gpus=job.gpus if job is not None else None,
     )  # fmt: skip
     hosts = as_named(job_hosts(options, job), job)
+    if options["nnodes"] not in (None, len(hosts)):
+        raise InputError(f"--nnodes {options['nnodes']}, but {hosts.source} has {len(hosts)}; name them: -H HOST,HOST")
     spare = options.get("spare_hosts") == "extra"
     if spare and wish.topology is None:
         raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
+from ddlrun.cli.foreign import translate
 from ddlrun.cli.inputs import reach, read_machines, world
 from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
-from ddlrun.cli.options import Sections, check_options, option
+from ddlrun.cli.options import Sections, build_option, check_options, option
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.frameworks import MOST_WORKERS, NAMES
 from ddlrun.machine import Machine
@@ -20,7 +21,7 @@ from ddlrun.plan import Outcome, Plan, shown_command
 from ddlrun.planning import check, check_root, make_plan
 from ddlrun.ports import is_free_here
 from ddlrun.probe import await_names, is_local
-from ddlrun.report.outcome import render_outcome
+from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
 from ddlrun.run_folder import make_output_folder, write_report, write_run_dir
 from ddlrun.schedulers import job_end
@@ -33,11 +34,20 @@ if TYPE_CHECKING:
     from ddlrun.preflight.run import Report
 
 
+class Launch(Sections):
+    """Understands what users of other launchers type."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Turn other launchers' options into ours."""
+        return super().parse_args(ctx, translate(args, self.get_params(ctx)))
+
+
 @click.command(
-    "launch", cls=Sections, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+    "launch", cls=Launch, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
 @job_options
 @check_options
+@build_option
 @option(
     "Going on",
     "--restarts",
@@ -100,10 +110,11 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
     from ddlrun.launch import run  # noqa: PLC0415 - mpirun says its version meanwhile
 
     outcome = None
-    for attempt in range(job.options["restarts"] + 1):
+    restarts, attempt = job.options["restarts"], 0
+    while True:
         try:
             if outcome is not None:
-                job = _after(job, outcome, attempt)
+                job = _after(job, outcome, attempt, restarts)
             job, plan = _prepare(job, mpirun)
             write_run_dir(plan)
             make_output_folder(job.settings.watch)
@@ -114,8 +125,13 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
                 click.echo(f"ddlrun: no restart: {problem}", err=True)
             break
         outcome = _run(job, plan, run)
-        if not outcome.exit_code or outcome.wanted:
+        port = taken_port(outcome, plan.ports)
+        if port is not None and attempt == 0:  # the ranks never met
+            click.echo(f"ddlrun: another process took port {port} meanwhile; starting again with others", err=True)
+            restarts += 1
+        if not outcome.exit_code or outcome.wanted or attempt == restarts:
             break
+        attempt += 1
     return outcome.exit_code if outcome is not None else 0
 
 
@@ -143,9 +159,9 @@ class _Job(NamedTuple):
         return self._replace(crew=crew, settings=adapt(self.settings, crew))
 
 
-def _after(job: _Job, outcome: Outcome, attempt: int) -> _Job:
+def _after(job: _Job, outcome: Outcome, attempt: int, restarts: int) -> _Job:
     """Return the job of a restart: hosts that were lost are replaced if they can be, else asked again."""
-    click.echo(f"ddlrun: restart {attempt} of {job.options['restarts']}", err=True)
+    click.echo(f"ddlrun: restart {attempt} of {restarts}", err=True)
     job = job._replace(settings=again(job.settings, attempt))
     dead = [host.name for host in job.crew.hosts if {host.name, host.name.partition(".")[0]} & {*outcome.dead}]
     return job.without(dict.fromkeys(dead, "it was lost")) if dead and (job.crew.spares or job.least) else job
@@ -157,7 +173,7 @@ def _shown(plan: Plan, options: Mapping[str, Any]) -> str:
 
 def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     if not job.options["quiet"]:
-        for note in () if job.options["verbose"] else job.settings.notes:
+        for note in () if job.options["verbose"] else (*job.settings.notes, *plan.warnings):
             click.echo(f"ddlrun: note: {note}", err=True)
         click.echo(_shown(plan, job.options), nl=False, err=True)
     allocation = job.settings.job

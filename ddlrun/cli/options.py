@@ -76,6 +76,18 @@ network_options = all_of(
         help="Interfaces that they talk over; each host uses those that it has.",
     ),
 )  # fmt: skip
+
+
+def _check_build(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    from ddlrun.cli.check_build import check_build  # noqa: PLC0415 - for this option alone
+
+    check_build(ctx, param, value)
+
+
+build_option = option(
+    "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_check_build,
+    help="Show what the frameworks of this Python can do, as their libraries say; start nothing.",
+)  # fmt: skip
 start_timeout = option(
     "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30.0, show_default=True,
     help="Seconds until hosts that have not answered are given up.",

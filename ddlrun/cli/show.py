@@ -15,6 +15,7 @@ from ddlrun.cli.job import job_options, read_program, read_settings
 from ddlrun.cli.options import Sections, option
 from ddlrun.environment import redacted
 from ddlrun.errors import InputError
+from ddlrun.frameworks import OWN
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.placement import Placement, placement_notes
@@ -165,9 +166,11 @@ def _env(plan: Plan) -> Shown:
     variables = redacted(dict(plan.variables))
     passed = sorted(set(plan.exports) - set(variables))
     text = "".join(f"{name}={value}\n" for name, value in variables.items())
+    own = [word.partition("=")[0] for word in variables.get(OWN, "").split()]
+    text += f"set by each rank: {' '.join(own)}\n" if own else ""
     removed = f"removed: {' '.join(plan.removed)}\n" if plan.removed else ""
     return f"{text}passed on: {' '.join(passed)}\n{removed}", {
-        "set": variables, "passed_on": passed, "removed": list(plan.removed),
+        "set": variables, "set_by_rank": own, "passed_on": passed, "removed": list(plan.removed),
     }  # fmt: skip
 
 

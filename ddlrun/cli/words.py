@@ -33,7 +33,7 @@ def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> Words
             topology = args[at]
             at += 1
             continue
-        found = _option(args[at], known)
+        found = option_of(args[at], known)
         if found is None or at + found[1] > len(args):
             break
         options.append((found[0], tuple(args[at : at + found[1]])))
@@ -41,7 +41,7 @@ def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> Words
     return Words(topology, tuple(options), tuple(args[at:]))
 
 
-def _option(word: str, known: dict[str, click.Option]) -> tuple[click.Option, int] | None:
+def option_of(word: str, known: dict[str, click.Option]) -> tuple[click.Option, int] | None:
     """Return the option that a word is, and its number of words: --name=value, -np 4, -p22, -p 22, or switches."""
     name, _, value = word.partition("=")
     if name in known:

@@ -8,6 +8,7 @@ from ddlrun.plan import Outcome, Plan, RankEnd
 
 MOST_LINES = 20
 
+IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # What a program or mpirun says -> what that means and what to do.
 HINTS = (
     (r"No module named '?([\w.]+)", "Python on that host has no module {0}: install it there"),
@@ -28,7 +29,7 @@ HINTS = (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),
-    (r"Address already in use|EADDRINUSE", "another process on that host holds the port: ddlrun ps shows leftovers"),
+    (IN_USE, "another process on that host holds the port: ddlrun ps shows leftovers"),
     (
         r"MemoryError|Cannot allocate memory",
         "it got no memory: the host has none left, or a limit (ulimit -v, a cgroup) was reached",
@@ -41,7 +42,7 @@ HINTS = (
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
     (
         r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
-        "the script wants torchrun's variables: take them from OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK",
+        "the script wants torchrun's variables, which --framework left out, or --env set: add torch to it",
     ),
     (r"Permission denied", "a file may not be read or run by this user there"),
 )
@@ -122,6 +123,13 @@ def in_words(end: RankEnd) -> str:
     if end.exit_code == 1 and "Traceback (most recent call last)" in end.tail:
         said = " (an uncaught Python exception)"
     return f"exit code {end.exit_code}{said}"
+
+
+def taken_port(outcome: Outcome, ports: range) -> int | None:
+    """Return which of the planned ports the failed rank found in use, as it says itself; None: it did not."""
+    tail = outcome.root.tail if outcome.root is not None else ""
+    said = re.findall(r"(?<!\d)(\d{5})(?!\d)", tail) if re.search(IN_USE, tail) else []
+    return next((int(word) for word in said if int(word) in ports), None)
 
 
 def last_lines(tail: str) -> list[str]:

@@ -1,0 +1,25 @@
+"""--check-build: what the frameworks of this Python can do."""
+
+import os
+import sys
+
+import click
+
+from ddlrun import __version__
+from ddlrun.builds import LIBRARIES, render_builds
+from ddlrun.errors import DdlrunError
+from ddlrun.installed import ask_builds, find_mpirun, mpi4py_library
+
+
+def check_build(ctx: click.Context, _param: click.Parameter, value: object) -> None:
+    """Show it and leave, where the option is given: it needs no script, no hosts."""
+    if not value or ctx.resilient_parsing:
+        return
+    try:
+        mpirun = find_mpirun(None, os.environ)()
+        said, library = f"Open MPI {mpirun.version} ({mpirun.path})", mpi4py_library(mpirun.path, os.environ)
+    except DdlrunError as error:
+        said, library = str(error), {}
+    heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{said}"
+    click.echo(render_builds(ask_builds(sys.executable, list(LIBRARIES), library), heading), nl=False)
+    ctx.exit()
