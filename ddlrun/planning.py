@@ -315,8 +315,9 @@ def _variables(
     """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
     own = {*settings.variables, *settings.named}
     chosen = own & {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
-    # A worker of TensorFlow's takes all GPUs that it sees.
-    visible = settings.visible_gpus or ("own" if "tensorflow" in settings.frameworks else "all")
+    # A worker of TensorFlow's takes all GPUs that it sees: well for one on a host alone.
+    greedy = "tensorflow" in settings.frameworks and placement.topology.accelerators > 1
+    visible = settings.visible_gpus or ("own" if greedy else "all")
     variables = rank_variables(placement, settings.mode or "p", "unchanged" if chosen else visible)
     notes = [f"{name}: left as you set it" for name in sorted(chosen)]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in BINDING_THREADS if name in environ]

@@ -333,6 +333,11 @@ def test_shared_gpus() -> None:
     assert [seat.split("@")[2] for seat in seats] == [f"nvidia={gpu}" for gpu in (0, 1, 2, 3) * 2]
 
 
+def test_one_rank_of_tensorflow_sees_all_gpus() -> None:
+    done = show("-np", "1", "--framework", "tensorflow", "--gpu-order", "1,0", "x.sh")
+    assert json.loads(done.stdout)["set"]["DDLRUN_SEATS"].split("@")[2] == "nvidia=1,0,2,3"
+
+
 def test_what_each_rank_sets_is_shown() -> None:
     shown = json.loads(show("--framework", "torch", "x.sh").stdout)
     assert shown["set_by_rank"][:2] == ["RANK", "WORLD_SIZE"]

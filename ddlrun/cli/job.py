@@ -155,7 +155,7 @@ job_options = all_of(
     option(
         "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]),
         help="GPUs that a rank sees: all, its own at the index of its local rank (default); its own (default with "
-        "--framework tensorflow); or as you set it.",
+        "--framework tensorflow, but for one rank a host); or as you set it.",
     ),
     option(
         "Placement", "--bind-threads/--no-bind-threads", default=None,
