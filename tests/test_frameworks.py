@@ -253,6 +253,7 @@ def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) ->
         "grad = model.module.weight.grad.tolist()\n"
         "os.write(1, f'{dist.get_rank()} {dist.get_world_size()} {grad}\\n'.encode())\n"
         "dist.destroy_process_group()\n"
+        "os._exit(0)\n"  # torch 2.13 now and then aborts when it leaves by itself, under mpirun alone too
     )
     done = launch("--accelerators", "core", "ddp.py")
     assert done.returncode == 0, done.stderr
@@ -401,6 +402,29 @@ def test_words_that_have_no_like(words: str, said: str) -> None:
 def test_the_scripts_own_words_are_left_alone(words: list[str]) -> None:
     assert ours("x.py", *words) == ["x.py", *words]
     assert ours("-npernode", "2", "--", *words) == ["--accelerators", "2", "--", *words]
+
+
+def test_submit_and_show_know_them_too(tmp_path: Path) -> None:
+    ddlrun = [sys.executable, "-m", "ddlrun"]
+    argv = [
+        *ddlrun,
+        "submit",
+        "2x2",
+        "--print",
+        "--scheduler",
+        "slurm",
+        "--max-restarts",
+        "2",
+        "--mca",
+        "a",
+        "b",
+        "x.sh",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "--restarts 2 --mpiarg --mca --mpiarg a --mpiarg b x.sh" in done.stdout, done.stderr
+    argv = [*ddlrun, "show", "placement", "--machine", "ac922-4gpu", "--nproc_per_node=2", "x.sh"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.startswith("2x1x1: --accelerators 2"), done.stderr
 
 
 def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ddlrun.cli.foreign import translate
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_machines
 from ddlrun.cli.job import job_options, read_program, read_settings
@@ -39,7 +40,7 @@ class Show(Sections):
         """Take WHAT off."""
         if args and args[0] in WHATS:
             ctx.meta["ddlrun.what"] = args[0]
-            return super().parse_args(ctx, args[1:])
+            return super().parse_args(ctx, translate(args[1:], self.get_params(ctx)))
         if not {"-h", "--help"} & set(args[:1]):
             said = f"{args[0]!r} is none of" if args else "say what:"
             raise click.UsageError(f"{said} {', '.join(WHATS)}", ctx)

@@ -13,6 +13,7 @@ from ddlrun.batch import Batch, Scheduler
 from ddlrun.batch.amounts import parse_memory, parse_time
 from ddlrun.batch.render import render
 from ddlrun.batch.table import SCHEDULERS
+from ddlrun.cli.foreign import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.job import read_program, read_settings
 from ddlrun.cli.launch import command as launch
@@ -57,6 +58,8 @@ class Submit(Sections):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Set the topology apart, which stands before options, and keep every word as it was typed."""
+        first = 1 if args and not args[0].startswith("-") else 0
+        args = [*args[:first], *translate(args[first:], self.get_params(ctx))]
         words = split_words(args, self.get_params(ctx))
         ctx.meta[WORDS] = words
         options = [word for _, own in words.options for word in own]
