@@ -349,7 +349,8 @@ def test_what_each_rank_sets_is_shown() -> None:
 
 
 def ours(*words: str) -> list[str]:
-    return translate(words, launch_command.get_params(click.Context(launch_command)))
+    context = click.Context(launch_command, **launch_command.context_settings)  # click keeps the -h that it first made
+    return translate(words, launch_command.get_params(context))
 
 
 @pytest.mark.parametrize(
