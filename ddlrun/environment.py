@@ -120,6 +120,12 @@ def horovod_variables(values: Mapping[str, object]) -> dict[str, str]:
     }
 
 
+def lms_variables(values: Mapping[str, object]) -> dict[str, str]:
+    """Return what tells `ddlrun.ddl.lms` its defaults; `values` has the options' parameters, None: left alone."""
+    names = {"lms": "DDLRUN_LMS", "lms_frac": "DDLRUN_LMS_FRAC"}
+    return {variable: str(values[name]) for name, variable in names.items() if values.get(name) is not None}
+
+
 def parse_assignment(text: str) -> tuple[str, str]:
     """Part `K=V`. Raises InputError on a name that no shell can carry, or no `=`."""
     name, equals, value = text.partition("=")

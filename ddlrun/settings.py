@@ -57,6 +57,8 @@ OURS = {
     "going_on.spare_hosts": "spare_hosts",
     "going_on.min_topology": "min_topology",
     "ddl.mode": "mode",
+    "ddl.lms": "lms",
+    "ddl.lms_frac": "lms_frac",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
     "mpi.allow_run_as_root": "allow_run_as_root",

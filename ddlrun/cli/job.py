@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, read_text, read_way
 from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
-from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, parse_assignment
+from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, lms_variables, parse_assignment
 from ddlrun.errors import InputError
 from ddlrun.frameworks import FRAMEWORKS, parse_frameworks
 from ddlrun.hosts import Host, HostList
@@ -143,6 +143,14 @@ job_options = all_of(
         "Shape", "--mode", type=click.Choice(list("bnrmcp")),
         help="DDL's algorithm: sets DDL_OPTIONS and the ddl order.",
     ),
+    option(
+        "Large models", "--lms", type=click.IntRange(min=0), metavar="SIZE_KB",
+        help="ddlrun.ddl.lms moves tensors of at least SIZE_KB to the host (DDLRUN_LMS); 0: none.",
+    ),
+    option(
+        "Large models", "--lms-frac", type=click.FloatRange(0, 1), metavar="F",
+        help="Only once this share of the device is taken, 0 to 1 (DDLRUN_LMS_FRAC).",
+    ),
     option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: beside this Python, else on PATH."),
     option("MPI", "--mpi-args", metavar="ARGS", help="More arguments for mpirun, quoted as for a shell."),
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One more argument for mpirun; may repeat."),
@@ -213,6 +221,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         notes=(*(job.notes if job is not None else ()), *arranged.said),
         variables={
             **horovod_variables(options),
+            **lms_variables(options),
             **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
         },
         named=tuple(named),

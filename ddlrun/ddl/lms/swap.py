@@ -1,0 +1,328 @@
+"""One device's saved tensors: packed when an operation saves them, fetched when its backward needs them.
+
+Memory goes only where nobody but us holds it: else none would come free, and who holds it could change it unseen. So it
+waits in the order of saving, and is looked at whenever more is saved. Nothing here holds a tensor that torch gave us:
+that would be a cycle through its graph.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ddlrun.ddl.lms.order import Order, Place
+from ddlrun.ddl.lms.policy import Load
+from ddlrun.ddl.lms.stats import Stats, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddlrun.ddl.lms.device import Copy, Device
+    from ddlrun.ddl.lms.policy import Policy
+
+# So many blocks of a place are looked at for one save, should others hold many.
+MOST_LOOKED_AT = 256
+
+
+class Block:
+    """The memory of one storage, whatever tensors lie in it. It lives as long as one of them is saved."""
+
+    __slots__ = ("__weakref__", "arrival", "departure", "host", "memory", "nbytes", "number", "streams")
+
+    def __init__(self, number: int, memory: Tensor, nbytes: int) -> None:
+        self.number, self.nbytes = number, nbytes
+        self.memory: Tensor | None = memory
+        """Any tensor in the storage, while it is on the device."""
+        self.host: Tensor | None = None
+        self.departure: Copy | None = None
+        self.arrival: Copy | None = None
+        self.streams: set[Any] = set()
+        """What has written or read the memory on the device."""
+
+
+class Saved(NamedTuple):
+    """What torch keeps instead of a tensor: how that lies in its block.
+
+    `counter` shares the tensor's version counter, and has no memory.
+    """
+
+    counter: Tensor
+    version: int
+    swap: Swap
+    block: Block
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+
+    def fetch(self) -> Tensor:
+        """Return the tensor."""
+        return self.swap.fetch(self)
+
+    def view(self, memory: Tensor) -> Tensor:
+        """Return the tensor as it lies in the block's memory."""
+        if memory.dtype is self.dtype:
+            return memory.as_strided(self.shape, self.strides, self.offset)
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), self.offset, self.shape, self.strides)
+
+
+class Flight(NamedTuple):
+    """A copy under way, and the memory on the device that it needs, should its block die before it ends."""
+
+    copy: Copy
+    memory: Tensor
+    streams: set[Any]
+
+
+class Swap:
+    """The saved tensors of one device. Threads may pack and fetch at once, as torch's backward does."""
+
+    def __init__(self, device: Device, policy: Policy) -> None:
+        self._device, self._policy = device, policy
+        self._lock = threading.RLock()
+        self._order = Order()
+        self._next = 0
+        self._blocks: dict[int, weakref.ref[Block]] = {}
+        self._keys: dict[int, int] = {}
+        """Number -> its storage, while it is on the device."""
+        self._numbers: dict[int, int] = {}
+        """The inverse."""
+        self._flights: dict[int, Flight] = {}
+        self._dead: deque[int] = deque()
+        self._refused_at: int | None = None
+        self._alone = _holders(torch.empty(1, device="cpu"))
+        self._empty: Tensor | None = None
+        self._stats = Stats(capacity=device.capacity)
+
+    @property
+    def stats(self) -> Stats:
+        """What has been done so far."""
+        with self._lock:
+            self._bury()
+            return self._stats
+
+    def __len__(self) -> int:
+        """Return how many blocks are saved now."""
+        with self._lock:
+            self._bury()
+            return len(self._order)
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """Take note of a tensor that is saved for backward, and let others leave if the device is too full."""
+        if self._empty is None:
+            self._empty = tensor.new_empty(0)
+        counter = tensor.detach()
+        counter.data = self._empty
+        with self._lock:
+            self._bury()
+            block = self._block(tensor)
+            self._make_room()
+        return Saved(
+            counter, tensor._version, self, block,  # noqa: SLF001 - its name for all users
+            tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()),
+        )  # fmt: skip
+
+    def fetch(self, saved: Saved) -> Tensor:
+        """Return a tensor that was packed, and let those come that are needed next."""
+        with self._lock:
+            self._bury()
+            block = saved.block
+            self._drop_used()
+            memory = self._memory(block)
+            self._device.lend(memory, block.streams)
+            tensor = saved.view(memory)
+            self._look_ahead(block.number)
+        return tensor
+
+    def _block(self, tensor: Tensor) -> Block:
+        key = _key(tensor)
+        known = self._blocks[self._numbers[key]]() if key in self._numbers else None
+        if known is None:
+            known = Block(self._next, tensor.detach(), tensor.untyped_storage().nbytes())
+            self._next += 1
+            dead, number = self._dead, known.number
+            self._blocks[number] = weakref.ref(known, lambda _: dead.append(number))
+            self._order.add(number, known.nbytes)
+            self._name(number, key)
+            self._count(saved=1)
+        known.streams.add(self._device.stream())
+        return known
+
+    def _make_room(self) -> None:
+        for block in self._live(Place.LEAVING):
+            if block.departure is not None and not block.departure.done():
+                break
+            self._let_go(block)
+        excess = self._policy.excess(self._load())
+        if excess and not self._host_is_full():
+            for block in self._alone_at(Place.BACK, Place.HERE):  # first what the host has already
+                if excess <= 0 or not self._send(block):
+                    break
+                excess -= block.nbytes
+        for block in self._live(Place.LEAVING):
+            if not self._policy.must_wait(self._load(), self._order.newest(Place.LEAVING)):
+                break
+            self._count(throttled=block.departure is not None and not block.departure.done())
+            self._let_go(block)
+
+    def _alone_at(self, *places: Place) -> Iterator[Block]:
+        """Yield the blocks that nobody else holds, the one saved longest ago first."""
+        for place in places:
+            for block in islice(self._live(place), MOST_LOOKED_AT):
+                if block.memory is not None and _holders(block.memory) <= self._alone:
+                    yield block
+
+    def _send(self, block: Block) -> bool:
+        """Let a block leave; tell whether the host has room for it."""
+        if block.memory is None or block.host is not None:
+            self._let_go(block)
+            return True
+        flat = torch.empty(0, dtype=torch.uint8, device=block.memory.device).set_(block.memory.untyped_storage())
+        try:
+            block.host, block.departure = self._device.take_out(flat, block.streams)
+        except RuntimeError as error:
+            self._refuse(block.nbytes, error)
+            return False
+        self._flights[block.number] = Flight(block.departure, flat, block.streams)
+        self._order.put(block.number, Place.LEAVING)
+        self._count(out=1, bytes_out=block.nbytes)
+        self._stats = self._stats._replace(host_peak=max(self._stats.host_peak, self._on_host()))
+        return True
+
+    def _let_go(self, block: Block) -> None:
+        """Give the memory on the device back, after all copies that need it."""
+        for copy in (block.departure, block.arrival):
+            if copy is not None and not copy.done():
+                copy.wait(block.streams)
+        self._flights.pop(block.number, None)
+        self._unname(block.number)
+        block.memory = block.arrival = None
+        self._order.put(block.number, Place.AWAY)
+
+    def _memory(self, block: Block) -> Tensor:
+        """Return a block's memory on the device, with the stream in use after its copy."""
+        place = self._order.place(block.number)
+        if place is Place.AWAY:
+            self._count(missed=1)
+            self._bring_now(block)
+        if block.arrival is not None:
+            if block.arrival.done():
+                block.arrival = None
+            else:
+                self._count(waits=place in (Place.AWAY, Place.COMING))
+                block.arrival.wait()
+        if place is not Place.HERE:
+            self._flights.pop(block.number, None)
+            self._order.put(block.number, Place.BACK)
+        if block.memory is None:
+            raise AssertionError(f"block {block.number} is {place.value}, without memory")
+        return block.memory
+
+    def _look_ahead(self, number: int) -> None:
+        for block in self._live_of(self._order.passed(number, Place.COMING)):
+            self._let_go(block)  # it was brought back for nothing
+        for block in self._live_of(self._order.next_needed(number, Place.AWAY)):
+            if not self._policy.may_come(block.nbytes, self._load()):
+                break
+            try:
+                self._bring(block)
+            except torch.cuda.OutOfMemoryError:  # others want memory at once: it comes when it is needed
+                break
+
+    def _bring_now(self, block: Block) -> None:
+        """Bring a block back for this moment, in the place of what is brought ahead or done with, if need be."""
+        try:
+            self._bring(block)
+        except torch.cuda.OutOfMemoryError:
+            for other in (*self._live(Place.COMING), *self._alone_at(Place.BACK)):
+                self._let_go(other)
+            self._bring(block)
+
+    def _drop_used(self) -> None:
+        """Give back what backward is done with, and a retained graph still has, once the device is nearly full."""
+        if self._order.nbytes[Place.BACK]:
+            over = self._policy.over_full(self._load())
+            for block in self._alone_at(Place.BACK) if over else ():
+                if over <= 0:
+                    break
+                over -= block.nbytes
+                self._let_go(block)
+
+    def _bring(self, block: Block) -> None:
+        if block.host is None:
+            raise AssertionError(f"block {block.number} is nowhere")
+        block.memory, block.arrival = self._device.bring_back(block.host, block.departure)
+        block.streams = {self._device.stream()}
+        self._name(block.number, _key(block.memory))
+        self._flights[block.number] = Flight(block.arrival, block.memory, block.streams)
+        self._order.put(block.number, Place.COMING)
+        self._count(back=1, bytes_in=block.nbytes)
+
+    def _bury(self) -> None:
+        """Forget the blocks that no graph has any more; copies that still go on are waited for."""
+        while self._dead:
+            number = self._dead.popleft()
+            flight = self._flights.pop(number, None)
+            if flight is not None and not flight.copy.done():
+                flight.copy.wait(flight.streams)
+            self._unname(number)
+            del self._blocks[number]
+            self._order.drop(number)
+
+    def _name(self, number: int, key: int) -> None:
+        self._keys[number], self._numbers[key] = key, number
+
+    def _unname(self, number: int) -> None:
+        key = self._keys.pop(number, None)
+        if key is not None:
+            del self._numbers[key]
+
+    def _live(self, place: Place) -> Iterator[Block]:
+        return self._live_of(self._order.of(place))
+
+    def _live_of(self, numbers: Iterator[int] | tuple[int, ...]) -> Iterator[Block]:
+        for number in numbers:
+            block = self._blocks[number]()
+            if block is not None:
+                yield block
+
+    def _load(self) -> Load:
+        used, nbytes = self._device.used(), self._order.nbytes
+        if used > self._stats.device_peak:
+            self._stats = self._stats._replace(device_peak=used)
+        return Load(used, self._device.capacity, nbytes[Place.LEAVING], nbytes[Place.COMING])
+
+    def _on_host(self) -> int:
+        return sum(nbytes for place, nbytes in self._order.nbytes.items() if place is not Place.HERE)
+
+    def _host_is_full(self) -> bool:
+        """Tell whether the host had no room for more than it holds now: then nothing is tried until that is less."""
+        if self._refused_at is not None and self._on_host() < self._refused_at:
+            self._refused_at = None
+        return self._refused_at is not None
+
+    def _refuse(self, nbytes: int, error: RuntimeError) -> None:
+        if not self._stats.refused:
+            sys.stderr.write(f"ddlrun.ddl.lms: no {size(nbytes)} of pinned memory, so tensors stay: {error}\n")
+        self._refused_at = max(1, self._on_host())
+        self._count(refused=1)
+
+    def _count(self, **more: int) -> None:
+        self._stats = self._stats._replace(**{name: getattr(self._stats, name) + n for name, n in more.items()})
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what torch's own weak references go by
+
+
+def _holders(tensor: Tensor) -> int:
+    """Return how many tensors have this memory, the one for Python's own object included."""
+    return int(torch._C._storage_Use_Count(_key(tensor)))  # noqa: SLF001 - nothing public says it

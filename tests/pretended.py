@@ -1,0 +1,127 @@
+"""A device that is not there: CPU tensors whose bytes are counted, and copies that end late."""
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+from ddlrun.ddl.lms.device import Copy
+
+NOT_YET = 0xFF  # memory before its copy has ended: NaN, in any kind of float
+
+
+class Counting(TorchDispatchMode):
+    """Counts, inside `with`, the bytes that operations made and somebody still holds; what was there before not."""
+
+    def __init__(self, *before: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._before = [StorageWeakRef(tensor.untyped_storage()) for tensor in before]
+        self._alive = {ref.cdata: (ref, 0) for ref in self._before}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                ref = StorageWeakRef(tensor.untyped_storage())
+                self._alive.setdefault(ref.cdata, (ref, tensor.untyped_storage().nbytes()))
+        self.peak = max(self.peak, self.live())
+        return result
+
+    def live(self) -> int:
+        """Return the bytes that are held now."""
+        for key in [key for key, (ref, _) in self._alive.items() if ref.expired()]:
+            del self._alive[key]
+        return sum(nbytes for _, nbytes in self._alive.values())
+
+
+class LateCopy:
+    """A copy that takes place when it is waited for, or has been asked for often enough.
+
+    It holds no memory of the device, as a real one does not: where that has gone before its end, that is a fault.
+    """
+
+    def __init__(self, device: "Pretended", host: Tensor, memory: Tensor, after: Copy | None, *, out: bool) -> None:
+        self._device, self._host, self._memory = device, host, StorageWeakRef(memory.untyped_storage())
+        self._after, self._out, self._polls = after, out, device.polls
+        self._lock, self._ended = threading.Lock(), False
+
+    def done(self) -> bool:
+        self._polls -= 1
+        if self._polls < 0:
+            self.wait()
+        return self._ended
+
+    def wait(self, _streams: Collection[Any] = ()) -> None:
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._copy()
+
+    def _copy(self) -> None:
+        if self._after is not None:
+            self._after.wait()
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            storage = torch.UntypedStorage._new_with_weak_ptr(self._memory.cdata)  # noqa: SLF001 - nothing public does it
+            if storage is None:
+                self._device.faults.append(f"memory went before its copy {'out' if self._out else 'back'} had ended")
+                return
+            memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+            if self._out:
+                self._host.copy_(memory)
+            else:
+                memory.copy_(self._host)
+
+
+class Pretended:
+    """A device of so many bytes; `used` says how many are taken, `polls` how often a copy is asked for until it ends.
+
+    The host has room for `room` bytes at once. `log` has the bytes of each copy.
+    """
+
+    def __init__(self, capacity: int, used: Callable[[], int], *, polls: int = 3, room: float = float("inf")) -> None:
+        self.capacity, self.used, self.polls, self._room = capacity, used, polls, room
+        self.faults: list[str] = []
+        self.out: list[int] = []
+        self.back: list[int] = []
+        self.lent = 0
+        self._hosts: list[StorageWeakRef] = []
+        self._on_host: list[int] = []
+
+    def stream(self) -> int:
+        return threading.get_ident()
+
+    def on_host(self) -> int:
+        """Return the bytes that are on the host now."""
+        kept = [(ref, nbytes) for ref, nbytes in zip(self._hosts, self._on_host, strict=True) if not ref.expired()]
+        self._hosts, self._on_host = [ref for ref, _ in kept], [nbytes for _, nbytes in kept]
+        return sum(self._on_host)
+
+    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, Copy]:
+        assert streams
+        assert block.dtype is torch.uint8
+        if self.on_host() + block.numel() > self._room:
+            raise RuntimeError("pretended: the host is full")
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            host = torch.full((block.numel(),), NOT_YET, dtype=torch.uint8)
+        self._hosts.append(StorageWeakRef(host.untyped_storage()))
+        self._on_host.append(block.numel())
+        self.out.append(block.numel())
+        return host, LateCopy(self, host, block, None, out=True)
+
+    def bring_back(self, host: Tensor, after: Copy | None) -> tuple[Tensor, Copy]:
+        block = torch.full((host.numel(),), NOT_YET, dtype=torch.uint8)
+        if self.used() > self.capacity:
+            raise torch.cuda.OutOfMemoryError(f"pretended: {self.used()} of {self.capacity}")
+        self.back.append(host.numel())
+        return block, LateCopy(self, host, block, after, out=False)
+
+    def lend(self, block: Tensor, streams: Collection[Any]) -> None:
+        assert block.numel()
+        assert streams
+        self.lent += 1

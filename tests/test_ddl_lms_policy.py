@@ -1,0 +1,177 @@
+"""What leaves and what comes back: decisions alone, without tensors."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.ddl.lms.order import Order, Place
+from ddlrun.ddl.lms.policy import Load, Policy, read_policy
+from ddlrun.ddl.lms.stats import Stats, added
+from ddlrun.errors import InputError
+
+shares = st.floats(0, 1)
+sizes = st.integers(0, 1 << 40)
+policies = st.builds(Policy, st.just(1), shares, shares)
+
+
+@given(policies, sizes, sizes, sizes)
+def test_what_should_leave_brings_the_device_down_to_its_share_and_no_further(
+    policy: Policy, used: int, capacity: int, leaving: int
+) -> None:
+    excess = policy.excess(Load(used, capacity, leaving))
+    left = used - leaving - excess
+    assert excess >= 0
+    assert left <= int(policy.frac * capacity)
+    assert excess == 0 or left == int(policy.frac * capacity)
+
+
+@given(policies, sizes, sizes, sizes, sizes)
+def test_nobody_waits_for_nothing(policy: Policy, used: int, capacity: int, leaving: int, newest: int) -> None:
+    assert not policy.must_wait(Load(used, capacity, 0), 0)
+    waits = policy.must_wait(Load(used, capacity, leaving), newest)
+    assert not waits or leaving - newest > policy.window * capacity or used > policy.full * capacity
+    assert not waits or policy.must_wait(Load(used + 1, capacity, leaving + 1), newest)
+
+
+@given(policies, sizes, sizes, sizes, sizes)
+def test_what_comes_ahead_has_room(policy: Policy, used: int, capacity: int, ahead: int, nbytes: int) -> None:
+    if policy.may_come(nbytes, Load(used, capacity, 0, ahead)):
+        assert used + nbytes <= policy.full * capacity
+        assert ahead == 0 or ahead + nbytes <= policy.window * capacity
+    elif used + nbytes <= policy.full * capacity:
+        assert ahead > 0
+
+
+class Simulated:
+    """A device without tensors: copies back have ended at once, those out when they are waited for."""
+
+    def __init__(self, policy: Policy, capacity: int) -> None:
+        self.policy, self.order = policy, Order()
+        self.capacity, self.used, self.copies = capacity, 0, 0
+        self.sizes: list[int] = []
+
+    def load(self) -> Load:
+        nbytes = self.order.nbytes
+        return Load(self.used, self.capacity, nbytes[Place.LEAVING], nbytes[Place.COMING])
+
+    def save(self, nbytes: int) -> None:
+        self.order.add(len(self.sizes), nbytes)
+        self.sizes.append(nbytes)
+        self.used += nbytes
+        for number in self.order.of(Place.HERE)[:-1]:  # the last is in use
+            if not self.policy.excess(self.load()):
+                break
+            self.order.put(number, Place.LEAVING)
+            self.copies += 1
+        for number in self.order.of(Place.LEAVING):
+            if not self.policy.must_wait(self.load(), self.order.newest(Place.LEAVING)):
+                break
+            self.order.put(number, Place.AWAY)
+            self.used -= self.sizes[number]
+
+    def use(self, number: int) -> None:
+        if self.order.place(number) is Place.AWAY:
+            self.bring(number)
+        for other in self.order.next_needed(number, Place.AWAY):
+            if not self.policy.may_come(self.sizes[other], self.load()):
+                break
+            self.bring(other)
+        self.used -= self.order.drop(number)
+
+    def bring(self, number: int) -> None:
+        self.order.put(number, Place.COMING)
+        self.used += self.sizes[number]
+        self.copies += 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), shares, st.integers(50, 400))
+def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
+    saved: list[int], frac: float, capacity: int
+) -> None:
+    policy = Policy(1, frac, 0.2)
+    run = Simulated(policy, capacity)
+    for nbytes in saved:
+        run.save(nbytes)
+        assert run.used <= max(frac * capacity, nbytes) + policy.window * capacity + max(saved)
+    assert run.copies <= len(saved)
+    # What stays was saved last.
+    assert max(run.order.of(Place.AWAY), default=-1) < min(run.order.of(Place.HERE))
+    for number in reversed(range(len(saved))):
+        run.use(number)
+    assert run.used == 0
+    assert len(run.order) == 0
+    assert set(run.order.nbytes.values()) == {0}
+    assert run.copies <= 2 * len(saved)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(Place)) | st.none())), st.integers(0, 40))
+def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, Place | None]], at: int) -> None:
+    order, plain = Order(), dict[int, Place]()
+    for number in range(31):
+        order.add(number, number + 1)
+        plain[number] = Place.HERE
+    for number, place in changes:
+        if number in plain and place is None:
+            assert order.drop(number) == number + 1
+            del plain[number]
+        elif number in plain and place is not None:
+            order.put(number, place)
+            plain[number] = place
+    for place in Place:
+        numbers = sorted(number for number, where in plain.items() if where is place)
+        assert order.of(place) == tuple(numbers)
+        assert order.nbytes[place] == sum(number + 1 for number in numbers)
+        assert order.newest(place) == (numbers[-1] + 1 if numbers else 0)
+        assert list(order.next_needed(at, place)) == [number for number in reversed(numbers) if number < at]
+        assert order.passed(at, place, 2) == tuple(number for number in numbers if number > at + 2)
+    assert [order.place(number) for number in plain] == list(plain.values())
+    assert len(order) == len(plain)
+
+
+def test_places_may_change_while_one_goes_over_them() -> None:
+    order = Order()
+    for number in range(5):
+        order.add(number, 1)
+    seen = []
+    for number in order.next_needed(4, Place.HERE):
+        order.put(number, Place.COMING)
+        seen.append(number)
+    assert seen == [3, 2, 1, 0]
+
+
+def test_scripts_win_over_the_launcher_and_that_over_the_defaults() -> None:
+    told = {"DDLRUN_LMS": "1000", "DDLRUN_LMS_FRAC": "0.4"}
+    assert read_policy(None, None, None, {}) == Policy()
+    assert read_policy(None, None, None, told) == Policy(1000 * 1024, 0.4)
+    assert read_policy(2, 0.9, 0.1, told) == Policy(2048, 0.9, 0.1)
+    assert read_policy(None, None, None, {"DDLRUN_LMS": "0"}).size == 0
+    assert read_policy(-1, None, None, told).size == 0
+    assert read_policy(0.5, None, None, told).size == 512
+
+
+@pytest.mark.parametrize(
+    ("size", "frac", "environ", "told"),
+    [
+        (None, None, {"DDLRUN_LMS": "1M"}, "DDLRUN_LMS '1M' is no number; write one such as 1024"),
+        (None, None, {"DDLRUN_LMS": "nan"}, "DDLRUN_LMS 'nan' is no number; write one such as 1024"),
+        (float("inf"), None, {}, "lms: size_kb inf is no number; write one such as 1024"),
+        (None, 70, {}, "lms: frac 70: a share of the device is wanted, 0 to 1"),
+        (None, None, {"DDLRUN_LMS_FRAC": "-0.1"}, "lms: frac -0.1: a share of the device is wanted, 0 to 1"),
+    ],
+)
+def test_what_is_no_number_or_share_is_named(
+    size: float | None, frac: float | None, environ: dict[str, str], told: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        read_policy(size, frac, None, environ)
+    assert str(error.value) == told
+
+
+def test_statistics_are_one_line() -> None:
+    two = added(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
+    assert two == Stats(3, 3, 2 << 20, refused=3, device_peak=10, capacity=1 << 34)
+    assert str(two) == (
+        "3 saved, 3 out (2.0 MiB), 0 back (0 B), at most 0 B on the host and 10 B of 16.0 GiB on the device; "
+        "backward waited 0 times (0 not foreseen), forward 0, 3 stayed for lack of pinned memory"
+    )
+    assert added() == Stats()
