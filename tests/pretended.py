@@ -43,12 +43,12 @@ class Counting(TorchDispatchMode):
 class LateCopy:
     """A copy that takes place when it is waited for, or has been asked for often enough.
 
-    It holds no memory of the device, as a real one does not: where that has gone before its end, that is a fault.
+    It holds no memory, as a real one does not: where that of the device has gone before its end, that is a fault.
     """
 
     def __init__(self, device: "Pretended", host: Tensor, memory: Tensor, after: Copy | None, *, out: bool) -> None:
-        self._device, self._host, self._memory = device, host, StorageWeakRef(memory.untyped_storage())
-        self._after, self._out, self._polls = after, out, device.polls
+        self._device, self._after, self._out, self._polls = device, after, out, device.polls
+        self._host, self._memory = StorageWeakRef(host.untyped_storage()), StorageWeakRef(memory.untyped_storage())
         self._lock, self._ended = threading.Lock(), False
 
     def done(self) -> bool:
@@ -67,15 +67,16 @@ class LateCopy:
         if self._after is not None:
             self._after.wait()
         with _disable_current_modes():  # type: ignore[no-untyped-call]
-            storage = torch.UntypedStorage._new_with_weak_ptr(self._memory.cdata)  # noqa: SLF001 - nothing public does it
-            if storage is None:
+            host, memory = _bytes(self._host), _bytes(self._memory)
+            if memory is None and (host is not None or not self._out):
                 self._device.faults.append(f"memory went before its copy {'out' if self._out else 'back'} had ended")
-                return
-            memory = torch.empty(0, dtype=torch.uint8).set_(storage)
-            if self._out:
-                self._host.copy_(memory)
-            else:
-                memory.copy_(self._host)
+            elif memory is not None and host is not None:
+                (host if self._out else memory).copy_(memory if self._out else host)
+
+
+def _bytes(ref: StorageWeakRef) -> Tensor | None:
+    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)  # noqa: SLF001 - nothing public does it
+    return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 class Pretended:
@@ -87,14 +88,25 @@ class Pretended:
     def __init__(self, capacity: int, used: Callable[[], int], *, polls: int = 3, room: float = float("inf")) -> None:
         self.capacity, self.used, self.polls, self._room = capacity, used, polls, room
         self.faults: list[str] = []
+        self._copies: list[LateCopy] = []
         self.out: list[int] = []
         self.back: list[int] = []
-        self.lent = 0
+        self.lent = self.out_of_memory = 0
         self._hosts: list[StorageWeakRef] = []
         self._on_host: list[int] = []
 
     def stream(self) -> int:
         return threading.get_ident()
+
+    def _begun(self, copy: LateCopy) -> LateCopy:
+        self._copies.append(copy)
+        return copy
+
+    def at_fault(self) -> list[str]:
+        """Let all copies end, and return what is wrong with any."""
+        for copy in self._copies:
+            copy.wait()
+        return self.faults
 
     def on_host(self) -> int:
         """Return the bytes that are on the host now."""
@@ -112,14 +124,15 @@ class Pretended:
         self._hosts.append(StorageWeakRef(host.untyped_storage()))
         self._on_host.append(block.numel())
         self.out.append(block.numel())
-        return host, LateCopy(self, host, block, None, out=True)
+        return host, self._begun(LateCopy(self, host, block, None, out=True))
 
     def bring_back(self, host: Tensor, after: Copy | None) -> tuple[Tensor, Copy]:
         block = torch.full((host.numel(),), NOT_YET, dtype=torch.uint8)
         if self.used() > self.capacity:
+            self.out_of_memory += 1
             raise torch.cuda.OutOfMemoryError(f"pretended: {self.used()} of {self.capacity}")
         self.back.append(host.numel())
-        return block, LateCopy(self, host, block, after, out=False)
+        return block, self._begun(LateCopy(self, host, block, after, out=False))
 
     def lend(self, block: Tensor, streams: Collection[Any]) -> None:
         assert block.numel()

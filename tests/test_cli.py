@@ -217,6 +217,19 @@ def test_a_dry_run_writes_nothing_unless_it_is_told_where(tmp_path: Path) -> Non
     assert (again.returncode, "holds an earlier run" in again.stderr) == (2, True)
 
 
+def test_large_model_support_has_its_defaults_from_the_launcher(tmp_path: Path) -> None:
+    arguments = ("--machine", "s822lc", "--topology", "4x1x1", "true")
+    plain = plan(*arguments)["variables"]
+    assert isinstance(plain, dict)
+    assert not {"DDLRUN_LMS", "DDLRUN_LMS_FRAC"} & plain.keys()
+    (tmp_path / "job.yaml").write_text("ddl: {lms: 500, lms_frac: 0.8}\n")
+    found = plan("--config-file", str(tmp_path / "job.yaml"), "--lms", "0", *arguments)["variables"]
+    assert isinstance(found, dict)
+    assert (found["DDLRUN_LMS"], found["DDLRUN_LMS_FRAC"]) == ("0", "0.8")
+    for wrong in (["--lms", "-1"], ["--lms-frac", "70"]):
+        assert ddlrun("launch", "--dry-run", *wrong, *arguments).returncode == 2
+
+
 def test_the_rank_order_is_contiguous_unless_ddl_is_asked_for() -> None:
     arguments = ["--machine", "dgx1", "--topology", "2x2x1", "-H", "a,b"]
     assert plan(*arguments, "true")["rank_order"] == "host"

@@ -191,7 +191,7 @@ def test_gradients_are_the_same_bits(network: str, backward_inside: bool, polls:
     assert same(plain(network), trained(network, large, backward_inside=backward_inside))
     assert device.out
     assert device.back
-    assert device.faults == []
+    assert device.at_fault() == []
     assert device.on_host() == 0
 
 
@@ -213,7 +213,7 @@ def test_gradients_are_the_same_bits_at_any_setting(
         device = Pretended(capacity, lambda: min(counting.live(), capacity), polls=polls)
         large = LMS(size_kb=0.1, frac=frac, window=window, device=device)
         assert same(plain(network), trained(network, large, backward_inside=inside))
-    assert device.faults == []
+    assert device.at_fault() == []
     assert device.on_host() == 0
 
 
@@ -255,7 +255,7 @@ def test_the_most_that_the_device_holds_falls(units: int, frac: float, polls: in
     assert before.peak > 17 * UNIT
     # What one operation needs, and what is on its way, comes on top.
     assert after.peak <= max(frac * units, 1) * UNIT + 5.2 * UNIT
-    assert device[0].faults == []
+    assert device[0].at_fault() == []
     assert lms is not None
     stats = lms.stats()
     assert stats.device_peak <= after.peak
@@ -365,7 +365,7 @@ def test_a_graph_can_be_kept_and_run_again(polls: int) -> None:
         loss.backward(retain_graph=not last)
         assert same(plain, grads(net))
     assert len(device.back) < 3 * len(device.out)  # half full: what is back stays
-    assert device.faults == []
+    assert device.at_fault() == []
     del loss
     assert device.on_host() == 0
 
@@ -380,9 +380,10 @@ def test_a_kept_graph_does_not_fill_the_device() -> None:
         for _ in range(3):
             net.zero_grad()
             loss.backward(retain_graph=True)
-        faults += device.faults
+        faults += device.at_fault()
     assert counting.peak < 10 * UNIT
     assert faults == []
+    assert device.out_of_memory == 0
     assert len(device.back) > 2 * len(device.out)
 
 
@@ -491,7 +492,7 @@ def test_a_graph_that_is_thrown_away_leaves_nothing() -> None:
         large.stats()  # what is under way is let go here, or with the next save
         assert counting.live() == 0
     assert device.on_host() == 0
-    assert device.faults == []
+    assert device.at_fault() == []
 
 
 def test_half_a_backward_pass_leaves_nothing() -> None:
@@ -508,7 +509,7 @@ def test_half_a_backward_pass_leaves_nothing() -> None:
         del loss, y, slope
         large.stats()
         assert counting.live() == 0
-    assert device.faults == []
+    assert device.at_fault() == []
     assert device.on_host() == 0
 
 
@@ -540,7 +541,7 @@ def test_what_was_brought_back_for_nothing_makes_room() -> None:
     assert same(plain, swapped)
     assert before.peak > 33 * UNIT
     assert after.peak < 14 * UNIT
-    assert device[0].faults == []
+    assert device[0].at_fault() == []
 
 
 def test_threads_share_one() -> None:
@@ -588,20 +589,24 @@ def test_a_host_without_room_keeps_tensors_on_the_device(capsys: pytest.CaptureF
     assert "stayed for lack of pinned memory" in str(large.stats())
 
 
-def test_a_device_without_room_takes_what_was_brought_ahead() -> None:
-    net, x = deep(), torch.randn(1024, 32)
-    room = [1 << 40]
+def test_a_device_without_room_takes_that_of_what_came_ahead() -> None:
     with Counting() as counting:
-        device = Pretended(1 << 40, lambda: counting.live() if counting.live() < room[0] else 1 << 41, polls=FULL)
-        with LMS(120, 0, window=0.3, device=device):
-            loss = net(x).square().mean()
-        room[0] = counting.live() + 3 * UNIT  # now it is out of memory from here on
-        loss.backward()
-    swapped = [grad.clone() for grad in grads(net)]
-    net.zero_grad()
-    net(x).square().mean().backward()
-    assert same(swapped, grads(net))
-    assert device.faults == []
+        others = [0]
+        device = Pretended(400_000, lambda: counting.live() + others[0], polls=0)
+        swap = Swap(device, Policy(1, 0, window=0.5))
+        saved = [swap.pack(torch.full((1000,), float(number))) for number in range(40)]
+        assert saved[30].fetch()[0] == 30
+        assert len(device.back) == 31
+        others[0] = 350_000
+        assert saved[35].fetch()[0] == 35
+        assert device.out_of_memory == 1
+        assert counting.live() < 20_000
+        others[0] = 400_000
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            saved[20].fetch()
+        others[0] = 0
+        assert saved[20].fetch()[0] == 20
+    assert device.at_fault() == []
 
 
 def test_a_module_is_watched_until_it_is_not() -> None:
@@ -695,6 +700,19 @@ def test_memory_of_another_tensor_at_the_same_place_is_another() -> None:
         assert torch.equal(saved.fetch(), torch.full((1000,), float(number)))
         del saved, other
     assert swap.stats.saved == 100
+
+
+def test_what_was_passed_over_goes_again() -> None:
+    device = full(polls=0)
+    swap = Swap(device, Policy(1, 0, 0))
+    saved = [swap.pack(torch.full((1000,), float(number))) for number in range(40)]
+    saved[30].fetch()  # 29 comes along
+    saved[10].fetch()  # so does 9, and 29 was not needed
+    assert len(device.back) == 4
+    assert saved[29].fetch()[0] == 29
+    assert (swap.stats.missed, len(device.back)) == (3, 6)  # 29, and 28 along with it, in the place of 9
+    assert saved[28].fetch()[0] == 28
+    assert (swap.stats.missed, len(device.back)) == (3, 7)
 
 
 SCRIPT = """

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Place(Enum):
+class Place(IntEnum):  # an int, as it is looked up for each tensor
     """Where memory is: on the device alone, leaving it, on the host alone, coming back, on both."""
 
-    HERE = "here"
-    LEAVING = "leaving"
-    AWAY = "away"
-    COMING = "coming"
-    BACK = "back"
+    HERE = 0
+    LEAVING = 1
+    AWAY = 2
+    COMING = 3
+    BACK = 4
 
 
 class Order:

@@ -15,11 +15,11 @@ class Stats(NamedTuple):
     back: int = 0
     bytes_in: int = 0
     waits: int = 0
-    """Times that the backward pass needed what was not back yet."""
+    """Times that backward began an operation with what was not back yet; a GPU may still have it in time."""
     missed: int = 0
     """Of these, times that it had not even begun to come."""
     throttled: int = 0
-    """Times that the forward pass waited for memory to leave."""
+    """Times that what comes next in forward was put behind memory that leaves."""
     refused: int = 0
     """Blocks that stayed as the host had no pinned memory for them."""
     device_peak: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,14 +100,14 @@ class Swap:
         self._refused_at: int | None = None
         self._alone = _holders(torch.empty(1, device="cpu"))
         self._empty: Tensor | None = None
-        self._stats = Stats(capacity=device.capacity)
+        self._counts = Counter[str](capacity=device.capacity)
 
     @property
     def stats(self) -> Stats:
         """What has been done so far."""
         with self._lock:
             self._bury()
-            return self._stats
+            return Stats(**self._counts)
 
     def __len__(self) -> int:
         """Return how many blocks are saved now."""
@@ -152,7 +152,7 @@ class Swap:
             self._blocks[number] = weakref.ref(known, lambda _: dead.append(number))
             self._order.add(number, known.nbytes)
             self._name(number, key)
-            self._count(saved=1)
+            self._counts["saved"] += 1
         known.streams.add(self._device.stream())
         return known
 
@@ -170,7 +170,7 @@ class Swap:
         for block in self._live(Place.LEAVING):
             if not self._policy.must_wait(self._load(), self._order.newest(Place.LEAVING)):
                 break
-            self._count(throttled=block.departure is not None and not block.departure.done())
+            self._counts["throttled"] += block.departure is not None and not block.departure.done()
             self._let_go(block)
 
     def _alone_at(self, *places: Place) -> Iterator[Block]:
@@ -193,8 +193,9 @@ class Swap:
             return False
         self._flights[block.number] = Flight(block.departure, flat, block.streams)
         self._order.put(block.number, Place.LEAVING)
-        self._count(out=1, bytes_out=block.nbytes)
-        self._stats = self._stats._replace(host_peak=max(self._stats.host_peak, self._on_host()))
+        self._counts["out"] += 1
+        self._counts["bytes_out"] += block.nbytes
+        self._peak("host_peak", self._on_host())
         return True
 
     def _let_go(self, block: Block) -> None:
@@ -211,31 +212,40 @@ class Swap:
         """Return a block's memory on the device, with the stream in use after its copy."""
         place = self._order.place(block.number)
         if place is Place.AWAY:
-            self._count(missed=1)
+            self._counts["missed"] += 1
             self._bring_now(block)
+        if block.arrival is not None and block.arrival.done():
+            block.arrival = None
+        late = block.arrival is not None and place is not Place.BACK
+        self._counts["waits"] += late or place is Place.AWAY
         if block.arrival is not None:
-            if block.arrival.done():
-                block.arrival = None
-            else:
-                self._count(waits=place in (Place.AWAY, Place.COMING))
-                block.arrival.wait()
+            block.arrival.wait()
         if place is not Place.HERE:
             self._flights.pop(block.number, None)
             self._order.put(block.number, Place.BACK)
         if block.memory is None:
-            raise AssertionError(f"block {block.number} is {place.value}, without memory")
+            raise AssertionError(f"block {block.number} is {place.name}, without memory")
         return block.memory
 
     def _look_ahead(self, number: int) -> None:
         for block in self._live_of(self._order.passed(number, Place.COMING)):
             self._let_go(block)  # it was brought back for nothing
         for block in self._live_of(self._order.next_needed(number, Place.AWAY)):
-            if not self._policy.may_come(block.nbytes, self._load()):
+            if not self._has_room_ahead(block):
                 break
             try:
                 self._bring(block)
             except torch.cuda.OutOfMemoryError:  # others want memory at once: it comes when it is needed
                 break
+
+    def _has_room_ahead(self, block: Block) -> bool:
+        """Tell whether a block may come back now; what is needed later than it has to make room."""
+        while not self._policy.may_come(block.nbytes, self._load()):
+            last = next(self._live(Place.COMING), None)
+            if last is None or last.number > block.number:
+                return False
+            self._let_go(last)
+        return True
 
     def _bring_now(self, block: Block) -> None:
         """Bring a block back for this moment, in the place of what is brought ahead or done with, if need be."""
@@ -264,7 +274,8 @@ class Swap:
         self._name(block.number, _key(block.memory))
         self._flights[block.number] = Flight(block.arrival, block.memory, block.streams)
         self._order.put(block.number, Place.COMING)
-        self._count(back=1, bytes_in=block.nbytes)
+        self._counts["back"] += 1
+        self._counts["bytes_in"] += block.nbytes
 
     def _bury(self) -> None:
         """Forget the blocks that no graph has any more; copies that still go on are waited for."""
@@ -296,8 +307,7 @@ class Swap:
 
     def _load(self) -> Load:
         used, nbytes = self._device.used(), self._order.nbytes
-        if used > self._stats.device_peak:
-            self._stats = self._stats._replace(device_peak=used)
+        self._peak("device_peak", used)
         return Load(used, self._device.capacity, nbytes[Place.LEAVING], nbytes[Place.COMING])
 
     def _on_host(self) -> int:
@@ -310,13 +320,13 @@ class Swap:
         return self._refused_at is not None
 
     def _refuse(self, nbytes: int, error: RuntimeError) -> None:
-        if not self._stats.refused:
+        if not self._counts["refused"]:
             sys.stderr.write(f"ddlrun.ddl.lms: no {size(nbytes)} of pinned memory, so tensors stay: {error}\n")
         self._refused_at = max(1, self._on_host())
-        self._count(refused=1)
+        self._counts["refused"] += 1
 
-    def _count(self, **more: int) -> None:
-        self._stats = self._stats._replace(**{name: getattr(self._stats, name) + n for name, n in more.items()})
+    def _peak(self, name: str, nbytes: int) -> None:
+        self._counts[name] = max(self._counts[name], nbytes)
 
 
 def _key(tensor: Tensor) -> int:

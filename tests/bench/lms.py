@@ -1,0 +1,200 @@
+"""Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables and judges nothing.
+
+On a CUDA device: the largest image that a 3D U-Net trains on, with and without; images/s at the largest that fits
+without; bytes copied a second as a share of what a plain pinned copy reaches in the same run. --gib keeps torch to so
+much of the device. In any case: the processor time that hooks cost for each tensor that is saved, copies left out.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ddlrun.ddl.lms import LMS
+from ddlrun.ddl.lms.device import Copy
+from ddlrun.ddl.lms.stats import size
+
+MIB, GIB = 1 << 20, 1 << 30
+ROUNDS = 7
+
+
+class Nowhere:
+    """A device whose copies take no time, and bring nothing: what is left is bookkeeping."""
+
+    capacity = 1 << 40
+
+    def __init__(self, full: float) -> None:
+        self._used = int(full * self.capacity)
+
+    def used(self) -> int:
+        return self._used
+
+    def stream(self) -> int:
+        return 0
+
+    def take_out(self, block: Tensor, _streams: Collection[Any]) -> tuple[Tensor, Copy]:
+        return block[:0], self
+
+    def bring_back(self, _host: Tensor, _after: Copy | None) -> tuple[Tensor, Copy]:
+        return torch.empty(TENSOR_BYTES, dtype=torch.uint8), self
+
+    def lend(self, block: Tensor, streams: Collection[Any]) -> None:
+        pass
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, streams: Collection[Any] = ()) -> None:
+        pass
+
+
+TENSORS, TENSOR_BYTES = 1000, 4096
+
+
+def host_side() -> None:
+    """Print processor time for each tensor saved and fetched, beyond the same pass without hooks."""
+
+    def one_pass() -> None:
+        x = torch.zeros(TENSOR_BYTES // 4, requires_grad=True).clone()
+        for _ in range(TENSORS):
+            x = x.sin()  # saves its input
+        x.sum().backward()
+
+    ways: dict[str, Callable[[], Any]] = {
+        "hooks that do nothing": lambda: saved_tensors_hooks(lambda x: x.detach(), lambda x: x),
+        "too small to leave": lambda: LMS(1000, 0.5, device=Nowhere(0)),
+        "the device has room": lambda: LMS(1, 0.5, device=Nowhere(0)),
+        "leaves and comes back": lambda: LMS(1, 0.5, device=Nowhere(0.8)),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in ("", *ways)}
+    for _ in range(ROUNDS + 1):
+        for name, kept in samples.items():
+            start = time.process_time()
+            if name:
+                with ways[name]():
+                    one_pass()
+            else:
+                one_pass()
+            kept.append(time.process_time() - start)
+    bare = statistics.median(samples.pop("")[1:])
+    print(f"{TENSORS} tensors, median of {ROUNDS} passes in turn; without hooks {bare / TENSORS * 1e6:.1f} us each")
+    for name, kept in samples.items():
+        print(f"  {name:24} +{(statistics.median(kept[1:]) - bare) / TENSORS * 1e6:5.1f} us a tensor")
+
+
+class UNet(nn.Module):
+    """A 3D U-Net of three levels."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        widths = [1, width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(_convolutions(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.up = nn.ModuleList(_convolutions(a + b, b) for a, b in ((widths[3], widths[2]), (widths[2], widths[1])))
+        self.last = nn.Conv3d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for number, level in enumerate(self.down):
+            x = level(x if number == 0 else nn.functional.max_pool3d(x, 2))
+            kept.append(x)
+        kept.pop()
+        for level in self.up:
+            x = level(torch.cat([nn.functional.interpolate(x, scale_factor=2), kept.pop()], 1))
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def _convolutions(a: int, b: int) -> nn.Module:
+    parts = [nn.Conv3d(a, b, 3, padding=1), nn.BatchNorm3d(b), nn.ReLU(), nn.Conv3d(b, b, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*parts)
+
+
+def step(net: nn.Module, edge: int, large: LMS) -> None:
+    net.zero_grad()
+    with large:
+        loss = net(torch.ones(1, 1, edge, edge, edge, device="cuda")).square().mean()
+    loss.backward()
+
+
+def trains(net: nn.Module, edge: int, large: LMS) -> bool:
+    """Tell whether an image of that edge fits."""
+    try:
+        step(net, edge, large)
+        torch.cuda.synchronize()
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        net.zero_grad()
+        torch.cuda.empty_cache()
+    return True
+
+
+def largest(net: nn.Module, make: Callable[[], LMS]) -> int:
+    """Return the longest edge, a multiple of 16, that fits."""
+    low, high = 0, 1
+    while trains(net, 16 * high, make()):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if trains(net, 16 * middle, make()) else (low, middle)
+    return 16 * low
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Return the median time of some calls, after a first."""
+    found = []
+    for _ in range(ROUNDS + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found[1:])
+
+
+def limits() -> tuple[float, float]:
+    """Return bytes a second of a plain pinned copy, out and back."""
+    host, there = torch.empty(256 * MIB, dtype=torch.uint8, pin_memory=True), torch.empty(256 * MIB, dtype=torch.uint8)
+    there = there.cuda()
+    out = seconds(lambda: host.copy_(there, non_blocking=True))
+    return host.numel() / out, host.numel() / seconds(lambda: there.copy_(host, non_blocking=True))
+
+
+def device_side(gib: float | None) -> None:
+    total = torch.cuda.mem_get_info()[1]
+    if gib is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * GIB / total))
+    out, back = limits()
+    print(f"{torch.cuda.get_device_name()}, {size(min(total, (gib or 1e9) * GIB))}; pinned copies {out / 1e9:.1f} GB/s "
+          f"out, {back / 1e9:.1f} back")  # fmt: skip
+    net = UNet().cuda()
+    plain = largest(net, lambda: LMS(0))
+    print(f"largest image without: {plain}^3, with: {largest(net, LMS)}^3")
+    for name, make in {"without": lambda: LMS(0), "with": LMS, "with, frac 0": lambda: LMS(frac=0)}.items():
+        large = make()
+        each = seconds(lambda large=large: step(net, plain, large))  # type: ignore[misc]
+        stats, steps = large.stats(), ROUNDS + 1
+        rate_out, rate_back = stats.bytes_out / steps / each, stats.bytes_in / steps / each
+        share = f"out {rate_out / out:4.0%}, back {rate_back / back:4.0%} of the link over the whole step"
+        print(f"  {plain}^3 {name:14} {1 / each:7.2f} images/s; {share}")
+        print(f"    {stats}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, help="keep to so many GiB of the device")
+    gib = parser.parse_args().gib
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        device_side(gib)
+    else:
+        print("no CUDA device: images, throughput and copies cannot be measured here; what the host does can")
+    host_side()
+
+
+if __name__ == "__main__":
+    main()

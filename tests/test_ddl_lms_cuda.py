@@ -1,0 +1,182 @@
+"""Large-model support on a CUDA device; without one nothing here runs."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+
+import torch
+from torch import Tensor, nn
+
+from ddlrun.ddl.lms import LMS
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    """Have the same kernels add in the same order each time."""
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.cuda.empty_cache()
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+def deep(layers: int = 24) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(512, 512), nn.Tanh()))).cuda()
+
+
+def grads(net: nn.Module) -> list[Tensor]:
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def passed(net: nn.Module, large: LMS | None) -> tuple[list[Tensor], int]:
+    """Return the gradients of three passes, and the most that was allocated."""
+    x = torch.randn(16384, 512, generator=torch.Generator().manual_seed(4)).cuda()  # 32 MiB
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    found = []
+    for _ in range(3):
+        net.zero_grad()
+        if large is None:
+            net(x).square().mean().backward()
+        else:
+            with large:
+                loss = net(x).square().mean()
+            loss.backward()
+        found += [grad.clone() for grad in grads(net)]
+    torch.cuda.synchronize()
+    return found, torch.cuda.max_memory_allocated()
+
+
+def share(mib: int) -> float:
+    """Return so much beyond what is taken now, as a share of the device."""
+    free, total = torch.cuda.mem_get_info()
+    reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    return (total - free - reserved + allocated + mib * MIB) / total
+
+
+@pytest.mark.parametrize("window", [0, 0.0005, 0.05])
+@pytest.mark.parametrize("mib", [0, 200])
+def test_gradients_are_the_same_bits(mib: int, window: float) -> None:
+    net = deep()
+    plain, before = passed(net, None)
+    large = LMS(1000, share(mib), window=window)
+    swapped, after = passed(net, large)
+    assert all(torch.equal(a, b) for a, b in zip(plain, swapped, strict=True))
+    assert large.stats().out
+    assert large.stats().back
+    assert window or after < before
+
+
+def test_the_device_holds_less() -> None:
+    net = deep(48)
+    _, before = passed(net, None)
+    large = LMS(1000, share(200), window=0)
+    _, after = passed(net, large)
+    assert after < before / 2
+    assert torch.cuda.memory_allocated() < after
+    assert large.stats().missed <= 6
+
+
+def test_streams_of_the_user() -> None:
+    net = deep()
+    x = torch.randn(4096, 512, device="cuda")
+    side = torch.cuda.Stream()
+
+    def run(large: LMS) -> list[Tensor]:
+        net.zero_grad()
+        side.wait_stream(torch.cuda.current_stream())
+        with large:
+            y = net[:20](x)  # type: ignore[index]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y.record_stream(side)
+                z = net[20:](y)  # type: ignore[index]
+                loss = z.square().mean()
+                loss.backward()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        return [grad.clone() for grad in grads(net)]
+
+    plain = run(LMS(0))
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(plain, run(LMS(1000, 0, window=0)), strict=True))
+
+
+def test_what_does_not_fit_trains() -> None:
+    """Torch is told to keep to a part of the device that the plain pass does not fit into."""
+    net = deep(64)
+    x = torch.randn(16384, 512, device="cuda")
+    torch.cuda.synchronize()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 800 * MIB) / total))
+    try:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            net(x).square().mean().backward()
+        net.zero_grad()
+        torch.cuda.empty_cache()
+        with LMS(1000, 0.4, window=0.1) as large:
+            loss = net(x).square().mean()
+        loss.backward()
+        assert large.stats().out
+        assert all(torch.isfinite(grad).all() for grad in grads(net))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_host_memory_is_pinned() -> None:
+    from ddlrun.ddl.lms.device import Cuda  # noqa: PLC0415 - no CUDA, no need
+
+    device = Cuda(torch.cuda.current_device())
+    block = torch.arange(256, dtype=torch.uint8, device="cuda")
+    host, copy = device.take_out(block, {device.stream()})
+    assert host.is_pinned()
+    copy.wait()
+    back, copy = device.bring_back(host, copy)
+    copy.wait()
+    assert torch.equal(back, block)
+
+
+NODES = sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+
+
+@pytest.mark.skipif(len(NODES) < 2, reason="one NUMA node")
+def test_host_memory_lies_where_the_process_is_bound() -> None:
+    """As a rank is bound: torch allocates pinned memory in the thread that asks, and Linux where that thread runs."""
+    from ddlrun.ddl.lms.device import Cuda  # noqa: PLC0415 - no CUDA, no need
+
+    before = os.sched_getaffinity(0)
+    cpus = {cpu for cpu in before if (NODES[-1] / f"cpu{cpu}").exists()}
+    if not cpus:
+        pytest.skip(f"no CPU of {NODES[-1].name} is ours")
+    os.sched_setaffinity(0, cpus)
+    try:
+        device = Cuda(torch.cuda.current_device())
+        host, copy = device.take_out(torch.ones(64 * MIB + 1, dtype=torch.uint8, device="cuda"), {device.stream()})
+        copy.wait()
+        torch.cuda.synchronize()
+        pages = pages_by_node(host.data_ptr())
+        if not pages:
+            pytest.skip("the driver does not show where this memory lies")
+        assert max(pages, key=lambda node: pages[node]) == int(NODES[-1].name.removeprefix("node"))
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def pages_by_node(address: int) -> dict[int, int]:
+    """Return how many pages of the mapping at an address lie on each NUMA node."""
+    lines = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
+    at = [words for words in lines if int(words[0], 16) <= address]
+    counts = (re.fullmatch(r"N(\d+)=(\d+)", word) for word in max(at, key=lambda words: int(words[0], 16), default=[]))
+    return {int(match[1]): int(match[2]) for match in counts if match}
