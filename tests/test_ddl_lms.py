@@ -668,6 +668,52 @@ def test_a_compiled_module_can_be_watched() -> None:
     assert device.out
 
 
+def test_watching_a_compiled_module() -> None:
+    net, x = deep(3), torch.randn(32, 32)
+    large = everything()
+    compiled = torch.compile(net, backend="eager")
+    large.around(compiled)  # type: ignore[arg-type]
+    compiled(x).square().sum().backward()
+    assert large.stats().saved
+
+
+@pytest.mark.parametrize("way", ["vmap", "nested", "jagged", "autocast"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_unusual_tensors_have_the_same_gradients(way: str) -> None:
+    torch.manual_seed(0)
+    w, x = torch.randn(16, requires_grad=True), torch.randn(8, 16)
+
+    def nest(layout: torch.layout) -> Tensor:
+        return torch.nested.as_nested_tensor([x * w, (x * w)[:3]], layout=layout).sin().relu()
+
+    def loss() -> Tensor:
+        if way == "vmap":
+            rows = torch.vmap(lambda row: torch.outer(row * w, row * w).sin().exp())(x * w)
+            return rows.sum()  # type: ignore[no-any-return]
+        if way == "nested":
+            return torch.nested.to_padded_tensor(nest(torch.strided), 0.0).sum()
+        if way == "jagged":
+            return nest(torch.jagged).values().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            return ((x * w) @ torch.outer(w, w)).float().tanh().exp().exp().sum()
+
+    loss().backward()
+    plain, w.grad = w.grad, None
+    with everything():
+        value = loss()
+    value.backward()
+    assert plain is not None
+    assert w.grad is not None
+    assert same([plain], [w.grad])
+
+
+def test_the_how_to_runs_without_a_gpu() -> None:
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "large-models.md"
+    (script,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert " saved, " in done.stdout
+
+
 def test_what_is_no_plain_memory_stays() -> None:
     large = everything()
     matrix = torch.tensor([[0.0, 1.0], [2.0, 0.0]]).to_sparse().requires_grad_()

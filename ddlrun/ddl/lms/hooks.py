@@ -121,7 +121,7 @@ class LMS:
             and tensor.untyped_storage().nbytes() >= self.policy.size
             and not _is_parameter(tensor)
             and not (tensor._base is not None and _is_parameter(tensor._base))  # noqa: SLF001 - its name for all users
-            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
         )
 
     def _swap(self, tensor: Tensor) -> Swap | None:
