@@ -748,6 +748,31 @@ def test_memory_of_another_tensor_at_the_same_place_is_another() -> None:
     assert swap.stats.saved == 100
 
 
+def test_memory_of_a_block_that_dies_meanwhile_may_be_another_ones() -> None:
+    """Another thread may let a graph go while something comes back: its storage's name is free at once."""
+    dying: list[Any] = []
+
+    class Reuses(Pretended):
+        def bring_back(self, host: Tensor, after: Any) -> tuple[Tensor, Any]:
+            if dying:
+                dying.pop()
+            return super().bring_back(host, after)
+
+    used = [100]
+    device = Reuses(100, lambda: used[0], polls=0)
+    swap = Swap(device, Policy(1, 0.5, 0))
+    saved = [swap.pack(torch.full((1000,), float(number))) for number in range(20)]
+    used[0] = 0  # now all stays
+    dying += [swap.pack(torch.full((1000,), -1.0)) for _ in range(40)]
+    used[0] = 95  # what is done with goes again
+    for _ in range(3):
+        for number in (7, 3, 12, 0, 19):
+            assert saved[number].fetch()[0] == number
+    assert len(device.back) == 12  # the last never left
+    del saved
+    assert len(swap) == 28
+
+
 def test_what_was_passed_over_goes_again() -> None:
     device = full(polls=0)
     swap = Swap(device, Policy(1, 0, 0))

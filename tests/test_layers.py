@@ -51,7 +51,7 @@ ALONE = {
 FRAMEWORKS = {
     "torch": {
         "torch.py", "hook.py", "process_groups.py", "wavefront.py", "devices.py", "staging.py", "arrays.py",
-        "lms/device.py", "lms/hooks.py", "lms/swap.py",
+        "lms/block.py", "lms/device.py", "lms/hooks.py", "lms/swap.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ddlrun.ddl.lms.block import Saved
 from ddlrun.ddl.lms.device import Cuda
 from ddlrun.ddl.lms.policy import Policy, read_policy
 from ddlrun.ddl.lms.stats import Stats, added
-from ddlrun.ddl.lms.swap import Saved, Swap
+from ddlrun.ddl.lms.swap import Swap
 from ddlrun.ddl.options import parse_options
 
 if TYPE_CHECKING:

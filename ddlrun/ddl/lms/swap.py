@@ -12,11 +12,11 @@ import threading
 import weakref
 from collections import Counter, deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
+from ddlrun.ddl.lms.block import Block, Flight, Saved, holders, storage_of
 from ddlrun.ddl.lms.order import Order, Place
 from ddlrun.ddl.lms.policy import Load
 from ddlrun.ddl.lms.stats import Stats, size
@@ -24,62 +24,13 @@ from ddlrun.ddl.lms.stats import Stats, size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddlrun.ddl.lms.device import Copy, Device
+    from torch import Tensor
+
+    from ddlrun.ddl.lms.device import Device
     from ddlrun.ddl.lms.policy import Policy
 
 # So many blocks of a place are looked at for one save, should others hold many.
 MOST_LOOKED_AT = 256
-
-
-class Block:
-    """The memory of one storage, whatever tensors lie in it. It lives as long as one of them is saved."""
-
-    __slots__ = ("__weakref__", "arrival", "departure", "host", "memory", "nbytes", "number", "streams")
-
-    def __init__(self, number: int, memory: Tensor, nbytes: int) -> None:
-        self.number, self.nbytes = number, nbytes
-        self.memory: Tensor | None = memory
-        """Any tensor in the storage, while it is on the device."""
-        self.host: Tensor | None = None
-        self.departure: Copy | None = None
-        self.arrival: Copy | None = None
-        self.streams: set[Any] = set()
-        """What has written or read the memory on the device."""
-
-
-class Saved(NamedTuple):
-    """What torch keeps instead of a tensor: how that lies in its block.
-
-    `counter` shares the tensor's version counter, and has no memory.
-    """
-
-    counter: Tensor
-    version: int
-    swap: Swap
-    block: Block
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    offset: int
-
-    def fetch(self) -> Tensor:
-        """Return the tensor."""
-        return self.swap.fetch(self)
-
-    def view(self, memory: Tensor) -> Tensor:
-        """Return the tensor as it lies in the block's memory."""
-        if memory.dtype is self.dtype:
-            return memory.as_strided(self.shape, self.strides, self.offset)
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), self.offset, self.shape, self.strides)
-
-
-class Flight(NamedTuple):
-    """A copy under way, and the memory on the device that it needs, should its block die before it ends."""
-
-    copy: Copy
-    memory: Tensor
-    streams: set[Any]
 
 
 class Swap:
@@ -98,7 +49,7 @@ class Swap:
         self._flights: dict[int, Flight] = {}
         self._dead: deque[int] = deque()
         self._refused_at: int | None = None
-        self._alone = _holders(torch.empty(1, device="cpu"))
+        self._alone = holders(torch.empty(1, device="cpu"))
         self._empty: Tensor | None = None
         self._counts = Counter[str](capacity=device.capacity)
 
@@ -143,7 +94,7 @@ class Swap:
         return tensor
 
     def _block(self, tensor: Tensor) -> Block:
-        key = _key(tensor)
+        key = storage_of(tensor)
         known = self._blocks[self._numbers[key]]() if key in self._numbers else None
         if known is None:
             known = Block(self._next, tensor.detach(), tensor.untyped_storage().nbytes())
@@ -177,7 +128,7 @@ class Swap:
         """Yield the blocks that nobody else holds, the one saved longest ago first."""
         for place in places:
             for block in islice(self._live(place), MOST_LOOKED_AT):
-                if block.memory is not None and _holders(block.memory) <= self._alone:
+                if block.memory is not None and holders(block.memory) <= self._alone:
                     yield block
 
     def _send(self, block: Block) -> bool:
@@ -271,7 +222,7 @@ class Swap:
             raise AssertionError(f"block {block.number} is nowhere")
         block.memory, block.arrival = self._device.bring_back(block.host, block.departure)
         block.streams = {self._device.stream()}
-        self._name(block.number, _key(block.memory))
+        self._name(block.number, storage_of(block.memory))
         self._flights[block.number] = Flight(block.arrival, block.memory, block.streams)
         self._order.put(block.number, Place.COMING)
         self._counts["back"] += 1
@@ -293,7 +244,7 @@ class Swap:
 
     def _unname(self, number: int) -> None:
         key = self._keys.pop(number, None)
-        if key is not None:
+        if key is not None and self._numbers.get(key) == number:  # else others have the storage of a block that died
             del self._numbers[key]
 
     def _live(self, place: Place) -> Iterator[Block]:
@@ -327,12 +278,3 @@ class Swap:
 
     def _peak(self, name: str, nbytes: int) -> None:
         self._counts[name] = max(self._counts[name], nbytes)
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what torch's own weak references go by
-
-
-def _holders(tensor: Tensor) -> int:
-    """Return how many tensors have this memory, the one for Python's own object included."""
-    return int(torch._C._storage_Use_Count(_key(tensor)))  # noqa: SLF001 - nothing public says it
