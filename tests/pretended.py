@@ -62,6 +62,7 @@ class LateCopy:
             if not self._ended:
                 self._ended = True
                 self._copy()
+                del self._host, self._memory  # else no other memory could have its name
 
     def _copy(self) -> None:
         if self._after is not None:

@@ -737,15 +737,25 @@ def test_blocks_die_with_their_graph() -> None:
 
 
 def test_memory_of_another_tensor_at_the_same_place_is_another() -> None:
-    swap = Swap(full(), Policy(1, 0))
-    for number in range(50):
-        x = torch.full((1000,), float(number))
-        saved = swap.pack(x)
-        del x
-        other = swap.pack(torch.randn(1))
-        assert torch.equal(saved.fetch(), torch.full((1000,), float(number)))
-        del saved, other
-    assert swap.stats.saved == 100
+    device = full(polls=0)
+    swap = Swap(device, Policy(1, 0, 0))
+    # What has left gives its place in memory to those that follow.
+    saved = [swap.pack(torch.full((1000,), float(number))) for number in range(200)]
+    assert swap.stats.saved == 200
+    assert len(device.out) > 190
+    for number in reversed(range(200)):
+        assert torch.equal(saved.pop().fetch(), torch.full((1000,), float(number)))
+    assert device.lent == 200
+
+
+def test_a_full_host_is_not_asked_again_until_it_has_more_room() -> None:
+    device = full(polls=0, room=8000)
+    swap = Swap(device, Policy(1, 0, 0))
+    saved = [swap.pack(torch.zeros(1000)) for _ in range(10)]
+    assert (swap.stats.out, swap.stats.refused) == (2, 1)
+    del saved[0]
+    saved += [swap.pack(torch.zeros(1000)) for _ in range(10)]
+    assert (swap.stats.out, swap.stats.refused) == (3, 2)
 
 
 def test_memory_of_a_block_that_dies_meanwhile_may_be_another_ones() -> None:
