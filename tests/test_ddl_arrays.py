@@ -132,6 +132,27 @@ def test_shards_are_of_one_size_and_leave_nothing_out(count: int, size: int) -> 
     assert [part(np.arange(count), rank, size).tolist() for rank in range(size)] == shards
 
 
+@pytest.mark.parametrize(
+    ("x", "why"),
+    [
+        (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: nobody would ask for its mask"),
+        (np.ones(3, ">f4"), "another machine's byte order; cast to float32"),
+        (np.array([None]), "ndarray of Python objects"),
+        (np.float64(3), "float64 is a number, which nothing can be written to; pass an array"),
+    ],
+)
+def test_what_would_be_reduced_wrong_is_refused(x: Any, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        flat(x)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_a_matrix_is_worked_on_in_its_own_memory() -> None:
+    matrix = np.asmatrix(np.ones((2, 3)))
+    flat(matrix).elements[:] = 2
+    assert np.asarray(matrix).tolist() == [[2] * 3] * 2
+
+
 def test_torch_tensors_are_worked_on_in_their_own_memory() -> None:
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):

@@ -94,6 +94,17 @@ def test_size_classes_are_powers_of_two(size: int) -> None:
     assert found < 2 * size or found == 8192
 
 
+def test_two_jobs_keep_each_others_finds(tmp_path: Path) -> None:
+    path = str(tmp_path / "explored" / "k.json")
+    first, second = Memory(path, KEY, ""), Memory(path, KEY, "")
+    assert first.keep("a", Way("flat"), write=True)
+    assert second.keep("b", Way("native"), write=True)
+    assert not Memory(None, KEY, "").keep("a", Way("flat"), write=True)
+    assert not Memory("/proc/nowhere/k.json", KEY, "").keep("a", Way("flat"), write=True)
+    again = Memory(path, KEY, read(path))
+    assert (again.get("a"), again.get("b")) == (Way("flat"), Way("native"))
+
+
 def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
     path = memory_path({"XDG_STATE_HOME": str(tmp_path)}, KEY)
     assert path is not None
@@ -111,7 +122,9 @@ def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", "7", json.dumps({**KEY, "ways": {"c": 3}}), json.dumps({**KEY, "ways": {"c": ["chunks", ["x"], 1, 1]}}),
-     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"], 0, 8]}})],
+     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"] * 3, 0, 8]}}),
+     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"], 1, 8]}}), "[" * 100_000,
+     json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"] * 3, float("inf"), 8]}})],
 )  # fmt: skip
 def test_what_cannot_be_read_is_explored_anew(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert Memory(None, KEY, text).get("c") is None

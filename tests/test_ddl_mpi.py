@@ -67,6 +67,46 @@ def test_lengths_that_differ_are_told_by_type_and_shape(mpirun: str, calls: str)
     assert "rank 0 of 2: all_reduce: sum of float32 of shape (3,): MPI_ERR" in done.stderr.replace("avg", "sum")
 
 
+CARELESS = """
+import numpy as np
+from mpi4py import MPI
+from ddlrun import ddl
+ddl.init("-mode r:2x2 -dbg_level 1")
+me = ddl.rank()
+assert isinstance(ddl.all_reduce(np.float32(me)), np.float32) and ddl.all_reduce(np.float32(me)) == 6
+assert ddl.bcast(np.float64(me), root=2) == 2
+assert [x.tolist() for x in ddl.all_reduce_n((np.full(2, float(me)) for _ in range(2)), "sum")] == [[6, 6]] * 2
+mine = [np.full(3, float(me)) for _ in range(2)]
+ddl.start((x for x in mine), "sum").wait()
+assert [x.tolist() for x in mine] == [[6] * 3] * 2
+x, y, _ = ddl.coords()
+assert ddl.all_reduce(np.ones(5 + x), axes="YZ").tolist() == [2] * (5 + x)  # each x its own size
+with np.errstate(all="raise"):
+    assert np.isinf(ddl.all_reduce(np.full(9, 3e38, np.float32))).all()
+row = np.full(60_000, float(me))
+handle = ddl.start([row], "sum")
+ddl.free()
+handle.wait()
+assert (row == 6).all()
+half = MPI.COMM_WORLD.Split(me % 2)
+ddl.init(comm=half)
+assert ddl.size() == 2 and ddl.all_reduce(me) == 2 + 2 * (me % 2)
+left = [np.ones(200_000, np.float32) for _ in range(4)]
+ddl.start(left)
+print("done", flush=True)
+"""
+
+
+def test_careless_scripts(mpirun: str, tmp_path: Path) -> None:
+    """Numbers of numpy's, generators, groups that differ, infinities, handles that are never waited for."""
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "4", "--overload")
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", CARELESS], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.count("done")) == (0, 4), done.stderr
+    assert "ends with reductions under way: wait for every handle, on all ranks" in done.stderr
+
+
 def test_a_lost_rank_ends_the_job(mpirun: str, tmp_path: Path) -> None:
     code = (
         "import os, numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\nx = np.ones(10**6)\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from types import TracebackType
 
     from mpi4py.MPI import Intracomm
@@ -113,18 +113,18 @@ def all_reduce(
 
 
 def all_reduce_n(
-    arrays: Sequence[Any], op: str = "avg", *, axes: str = "", in_place: bool = False, wire: str | None = None
+    arrays: Iterable[Any], op: str = "avg", *, axes: str = "", in_place: bool = False, wire: str | None = None
 ) -> list[Any]:
     """Reduce several arrays as `all_reduce` does, small ones fused into buckets."""
-    return _learner().all_reduce_n(arrays, op, axes=axes, in_place=in_place, wire=wire)
+    return _learner().all_reduce_n(list(arrays), op, axes=axes, in_place=in_place, wire=wire)
 
 
-def start(arrays: Sequence[Any], op: str = "avg", *, axes: str = "", wire: str | None = None) -> Handle:
+def start(arrays: Iterable[Any], op: str = "avg", *, axes: str = "", wire: str | None = None) -> Handle:
     """Begin `all_reduce_n` in place and return a handle with `wait` and `test`; all learners start in the same order.
 
     Messages move in calls to `start`, `test` and `wait` alone. In mode m all is done when this returns.
     """
-    return _learner().start(arrays, op, axes=axes, wire=wire)
+    return _learner().start(list(arrays), op, axes=axes, wire=wire)
 
 
 def reduce_scatter(x: Any, op: str = "sum") -> Any:  # noqa: ANN401

@@ -54,6 +54,8 @@ def on_device(x: Any) -> bool:  # noqa: ANN401
 
 def copied(x: Any) -> Any:  # noqa: ANN401 - any array goes in, one of its kind comes out
     """Return a copy that can be worked on in place."""
+    if isinstance(x, np.generic):
+        return np.array(x)
     for name in ("clone", "copy"):  # torch's name, numpy's
         if hasattr(x, name) and not isinstance(x, list | dict):
             return getattr(x.detach() if hasattr(x, "detach") else x, name)()
@@ -61,27 +63,44 @@ def copied(x: Any) -> Any:  # noqa: ANN401 - any array goes in, one of its kind 
 
 
 def like(x: object, result: Any) -> Any:  # noqa: ANN401
-    """Return a result as what was passed in: a number for a number."""
-    return result.item() if isinstance(x, int | float) else result
+    """Return a result as what was passed in: a number for a number, numpy's for numpy's."""
+    return result.item() if isinstance(x, int | float) else result[()] if isinstance(x, np.generic) else result
 
 
 def as_numpy(x: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
     """Return x as a view of numpy's, and the name of its type. Raises InputError on what is no array of this host."""
     if isinstance(x, np.ndarray):
-        return (x.view(np.uint16), "bfloat16") if x.dtype.name == "bfloat16" else (x, x.dtype.name)
+        return _plain(x)
+    if isinstance(x, np.generic):
+        raise InputError(f"{type(x).__name__} is a number, which nothing can be written to; pass an array")
     device = str(getattr(x, "device", "cpu")).lower()
     if "cpu" not in device:
         raise InputError(f"{type(x).__name__} on {device}: only torch tensors there, else arrays in this host's memory")
     if hasattr(x, "detach"):  # torch: numpy knows no bfloat16, and takes no tensor that wants a gradient
         x = x.detach()
         half = str(x.dtype) == "torch.bfloat16"
-        view = (_as_int16(x) if half else x).numpy()
+        try:
+            view = (_as_int16(x) if half else x).numpy()
+        except (TypeError, RuntimeError) as error:
+            raise InputError(
+                f"tensor of {x.dtype}, {x.layout}: {error}; make it a dense one of another type"
+            ) from error
         return (view.view(np.uint16), "bfloat16") if half else (view, view.dtype.name)
     try:
         view = np.asarray(x) if hasattr(x, "__array_interface__") else np.from_dlpack(x)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise InputError(f"{type(x).__name__} is no array: {error}; pass a numpy array or a torch tensor") from error
     return view, view.dtype.name
+
+
+def _plain(x: NDArray[Any]) -> tuple[NDArray[Any], str]:
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError("a masked array: nobody would ask for its mask; pass x.filled(0)")
+    if x.dtype.hasobject or not x.dtype.isnative:
+        what = "Python objects" if x.dtype.hasobject else f"{x.dtype.str}, another machine's byte order"
+        raise InputError(f"ndarray of {what}; cast to float32")
+    x = x.view(np.ndarray)  # a matrix stays two-dimensional whatever one does
+    return (x.view(np.uint16), "bfloat16") if x.dtype.name == "bfloat16" else (x, x.dtype.name)
 
 
 def _as_int16(tensor: Any) -> Any:  # noqa: ANN401

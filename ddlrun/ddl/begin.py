@@ -11,7 +11,7 @@ from ddlrun.ddl.choice import make_choice
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.tuning import BETWEEN_HOSTS, ONE_HOST, parse_tuning
-from ddlrun.ddl.world import Host, find_shape, find_world
+from ddlrun.ddl.world import SIZES, Host, find_shape, find_world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,9 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
     world = comm if comm is not None else find_world(environ)
     if world is not None and world.size == 1:
         world = None
-    asked, topology, order = find_shape(options, 1 if world is None else world.size, environ)
+    size = 1 if world is None else world.size
+    told = next((environ[name] for name in SIZES if name in environ), str(size))
+    asked, topology, order = find_shape(options, size, environ, part=comm is not None and told != str(comm.size))
     grid = Grid(topology, order, world)
     host = Host() if world is None else _host(world, grid)
     text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")

@@ -44,9 +44,9 @@ class Choice(NamedTuple):
         space = Space(usual, chunks, self.learners, case.size, case.blocking)
         found = explore.search(space, measure, self.tuning.explore)
         if self.memory is not None and self.comm is not None:
-            self.memory.keep(name, found.way, write=self.comm.rank == 0)
+            kept = self.memory.keep(name, found.way, write=self.comm.rank == 0)
             if self.comm.rank == 0 and (self.options.dbg_level or found.seconds > 1):
-                where = f", kept in {self.memory.path}" if self.memory.path else ""
+                where = f", kept in {self.memory.path}" if kept else ""
                 sys.stderr.write(
                     f"ddlrun.ddl: explored {name}: {found.way} after {found.runs} reductions, "
                     f"{found.seconds:.1f} s{where}\n"

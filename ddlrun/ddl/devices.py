@@ -151,7 +151,7 @@ class Devices:
         with self._named():
             for row in rows:
                 kind_of(row.dtype, op)
-        self._learner.compare(rows, op)
+        self._learner.compare(rows, op, axes)
         dimensions = self.groups.along(axes)
         for bucket in buckets(rows, self._learner.tuning):
             elements: Any = bucket[0].elements if len(bucket) == 1 else torch.cat([one.elements for one in bucket])  # type: ignore[misc]

@@ -7,6 +7,9 @@ All learners must start the same operations in the same order.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import sys
 from collections import deque
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 # Seconds: how long to look for messages without a rest; the least and longest rest then, a tenth of the wait so far.
 SPIN, SHORT, LONG = 100e-6, 50e-6, 500e-6
+# Seconds without a message after which a learner says so.
+PATIENCE = 60.0
+# Bytes of a message; MPI counts to 2^31 - 1.
+LONGEST = 1 << 30
 TAGS = 32767  # what every MPI has; chunks in flight are far fewer
 
 
@@ -69,6 +76,7 @@ class Engine:
         self._converters = {dtype: Converter(dtype) for dtype in FORMATS}
         self._begun = self._in_flight = 0
         self.meter: Meter | None = None  # set while nothing is under way
+        atexit.register(self._leave)
 
     def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int, depth: int = 1) -> Work:
         """Begin an operation in place on `array`, in chunks of at most `longest` elements, `depth` of them at once.
@@ -100,8 +108,21 @@ class Engine:
             self._settle(self._ready())
 
     def free(self) -> None:
-        """Free the communicator."""
+        """Finish what is under way, as all must who free together, and free the communicator."""
+        self.drain()
+        atexit.unregister(self._leave)
         self._comm.Free()
+
+    def _leave(self) -> None:
+        """Keep what messages still come to: MPI ends after Python has freed all that it can."""
+        if not self._requests:
+            return
+        sys.stderr.write(
+            f"ddlrun.ddl: rank {self._comm.rank} ends with reductions under way: wait for every handle, on all ranks\n"
+        )
+        for chunk in self._owners:
+            for held in (chunk.work.array, chunk.scratch, *(part for *_, part in chunk.parts)):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
     def _ready(self) -> list[int] | None:
         """Wait for messages; sleep between looks when none has come for a while: others may need the core."""
@@ -109,11 +130,24 @@ class Engine:
         if ready:
             return ready
         began = perf_counter()
+        told = False
         while not (ready := MPI.Request.Testsome(self._requests)):
             waited = perf_counter() - began
             if waited > SPIN:
                 sleep(min(max(waited / 10, SHORT), LONG))
+            if waited > PATIENCE and not told:
+                told = True
+                self._tell()
         return ready
+
+    def _tell(self) -> None:
+        """Say who is waited for: a learner that makes a call less than the others waits where MPI ends."""
+        peers = {message.peer for chunk in self._owners for message in chunk.steps[chunk.at].receives}
+        who = ", ".join(map(str, sorted(peers))) or "others"
+        sys.stderr.write(
+            f"ddlrun.ddl: rank {self._comm.rank} has waited {PATIENCE:.0f} s for a message of rank {who}; do all ranks "
+            "make the same calls?\n"
+        )
 
     def _settle(self, ready: list[int] | None) -> None:
         requests, owners = self._requests, self._owners
@@ -127,9 +161,10 @@ class Engine:
                 stepped.append(chunk)
                 if self.meter is not None:
                     self.meter.end(chunk.steps[chunk.at])
-        for chunk in stepped:
-            self._finish_step(chunk)
-            self._next_step(chunk)
+        with np.errstate(all="ignore"):  # inf - inf is the sum; an error here would leave the others waiting
+            for chunk in stepped:
+                self._finish_step(chunk)
+                self._next_step(chunk)
         self._fill()
 
     def _fill(self) -> None:
@@ -165,10 +200,12 @@ class Engine:
                 chunk.parts.append((low, high, np.frombuffer(target, work.array.dtype)))
             else:
                 target = memory[(start + low) * size : (start + high) * size]
-            self._add(chunk, comm.Irecv([target, len(target), MPI.BYTE], peer, tag))
+            for at in range(0, len(target), LONGEST):
+                self._add(chunk, comm.Irecv([target[at : at + LONGEST], MPI.BYTE], peer, tag))
         for peer, low, high in step.sends:
             source = memory[(start + low) * size : (start + high) * size]
-            self._add(chunk, comm.Isend([source, len(source), MPI.BYTE], peer, tag))
+            for at in range(0, len(source), LONGEST):
+                self._add(chunk, comm.Isend([source[at : at + LONGEST], MPI.BYTE], peer, tag))
 
     def _post_narrow(self, chunk: _Chunk, step: Step) -> None:
         """Post messages of 16 bits an element, which come to scratch and go from there."""

@@ -115,17 +115,20 @@ class Memory:
         """Return the way that was found for a case."""
         return self._ways.get(case)
 
-    def keep(self, case: str, way: Way, *, write: bool) -> None:
-        """Remember a way; one rank writes. What cannot be written is found again by the next job."""
+    def keep(self, case: str, way: Way, *, write: bool) -> bool:
+        """Remember a way; one rank writes, and says whether it could. Else the next job finds it again."""
         self._ways[case] = way
         if not write or self.path is None:
-            return
+            return False
+        found = _parse(read(self.path), self._key) | self._ways  # another job may have written since
         with suppress(OSError):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             part = f"{self.path}.{os.getpid()}"
             with open(part, "w", encoding="utf-8") as file:
-                json.dump({**self._key, "ways": self._ways}, file, indent=1)
+                json.dump({**self._key, "ways": found}, file, indent=1)
             os.replace(part, self.path)
+            return True
+        return False
 
 
 def memory_path(environ: Mapping[str, str], key: Mapping[str, Any]) -> str | None:
@@ -151,15 +154,18 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, Way]:
         found = json.loads(text) if text else {}
         if {name: found[name] for name in key if found} != (dict(key) if found else {}):
             return {}
-        return {case: _way(*values) for case, values in found.get("ways", {}).items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        axes = str(key["topology"]).count("x") + 1
+        return {case: _way(axes, *values) for case, values in found.get("ways", {}).items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         if text:
             sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")
         return {}
 
 
-def _way(how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> Way:
-    sane = how in {"flat", "native"} or (how == "chunks" and min(int(chunk), int(depth)) > 0)
+def _way(axes: int, how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> Way:
+    sane = how in {"flat", "native"} or (
+        how == "chunks" and min(int(chunk), int(depth)) > 0 and len(algorithms) == axes
+    )
     sane &= wire.partition(":")[0] in {*FORMATS, ""}
     if not sane or not REDUCES.keys() >= set(algorithms):
         raise ValueError(how)

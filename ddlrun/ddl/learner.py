@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from ddlrun.ddl.world import Host
 
 
+# Bytes of a broadcast; MPI counts to 2^31 - 1.
+LONGEST = 1 << 30
+
+
 class Learner:
     """Runs collectives over a grid. Made by all ranks together; `free` it before MPI ends."""
 
@@ -99,7 +103,7 @@ class Learner:
 
     def allgather(self, x: Any) -> Any:  # noqa: ANN401
         """Return all learners' x as numpy array of shape (size, *shape of x), in the order of ranks."""
-        one = flat(np.array(x) if isinstance(x, int | float | list) else x)
+        one = self._flat(copied(x), "allgather")
         rows = np.empty((self.grid.size, len(one.elements)), one.elements.dtype)
         rows[self.grid.index] = one.elements
         bytes_ = Flat(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
@@ -114,9 +118,10 @@ class Learner:
             raise InputError(f"{self}: bcast from root {root}: there are ranks 0 to {self.grid.size - 1}")
         result = x if in_place else copied(x)
         if self._comm is not None:
-            one = self._flat(result, "bcast", "sum")
-            translated = self.grid.host_index_of(root)
-            self._comm.Bcast(one.elements.view(np.uint8), translated)
+            one = self._flat(result, "bcast")
+            memory, translated = one.elements.view(np.uint8), self.grid.host_index_of(root)
+            for at in range(0, len(memory), LONGEST):
+                self._comm.Bcast(memory[at : at + LONGEST], translated)
             one.give_back()
         return like(x, result)
 
@@ -157,7 +162,7 @@ class Learner:
         self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
     ) -> Handle:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
-        self.compare(flats, op, wire)
+        self.compare(flats, op, axes, wire)
         handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, flats))}")
         alone = all(len(dimension.peers) == 1 for dimension in self._dimensions(axes))
         for bucket in () if alone else buckets(flats, self.tuning):
@@ -258,20 +263,21 @@ class Learner:
         except InputError as error:
             raise InputError(f"{self}: {error}") from error
 
-    def _flat(self, x: object, what: str, op: str) -> Flat:
+    def _flat(self, x: object, what: str, op: str = "") -> Flat:
         try:
             one = flat(x)
-            kind_of(one.dtype, op) if what != "bcast" else None
+            kind_of(one.dtype, op) if op else None
         except InputError as error:
             raise InputError(f"{self}: {what}: {error}") from error
         return one
 
-    def compare(self, flats: Sequence[Flat], op: str, wire: str = "") -> None:
+    def compare(self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "") -> None:
         """With -dbg_level, see that all learners reduce the same: else messages of other lengths would meet."""
         if not self.options.dbg_level or self._comm is None:
             return
-        mine = f"{op} of {', '.join(map(str, flats))}{wire and f' by {wire}'}"
-        all_ = self._comm.allgather((self.grid.rank, mine))
+        over = "".join(self.grid.axes[i] for i in self.grid.places(axes or self.grid.axes))
+        mine = f"{op} of {', '.join(map(str, flats))}{axes and f' over {over}'}{wire and f' by {wire}'}"
+        all_ = self.grid.communicator(over).allgather((self.grid.rank, mine))
         others = [f"rank {rank} {told}" for rank, told in sorted(all_) if told != mine]
         if others:
             raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")

@@ -52,6 +52,7 @@ class Quick:
         return True
 
 
+@np.errstate(all="ignore")
 def flat_allreduce(comm: MPI.Intracomm, array: Array, kind: Kind) -> None:
     """Reduce in place by one MPI_Allreduce; half precision travels as float32."""
     wide = widened(array, kind.dtype)
@@ -62,6 +63,7 @@ def flat_allreduce(comm: MPI.Intracomm, array: Array, kind: Kind) -> None:
         store(wide, array, kind.dtype)
 
 
+@np.errstate(all="ignore")
 def allreduce_by_dimension(comms: Sequence[MPI.Intracomm], array: Array, kind: Kind) -> None:
     """Reduce in place: MPI_Reduce_scatter along each communicator, then MPI_Allgatherv in mirrored order."""
     wide = widened(array, kind.dtype) if kind.dtype in HALF else array

@@ -58,15 +58,16 @@ class Shape(NamedTuple):
     order: RankOrder
 
 
-def find_shape(options: str | None, size: int, environ: Mapping[str, str]) -> Shape:
+def find_shape(options: str | None, size: int, environ: Mapping[str, str], *, part: bool = False) -> Shape:
     """Return what was asked for: by `options`, else DDL_OPTIONS, else the launcher, else one ring of all learners.
 
-    Raises InputError if the dimensions' product is not `size`.
+    `part`: the learners are some of the job's, so the shape of the whole job says nothing of them. Raises InputError if
+    the dimensions' product is not `size`.
     """
     where = "DDL_OPTIONS" if options is None else "init()"
     asked = parse_options(environ.get("DDL_OPTIONS", "") if options is None else options, where)
-    topology = asked.topology
-    if topology is None and "DDLRUN_TOPOLOGY" in environ:
+    topology = None if part and options is None else asked.topology
+    if not part and topology is None and "DDLRUN_TOPOLOGY" in environ:
         where, topology = "DDLRUN_TOPOLOGY", parse_topology(environ["DDLRUN_TOPOLOGY"], "DDLRUN_TOPOLOGY")
     topology = topology or Topology((size,))
     check_size(topology, size, where)
