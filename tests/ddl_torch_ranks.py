@@ -5,11 +5,14 @@
 Every check runs on all ranks; each prints what it found wrong.
 """
 
+import gc
 import itertools
 import os
+import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -127,7 +130,7 @@ def check_overlap() -> Iterator[tuple[str, bool]]:
     """In mode m `start` returns when all is done, so it shows in the gradients that a bucket began in backward."""
     for overlap in (True, False) if os.environ.get("DDL_OPTIONS", "").startswith("-mode m") else ():
         model = full()
-        distribute(sgd(model), overlap=overlap)
+        _kept = distribute(sgd(model), overlap=overlap)
         loss(model, batch(0, ddl.rank())).backward()
         last = [p.grad for p in model.parameters() if p.grad is not None][-2:]
         yield f"averaged in backward: {not overlap}", everywhere(last) == overlap
@@ -232,6 +235,101 @@ def check_clipped() -> Iterator[tuple[str, bool]]:
         alone.param_groups[0]["lr"] = 0.1 * 0.1 ** (step // 5)
         alone.step()
     yield "clipped, scheduled: as alone", close(values(model), values(lonely)) and everywhere(values(model))
+
+
+def check_changed() -> Iterator[tuple[str, bool]]:
+    """Clipped, unscaled or replaced between backward and step: an error, in every mode; the next step is well."""
+    for change in (clip, replace, unscale):
+        model = full()
+        optimizer = distribute(sgd(model))
+        loss(model, batch(0, ddl.rank())).backward()
+        found = error_of(lambda c=change, m=model, o=optimizer: (c(m, o), o.step()))  # type: ignore[misc]
+        end = (
+            ": its gradient was changed between backward and step; call synchronize() before it is clipped or unscaled"
+        )
+        if change is unscale:
+            end = "GradScaler: no averaged gradients; call synchronize() before unscale_() or step()"
+        start = f"rank {ddl.rank()} of {ddl.size()}: "
+        yield f"{change.__name__}: {found!r}", found.startswith(start) and found.endswith(end)
+        ddl.barrier()  # or one that has its error would begin buckets that another still compares
+        for set_to_none in (False, True):
+            optimizer.zero_grad(set_to_none)
+            loss(model, batch(1, ddl.rank())).backward()
+            optimizer.step()
+        yield f"{change.__name__}: then well", everywhere(values(model))
+
+
+def unscale(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+
+
+def clip(model: nn.Module, _: torch.optim.Optimizer) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def replace(model: nn.Module, _: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad * 2
+
+
+def check_unscaled() -> Iterator[tuple[str, bool]]:
+    model, lonely = net(), net()
+    optimizer, alone, scaler = distribute(sgd(model)), sgd(lonely), torch.amp.GradScaler("cpu")
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss(model, batch(step, ddl.rank()))).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        alone.zero_grad()
+        loss(lonely, whole(step)).backward()
+        alone.step()
+    yield "unscaled: as alone", close(values(model), values(lonely)) and everywhere(values(model))
+
+
+def check_skipped() -> Iterator[tuple[str, bool]]:
+    """Backward and no step, where learners have begun different buckets; then training goes on as if nothing was."""
+    for overlap, passes in ((True, 1), (False, 1), (True, 2)):
+        model, other = net(), net()
+        optimizer = distribute(sgd(model), overlap=overlap, backward_passes_per_step=passes)
+        nn.functional.mse_loss(model(batch(0, 0)[0], more=ddl.rank() == 0), batch(0, 0)[1]).backward()
+        if ddl.rank() == 0:
+            model.never(torch.ones(5)).sum().backward()  # all buckets have begun here, the first ones elsewhere not
+        optimizer.zero_grad()
+        plain = distribute(sgd(other), overlap=overlap, backward_passes_per_step=passes)
+        yield f"skipped: {overlap}, {passes}", same_bits(train(model, optimizer), train(other, plain))
+
+
+def check_second() -> Iterator[tuple[str, bool]]:
+    model, lonely = net(), net()
+    plain = sgd(model)
+    rivals = [distribute(plain, overlap=False)]
+    loud, second = distribute(plain), distribute(plain)
+    gone = weakref.ref(loud)
+    del loud
+    gc.collect()
+    yield "deleted: gone", gone() is None
+    for others in (", or delete the other DistributedOptimizer that has this parameter", ""):
+        found = error_of(lambda: [loss(model, batch(0, ddl.rank())).backward() for _ in range(2)])
+        yield f"two: {found!r}", found.endswith(f"backward_passes_per_step=2{others}")
+        second.zero_grad()
+        rivals.clear()
+        gc.collect()
+    yield "deleted: as alone", close(train(model, second), train(lonely, sgd(lonely), alone=True))
+
+
+def check_copy() -> Iterator[tuple[str, bool]]:
+    optimizer = distribute(sgd(net()))
+    for copied in (copy, deepcopy, pickle.dumps):
+        yield from equal(
+            lambda copied=copied: copied(optimizer),  # type: ignore[misc]
+            f"rank {ddl.rank()} of {ddl.size()}: DistributedOptimizer: no copy or pickle of it; copy its state_dict(), "
+            "or copy the model and its optimizer (.optimizer) and make a DistributedOptimizer of the copy",
+        )
 
 
 def check_closure() -> Iterator[tuple[str, bool]]:

@@ -17,13 +17,14 @@ class Bucket:
     a message for that, which could not be sent while their buckets may be at different places.
     """
 
-    __slots__ = ("missing", "parameters", "row")
+    __slots__ = ("_seen", "missing", "parameters", "row")
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = tuple(parameters)
         self.missing = len(self.parameters)  # gradients that have not come in this step
         count = sum(p.numel() for p in self.parameters)
         self.row = self.parameters[0].detach().new_zeros(count + len(self.parameters))
+        self._seen: list[tuple[Tensor | None, int]] = []  # gradients when they were copied, and torch's count of writes
 
     def fill(self) -> Tensor:
         """Copy the gradients in, zeros where there is none; return the row."""
@@ -34,6 +35,7 @@ class Bucket:
             else:
                 part.copy_(parameter.grad.detach())
         flags.copy_(flags.new_tensor([parameter.grad is not None for parameter in self.parameters]))
+        self._note()
         return self.row
 
     def give_back(self) -> None:
@@ -47,12 +49,32 @@ class Bucket:
             if parameter.grad is None:
                 parameter.grad = parameter.detach().new_empty(parameter.shape)
             parameter.grad.detach().copy_(part)
+        self._note()
+
+    def changed(self) -> Tensor | None:
+        """Return a parameter whose gradient someone else changed or replaced since it was copied in or out, if any."""
+        for parameter, (gradient, version) in zip(self.parameters, self._seen, strict=False):  # none seen: none changed
+            if parameter.grad is not gradient or _version(gradient) != version:
+                return parameter
+        return None
+
+    def forget(self) -> None:
+        """Let go of the gradients: from here on they may change."""
+        self._seen = []
+
+    def _note(self) -> None:
+        # The tensors themselves, not their addresses: memory that is let go is soon another gradient's.
+        self._seen = [(parameter.grad, _version(parameter.grad)) for parameter in self.parameters]
 
     def _parts(self) -> list[Tensor]:
         """Return views of the row: one in the shape of each parameter, then the flags."""
         sizes = [p.numel() for p in self.parameters]
         *parts, flags = self.row.split([*sizes, len(sizes)])
         return [*(part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)), flags]
+
+
+def _version(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor._version  # noqa: SLF001 - torch has no other name for it
 
 
 def deal(parameters: Iterable[Tensor], most: int) -> list[Bucket]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
 
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.process_groups import ProcessGroups
@@ -110,10 +112,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Everything else is the wrapped optimizer's: state_dict, param_groups, ... Between backward and step, call
     `synchronize` before gradients are clipped or unscaled, and before other reductions if learners differ in what they
-    use. Raises InputError if the learners' parameters differ.
+    use. Raises InputError if the learners' parameters differ. `step` and `synchronize` raise it if a gradient changed
+    while its average was under way. It cannot be copied or pickled; the model does not keep it alive.
     """
-
-    _step_supports_amp_scaling = False  # GradScaler would leave the scale with this object, not the one that steps
 
     def __init__(
         self,
@@ -137,7 +138,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._buckets: list[Bucket] = []
         self._under_way: deque[tuple[Bucket, Handle]] = deque()
         self._begun, self._averaged = 0, False
+        self._hooks: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks).atexit = False
         self._adopt()
+        _alive.add(self)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the wrapped one has
         if name == "optimizer":  # not yet set
@@ -154,6 +158,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Return the wrapped optimizer's state."""
         return self.optimizer.state
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Say no to GradScaler: it would leave the scale with this object, not with the one that steps.
+
+        It asks before it unscales, which torch does not count as a write. Raises InputError if averages are to come:
+        they would overwrite that, and a learner alone with an infinite gradient would not step.
+        """
+        if not self._averaged:
+            raise InputError(
+                f"{_here()}: GradScaler: no averaged gradients; call synchronize() before unscale_() or step()"
+            )
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, to be loaded with or without this around it."""
         return self.optimizer.state_dict()
@@ -168,8 +185,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._adopt()
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's own
-        """Forget gradients; averages that are under way are waited for, as the other learners count on this one."""
-        self._finish()
+        """Forget gradients.
+
+        If a backward pass has been and no step, averages may be under way; they are begun and waited for on each
+        learner, as the others count on it. So all learners skip a step, or none, and after as many passes.
+        """
+        if not self._averaged and max(self._passes.values(), default=0) >= self._passes_wanted:
+            self._begin_all()  # how many have begun differs where learners differ in what they use
+        while self._under_way:
+            self._under_way.popleft()[1].wait()
         self._reset()
         self.optimizer.zero_grad(set_to_none)
 
@@ -185,14 +209,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Wait until the gradients are averaged; `step` alone does not need it."""
         if self._averaged:
             return
+        for bucket in self._buckets[: self._begun]:  # those that backward gave back too, else it would be luck
+            self._check(bucket)
         self._begin_all()
         self._adopt()  # after all others have begun: learners may have been at different ones
         self._begin_all()
         self._finish()
         self._averaged = True
+        for bucket in self._buckets:
+            bucket.forget()
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse copy, deepcopy and pickle: a copy would have other parameters than the model."""
+        raise InputError(
+            f"{_here()}: DistributedOptimizer: no copy or pickle of it; copy its state_dict(), or copy the model and "
+            "its optimizer (.optimizer) and make a DistributedOptimizer of the copy"
+        )
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:  # noqa: ANN401
         """Run a closure: line searches decide by the loss, so it must be the same on all learners."""
@@ -213,12 +248,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for name, p in found:
             if not p.is_floating_point() or p.element_size() < 2:
                 raise InputError(f"{_here()}: {name}, {_kind(p)}: no dtype to average; cast it to float32")
+        count = _hook(weakref.ref(self))
         for bucket in deal([p for _, p in reversed(found)], self._bytes or ddl.bucket_bytes()):
             self._buckets.append(bucket)
             for parameter in bucket.parameters:
                 self._place[parameter] = bucket
                 if self._overlap:
-                    parameter.register_post_accumulate_grad_hook(self._count)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(count))
 
     def _count(self, parameter: Tensor) -> None:
         """Count a gradient that has come; begin the buckets that are whole now, and move those under way."""
@@ -228,13 +264,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if passes > self._passes_wanted:
             raise InputError(
                 f"{_here()}: {self._named(parameter)}: its gradient came {passes} times before step(); make "
-                f"DistributedOptimizer with backward_passes_per_step={passes}"
+                f"DistributedOptimizer with backward_passes_per_step={passes}{self._rival(parameter)}"
             )
         self._place[parameter].missing -= passes == self._passes_wanted
         while self._begun < len(self._buckets) and not self._buckets[self._begun].missing:
             self._begin_next()
         while self._under_way and self._under_way[0][1].test():
+            self._check(self._under_way[0][0])
             self._under_way.popleft()[0].give_back()
+
+    def _check(self, bucket: Bucket) -> None:
+        """Raise InputError if the average would overwrite what someone wrote into a gradient."""
+        parameter = bucket.changed()
+        if parameter is not None:
+            raise InputError(
+                f"{_here()}: {self._named(parameter)}: its gradient was changed between backward and step; call "
+                f"synchronize() before it is clipped or unscaled{self._rival(parameter)}"
+            )
+
+    def _rival(self, parameter: Tensor) -> str:
+        others = any(parameter in other._place for other in _alive if other is not self)  # noqa: SLF001 - one class
+        return ", or delete the other DistributedOptimizer that has this parameter" if others else ""
 
     def _named(self, parameter: Tensor) -> str:
         name = next(name for name, p in _parameters(self.optimizer) if p is parameter)
@@ -263,6 +313,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._passes.clear()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
+            bucket.forget()
+
+
+_alive: weakref.WeakSet[DistributedOptimizer] = weakref.WeakSet()
+
+
+def _hook(owner: weakref.ref[DistributedOptimizer]) -> Callable[[Tensor], None]:
+    """Return what a parameter calls: it must not keep the optimizer alive."""
+
+    def count(parameter: Tensor) -> None:
+        optimizer = owner()
+        if optimizer is not None:
+            optimizer._count(parameter)  # noqa: SLF001 - its own hook
+
+    return count
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
