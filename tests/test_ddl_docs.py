@@ -16,7 +16,12 @@ KERAS = all(importlib.util.find_spec(name) for name in ("keras", "torch"))
 NO_KERAS = pytest.mark.skipif(not KERAS, reason="no keras, or no torch for it")
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], pytest.param(SCRIPTS[1], marks=NO_KERAS)], ids=["numpy", "keras"])
+@pytest.mark.parametrize(
+    ("major", "script"),
+    [(4, SCRIPTS[0]), pytest.param(5, SCRIPTS[1], marks=NO_KERAS)],
+    ids=["numpy", "keras"],
+    indirect=["major"],
+)
 def test_a_script_for_ibms_ddl_needs_its_import_changed(mpirun: str, tmp_path: Path, script: str) -> None:
     ((old, new),) = re.findall(r"```diff\n-(.*)\n\+(.*)\n```", PAGE.read_text())
     (tmp_path / "train.py").write_text(script.replace(old, new, 1))

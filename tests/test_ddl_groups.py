@@ -19,7 +19,11 @@ RANKS = Path(__file__).parent / "ddl_groups_ranks.py"
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-@pytest.mark.parametrize(("what", "ranks"), [("groups", 8), ("pretended", 3), pytest.param("gpus", 2, marks=NO_GPU)])
+@pytest.mark.parametrize(
+    ("major", "what", "ranks"),
+    [(5, "groups", 8), (4, "pretended", 3), pytest.param(5, "gpus", 2, marks=NO_GPU)],
+    indirect=["major"],
+)
 def test_sums_over_groups_and_of_devices_are_right(mpirun: str, what: str, ranks: int) -> None:
     done = started(mpirun, ranks, str(RANKS), what)
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 4)], indirect=["major"])
 def test_all_ranks_fit_as_one_alone(mpirun: str, ranks: int) -> None:
     done = started(mpirun, ranks, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
     said = "same True, as alone True, afterwards False, refused True"

@@ -128,6 +128,7 @@ ddl.rank() or print(total.tolist())
 """
 
 
+@pytest.mark.parametrize("major", [4], indirect=True)
 def test_torch_asks_for_it_too(mpirun: str) -> None:
     pytest.importorskip("torch")
     done = started(mpirun, 2, "-c", TORCH)
