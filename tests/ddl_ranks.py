@@ -1,6 +1,6 @@
 """A rank of test_ddl_mpi.py: every mode, dtype, operation and odd size over several shapes in both orders of ranks.
 
-    mpirun -n 12 python -m mpi4py ddl_ranks.py
+    mpirun -n 12 python -m mpi4py ddl_ranks.py [SHAPE...]
 
 Rank 0 prints what is wrong, and how many results were looked at.
 """
@@ -167,7 +167,7 @@ def run(comm: MPI.Intracomm, shape: str) -> Checks:
 def main() -> None:
     world = MPI.COMM_WORLD
     checks = []
-    for shape in SHAPES:
+    for shape in sys.argv[1:] or SHAPES:
         size = parse_topology(shape).size
         comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
         if world.rank < size:

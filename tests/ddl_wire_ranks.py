@@ -206,7 +206,7 @@ def run(checks: Checks, text: str) -> None:
 
 def main() -> None:
     world, found = MPI.COMM_WORLD, list[Checks]()
-    for shape in SHAPES:
+    for shape in sys.argv[1:] or SHAPES:
         size = parse_topology(shape).size
         comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
         if world.rank < size:

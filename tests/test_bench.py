@@ -27,6 +27,7 @@ def test_table_names_each_cell_once() -> None:
     assert len({cell.name for cell in TABLE}) == len(TABLE)
 
 
+@pytest.mark.slow
 def test_baselines_sum_right(mpirun: str, major: int, tmp_path: Path) -> None:
     names = ["p", "r", "mpi", "mpi-host", "tuned", "tuned-best", "han", "gloo", "two-level"]
     plan = {"rounds": 1, "budget": 1, "in_a_row": 1 / 64, "sizes": [[1 / 256, names], [1 / 16, names]]}

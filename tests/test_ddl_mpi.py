@@ -26,8 +26,9 @@ def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subproc
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_every_mode_dtype_operation_and_shape(mpirun: str) -> None:
-    done = started(mpirun, 12, str(RANKS))
+def test_every_mode_dtype_operation_and_shape(mpirun: str, major: int) -> None:
+    """All shapes under one Open MPI: messages are all that differs under the other."""
+    done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
 

@@ -102,8 +102,9 @@ def test_what_cannot_be_is_said_at_the_start(options: str, tuning: str, said: st
         begin(options, None, tuning, {})
 
 
-def test_every_mode_operation_size_and_shape(mpirun: str) -> None:
-    done = started(mpirun, 12, str(RANKS))
+def test_every_mode_operation_size_and_shape(mpirun: str, major: int) -> None:
+    """All shapes under one Open MPI: messages are all that differs under the other."""
+    done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
 
