@@ -24,7 +24,7 @@ from ddlrun.ddl.devices import DeviceHandle
 from ddlrun.ddl.handle import Handle
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
-from tests.ddl_ranks import LARGE, Checks, differ, expected, values
+from tests.ddl_ranks import LARGE, Checks, differ, expected, learners, report, values
 
 SHAPES = "1x1x1 1x3x1 3x1x2 2x2x2".split()
 OPS = "sum avg max min prod".split()
@@ -240,17 +240,9 @@ def main() -> None:
     if what == "pretended":
         checks += [devices(world, Pretended.made_of), defaults(world)]
     shapes = [shape for shape in SHAPES if parse_topology(shape).size <= world.size]
-    for shape in shapes if what == "groups" else ():
-        size = parse_topology(shape).size
-        comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
-        if world.rank < size:
-            checks.append(groups(comm, shape))
-        comm.Free()
-    wrong = [line for lines in world.allgather([line for one in checks for line in one.wrong]) for line in lines]
-    if world.rank == 0:
-        print(*wrong[:20], sep="\n")
-        print(f"{sum(one.count for one in checks)} results, {len(wrong)} wrong")
-    sys.exit(1 if wrong else None)
+    for shape, comm in learners(world, shapes if what == "groups" else ()):
+        checks.append(groups(comm, shape))
+    report(world, checks)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import itertools
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -63,11 +63,17 @@ def expected(size: int, dtype: str, op: str, count: int) -> tuple[Any, float]:
     return exact, roundings * float(np.max(np.sum(np.abs(arrays), axis=0), initial=1))
 
 
-class Checks:
-    """What was looked at, what was wrong, and a sum over all bits, which must be the same on all ranks."""
+class Tally:
+    """How much was looked at, and what was wrong."""
 
     def __init__(self) -> None:
-        self.count, self.bits, self.wrong = 0, 0, list[str]()
+        self.count, self.wrong = 0, list[str]()
+
+
+class Checks(Tally):
+    """The same, and a sum over all bits, which must be the same on all ranks."""
+
+    bits = 0
 
     def see(self, what: str, found: Any, exact: Any, tolerance: float, dtype: str = "") -> None:
         self.count += 1
@@ -164,20 +170,31 @@ def run(comm: MPI.Intracomm, shape: str) -> Checks:
     return checks
 
 
-def main() -> None:
-    world = MPI.COMM_WORLD
-    checks = []
-    for shape in sys.argv[1:] or SHAPES:
+def learners(world: MPI.Intracomm, shapes: Iterable[str]) -> Iterator[tuple[str, MPI.Intracomm]]:
+    """Yield each shape with a communicator of as many ranks, on those ranks."""
+    for shape in shapes:
         size = parse_topology(shape).size
         comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
         if world.rank < size:
-            checks.append(run(comm, shape))
+            yield shape, comm
         comm.Free()
+
+
+def report(world: MPI.Intracomm, checks: Sequence[Tally]) -> NoReturn:
+    """Print what was wrong on any rank, and exit."""
     wrong = [line for lines in world.allgather([line for one in checks for line in one.wrong]) for line in lines]
     if world.rank == 0:
         print(*wrong[:20], sep="\n")
         print(f"{sum(one.count for one in checks)} results, {len(wrong)} wrong")
     sys.exit(1 if wrong else None)
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    checks = []
+    for shape, comm in learners(world, sys.argv[1:] or SHAPES):
+        checks.append(run(comm, shape))
+    report(world, checks)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -20,7 +20,7 @@ from ddlrun.ddl.kinds import OPERATIONS
 from ddlrun.ddl.wire import Converter
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
-from tests.ddl_ranks import SHAPES
+from tests.ddl_ranks import SHAPES, Tally, learners, report
 
 MODES = "rcpb"
 COUNT, COUNTS = 1009, [0, 1, 7, 997]
@@ -58,11 +58,12 @@ def expected(shape: tuple[int, ...], wire: str, op: str, count: int) -> tuple[An
     return np.sum(arrays, axis=0) / scale, bound * np.sum(np.abs(arrays), axis=0) / scale + size * SMALLEST[dtype]
 
 
-class Checks:
-    """What was looked at and what was wrong."""
+class Checks(Tally):
+    """Results of one communicator's ranks."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm, self.count, self.wrong = comm, 0, list[str]()
+        super().__init__()
+        self.comm = comm
 
     def see(self, what: str, right: object) -> None:
         self.count += 1
@@ -206,17 +207,10 @@ def run(checks: Checks, text: str) -> None:
 
 def main() -> None:
     world, found = MPI.COMM_WORLD, list[Checks]()
-    for shape in sys.argv[1:] or SHAPES:
-        size = parse_topology(shape).size
-        comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
-        if world.rank < size:
-            found.append(Checks(comm))
-            run(found[-1], shape)
-    wrong = [line for lines in world.allgather([line for one in found for line in one.wrong]) for line in lines]
-    if world.rank == 0:
-        print(*wrong[:20], sep="\n")
-        print(f"{sum(one.count for one in found)} results, {len(wrong)} wrong")
-    sys.exit(1 if wrong else None)
+    for shape, comm in learners(world, sys.argv[1:] or SHAPES):
+        found.append(Checks(comm))
+        run(found[-1], shape)
+    report(world, found)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+def here() -> str:
+    """Say which learner this is, as errors begin."""
+    return f"rank {ddl.rank()} of {ddl.size()}"
+
+
 def agree(what: str, lines: Sequence[str], remedy: str) -> None:
     """See that all learners have the same lines; all call it together.
 
@@ -32,8 +37,7 @@ def agree(what: str, lines: Sequence[str], remedy: str) -> None:
     mine, theirs = next(
         pair for pair in zip_longest(lines, texts[other].decode().split("\n"), fillvalue="none") if pair[0] != pair[1]
     )
-    here = f"rank {ddl.rank()} of {ddl.size()}: {what}"
-    raise InputError(f"{here}: {mine or 'none'} here, but {theirs or 'none'} on rank {other}; {remedy}")
+    raise InputError(f"{here()}: {what}: {mine or 'none'} here, but {theirs or 'none'} on rank {other}; {remedy}")
 
 
 def average_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -46,7 +50,7 @@ def average_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     try:
         values = np.array([_number(metrics[name]) for name in names])
     except (TypeError, ValueError) as error:
-        raise InputError(f"rank {ddl.rank()} of {ddl.size()}: average_metrics: {error}; pass numbers") from error
+        raise InputError(f"{here()}: average_metrics: {error}; pass numbers") from error
     averages = dict(zip(names, ddl.all_reduce(values, "avg").tolist(), strict=True))
     return {name: averages[name] for name in metrics}
 

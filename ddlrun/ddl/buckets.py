@@ -77,6 +77,11 @@ def _version(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor._version  # noqa: SLF001 - torch has no other name for it
 
 
+def described(tensor: Tensor) -> str:
+    """Return a tensor's dtype and shape in words."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
 def deal(parameters: Iterable[Tensor], most: int) -> list[Bucket]:
     """Deal parameters into buckets of one dtype and device and at most `most` bytes, but at least one parameter."""
     done, filling = list[list[Any]](), dict[Any, list[Any]]()
