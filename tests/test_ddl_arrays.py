@@ -122,16 +122,6 @@ def test_alone_everything_is_as_it_was() -> None:
         ddl.rank()
 
 
-@given(st.integers(0, 300), st.integers(1, 40))
-def test_shards_are_of_one_size_and_leave_nothing_out(count: int, size: int) -> None:
-    from ddlrun.ddl.begin import part  # noqa: PLC0415 - as scripts do: through the package
-
-    shards = [part(range(count), rank, size) for rank in range(size)]
-    assert {len(one) for one in shards} == {-(-count // size)}
-    assert {item for one in shards for item in one} == set(range(count))
-    assert [part(np.arange(count), rank, size).tolist() for rank in range(size)] == shards
-
-
 @pytest.mark.parametrize(
     ("x", "why"),
     [

@@ -161,21 +161,37 @@ def barrier() -> None:
     _learner().barrier()
 
 
-def shard(items: Any) -> Any:  # noqa: ANN401
-    """Return this learner's part of a sequence or array: the same number for all, the first ones again at the end.
+def shard(items: Any, *, drop_last: bool = False) -> Any:  # noqa: ANN401
+    """Return this learner's part: every size-th item, as many for all, the first ones again at the end.
+
+    A list of a list, tuple or range; an array of an array (a copy); a view of a dataset with __len__ and __getitem__.
+    A torch sampler's indices are dealt out in rank 0's order. A tf.data.Dataset must know its cardinality, or be
+    endless. Of an iterable, or a torch IterableDataset, each learner reads all and takes its own: as many for all where
+    all read the same. `drop_last` leaves the last items out instead. Raises InputError on what has no items, or none
+    for some learner with `drop_last`.
 
     >>> _ = init()
     >>> shard([1, 2, 3])
     [1, 2, 3]
     """
-    from ddlrun.ddl.begin import part  # noqa: PLC0415 - it needs numpy
+    from ddlrun.ddl.shards import part  # noqa: PLC0415 - it needs numpy
 
-    return part(items, rank(), size())
+    return part(items, rank(), size(), drop_last=drop_last)
 
 
-def scale_lr(lr: float) -> float:
-    """Return the learning rate of one learner times their number: Goyal and others, arXiv 1706.02677, section 2.1."""
-    return lr * size()
+def scale_lr(lr: float, *, step: float | None = None, warm_up: float = 0) -> float:
+    """Return the learning rate of one learner times their number: Goyal and others, arXiv 1706.02677, section 2.1.
+
+    With `warm_up` it grows by the same amount in each step from lr at step 0 to that at step `warm_up`, and stays there
+    (section 2.2). Steps are batches or epochs. Raises InputError on a negative `step` or `warm_up`, and on a `warm_up`
+    without `step`.
+    """
+    if warm_up < 0 or (step or 0) < 0 or (warm_up and step is None):
+        raise InputError(
+            f"scale_lr: step {step}, warm_up {warm_up}; both count steps from 0, and a warm-up needs its step"
+        )
+    done = 1 if step is None or step >= warm_up else step / warm_up
+    return lr * (1 + (size() - 1) * done)
 
 
 def bucket_bytes() -> int:

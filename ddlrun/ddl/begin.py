@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ddlrun.ddl.choice import make_choice
 from ddlrun.ddl.dimensions import Grid
@@ -47,15 +45,6 @@ def _learner(grid: Grid, choice: Choice, host: Host, environ: Mapping[str, str])
     from ddlrun.ddl.watched import Watched  # noqa: PLC0415 - for those who ask for it
 
     return Watched(grid, choice, host, environ)
-
-
-def part(items: Any, rank: int, size: int) -> Any:  # noqa: ANN401
-    """Return every size-th item from `rank` on, as many for each rank: the first ones come again at the end."""
-    count = -(-len(items) // size)
-    places = [(rank + step * size) % len(items) for step in range(count)]
-    if hasattr(items, "dtype"):
-        return items[np.array(places, dtype=np.int64)]
-    return [items[place] for place in places]
 
 
 def _host(world: Intracomm, grid: Grid) -> Host:
