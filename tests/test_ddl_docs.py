@@ -1,4 +1,4 @@
-"""Scripts of the how-to pages: those for IBM's DDL with the one change that the page names, and the one with all rules."""
+"""Scripts of the how-to pages: those for IBM's DDL with the one change that the page names, and one for all rules."""
 
 import importlib.util
 import os
