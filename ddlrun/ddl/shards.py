@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,10 +93,10 @@ class SamplerPart:
 
     def __iter__(self) -> Iterator[int]:
         drawn = list(self.sampler)
-        if wrong := next((index for index in drawn if not hasattr(index, "__index__")), None):
+        if wrong := [index for index in drawn if not hasattr(index, "__index__")]:
             raise InputError(
-                f"shard: {type(self.sampler).__name__} gives {type(wrong).__name__}, no index; shard the sampler that "
-                "it is made of"
+                f"shard: {type(self.sampler).__name__} gives {type(wrong[0]).__name__}, no index; shard the sampler "
+                "that it is made of"
             )
         count = int(ddl.bcast(np.array(len(drawn))))
         order = ddl.bcast(np.array(drawn if ddl.rank() == 0 else [0] * count, dtype=np.int64))
@@ -133,7 +133,7 @@ def _refuse(items: Any) -> None:  # noqa: ANN401
         raise InputError(f"shard: {kind} {items[:40]!r}; pass a list of names, or what is read from it")
     if hasattr(items, "iloc"):
         raise InputError(f"shard: {kind}; write frame.iloc[ddl.shard(range(len(frame)))]")
-    if hasattr(items, "keys"):
+    if isinstance(items, Mapping):
         raise InputError(f"shard: {kind} is a mapping; pass a list of its keys, or shard each value")
     if hasattr(items, "__len__") and not hasattr(items, "__getitem__"):
         raise InputError(f"shard: {kind} has no items by number; pass a list, or shard the dataset that it reads")
