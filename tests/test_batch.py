@@ -18,7 +18,7 @@ from ddlrun.batch.kubernetes import read_job
 from ddlrun.batch.lsf import minutes, read_bjobs
 from ddlrun.batch.pbs import read_qstat
 from ddlrun.batch.render import quote, render, scalar
-from ddlrun.batch.sge import read_qacct
+from ddlrun.batch.sge import read_accounting
 from ddlrun.batch.slurm import read_sacct, read_scontrol
 from ddlrun.batch.table import SCHEDULERS
 from ddlrun.errors import InputError
@@ -210,6 +210,17 @@ def mpijob(*conditions: tuple[str, str], codes: tuple[int | None, ...] = ()) -> 
 
 
 ACCOUNT = "failed       {}\nexit_status  {}\n"
+# Lines that Grid Engine 8.1.9 wrote for a job that ended with 3, and for a task that mpirun started for it on a host.
+WITHIN = (
+    "all.q:h2:root:root:ddlrun-train:1:sge:0:1795297588:1795297588:1795297588:0:0:0:0.115032:0.042004:15884.000000:0:0:0:0:"
+    "7678:17:0:992.000000:24:0:0:0:173:100:NONE:defaultdepartment:spread:4:0:0.157036:0.000000:0.000000:-pe spread 4:"
+    "0.000000:1.h2:0.000000:0:0\n"
+)
+ITSELF = (
+    "all.q:h1:root:root:ddlrun-train:1:sge:0:1795297585:1795297587:1795297591:{}:{}:4:0.673995:0.219642:30084.000000:0:0:0:0:"
+    "44820:33:0:10552.000000:224:0:0:0:796:494:NONE:defaultdepartment:spread:4:0:0.893637:0.004881:0.016395:-pe spread"
+    " 4:0.000000:NONE:89673728.000000:0:0\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +249,14 @@ ACCOUNT = "failed       {}\nexit_status  {}\n"
         (read_qstat("    job_state = C\n    exit_status = 0\n"), State("C", 0)),
         (read_qstat("    job_state = F\n"), State("F", 143)),
         (read_qstat("<Data><Job>"), None),
-        (read_qacct(ACCOUNT.format(0, 3)), State("ended", 3)),
-        (read_qacct(ACCOUNT.format("100 : assumedly after job", 137)), State("ended", 137)),
-        (read_qacct(ACCOUNT.format("21  : in recognizing job", 0)), State("ended", 3)),
-        (read_qacct(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), State("ended", 0)),
-        (read_qacct("error: job id 7 not found"), None),
+        (read_accounting(ACCOUNT.format(0, 3)), State("ended", 3)),
+        (read_accounting(ACCOUNT.format("100 : assumedly after job", 137)), State("ended", 137)),
+        (read_accounting(ACCOUNT.format("21  : in recognizing job", 0)), State("ended", 3)),
+        (read_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), State("ended", 0)),
+        (read_accounting(WITHIN + ITSELF.format(0, 3)), State("ended", 3)),
+        (read_accounting(ITSELF.format(37, 137) + WITHIN), State("ended", 124)),
+        (read_accounting(WITHIN + WITHIN), None),
+        (read_accounting("error: job id 7 not found"), None),
         (read_job(mpijob()), State("Pending")),
         (read_job(mpijob(("Created", ""), ("Running", ""))), State("Running")),
         (read_job(mpijob(("Running", ""), ("Succeeded", ""))), State("Succeeded", 0)),

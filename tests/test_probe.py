@@ -203,3 +203,23 @@ def test_what_differs_is_said_in_words() -> None:
     groups = group({"a": half, "b": one, "c": one})
     assert [list(names) for _, names in groups] == [["b", "c"], ["a"]]
     assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups)
+
+
+def test_a_ctrl_c_while_a_process_forks_is_heard(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec sleep 60\n")
+    agent.chmod(0o755)
+    # What logging and others do there too; Python drops exceptions that come then.
+    program = """
+import os, signal, sys
+sent = []
+os.register_at_fork(after_in_parent=lambda: sent or (sent.append(1), os.kill(os.getpid(), signal.SIGINT)))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ddlrun.cli import main
+sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--timeout", "30"]
+main()
+"""
+    environ = os.environ | {"OMPI_MCA_plm_rsh_agent": str(agent)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert not done.stderr.strip()

@@ -4,6 +4,13 @@ import re
 
 from ddlrun.batch import LOST_HOST, TIME_LIMIT, Batch, Question, Scheduler, State
 
+# Fields of a line of the accounting file, from 0, and what `failed` says of a job at its time limit.
+FAILED, STATUS, PE_TASK = 11, 12, 41
+AT_LIMIT = "37"
+ACCOUNTING = (
+    r"""grep -hE '^([^:]*:){5}{id}:' "$SGE_ROOT/${SGE_CELL:-default}/common/accounting" 2>/dev/null || qacct -j {id}"""
+)
+
 
 def read_qstat(line: str) -> State | None:
     """Read a job's line of `qstat`: id, priority, name, owner, state.
@@ -15,21 +22,27 @@ def read_qstat(line: str) -> State | None:
     return State(words[4]) if len(words) > 4 else None
 
 
-def read_qacct(text: str) -> State | None:
-    r"""Read `qacct -j {id}`: the last of a job that was started again; its exit status is a shell's.
+def read_accounting(text: str) -> State | None:
+    r"""Read a job's lines of the accounting file, as accounting(5) has them; None while the job's own is missing.
 
-    >>> read_qacct("failed       37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status  137\n")
+    The tasks that the job started on its hosts have lines too, often seconds before; those of a job that was started
+    again all count, the last one for the exit code, which is a shell's. Where sites keep no such file: `qacct -j {id}`.
+
+    >>> read_accounting("failed       37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status  137\n")
     State(word='ended', code=124, log=None)
     """
-    status = re.findall(r"^exit_status\s+(\d+)", text, re.MULTILINE)
-    failed = re.findall(r"^failed\s+(\d+)\s*(.*)$", text, re.MULTILINE)
+    lines = [line.split(":") for line in text.splitlines() if line.count(":") > PE_TASK]
+    own = [line for line in lines if line[PE_TASK] == "NONE"]
+    failed, status = (own[-1][FAILED], own[-1][STATUS]) if own else ("0", "")
+    if not lines:
+        failed = (re.findall(r"^failed\s+(\d+)", text, re.MULTILINE) or ["0"])[-1]
+        status = (re.findall(r"^exit_status\s+(\d+)", text, re.MULTILINE) or [""])[-1]
     if not status:
         return None
-    number, why = failed[-1] if failed else ("0", "")
-    if "h_rt" in why:
+    if failed == AT_LIMIT:
         return State("ended", TIME_LIMIT)
-    lost = number != "0" and not int(status[-1])
-    return State("ended", LOST_HOST if lost else int(status[-1]))
+    lost = failed != "0" and not int(status)
+    return State("ended", LOST_HOST if lost else int(status))
 
 
 def _problems(batch: Batch) -> list[str]:
@@ -50,7 +63,7 @@ SGE = Scheduler(
     job_id=r"^(\d+)",
     questions=(
         Question(("qstat", "-u", "*"), read_qstat, r"^ *{id} .*$"),
-        Question(("qacct", "-j", "{id}"), read_qacct),
+        Question(("sh", "-c", ACCOUNTING), read_accounting),
     ),
     status=("qstat", "-j", "{id}"),
     cancel=("qdel", "{id}"),

@@ -1,5 +1,7 @@
 """The command line: one small file a command."""
 
+from __future__ import annotations
+
 import gc
 
 gc.disable()  # what starts is no garbage; looking for some is 4 ms of every start
@@ -9,14 +11,17 @@ import importlib
 import os
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
 from ddlrun.errors import DdlrunError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+    from types import FrameType
 
 # Command -> module, and its name there if that is not `command`; imported when it is used, or for --help.
 COMMANDS = {
@@ -74,6 +79,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+    sys.unraisablehook = _raise_again
     try:
         code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
     except DdlrunError as error:
@@ -99,6 +105,20 @@ class _EndedError(BaseException):
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
     raise _EndedError(number)
+
+
+def _raise_again(lost: UnraisableHookArgs) -> None:
+    """Raise a signal's exception once more, a moment later: Python drops those that come in a callback of os.fork."""
+    error = lost.exc_value
+    if not isinstance(error, (KeyboardInterrupt, _EndedError)):
+        sys.__unraisablehook__(lost)
+        return
+
+    def again(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise error
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
 
 
 def _from_config(error: click.UsageError) -> str:
