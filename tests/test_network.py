@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.ddl.dimensions import coords_of, peers_of
+from ddlrun.ddl.schedule import Dimension, backwards, reduce_scatter
 from ddlrun.errors import InputError
+from ddlrun.network.cost import Model, axes_of, blocks_of
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
+from ddlrun.topology import RankOrder, Topology
+from ddlrun.ways import Way
 
 LINKS = st.builds(
     Link,
@@ -62,3 +67,46 @@ def test_links_that_are_not_described_limit_nothing() -> None:
     assert {level: link.capacity for level, link in zip(LEVELS, fabric.links, strict=True)} == {
         "host": math.inf, "nic": 12.5e9, "uplink": math.inf, "aisle": math.inf,
     }  # fmt: skip
+
+
+def moved(shape: Topology, wiring: Topology, algorithms: tuple[str, ...]) -> tuple[int, ...]:
+    """Return what the links of each level carry at most, one direction, as the allreduce's own schedule says."""
+    count = 12 * shape.size  # whole messages for every shape here
+    blocks = blocks_of(wiring)
+    left = [[0] * shape.size for _ in LEVELS]
+    for rank in range(shape.size):
+        coords = coords_of(shape, RankOrder.HOST, rank)
+        seen = [
+            Dimension(peers_of(shape, RankOrder.HOST, coords, axis), at, algorithm)
+            for axis, (at, algorithm) in enumerate(zip(coords, algorithms, strict=True))
+        ]
+        half = reduce_scatter(seen, count)
+        for step in (*half, *backwards(half)):
+            for peer, low, high in step.sends:
+                if rank // blocks[1] == peer // blocks[1]:
+                    left[0][rank] += high - low
+                for level in range(1, len(LEVELS)):
+                    if rank // blocks[level] != peer // blocks[level]:
+                        left[level][rank // blocks[level]] += high - low
+    return tuple(max(carried) for carried in left)
+
+
+SIZES = st.sampled_from(
+    [(2, 2, 2), (4, 2, 1), (2, 4, 2), (1, 4, 4), (3, 2, 2), (2, 3, 2), (4, 4, 1), (2, 2, 3), (8, 1, 2)]
+)
+
+
+@given(SIZES, SIZES, st.data())
+def test_volumes_are_those_of_the_schedule(wired: tuple[int, ...], dims: tuple[int, ...], data: st.DataObject) -> None:
+    wiring = Topology(wired)
+    shape = Topology(dims if math.prod(dims) == wiring.size else data.draw(st.permutations(wired).map(tuple)))
+    names = data.draw(st.tuples(*[st.sampled_from(["ring", "direct", "halving"])] * 3))
+    model = Model(axes_of(shape), wiring, Fabric((Link(1e9),) * 4))
+    size = 12 * shape.size
+    predicted = model.cost(Way("chunks", names, size, 1), size).volumes
+    counted = moved(shape, wiring, names)
+    halves = "halving" in names
+    if not halves or (shape == wiring and all(size in (1, 2, 4, 8) for size in shape.dims)):
+        assert predicted[1:] == pytest.approx(counted[1:])
+    if shape == wiring and not halves:
+        assert predicted[0] == pytest.approx(counted[0])

@@ -87,31 +87,43 @@ def ring(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]
         return below // period * stride + max(0, below % period - (period - stride))
 
     def leaving(start: int) -> int:
-        end = start + block
+        end = min(start + block, total)
         onwards = max(start, end - stride)
         back = min(end, start + period - stride)
         return (end - onwards) - (last_in_axis(end) - last_in_axis(onwards)) + last_in_axis(back) - last_in_axis(start)
 
-    starts = range(0, min(total, block * MOST_LOOKED_AT), block)
-    yield size - 1, 1 / size, 0 if period <= block and block % period == 0 else max(map(leaving, starts))
+    yield size - 1, 1 / size, max(map(leaving, range(0, min(total, block * MOST_LOOKED_AT), block)))
 
 
 def direct(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
     """Yield what `ring` does, for one step in which each learner sends to all others of its group."""
     size, stride = axis
-    together = min(max(block // stride, 1), size)
-    aligned = block % (size * stride) == 0 or block >= total
-    yield 1, 1 / size, 0 if aligned and together == size else block * max(size - together, 1)
+    period = size * stride
+
+    def cut(length: int) -> int:
+        """Count the messages between the first `length` learners of a period and the others of it."""
+        together, more = divmod(length, stride)
+        return more * (together + 1) * (size - together - 1) + (stride - more) * together * (size - together)
+
+    def leaving(start: int) -> int:
+        end = min(start + block, total)
+        whole = min((start // period + 1) * period, end)
+        return cut(whole - start) + (cut(end % period) if end > whole else 0)
+
+    yield 1, 1 / size, max(map(leaving, range(0, min(total, block * MOST_LOOKED_AT), block)))
 
 
 def halving(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
-    """Yield what `ring` does, for ceil(lg p) steps with the other half of a group that halves (Rabenseifner)."""
+    """Yield what `ring` does, for ceil(lg p) steps with the other half of a group that halves (Rabenseifner).
+
+    Exact for p = 2^k in a block that holds a whole number of halves or is held by one; else at most that.
+    """
     part, share = axis.size, 1.0
     while part > 1:
         apart = (part + 1) // 2
         share *= apart / part
         inside = block % (2 * apart * axis.stride) == 0 or block >= total
-        yield 1, share, 0 if inside else min(block, apart * axis.stride)
+        yield 1, share, 0 if inside else min(block, 2 * apart * axis.stride)
         part = apart
 
 
@@ -171,7 +183,7 @@ class Model(NamedTuple):
 
     def _flat(self, way: Way, size: int) -> Iterator[Cost]:
         """Yield MPI's allreduce over all learners in their order: ring, and recursive doubling for small sizes."""
-        blocks, total = blocks_of(self.wiring), self.wiring.size
+        blocks, total = blocks_of(self.wiring), math.prod(axis.size for axis in self.axes)
         world = Axis(total, 1)
         whole = [stage._replace(steps=2 * stage.steps) for stage in stages([world], ["ring"], blocks)]
         yield self._cost(way, whole, size, size, 1)
