@@ -1,6 +1,10 @@
 """The network's description, and what an allreduce costs on it."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,8 @@ from ddlrun.ddl.schedule import Dimension, backwards, reduce_scatter
 from ddlrun.errors import InputError
 from ddlrun.network.cost import Model, axes_of, blocks_of
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
+from ddlrun.network.forecast import Mistakes, Work, forecast, indivisible, mistakes
+from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.topology import RankOrder, Topology
 from ddlrun.ways import Way
 
@@ -110,3 +116,111 @@ def test_volumes_are_those_of_the_schedule(wired: tuple[int, ...], dims: tuple[i
         assert predicted[1:] == pytest.approx(counted[1:])
     if shape == wiring and not halves:
         assert predicted[0] == pytest.approx(counted[0])
+
+
+# docs/explanation/network.md says how far off these are at most.
+OFF = 0.03
+
+
+@pytest.mark.parametrize(("learners", "published"), [(4, 0.9833), (8, 0.9704), (16, 0.9219)])
+def test_published_scaling_of_a_3d_unet(learners: int, published: float) -> None:
+    # PowerAI DDL on AC922: 590 s an epoch of 228 images on one V100, gradients averaged after each image.
+    topology = Topology((4, learners // 4))
+    work = Work(gradient_of("unet3d"), compute=590 / 228)
+    found = forecast(topology, topology, parse_links("nvlink2,ib-edr", None), work)
+    assert found.efficiency is not None
+    assert found.efficiency * indivisible(228, learners).ceiling == pytest.approx(published, abs=OFF)
+
+
+def test_published_scaling_of_powerai_ddl_at_256() -> None:
+    # 90 epochs of ImageNet in 50 minutes, 8192 images a step, all included; 95 % is what IBM says of its scaling.
+    topology = Topology((4, 64))
+    step = 50 * 60 / (90 * math.ceil(1_281_167 / 8192))
+    found = forecast(topology, topology, parse_links("nvlink1,ib-edr", None), Work(gradient_of("resnet50")))
+    assert 1 - found.cost.seconds / step == pytest.approx(0.95, abs=OFF)
+
+
+def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
+    # 2x2x2, 16 MiB in 16 chunks: 24 MiB through a NIC, 16 MiB through an uplink of half its rate.
+    mib, latency = 2**20, 1e-3
+    links = (Link(latency=latency), Link(2.0 * mib, latency), Link(1.0 * mib, latency), Link())
+    model = Model(axes_of(Topology((2, 2, 2))), Topology((2, 2, 2)), Fabric(links))
+    # A chunk of 1 MiB: 2 steps inside, 2 of 1/4 MiB through the NIC by two learners, 2 of 1/8 by four by the uplink.
+    walk = 6 * latency + 2 * (2 / 4) / 2 + 2 * (4 / 8) / 1
+    piped = model.cost(Way("chunks", ("ring",) * 3, mib, 16), 16 * mib)
+    assert piped.seconds == pytest.approx(walk + (16 - 1) * 1)
+    assert (piped.busiest, piped.steps) == ("uplink", 6)
+    few = model.cost(Way("chunks", ("ring",) * 3, mib, 1), 16 * mib)
+    assert few.seconds == pytest.approx(16 * walk)
+    whole = model.cost(Way("native"), 16 * mib)
+    assert whole.seconds == pytest.approx(6 * latency + 16 * (walk - 6 * latency))
+
+
+def test_small_arrays_double_and_large_ones_go_round() -> None:
+    model = Model(axes_of(Topology((1, 8))), Topology((1, 8)), Fabric((Link(), Link(1e9, 1e-5), Link(), Link())))
+    small, large = (model.cost(Way("flat"), size) for size in (1000, 10**8))
+    assert (small.steps, large.steps) == (3, 14)
+    assert small.seconds == pytest.approx(3 * (1e-5 + 1e-6))
+    assert large.seconds == pytest.approx(14e-5 + 2 * 7 / 8 * 0.1)
+
+
+def test_mode_p_is_never_slower_than_another() -> None:
+    model = Model(axes_of(Topology((4, 4, 4))), Topology((4, 4, 4)), parse_links("nvlink2,100gbe,4:1", 4))
+    for size in (10**4, 10**6, 10**8):
+        best = model.best("p", size).seconds
+        assert all(best <= model.best(mode, size).seconds for mode in "rbnm")
+
+
+def test_racks_in_turn_move_more_over_the_uplinks() -> None:
+    # 4x4x4: each of Y's rings then goes from rack to rack, so an uplink carries 2 * 3/4 S for each of 4 hosts.
+    assert mistakes(Topology((4, 4, 4)), Topology((4, 4, 4))) == Mistakes(("uplink", 4.0), ("uplink", 16.0))
+    assert mistakes(Topology((4, 4)), Topology((4, 4))) == Mistakes(None, ("nic", 4.0))
+    assert mistakes(Topology((4,)), Topology((4,))) == Mistakes(None, None)
+
+
+def ddlrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ddlrun", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_plan_takes_the_topology_that_launch_takes(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"n{number} slots=4 rack=r{number % 3}\n" for number in range(1, 13)))
+    planned = json.loads(ddlrun("plan", f"@{hosts}", "--network", "100gbe,2:1", "--json").stdout)
+    taken = json.loads(ddlrun("show", "topology", "--machine", "ac922-4gpu", "--hostfile", str(hosts), "--json").stdout)
+    assert planned["topology"] == taken["topology"] == "4x4x3"
+    assert {one["topology"] for one in planned["decompositions"]} == {
+        "4x12x1", "4x6x2", "4x4x3", "4x3x4", "4x2x6", "4x1x12",
+    }  # fmt: skip
+
+
+def test_plan_reads_a_network_and_says_what_data_cost(tmp_path: Path) -> None:
+    network = tmp_path / "net.yaml"
+    network.write_text(render_fabric(parse_links("nvlink2,2xib-edr", 2)))
+    told = ddlrun(
+        "plan", "--hosts", "4", "--gpus-per-host", "4", "--network", str(network), "--compute", "1s", "--images", "228"
+    )
+    assert told.stderr == ""
+    assert "16 learners, wired as 4x2x2" in told.stdout
+    assert "228 images on 16 learners: 15 steps, so at most 95.0 % efficiency" in told.stdout
+    assert len(told.stdout.splitlines()) <= 24
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--topology 4x4x4", "--network: say what links there are"),
+    ("--topology 4x4x4 --network 100gbe,50gbe", "'50gbe' is not known there"),
+    ("--topology 4x4x4 --network nvlink2", "nothing between hosts"),
+    ("--topology 4x4 --network 100gbe,2:1", "of how many hosts a rack"),
+    ("--topology 4x4 --network none.yaml", "none.yaml: No such file"),
+    ("--topology 4x4 --hosts 5 --network 100gbe", "has 4 hosts, but --hosts says 5"),
+    ("--hosts 4 --network 100gbe", "--gpus-per-host N"),
+    ("--hosts 4 --gpus-per-host 2 --racks 3 --network 100gbe", "are no equal --racks 3"),
+    ("n1 --hosts 4 --network 100gbe", "hosts are named too"),
+    ("--topology 4 --network 100gbe --gradient 5", "'5' is no size"),
+    ("--topology 4 --network 100gbe --compute 5", "'5' is no time"),
+    ("--topology 4 --network 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
+])  # fmt: skip
+def test_plan_says_what_is_wrong_in_one_line(arguments: str, said: str) -> None:
+    done = ddlrun("plan", *arguments.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr

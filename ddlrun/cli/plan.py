@@ -15,7 +15,7 @@ from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import Work, forecasts, indivisible, mistakes, wiring_of
 from ddlrun.network.presets import MODELS, gradient_of, parse_links
 from ddlrun.network.quantities import parse_bytes, parse_seconds
-from ddlrun.racks import arrange, by_rack
+from ddlrun.racks import arrange, by_rack, shape_reason
 from ddlrun.report.forecast import Prospect, prospect_dict, render_prospect
 from ddlrun.shape import Wish, choose_topology
 from ddlrun.topology import Topology, parse_topology
@@ -134,7 +134,11 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> Cluster:
     way = read_way(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
-    return Cluster(*choose_topology(arranged.wish, arranged.hosts, machines), largest)
+    topology, reason = choose_topology(arranged.wish, arranged.hosts, machines)
+    if shape is None:
+        asked = f"--racks {wish.racks}" if wish.racks else shape_reason(arranged.hosts)
+        reason = f"X: {reason}; Y, Z: {asked}"
+    return Cluster(topology, reason, largest)
 
 
 def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> Cluster:

@@ -144,9 +144,12 @@ def stages(axes: Sequence[Axis], algorithms: Sequence[str], blocks: Sequence[int
             over = [list(MESSAGES[algorithm](axis, block, total)) for block in blocks[1:]]
             for alike in zip(*over, strict=True):
                 steps, share = alike[0][:2]
-                leaving = [count if block < total else 0 for (*_, count), block in zip(alike, blocks[1:], strict=True)]
-                sent = axis.size - 1 if algorithm == "direct" else 1
-                counts = (sent - leaving[0] // blocks[1], *leaving)
+                leaving = [count for *_, count in alike]
+                each = axis.size - 1 if algorithm == "direct" else 1
+                counts = (
+                    each - leaving[0] // blocks[1],
+                    *leaving,
+                )  # the rest of what a learner sends stays in the host
                 furthest = max((level for level, count in enumerate(counts) if count), default=0)
                 found.append(Stage(steps, tuple(count * share * piece for count in counts), furthest))
         piece /= axis.size

@@ -53,7 +53,7 @@ def shown_bytes(size: float) -> str:
     >>> shown_bytes(102228128), shown_bytes(0)
     ('102 MB', '0 B')
     """
-    return _shown(size, "B", 1e3, ("", "k", "M", "G", "T", "P"))
+    return _shown(size, "B", ("", "k", "M", "G", "T", "P"))
 
 
 def shown_rate(rate: float) -> str:
@@ -62,21 +62,21 @@ def shown_rate(rate: float) -> str:
     >>> shown_rate(12.5e9)
     '100 Gbit/s'
     """
-    return _shown(rate * 8, "bit/s", 1e3, ("", "k", "M", "G", "T", "P"))
+    return _shown(rate * 8, "bit/s", ("", "k", "M", "G", "T", "P"))
 
 
-def shown_seconds(seconds: float) -> str:
-    """Write a time with 3 digits.
+def shown_seconds(seconds: float, digits: int = 3) -> str:
+    """Write a time.
 
-    >>> shown_seconds(0.01234), shown_seconds(2.5)
-    ('12.3 ms', '2.5 s')
+    >>> shown_seconds(0.01234), shown_seconds(2.5), shown_seconds(2.58772, 4)
+    ('12.3 ms', '2.5 s', '2.588 s')
     """
-    return _shown(seconds * 1e6, "s", 1e3, ("u", "m", "")) if seconds < 1000 else f"{seconds:,.0f} s"
+    return _shown(seconds * 1e6, "s", ("u", "m", ""), digits) if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-def _shown(value: float, unit: str, step: float, prefixes: tuple[str, ...]) -> str:
+def _shown(value: float, unit: str, prefixes: tuple[str, ...], digits: int = 3) -> str:
     for prefix in prefixes[:-1]:
-        if float(f"{value:.3g}") < step:
-            return f"{value:.3g} {prefix}{unit}"
-        value /= step
-    return f"{value:.3g} {prefixes[-1]}{unit}"
+        if float(f"{value:.{digits}g}") < 1000:
+            return f"{value:.{digits}g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:.{digits}g} {prefixes[-1]}{unit}"

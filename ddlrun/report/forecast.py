@@ -54,7 +54,7 @@ def _head(prospect: Prospect) -> Iterator[str]:
             times = f"{link.parallel} x " if link.parallel > 1 else ""
             share = f" ({100 * link.payload:.1f} % of it data)" if link.payload < 1 else ""
             yield f"  {NAMES[level]}: {times}{rate}{share} each way, {shown_seconds(link.latency)} a message"
-    compute = "" if work.compute is None else f"; computing {shown_seconds(work.compute)}, {_overlap(work.overlap)}"
+    compute = "" if work.compute is None else f"; computing {shown_seconds(work.compute, 4)}, {_overlap(work.overlap)}"
     yield f"gradients: {shown_bytes(work.gradient)} ({prospect.gradient_source}), mode {work.mode}{compute}"
 
 
@@ -82,7 +82,7 @@ def _table(prospect: Prospect) -> Iterator[str]:
         row += [shown_bytes(one.cost.volumes[LEVELS.index(level)]) for level in levels]
         row += [LIMITS.get(one.cost.busiest, one.cost.busiest), shown_seconds(one.cost.seconds)]
         if one.step is not None and one.efficiency is not None:
-            row += [shown_seconds(one.step), f"{100 * one.efficiency:.1f} %"]
+            row += [shown_seconds(one.step, 4), f"{100 * one.efficiency:.1f} %"]
         rows.append(row)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
