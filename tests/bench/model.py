@@ -1,6 +1,6 @@
 """What ddlrun.network.cost predicts, beside what ddlrun.ddl takes, over hosts in network namespaces.
 
-    nice -n -20 python -m tests.bench.model [--json FILE] [--rates 200/100,200/400,100/200] [MODE:XxYxZ ...]
+    nice -n -20 python -m tests.bench.model [--json FILE] [--rates 100/50,100/200,50/100] [MODE:XxYxZ | mpi ...]
 
 2 racks x 2 hosts x 2 learners on shaped links, 16 MiB of float32, every way to part 8 learners into three dimensions
 that is worth a look; they take turns in one job, and the median of the slowest rank's times is what counts. Nothing of
@@ -12,14 +12,11 @@ acknowledgement for two segments, while as many data go the same way. Each bucke
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddlrun.network.cost import Model, axes_of
 from ddlrun.network.fabric import Fabric, Link
@@ -30,11 +27,10 @@ from tests.bench.cells import NIC_BUCKET, UPLINK_BUCKET, Cell
 from tests.hosts.cluster import why_not
 
 SHAPES = ("8x1x1", "1x8x1", "2x4x1", "2x1x4", "2x2x2", "4x2x1", "4x1x2")
-RATES = "200/100,200/400,100/200"
+WIRING = "2x2x2"
+RATES = "100/50,100/200,50/100"
 MIB = 16
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
-# A message between two Python processes that share a core with others: measured by a ping-pong, 64 bytes.
-LATENCY = 60e-6
 
 
 class Row(NamedTuple):
@@ -64,20 +60,20 @@ class Row(NamedTuple):
 
 
 def fabric(nic: int, uplink: int) -> Fabric:
-    """Return the links of tests.hosts.cluster; memory limits nothing at these rates."""
-    links = (Link(latency=LATENCY), *(
-        Link(rate * 1e6 / 8, LATENCY, PAYLOAD, burst=bucket)
+    """Return the links of tests.hosts.cluster, which have no delay; a host's memory limits nothing at these rates."""
+    at_nic, at_uplink = (
+        Link(rate * 1e6 / 8, payload=PAYLOAD, burst=bucket)
         for rate, bucket in ((nic, NIC_BUCKET), (uplink, UPLINK_BUCKET))
-    ), Link())  # fmt: skip
-    return Fabric(links)
+    )
+    return Fabric((Link(), at_nic, at_uplink, Link()))
 
 
 def predicted(name: str, nic: int, uplink: int) -> float:
     mode, _, text = name.partition("=")[0].partition(":")
-    shape = parse_topology(text)
+    shape = parse_topology(text or WIRING)
     case = Case(MIB * 2**20, "float32", whole=True, blocking=True)
     way = Way("flat") if mode == "mpi" else usual_way(mode, BETWEEN_HOSTS, shape.dims, case)
-    return Model(axes_of(shape), parse_topology("2x2x2"), fabric(nic, uplink)).cost(way, case.size).seconds
+    return Model(axes_of(shape), parse_topology(WIRING), fabric(nic, uplink)).cost(way, case.size).seconds
 
 
 def measured(nic: int, uplink: int, names: tuple[str, ...], rounds: int) -> Iterator[Row]:
@@ -105,6 +101,7 @@ def show(rows: list[Row]) -> None:
 def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured, a JSON line each")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, print what --json has kept")
     parser.add_argument("--rates", default=RATES, help=f"NIC/uplink in Mbit/s, with commas ({RATES})")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
@@ -112,31 +109,38 @@ def asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = asked()
-    if why_not():
-        sys.exit(why_not())
-    print(
-        f"{os.cpu_count()} cores, {platform.release()}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
-    )
-    print(
-        "\n| NIC/uplink Mbit/s | mode:shape | predicted s | measured s | of runs | error |\n|---|---|---|---|---|---|"
-    )
-    rows: list[Row] = []
-    shares: list[Any] = []
+def kept(file: Path) -> Iterator[Row]:
+    """Yield what was measured before, predicted anew."""
+    for line in file.read_text().splitlines():
+        found = json.loads(line)
+        nic, uplink, name = (found[field] for field in ("nic", "uplink", "name"))
+        yield Row(nic, uplink, name, predicted(name, nic, uplink), tuple(found["runs"]))
+
+
+def taken(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure; keep and yield each row, and say how busy the cores were."""
     for word in options.rates.split(","):
         nic, uplink = map(int, word.split("/"))
-        shares.append(quiet(options.patience))
+        before = quiet(options.patience)
         for row in measured(nic, uplink, tuple(options.names), options.rounds):
-            rows.append(row)
-            print(f"| {' | '.join(row.words)} |", flush=True)
             if options.json is not None:
                 with options.json.open("a") as file:
-                    file.write(json.dumps(row._asdict() | {"busy": shares[-1]}) + "\n")
-        shares.append(busy(1))
+                    file.write(json.dumps(row._asdict()) + "\n")
+            yield row
+        sys.stderr.write(f"{word}: {100 * before:.0f} % of the cores busy before, {100 * busy(1):.0f} % after\n")
+
+
+def main() -> None:
+    options = asked()
+    if why_not() and not options.read:
+        sys.exit(why_not())
+    print("| NIC/uplink Mbit/s | mode:shape | predicted s | measured s | of runs | error |\n|---|---|---|---|---|---|")
+    rows: list[Row] = []
+    for row in kept(options.read) if options.read else taken(options):
+        rows.append(row)
+        print(f"| {' | '.join(row.words)} |", flush=True)
     print()
     show(rows)
-    print(f"cores busy with other work before and after: {', '.join(f'{100 * share:.0f} %' for share in shares)}")
 
 
 if __name__ == "__main__":
