@@ -82,7 +82,7 @@ def parse_links(text: str, hosts_per_rack: int | None, where: str = "--network")
             )
         nic = between[0]
         uplink = nic._replace(bandwidth=nic.bandwidth * nic.parallel * hosts_per_rack / ratio, parallel=1)
-    return Fabric((inside, between[0], uplink, Link()), f"presets {text}", "line rates", hosts_per_rack)
+    return Fabric((inside, between[0], uplink, Link()), f"presets {text}", "by line rates", hosts_per_rack)
 
 
 def _remedy() -> str:

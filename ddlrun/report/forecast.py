@@ -19,6 +19,7 @@ NAMES = {
     "uplink": "uplink of a rack",
     "aisle": "uplink of an aisle",
 }
+OUT = {"nic": "out of a host", "uplink": "of a rack", "aisle": "of an aisle"}
 SHARED = {"nic": "NICs", "uplink": "uplinks", "aisle": "aisles' uplinks"}
 
 
@@ -46,14 +47,16 @@ def render_prospect(prospect: Prospect) -> str:
 
 def _head(prospect: Prospect) -> Iterator[str]:
     topology, work = prospect.topology, prospect.work
-    yield f"{topology.size} learners, wired as {prospect.wiring}: {describe(prospect.wiring.dims)}"
-    yield f"network: {prospect.fabric.name}"
+    yield f"{_counted(topology.size, 'learner')}, wired as {prospect.wiring}: {describe(prospect.wiring.dims)}"
+    source = f", {prospect.fabric.source}" if prospect.fabric.source else ""
+    yield f"{prospect.fabric.name}{source}:"
     for level, link in zip(LEVELS, prospect.fabric.links, strict=True):
         if link.capacity < math.inf and (level == "nic" or _used(prospect, level)):
             rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else shown_rate(link.bandwidth)
             times = f"{link.parallel} x " if link.parallel > 1 else ""
             share = f" ({100 * link.payload:.1f} % of it data)" if link.payload < 1 else ""
-            yield f"  {NAMES[level]}: {times}{rate}{share} each way, {shown_seconds(link.latency)} a message"
+            latency = f", {shown_seconds(link.latency)} a message" if link.latency else ""
+            yield f"  {NAMES[level]}: {times}{rate}{share} each way{latency}"
     compute = "" if work.compute is None else f"; computing {shown_seconds(work.compute, 4)}, {_overlap(work.overlap)}"
     yield f"gradients: {shown_bytes(work.gradient)} ({prospect.gradient_source}), mode {work.mode}{compute}"
 
@@ -72,7 +75,7 @@ def _table(prospect: Prospect) -> Iterator[str]:
     heads = [
         "topology",
         "steps",
-        *(f"each {SHARED[level].removesuffix('s')}" for level in levels),
+        *(OUT[level] for level in levels),
         "limit",
         "allreduce",
     ]
@@ -114,9 +117,14 @@ def _foot(prospect: Prospect) -> Iterator[str]:
     if prospect.data is not None:
         batch = f" {prospect.batch} at a time" if prospect.batch > 1 else ""
         yield (
-            f"{prospect.images} images on {prospect.topology.size} learners{batch}: {prospect.data.steps} steps, so "
+            f"{_counted(prospect.images, 'image')} on {_counted(prospect.topology.size, 'learner')}{batch}: "
+            f"{_counted(prospect.data.steps, 'step')}, so "
             f"at most {100 * prospect.data.ceiling:.1f} % efficiency{_attained(own, prospect.data)}"
         )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
 
 
 def _attained(own: Forecast, data: Data) -> str:
