@@ -43,7 +43,7 @@ def parse_machine(text: str, source: str) -> Machine:
     try:
         told = msgspec.yaml.decode(text, type=Description)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"machine {source}: {one_line(error)}") from error
+        raise InputError(f"machine {source}: {_one_line(error)}") from error
     if isinstance(told.packages, int) == (told.cores_per_package is None):
         raise InputError(f"machine {source}: give packages: 2 with cores_per_package: 10, or packages: [10, 10]")
     sizes = told.packages if isinstance(told.packages, list) else [told.cores_per_package or 0] * told.packages
@@ -85,6 +85,5 @@ def _gpus(told: Description, packages: int, source: str) -> tuple[GPU, ...]:
     )
 
 
-def one_line(error: Exception) -> str:
-    """Write what msgspec says of a file in one line."""
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()).replace(" - at `$.", ", at `").replace(" - at `$`", "")
