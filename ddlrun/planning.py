@@ -22,7 +22,7 @@ from ddlrun.mpirun import (
     site_excludes,
     transport_chosen,
 )
-from ddlrun.network import Network, decide, tcp_variables
+from ddlrun.network.nics import Network, decide, tcp_variables
 from ddlrun.placement import Placement, place, place_cores, placement_notes
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.ports import choose_ports

@@ -32,6 +32,12 @@ def by_rack(hosts: HostList) -> dict[str, list[Host]]:
     return racks
 
 
+def shape_reason(hosts: HostList) -> str:
+    """Say where Y and Z come from, where nobody asked for them."""
+    known = all(host.rack for host in hosts)
+    return f"{'the racks' if known else 'one rack, as nothing says the racks'} of {hosts.source}"
+
+
 def arrange(wish: Wish, hosts: HostList, *, choose: bool = False) -> Arrangement:
     """Order hosts by rack and work out Y and Z, as far as the wish leaves them open.
 

@@ -42,7 +42,14 @@ def test_the_console_script_is_the_same_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--help"], ["submit", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["gen-rankfile", "1x2", "a,b"],
+        ["launch", "--help"],
+        ["submit", "--help"],
+        ["plan", "--topology", "4x4x4", "--network", "100gbe"],
+    ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     assert not modules(*arguments) & {"numpy", "mpi4py", "rich", "psutil", "jinja2"}

@@ -11,8 +11,8 @@ from ddlrun import ddl
 from ddlrun.ddl.arrays import Flat, copied, flat
 from ddlrun.ddl.fusion import buckets
 from ddlrun.ddl.kinds import OPERATIONS, WIDE, kind_of, store, widened
-from ddlrun.ddl.tuning import Tuning
 from ddlrun.errors import InputError
+from ddlrun.ways import Tuning
 
 FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
 

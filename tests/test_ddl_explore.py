@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.explore import BETTER, PATIENCE, Memory, memory_path, read, search, size_class
-from ddlrun.ddl.tuning import BETWEEN_HOSTS
-from ddlrun.ddl.ways import Case, Space, Way, first_ways, near_ways, usual_way
+from ddlrun.ways import BETWEEN_HOSTS, Case, Space, Way, first_ways, near_ways, usual_way
 from tests.test_ddl_mpi import started
 
 KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MPI v4.1.4"}

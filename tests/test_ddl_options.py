@@ -3,10 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
-from ddlrun.ddl.tuning import BETWEEN_HOSTS, Tuning, parse_tuning
+from ddlrun.ddl.tuning import parse_tuning
 from ddlrun.ddl.world import find_shape
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology
+from ddlrun.ways import BETWEEN_HOSTS, Tuning
 
 TOPOLOGIES = st.lists(st.integers(1, 99), min_size=1, max_size=4).map(lambda dims: Topology(tuple(dims)))
 OPTIONS = st.builds(

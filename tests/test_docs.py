@@ -48,6 +48,17 @@ def test_the_comparison_with_others_is_what_the_program_prints(capture: Callable
     assert table in (ROOT / "docs" / "explanation" / "placement.md").read_text()
 
 
+def test_what_plan_prints_is_what_it_prints() -> None:
+    text = "".join(
+        (ROOT / "docs" / page).read_text() for page in ("how-to/plan-a-network.md", "explanation/network.md")
+    )
+    blocks = re.findall(r"```console\n\$ ddlrun (plan .*)\n((?:.*\n)*?)```", text)
+    assert blocks
+    for line, shown in blocks:
+        argv = [sys.executable, "-m", "ddlrun", *shlex.split(line)]
+        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == shown
+
+
 def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("submit-a-job", "kubernetes"))

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own layer and those before it.
 LAYERS = [
     ["errors"],
-    ["topology", "hosts", "machine"],
+    ["topology", "hosts", "machine", "ways"],
     ["placement", "rankfile", "lint"],
     [
         "schedulers", "shape", "batch", "environment", "frameworks", "ports", "builds", "hierarchical", "mpirun",
@@ -30,7 +30,7 @@ LAYERS = [
 ]  # fmt: skip
 # What training scripts import: beside the launcher, which knows nothing of it.
 RUNTIME = "ddl"
-RUNTIME_KNOWS = {"errors", "topology", RUNTIME}
+RUNTIME_KNOWS = {"errors", "topology", "ways", RUNTIME}
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # What -> the modules that may import or name it.

@@ -7,7 +7,7 @@ import pytest
 from ddlrun.cli.check import read_only
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
-from ddlrun.network import Address, Network
+from ddlrun.network.nics import Address, Network
 from ddlrun.preflight.facts import END, START, Content, Facts, Leftover, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.run import Report, lines

@@ -32,6 +32,7 @@ COMMANDS = {
     "lint": "lint",
     "probe": "probe",
     "show": "show",
+    "plan": "plan",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",

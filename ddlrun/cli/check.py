@@ -13,7 +13,7 @@ from ddlrun.hosts import HostList
 from ddlrun.installed import find_mpirun
 from ddlrun.launchers import Way
 from ddlrun.mpirun import Mpirun
-from ddlrun.network import parse_cidr
+from ddlrun.network.nics import parse_cidr
 from ddlrun.preflight.judge import NAMES, WARNING
 from ddlrun.preflight.run import Question, Report, lines, preflight
 from ddlrun.preflight.table import render_report, report_json

@@ -16,7 +16,7 @@ from ddlrun.errors import DdlrunError, InputError
 from ddlrun.frameworks import MOST_WORKERS, NAMES
 from ddlrun.machine import Machine
 from ddlrun.mpirun import Mpirun
-from ddlrun.network import Network
+from ddlrun.network.nics import Network
 from ddlrun.plan import Outcome, Plan, shown_command
 from ddlrun.planning import check, check_root, make_plan
 from ddlrun.ports import is_free_here

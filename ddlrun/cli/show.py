@@ -23,6 +23,7 @@ from ddlrun.placement import Placement, placement_notes
 from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
 from ddlrun.planning import check, make_plan, place_job
 from ddlrun.probe import check_distinct, group
+from ddlrun.racks import shape_reason
 from ddlrun.rankfile import render
 from ddlrun.settings import Settings
 from ddlrun.topology import describe
@@ -129,10 +130,7 @@ def _topology(placement: Placement, reason: str, settings: Settings) -> Shown:
 def _shape_reason(settings: Settings) -> str:
     if settings.wish.topology is not None:
         return "--topology"
-    if settings.asked_shape:
-        return settings.asked_shape
-    known = all(host.rack for host in settings.hosts)
-    return f"{'the racks' if known else 'one rack, as nothing says the racks'} of {settings.hosts.source}"
+    return settings.asked_shape or shape_reason(settings.hosts)
 
 
 def _hosts(placement: Placement, settings: Settings) -> Shown:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ddlrun.ddl.choice import make_choice
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.learner import Learner
-from ddlrun.ddl.tuning import BETWEEN_HOSTS, ONE_HOST, parse_tuning
+from ddlrun.ddl.tuning import parse_tuning
 from ddlrun.ddl.world import SIZES, Host, find_shape, find_world
+from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

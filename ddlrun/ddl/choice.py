@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl import explore
-from ddlrun.ddl.ways import Case, Space, Way, usual_way
+from ddlrun.ways import Case, Space, Way, usual_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.options import Options
-    from ddlrun.ddl.tuning import Tuning
+    from ddlrun.ways import Tuning
 
 
 class Choice(NamedTuple):

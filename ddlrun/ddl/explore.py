@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.schedule import REDUCES
-from ddlrun.ddl.ways import Space, Way, first_ways, near_ways
 from ddlrun.ddl.wire import FORMATS
+from ddlrun.ways import Space, Way, first_ways, near_ways
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

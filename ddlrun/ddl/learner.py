@@ -13,9 +13,9 @@ from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
 from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.kinds import kind_of
-from ddlrun.ddl.ways import MAY_GO_FLAT, Case, algorithm
 from ddlrun.ddl.wire import find_wire, parse_wire
 from ddlrun.errors import InputError
+from ddlrun.ways import MAY_GO_FLAT, Case, algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.explore import Measure
     from ddlrun.ddl.kinds import Kind
     from ddlrun.ddl.native import Quick
-    from ddlrun.ddl.ways import Way
     from ddlrun.ddl.world import Host
+    from ddlrun.ways import Way
 
 
 # Bytes of a broadcast; MPI counts to 2^31 - 1.

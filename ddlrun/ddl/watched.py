@@ -15,7 +15,7 @@ from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.meter import Meter, Timed
 from ddlrun.ddl.pace import Pace
 from ddlrun.ddl.rebind import Rebind
-from ddlrun.ddl.ways import algorithm
+from ddlrun.ways import algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.engine import Work
     from ddlrun.ddl.kinds import Kind
     from ddlrun.ddl.pace import Iteration
-    from ddlrun.ddl.ways import Way
     from ddlrun.ddl.world import Host
+    from ddlrun.ways import Way
 
 
 class Watched(Learner):

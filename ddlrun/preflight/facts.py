@@ -8,8 +8,8 @@ from ddlrun.errors import UnreachableError
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT as MACHINE
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
-from ddlrun.network import SCRIPT as NETWORK
-from ddlrun.network import Address, parse_addresses
+from ddlrun.network.nics import SCRIPT as NETWORK
+from ddlrun.network.nics import Address, parse_addresses
 from ddlrun.ports import SCRIPT as PORTS
 from ddlrun.ports import parse_ports
 

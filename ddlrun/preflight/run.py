@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.network import Network, choose_network, on
+from ddlrun.network.nics import Network, choose_network, on
 from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble

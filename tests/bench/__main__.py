@@ -25,6 +25,7 @@ PASS = [sys.executable, "-c", "pass"]
 INIT = [sys.executable, "-c", "from mpi4py import MPI"]
 LARGE = ("8x1024x16", "n[00001-16384]")
 HUGE = ("8x8192x16", "n[000001-131072]")
+MILLION = ["--topology", "8x1250x100", "--network", "nvlink4,8x400gbe,2:1", "--compute", "100ms"]
 
 # An mpirun that writes down when it was started, then becomes the real one. Asked for its version it writes nothing.
 STAMPED = """
@@ -160,10 +161,12 @@ def commands() -> None:
         "ddlrun --help": [*DDLRUN, "--help"],
         "ddlrun gen-rankfile 4x2x3 sys-[89074-89079]": [*DDLRUN, "gen-rankfile", "4x2x3", "sys-[89074-89079]"],
     }
-    found = interleaved({name: wall(line) for name, line in lines.items()})
+    found = interleaved({name: wall(line) for name, line in {**lines, "plan": [*DDLRUN, "plan", *MILLION]}.items()})
+    plan = found.pop("plan")
     click, _, rank_file = found.values()
     ratio = rank_file.against(click, operator.truediv)
     rows = [Row(name, series, base=click) for name, series in found.items()]
+    rows.append(Row("ddlrun plan of 1,000,000 learners", plan, goal=1000))
     show("small commands", [*rows, Row("gen-rankfile to import click", ratio, unit="x", goal=3)])
 
 

@@ -1,4 +1,4 @@
-"""The ways in which an array can be reduced, and which one a mode takes."""
+"""The ways in which an array can be reduced, which one a mode takes, in chunks of what size: for ddl and its model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddlrun.ddl.tuning import Tuning
+KIB, MIB = 1024, 1024 * 1024
 
 ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
 # Modes that ask for one algorithm get it for small messages too.
@@ -15,6 +15,28 @@ MAY_GO_FLAT = "bnp"
 MOST_DIRECT = 4
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
+
+
+class Tuning(NamedTuple):
+    """Bytes of a chunk, chunks in flight, bytes up to which MPI's flat allreduce serves, bytes of a bucket.
+
+    `explore`: the reductions that mode p may spend on a size to find the best way; 0: it takes the sizes before.
+    `wire`: what float32 travels as, for `wire.parse_wire`; what `flat` counts as small travels as it is.
+    """
+
+    chunk: int = 96 * KIB
+    depth: int = 8
+    flat: int = 64 * KIB
+    bucket: int = 4 * MIB
+    explore: int = 40
+    wire: str = ""
+
+
+# Measured. Between hosts small chunks fill all links at once; halves of 96 KiB still go eagerly over TCP (to 64 KiB).
+# In a host's shared memory there is one link, each chunk costs, and MPI's own allreduce is the faster one as long as
+# its temporaries are cheap.
+BETWEEN_HOSTS = Tuning()
+ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 
 
 class Way(NamedTuple):
