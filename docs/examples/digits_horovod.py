@@ -43,10 +43,12 @@ def main() -> None:
     pixels, labels = load_digits(return_X_y=True)
     images, answers = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
     held_out, training = np.split(random.permutation(len(images)), [HELD_OUT])
-    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    for layer in (net[0], net[2]):
-        start = random.normal(0, np.sqrt(2 / layer.in_features), (layer.in_features, layer.out_features))
-        layer.weight.data = torch.tensor(start.T.astype(np.float32)).contiguous()  # as Horovod wants it
+    first, second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+    net = torch.nn.Sequential(first, torch.nn.ReLU(), second)
+    for layer in (first, second):
+        inputs = layer.in_features
+        start = random.normal(0, np.sqrt(2 / inputs), (inputs, layer.out_features)).astype(np.float32)
+        layer.weight.data = torch.from_numpy(start.T.copy())  # Horovod takes no view
         layer.bias.data.zero_()
     net.to(device)
     # A batch k times as large takes steps k times as long, and begins with short ones.
@@ -81,7 +83,6 @@ def main() -> None:
         if options.save:
             torch.save(net.state_dict(), options.save)
         print(f"done: {result}, {speed:,.0f} images/s, {size} ranks")
-    hvd.shutdown()
 
 
 if __name__ == "__main__":
