@@ -60,7 +60,7 @@ def test_the_example_trains(mpirun: str, tmp_path: Path) -> None:
     settings = ["--timeline-filename", "timeline.json", "--autotune", "--autotune-log-file", "tuned.csv"]
     settings += ["--autotune-warmup-samples", "0", "--autotune-steps-per-sample", "5"]
     example = str(ROOT / "docs" / "examples" / "digits_horovod.py")
-    done = launch(mpirun, tmp_path, *settings, example, "--batch", "128", "--epochs", "8", "--save", "net.pt")
+    done = launch(mpirun, tmp_path, *settings, example, "--batch", "128", "--epochs", "10", "--save", "net.pt")
     assert done.returncode == 0, done.stderr
     accuracy = re.search(r"done: accuracy ([\d.]+) % on 360 held-out images, [\d,]+ images/s, 2 ranks", done.stdout)
     assert accuracy is not None, done.stdout
