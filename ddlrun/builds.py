@@ -50,7 +50,10 @@ else:
     try:
         say(version=version, has=ask())
     except BaseException as error:
-        say(version=version, problem=type(error).__name__ + ": " + " ".join(str(error).split())[:200])
+        why = type(error).__name__ + ": " + " ".join(str(error).split())[:200]
+        # horovod.tensorflow raises where its library is missing; horovod.torch merely lacks these.
+        shell = "has not been built" in why or "no attribute 'mpi_built'" in why
+        say(version=version, problem="its library is not built" if shell else why)
 """
 
 

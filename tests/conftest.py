@@ -1,5 +1,6 @@
 """Fixtures that several test files share: the two Open MPI majors."""
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -57,6 +58,13 @@ def mpirun(major: int) -> str:
     if shutil.which(path) is None:
         pytest.fail(f"no Open MPI {major} at {path}: `make test` installs both majors")
     return path
+
+
+def need_horovod() -> None:
+    """Fail where Horovod is missing, or only its shell is there."""
+    found = importlib.util.find_spec("horovod")
+    if found is None or not [*Path(str(found.origin)).parent.glob("torch/mpi_lib_v2*.so")]:
+        pytest.fail("no Horovod with its library for PyTorch: `make test` builds Horovod (make horovod)")
 
 
 def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:

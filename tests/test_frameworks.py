@@ -482,20 +482,6 @@ def test_who_chose_the_collectives() -> None:
     assert collectives_chosen((), {}, {"F": "# coll = x\n coll_han_priority=5\n"}) == "F"
 
 
-def test_the_launch_says_what_has_no_effect(launch: Launch, tmp_path: Path) -> None:
-    package = tmp_path / "horovod"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    kinds = ("mpi", "gloo", "nccl", "ddl", "ccl", "cuda", "rocm")
-    body = "".join(f"def {kind}_built():\n    return {kind in ('mpi', 'gloo')}\n" for kind in kinds)
-    (package / "torch.py").write_text(f"print('noise')\n{body}")
-    code = "import os; print(os.environ['HOROVOD_TORUS_ALLREDUCE'])"
-    words = ("-np", "1", "--torus-allreduce", sys.executable, "-c", code)
-    done = launch(*words, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "1\n")
-    assert "note: --torus-allreduce has no effect: horovod.torch is built without NCCL\n" in done.stderr
-
-
 def test_check_build() -> None:
     for words in (["launch", "--check-build"], ["launch", "-cb"], ["check", "--check-build"]):
         argv = [sys.executable, "-m", "ddlrun", *words]

@@ -1,13 +1,14 @@
 """Ranks of frameworks find each other over real hosts: namespaces of this machine."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import launch_line
+from tests.conftest import launch_line, need_horovod
 from tests.hosts.cluster import Cluster, why_not
 from tests.test_frameworks import TELL, TOLD
 
@@ -71,20 +72,25 @@ def test_torch_meets_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Pat
 def test_hierarchical_allreduce_of_cpu_tensors_is_mpis_own(
     cluster: Cluster, mpirun: str, tmp_path: Path, major: int
 ) -> None:
-    script = tmp_path / "in_place.py"
-    script.write_text(
-        "import os\nimport numpy as np\nfrom mpi4py import MPI\n"
+    need_horovod()
+    (tmp_path / "train.py").write_text(
+        "import os, torch\nimport horovod.torch as hvd\n"
+        "hvd.init()\n"
         "for size in (1000, 1 << 18, 1 << 20):\n"
-        "    values = np.full(size, MPI.COMM_WORLD.rank + 1.0)\n"
-        "    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, values)\n"
-        "    assert (values == 10).all()\n"
-        "os.write(1, b'summed\\n')\n"
+        "    values = torch.full((size,), hvd.rank() + 1.0)\n"
+        "    assert (hvd.allreduce_(values, op=hvd.Sum) == 10).all()\n"
+        "os.write(1, f'{hvd.rank()} {hvd.local_rank()} {hvd.cross_rank()} {os.uname().nodename}\\n'.encode())\n"
+        "hvd.shutdown()\n"
     )
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2", "--accelerators", "core"]
-    argv += ["--hierarchical-allreduce", "--mpi-args", "--mca mpi_yield_when_idle 1 --mca coll_base_verbose 10"]
-    done = cluster.run("h1", [*argv, str(script)], cwd=tmp_path, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "summed\n" * 4), done.stderr
-    own = "Horovod's own has no effect (Horovod is not installed); Open MPI's coll/han "
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--hierarchical-allreduce")]
+    argv += ["--mpi-args", "--mca mpi_yield_when_idle 1 --mca coll_base_verbose 10"]
+    argv += ["-np", "4", "-H", "h1:2,h2:2", "python", "train.py"]  # horovodrun's own words
+    # As in an environment that is activated: ssh to h2 finds no such python by itself.
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = cluster.run("h1", argv, cwd=tmp_path, env=environ, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 0 0 h1", "1 1 0 h1", "2 0 1 h2", "3 1 1 h2"]
+    own = "Horovod's own has no effect (horovod.torch is built without NCCL); Open MPI's coll/han "
     on = "is switched on instead" if major == 4 else "is on by itself"
     assert f"ddlrun: note: --hierarchical-allreduce: {own}{on}\n" in done.stderr
     assert "selecting" in done.stderr

@@ -99,9 +99,9 @@ def test_odd_lines_do_no_harm(line: str) -> None:
 
 def test_no_word_of_the_users_reaches_the_shell_unquoted() -> None:
     word = "$(touch x); 'a' \"b\"\n`c`"
-    script = facts_script(Wanted(word, word, word, (), word, word), "orted")
+    script = facts_script(Wanted(word, word, word, (), word, word, word), "orted")
     quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
-    assert script.count(quoted) == script.count("touch x") == 5
+    assert script.count(quoted) == script.count("touch x") == 6
 
 
 def test_hosts_that_agree_are_well() -> None:

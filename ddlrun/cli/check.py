@@ -45,7 +45,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     check_distinct(listed, os.uname().nodename)
     mpirun = find_mpirun(options["mpirun"], os.environ)()
     only = read_only(options["only_checks"])
-    report = run_checks(listed, mpirun, way, options, program=options["script"], only=only)
+    path = os.environ.get("PATH")
+    report = run_checks(listed, mpirun, way, options, program=options["script"], path=path, only=only)
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
     click.echo(text, nl=False)
     return report.exit_code
@@ -58,6 +59,7 @@ def run_checks(
     options: dict[str, Any],
     *,
     program: str | None,
+    path: str | None,
     only: frozenset[str],
     logs: str | None = None,
 ) -> Report:
@@ -68,7 +70,8 @@ def run_checks(
     if way.launcher == "agent":  # it knows its hosts by other means
         only -= {"names"}
     names = tuple(filter(None, (options["network_interface"] or "").split(",")))
-    question = Question(mpirun.path, mpirun.major, program, logs, options["network"], names, only, way.shown, seconds)
+    network = options["network"]
+    question = Question(mpirun.path, mpirun.major, program, logs, network, names, only, way.shown, seconds, path)
     return preflight(hosts, question, lambda left: reach(way, left))
 
 
@@ -81,7 +84,8 @@ def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> 
     program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
     report = run_checks(
         settings.hosts, mpirun, settings.way, options,
-        program=None if program == "-m" else program, only=only, logs=settings.run_dir.path,
+        program=None if program == "-m" else program, path=settings.variables.get("PATH", os.environ.get("PATH")),
+        only=only, logs=settings.run_dir.path,
     )  # fmt: skip
     if not options["quiet"]:
         for line in lines(one for one in report.findings if one.level == WARNING and one.check in only):

@@ -18,7 +18,10 @@ START, END = "@facts begin", "@facts end"
 
 
 class Wanted(NamedTuple):
-    """What a host is asked for: paths as this host has them, the names that it must resolve, the program's words."""
+    """What a host is asked for: paths as this host has them, the names that it must resolve, the program.
+
+    `path` is the PATH on which ranks look for the program; None: the host's own.
+    """
 
     mpirun: str
     python: str
@@ -26,6 +29,7 @@ class Wanted(NamedTuple):
     names: tuple[str, ...] = ()
     program: str | None = None
     logs: str | None = None
+    path: str | None = None
 
 
 class Content(NamedTuple):
@@ -84,7 +88,7 @@ def facts_script(wanted: Wanted, daemon: str) -> str:
     values = {
         "mpirun": wanted.mpirun, "python": wanted.python, "folder": wanted.folder, "daemon": daemon,
         "program": wanted.program or "", "logs": wanted.logs or "", "packages": " ".join(PACKAGES),
-        "names": " ".join(wanted.names),
+        "names": " ".join(wanted.names), "path": wanted.path or "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     parts = [f"echo '{START}'", assignments + _SCRIPT, f"({NETWORK})", PORTS, f"echo @machine\n({MACHINE})"]
@@ -123,7 +127,7 @@ fi
 case $program in
   '') ;;
   *.py) [ ! -r "$program" ] || echo "@content $(cksum <"$program")" ;;
-  *) found=$(command -v "$program" 2>/dev/null) && echo "@program $found" ;;
+  *) found=$(PATH=${path:-$PATH}; command -v "$program" 2>/dev/null) && echo "@program $found" ;;
 esac
 driver=/proc/driver/nvidia/version
 [ ! -r $driver ] || { read -r line <$driver; echo "@driver $line"; }

@@ -33,6 +33,7 @@ class Question(NamedTuple):
     only: frozenset[str] = frozenset(NAMES)
     ssh: tuple[str, ...] = ("ssh",)
     seconds: float = 30.0
+    path: str | None = None
 
 
 class Report(NamedTuple):
@@ -112,7 +113,7 @@ def _connect(hosts: Sequence[str], network: Network, reach: Callable[[float], Re
 def look(hosts: HostList, question: Question, reach: Reach) -> Report:
     """Ask every host for its facts and judge them, in one round trip."""
     daemon = {4: "orted", 5: "prted"}[question.major]
-    wanted = Wanted(question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs)
+    wanted = Wanted(question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs, question.path)
     here_name = next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name)
     scripts = {
         host: facts_script(wanted._replace(names=_names(hosts.names, host, reach.own_name), logs=None), daemon)
