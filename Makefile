@@ -2,6 +2,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
+# Each file's tests in one process; so many processes.
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
 .PHONY: demo test coverage fast check bench faults goldens reference clean apt schedulers horovod prepared
@@ -10,11 +13,11 @@ demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
 test: prepared
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
 
 # The same, and which lines of the launcher ran: it takes minutes more.
 coverage: prepared
-	$(VENV)/bin/python -m pytest $(TESTS) --cov --cov-report=term
+	$(PYTEST) $(TESTS) --cov --cov-report=term
 
 # What the tests need, at the same time where it can be.
 prepared: apt
@@ -22,7 +25,7 @@ prepared: apt
 
 # Without network namespaces: under two minutes.
 fast: $(VENV)/test
-	$(VENV)/bin/python -m pytest $(TESTS) -m "not cluster and not slow"
+	$(PYTEST) $(TESTS) -m "not cluster and not slow"
 
 check: $(VENV)/test
 	$(VENV)/bin/ruff check .
