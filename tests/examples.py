@@ -85,7 +85,8 @@ def launch(example: Example, mpirun: str, folder: Path, cluster: Cluster | None 
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     else:
         each = example.ranks // 2
-        argv += ["-H", f"h1:{each},h2:{each}", *example.command]
+        # The two hosts share this machine's cores, though each has them all for its rank's threads.
+        argv += ["-H", f"h1:{each},h2:{each}", "--env", "OMP_NUM_THREADS=1", *example.command]
         done = cluster.run("h1", argv, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return parse(done.stdout)
