@@ -19,6 +19,7 @@ test: prepared
 # The examples of all frameworks, with those that `make test` does without: TensorFlow and JAX.
 test-frameworks: prepared $(VENV)/frameworks/done
 	$(PYTEST) tests/test_examples.py tests/test_hosts_examples.py
+	$(VENV)/frameworks/bin/python -m pytest tests/test_ddl_shards.py -k tf_data
 
 # Write the table of docs/how-to/frameworks.md anew from runs of the examples.
 frameworks: prepared $(VENV)/frameworks/done
@@ -77,7 +78,8 @@ apt:
 # A place of its own: where TensorFlow is, Keras takes it.
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
-	$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check jax scikit-learn tensorflow-cpu
+	$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check jax==0.10.2 tensorflow-cpu==2.21.0 \
+		scikit-learn hypothesis pytest -e .
 	@touch $@
 
 # Horovod over the PATH's Open MPI, with $(VENV)'s torch. The tests need no speed of it: CXX_LAST= builds the fast one.

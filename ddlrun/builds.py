@@ -53,7 +53,7 @@ else:
         why = type(error).__name__ + ": " + " ".join(str(error).split())[:200]
         # horovod.tensorflow raises where its library is missing; horovod.torch merely lacks these.
         shell = "has not been built" in why or "no attribute 'mpi_built'" in why
-        say(version=version, problem="its library is not built" if shell else why)
+        say(version=version, problem="its library is not built: see docs/how-to/install-horovod.sh" if shell else why)
 """
 
 

@@ -163,9 +163,9 @@ def make_plan(
     files = mca_files(mpirun.path, environ)
     transport = _transport(settings, mpirun, placement, environ, files)
     variables, notes = _variables(settings, mpirun, placement, environ)
-    ranks, said, ports = _frameworks(settings, placement, network, is_free, environ)
+    found, ranks, said, ports = _frameworks(settings, placement, network, is_free, environ)
     han, idle = _hierarchical(settings, mpirun, placement, {**environ, **settings.variables}, files)
-    variables, notes = ranks | han | variables, [*notes, *said, *idle]
+    variables, notes = ranks | han | variables, [*notes, found, *said, *idle]
     rdma = any(machine.rdma_devices for machine in machines.values()) and not settings.tcp
     taken = {**environ, **settings.variables}
     over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
@@ -183,7 +183,7 @@ def make_plan(
         ),
         settings.rankfile[1] if settings.rankfile else None, settings.run_id,
         "left to MPI" if network is None else network.said + ("" if over else "; left to MPI"),
-        tuple(idle), ports, settings.way.reason,
+        (*said, *idle), ports, settings.way.reason,
     )  # fmt: skip
 
 
@@ -271,10 +271,13 @@ def _frameworks(
     network: Network | None,
     is_free: Callable[[int], bool],
     environ: Mapping[str, str],
-) -> tuple[dict[str, str], list[str], range]:
-    """Return what makes the ranks of each framework find each other, notes on it, and the ports for it."""
+) -> tuple[str, dict[str, str], list[str], range]:
+    """Return which frameworks there are, what makes the ranks of each find each other, warnings, and the ports."""
     horovod = any(value is not None for value in settings.knobs.values())
     chosen, why = resolve(settings.frameworks, horovod=horovod, ddl=settings.mode is not None)
+    told = {**environ, **settings.variables}.get("MASTER_PORT", "1")
+    if "torch" in chosen and not (told.isdecimal() and 0 < int(told) < 1 << 16):
+        raise InputError(f"MASTER_PORT={told}: it is no port; unset it, and a free one is taken")
     names = settings.hosts.names
     known = network.addresses if network is not None else {}
     own = os.uname().nodename
@@ -282,10 +285,10 @@ def _frameworks(
     addresses = tuple("127.0.0.1" if alone else known.get(name, name) for name in names)
     needed = ports_needed(placement.topology.accelerators)
     port = choose_ports(settings.run_id, needed, is_free)
-    variables, notes = framework_variables(
+    variables, said = framework_variables(
         chosen, placement, Meeting(addresses, port), (*settings.variables, *settings.named), environ
     )
-    return variables, [f"frameworks: {', '.join(chosen)} ({why})", *notes], range(port, port + needed)
+    return f"frameworks: {', '.join(chosen)} ({why})", variables, said, range(port, port + needed)
 
 
 def _hierarchical(

@@ -67,6 +67,10 @@ class Stream:
         self.source = source
         self._rank, self._size, self._drop_last = rank, size, drop_last
 
+    def __len__(self) -> int:
+        """Return how many items there are; raises TypeError where the source does not say."""
+        return len(_places(len(self.source), self._rank, self._size, drop_last=self._drop_last))  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[Any]:
         source, first = iter(self.source), None
         while group := list(itertools.islice(source, self._size)):
@@ -103,8 +107,9 @@ class SamplerPart:
         yield from part(order, self._rank, self._size, drop_last=self._drop_last).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler the epoch."""
-        self.sampler.set_epoch(epoch)
+        """Tell the sampler the epoch, if it asks."""
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
 
 
 def _places(count: int, rank: int, size: int, *, drop_last: bool) -> range:

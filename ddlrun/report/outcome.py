@@ -29,7 +29,7 @@ HINTS = (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
     ),
-    (IN_USE, "another process on that host holds the port: ddlrun ps shows leftovers"),
+    (IN_USE, "another process on that host holds the port: ddlrun ps shows leftovers; unset a MASTER_PORT of yours"),
     (
         r"MemoryError|Cannot allocate memory",
         "it got no memory: the host has none left, or a limit (ulimit -v, a cgroup) was reached",

@@ -1,7 +1,7 @@
 """Train the network of digits.py with JAX, a process a rank.
 
-    python digits_jax.py                                  alone
-    ddlrun launch --framework jax digits_jax.py           one process a rank
+    python digits_jax.py                                               alone
+    ddlrun launch --framework jax --accelerators core digits_jax.py    one process a rank
 
 On a machine with GPUs that are not to be used: JAX_PLATFORMS=cpu.
 Exit code 1 when fewer than 95 % of the held-out images are recognised.
@@ -67,6 +67,8 @@ def main() -> None:
     velocity = jax.tree.map(jnp.zeros_like, net)
 
     each = BATCH // size  # every rank has as many images in a step, and as many steps
+    if each == 0:
+        sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(epochs):
         begin = perf_counter()

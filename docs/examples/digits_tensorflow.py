@@ -1,7 +1,7 @@
 """Train the network of digits.py with TensorFlow's MultiWorkerMirroredStrategy.
 
-    python digits_tensorflow.py                                  alone
-    ddlrun launch --framework tensorflow digits_tensorflow.py    one process a rank
+    python digits_tensorflow.py                                                      alone
+    ddlrun launch --framework tensorflow --accelerators core digits_tensorflow.py    one process a rank
 
 The loop is written out: `fit` of Keras 3 fails under this strategy.
 Exit code 1 when fewer than 95 % of the held-out images are recognised.
@@ -62,6 +62,8 @@ def main() -> None:
         strategy.run(replica_step, (x, y, rate))
 
     each = BATCH // size  # every rank has as many images in a step, and as many steps
+    if each == 0:
+        sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(epochs):
         begin = perf_counter()

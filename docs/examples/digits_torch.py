@@ -62,6 +62,8 @@ def main() -> None:
         optimizer = ddl_torch.DistributedOptimizer(sgd)
 
     each = BATCH // size  # every rank has as many images in a step, and as many steps
+    if each == 0:
+        sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(options.epochs):
         begin = perf_counter()

@@ -1,7 +1,7 @@
 """Train the network of digits.py with PyTorch's DistributedDataParallel.
 
-    python digits_torch_ddp.py                                  alone
-    ddlrun launch --framework torch digits_torch_ddp.py         one process a rank
+    python digits_torch_ddp.py                                                 alone
+    ddlrun launch --framework torch --accelerators core digits_torch_ddp.py    one process a rank
 
 With `--checkpoint FILE`, in a folder that all hosts share, it goes on where it was ended.
 Exit code 1 when fewer than 95 % of the held-out images are recognised.
@@ -43,8 +43,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="file to go on from, and to write after every epoch")
     options = parser.parse_args()
 
-    for name, alone in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        os.environ.setdefault(name, alone)
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:  # nobody launched it
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        os.environ.update({name: value for name, value in alone.items() if name not in os.environ})
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
     dist.init_process_group("nccl" if gpus else "gloo")
@@ -65,8 +66,13 @@ def main() -> None:
         done = saved.pop("done")
         for name, state in saved.items():
             parts[name].load_state_dict(state)
+    if done >= options.epochs:
+        dist.destroy_process_group()
+        sys.exit(f"{options.checkpoint} has {done} epochs already" if rank == 0 else 0)
 
     each = BATCH // size  # every rank has as many images in a step, and as many steps
+    if each == 0:
+        sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(done, options.epochs):
         begin = perf_counter()
@@ -89,7 +95,7 @@ def main() -> None:
         with torch.no_grad():
             scores = net(images[held_out].to(device)).cpu()
         loss, right = cross_entropy(scores, answers[held_out]), scores.argmax(1) == answers[held_out]
-        accuracy, speed = right.float().mean(), steps * size * each / statistics.median(seconds or [1])
+        accuracy, speed = right.float().mean(), steps * size * each / statistics.median(seconds)
         print(f"epoch {options.epochs}: loss {loss:.4f}")
         result = f"accuracy {100 * accuracy:.1f} % on {HELD_OUT} held-out images"
         if accuracy < GOAL:

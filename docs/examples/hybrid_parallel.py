@@ -54,6 +54,8 @@ def main() -> None:
         return hidden, powers / powers.sum(axis=1, keepdims=True)
 
     each = BATCH // groups  # every group has as many images in a step, and as many steps
+    if each == 0:
+        sys.exit(f"{groups} groups: a step has {BATCH} images; take at most as many groups")
     steps, seconds = len(training) // (each * groups), []
     for epoch in range(epochs):
         begin = perf_counter()

@@ -10,7 +10,7 @@ PY=${1:-python3}
 stop() { echo "install-horovod.sh: $1" >&2; exit 1; }
 
 command -v "$PY" >/dev/null || stop "no Python at $PY; name one: sh install-horovod.sh .venv/bin/python"
-PATH=$PATH:$(dirname "$(command -v "$PY")") # cmake and mpicxx of the environment itself, where the system has none
+PATH=$PATH:$(cd "$(dirname "$(command -v "$PY")")" && pwd) # cmake and mpicxx of the environment itself, where the system has none
 COMPILER=${CXX:-g++}
 command -v "$COMPILER" >/dev/null || stop "no C++ compiler ($COMPILER); mend: apt-get install g++"
 command -v make >/dev/null || stop "no make; mend: apt-get install make"
@@ -22,6 +22,8 @@ command -v mpicxx >/dev/null || stop "no mpicxx; mend: apt-get install libopenmp
 
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 # What Horovod 0.28.1 does not do: torch's headers need C++17 (it says 14, and the last word counts). MPI's C++ bindings
 # are left out, so that the library runs under Open MPI 4 and 5. Without debug information it is 2 MB instead of 60.
 cat >"$WORK/c++" <<END
