@@ -1,0 +1,98 @@
+"""Lines over iterations -> where a template draws them."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Size of a chart, of its margins (left, top, right, bottom), and how many points and lines it has at most.
+WIDTH, HEIGHT = 440, 230
+LEFT, TOP, RIGHT, BOTTOM = 52, 12, 10, 40
+MOST_POINTS, MOST_LINES = 400, 32
+
+
+class Line(NamedTuple):
+    """Values at each iteration (None: not known), and what they are of; `rank` None: of no single rank."""
+
+    name: str
+    values: Sequence[float | None]
+    rank: int | None = None
+
+
+class Drawn(NamedTuple):
+    """A line as the template draws it: `points` of an SVG polyline, `style` a number of colour and dashes."""
+
+    name: str
+    points: str
+    rank: int | None
+    style: int
+    last: str
+
+
+class Chart(NamedTuple):
+    """A chart; ticks are (place in pixels, text). `note` says what is left out, if anything."""
+
+    title: str
+    said: str
+    lines: tuple[Drawn, ...]
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
+    note: str
+
+
+def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[Line]) -> Chart:
+    """Draw lines over iterations; of more than MOST_LINES those with the largest values, of many points every n-th."""
+    shown = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
+    every = -(-len(iterations) // MOST_POINTS)
+    kept = range(0, len(iterations), every)
+    top = max((_largest(line) for line in shown), default=0.0)
+    up = ticks(0.0, top)
+    across = ticks(iterations[0], iterations[-1], whole=True) if iterations else []
+    low, high = (iterations[0], iterations[-1]) if iterations else (0, 1)
+
+    def x(iteration: float) -> float:
+        inside = WIDTH - LEFT - RIGHT
+        return round(LEFT + inside * (iteration - low) / (high - low), 1) if high > low else LEFT + inside / 2
+
+    def y(value: float) -> float:
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / (up[-1] or 1.0), 1)
+
+    def points(values: Sequence[float | None]) -> str:
+        known = ((iterations[at], values[at]) for at in kept)
+        drawn = [f"{x(when)},{y(value)}" for when, value in known if value is not None]
+        return " ".join(drawn * 2 if len(drawn) == 1 else drawn)  # a line of one point would not be seen
+
+    drawn = tuple(
+        Drawn(line.name, points(line.values), line.rank, number, _last(line, unit)) for number, line in enumerate(shown)
+    )
+    left = f"the {len(shown)} highest of {len(lines)} ranks are drawn" if len(shown) < len(lines) else ""
+    thinned = f"every {every} reports" if every > 1 else ""
+    return Chart(
+        title, said, drawn, tuple((x(at), f"{at:g}") for at in across),
+        tuple((y(at), f"{at:g}") for at in up), ", ".join(filter(None, (left, thinned))),
+    )  # fmt: skip
+
+
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return round numbers, at most 6: from `low` until one is not below `high`; `whole`: all inside.
+
+    >>> ticks(0, 4.3), ticks(6, 56, whole=True)
+    ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    """
+    if high <= low:
+        return [low] if whole else [low, low + 1]
+    least = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * by for by in (1, 2, 5, 10) if power * by >= least * (1 - 1e-9))
+    step = max(step, 1.0) if whole else step
+    first, last = (math.ceil(low / step), math.floor(high / step)) if whole else (0, math.ceil(high / step - 1e-9))
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def _largest(line: Line) -> float:
+    return max((value for value in line.values if value is not None), default=0.0)
+
+
+def _last(line: Line, unit: str) -> str:
+    known = [value for value in line.values if value is not None]
+    return f"{statistics.median(known):.3g} {unit}" if known else "-"
