@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 class Browser:
-    """One page, open inside `with`; `said` has what its console and its errors told, but for what is only logged."""
+    """One page, open inside `with`; `said` has what went to its console, errors among it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -33,7 +33,7 @@ class Browser:
         self.said: list[str] = []
         self.events: list[str] = []
 
-    def __enter__(self) -> "Browser":
+    def __enter__(self) -> "Browser":  # noqa: PYI034 - typing.Self came with 3.11
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         assert program, f"none of {', '.join(PROGRAMS)} is there: `make test` installs the first"
         self._profile = tempfile.mkdtemp(prefix="ddlb")

@@ -57,6 +57,8 @@ def _level(record: Record, *, going: bool) -> str:
 
 def _status(record: Record, *, going: bool) -> str:
     outcome = record.outcome
+    if outcome is None and not record.started:
+        return "was planned, and not started"
     if outcome is None:
         return (
             "goes on" if going else "has no end in its folder: ddlrun was killed, runs on another host, or had no room"

@@ -177,9 +177,9 @@ def draw(groups: Iterable[tuple[str, Machine, Sequence[Seat]]]) -> str:
         parts += ["<g>", _svg_text(10, top + 20, title, bold=True), *drawn, "</g>"]
         top += 30 + size[1] + 20
         width = max(width, size[0], 10.0 + 8 * len(title))
-    size = f'width="{width:.0f}" height="{top:.0f}"'
     about = 'role="img" aria-label="Packages, cores and devices of each host, and the local ranks on them"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="placement" {about} {size} font-family="sans-serif">'
+    extent = f'width="{width:.0f}" height="{top:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="placement" {about} {extent} font-family="sans-serif">'
     return "\n".join([head, '<rect class="paper" width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
 
 

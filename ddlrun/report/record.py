@@ -36,7 +36,7 @@ class Record(NamedTuple):
 
     `plan`, `outcome` and `check` are the JSON of those files (None: not there), `dumps` and `findings` the reports of
     -dump_iter and -rebind_iter in their order, `said` what learners wrote about being slow and moving, `failure` the
-    report of a failed run, `gaps` what the folder lacks, and why.
+    report of a failed run, `gaps` what the folder lacks, and why; `started` is False where only the plan was written.
     """
 
     path: str
@@ -51,6 +51,7 @@ class Record(NamedTuple):
     said: tuple[str, ...]
     failure: str
     gaps: tuple[str, ...]
+    started: bool
 
     @property
     def hosts(self) -> str:
@@ -82,7 +83,7 @@ def parse_record(path: str, texts: Mapping[str, str]) -> Record:
         path, plan, groups, ranks, tuple(texts.get("environment", "").split()), others["check.json"],
         others["outcome.json"], tuple(one for one in events if one["event"] == "iterations"),
         tuple(one for one in events if one["event"] != "iterations"), tuple(texts.get("stderr.log", "").splitlines()),
-        texts.get("report.txt", ""), tuple(gaps),
+        texts.get("report.txt", ""), tuple(gaps), "stderr.log" in texts,
     )  # fmt: skip
 
 
