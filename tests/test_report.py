@@ -230,11 +230,11 @@ def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:
     plan = json.loads((old / "plan.json").read_text())
     (old / "plan.json").write_text(json.dumps({key: plan[key] for key in plan if key not in ("version", "written")}))
     (old / "outcome.json").write_text('{"exit_code": 1, "sig')
-    (old / "ddl.jsonl").write_text((failed / "ddl.jsonl").read_text()[:-30])
+    (old / "ddl.jsonl").write_text('{"event": "new", "time": 1}\n' + (failed / "ddl.jsonl").read_text()[:-30])
     text = read(page_of(old, tmp_path))
     assert "an older ddlrun wrote this folder: it has no time of start and no check" in text
     assert "outcome.json was not written to its end" in text
-    assert re.search(r"1 of \d+ lines of ddl.jsonl cannot be read", text)
+    assert re.search(r"2 of \d+ lines of ddl.jsonl cannot be read", text)
     assert "The run has no end in its folder: ddlrun was killed, runs on another host, or had no room" in text
     (old / "outcome.json").unlink()
     (old / "stderr.log").unlink()
@@ -243,7 +243,7 @@ def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:
     (old / "plan.json").write_text(json.dumps(plan))
     strange = report(old)
     assert (strange.returncode, len(strange.stderr.splitlines())) == (2, 1)
-    assert "plan.json is not as this ddlrun writes it: KeyError 'machines'; another ddlrun may have" in strange.stderr
+    assert "its plan or outcome is not as this ddlrun writes it: KeyError 'machines'; report with the" in strange.stderr
     assert "-o /nowhere/page.html: No such file" in report(failed, "-o", "/nowhere/page.html").stderr
 
 

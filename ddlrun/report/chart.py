@@ -5,10 +5,18 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Size of a chart, of its margins (left, top, right, bottom), and how many points and lines it has at most.
-WIDTH, HEIGHT = 440, 230
-LEFT, TOP, RIGHT, BOTTOM = 52, 12, 10, 40
 MOST_POINTS, MOST_LINES = 400, 32
+
+
+class Frame(NamedTuple):
+    """A chart's size in pixels, and where the lines' edges are in it."""
+
+    width: int = 440
+    height: int = 230
+    left: int = 52
+    right: int = 430
+    top: int = 12
+    bottom: int = 190
 
 
 class Line(NamedTuple):
@@ -20,13 +28,13 @@ class Line(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A line as the template draws it: `points` of an SVG polyline, `style` a number of colour and dashes."""
+    """A line as the template draws it: `points` of an SVG polyline, `style` a number of colour and dashes, `middle` the median."""
 
     name: str
     points: str
     rank: int | None
     style: int
-    last: str
+    middle: str
 
 
 class Chart(NamedTuple):
@@ -38,24 +46,26 @@ class Chart(NamedTuple):
     across: tuple[tuple[float, str], ...]
     up: tuple[tuple[float, str], ...]
     note: str
+    frame: Frame = Frame()
 
 
 def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[Line]) -> Chart:
-    """Draw lines over iterations; of more than MOST_LINES those with the largest values, of many points every n-th."""
+    """Draw lines over iterations (at least one); of more than MOST_LINES those with the largest values, of many points some."""
     shown = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
     every = -(-len(iterations) // MOST_POINTS)
     kept = range(0, len(iterations), every)
     top = max((_largest(line) for line in shown), default=0.0)
     up = ticks(0.0, top)
-    across = ticks(iterations[0], iterations[-1], whole=True) if iterations else []
-    low, high = (iterations[0], iterations[-1]) if iterations else (0, 1)
+    low, high = iterations[0], iterations[-1]
+    across = ticks(low, high, whole=True)
+    frame = Frame()
 
     def x(iteration: float) -> float:
-        inside = WIDTH - LEFT - RIGHT
-        return round(LEFT + inside * (iteration - low) / (high - low), 1) if high > low else LEFT + inside / 2
+        share = (iteration - low) / (high - low) if high > low else 0.5
+        return round(frame.left + (frame.right - frame.left) * share, 1)
 
     def y(value: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / (up[-1] or 1.0), 1)
+        return round(frame.bottom - (frame.bottom - frame.top) * value / up[-1], 1)
 
     def points(values: Sequence[float | None]) -> str:
         known = ((iterations[at], values[at]) for at in kept)
@@ -63,7 +73,10 @@ def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Se
         return " ".join(drawn * 2 if len(drawn) == 1 else drawn)  # a line of one point would not be seen
 
     drawn = tuple(
-        Drawn(line.name, points(line.values), line.rank, number, _last(line, unit)) for number, line in enumerate(shown)
+        Drawn(
+            line.name, points(line.values), line.rank, number if line.rank is None else line.rank, _middle(line, unit)
+        )
+        for number, line in enumerate(shown)
     )
     left = f"the {len(shown)} highest of {len(lines)} ranks are drawn" if len(shown) < len(lines) else ""
     thinned = f"every {every} reports" if every > 1 else ""
@@ -93,6 +106,6 @@ def _largest(line: Line) -> float:
     return max((value for value in line.values if value is not None), default=0.0)
 
 
-def _last(line: Line, unit: str) -> str:
+def _middle(line: Line, unit: str) -> str:
     known = [value for value in line.values if value is not None]
     return f"{statistics.median(known):.3g} {unit}" if known else "-"

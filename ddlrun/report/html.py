@@ -41,10 +41,11 @@ def render_page(record: Record, *, going: bool, now: float) -> str:
     )  # fmt: skip
     environment.filters["clock"] = _clock
     rows = list(_rows(record))
+    shown = [row for row in rows if row.rank.number < MOST_RANKS or row.slow or row.level == "failure"]
     return environment.get_template("page.html").render(
         record=record, plan=record.plan, outcome=record.outcome, now=now, level=_level(record, going=going),
-        status=_status(record, going=going), picture=draw(record.groups), legend=_legend(), rows=rows[:MOST_RANKS],
-        left=len(rows) - MOST_RANKS, charts=list(_charts(record)), slow=_slow(record),
+        status=_status(record, going=going), picture=draw(record.groups), legend=_legend(), rows=shown,
+        left=len(rows) - len(shown), charts=list(_charts(record)), slow=_slow(record),
         last=record.dumps[-1] if record.dumps else None, program=_program(record),
     )  # fmt: skip
 

@@ -59,32 +59,49 @@ class Record(NamedTuple):
         return fold(host["name"] for host in self.plan["hosts"])
 
 
+# What a page cannot do without, in plan.json, outcome.json and the events of ddl.jsonl.
+PLAN = "topology rank_order hosts hosts_source ranks machines reasons notes mpirun command variables removed run_id"
+OUTCOME = "exit_code seconds reason root ends wanted"
+ITERATIONS = "first last mode seconds compute reduce jitter most_jitter dimensions"
+FINDING = "rank host score"
+
+
 def parse_record(path: str, texts: Mapping[str, str]) -> Record:
     """Parse the texts of a run folder's files, by name; `path` is the folder's.
 
-    Raises InputError where plan.json, which all else hangs on, cannot be understood.
+    Raises InputError where plan.json, which all else hangs on, cannot be understood, or outcome.json.
     """
+    plan: Any = None
+    gaps: list[str] = []
     try:
-        plan = json.loads(texts["plan.json"])
+        plan = _needed(json.loads(texts["plan.json"]), PLAN)
         groups = _parse_groups(plan)
-        gaps = [] if "version" in plan else ["an older ddlrun wrote this folder: it has no time of start and no check"]
-        others = {name: _parse_json(name, texts, gaps) for name in ("check.json", "binding.json", "outcome.json")}
-        events = _parse_journal(texts.get("ddl.jsonl", ""), gaps)
-        ranks = _parse_ranks(plan, others["binding.json"], others["outcome.json"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        version = (
-            f" (version {plan.get('version', 'unknown')})" if "plan" in locals() and isinstance(plan, dict) else ""
+        check, binding, outcome = (
+            _parse_json(name, texts, gaps) for name in ("check.json", "binding.json", "outcome.json")
         )
+        ranks = _parse_ranks(plan, binding, outcome and _needed(outcome, OUTCOME))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        version = f" ({plan['version']})" if isinstance(plan, dict) and "version" in plan else ""
         raise InputError(
-            f"run folder {path}: plan.json is not as this ddlrun writes it: {type(error).__name__} {error}; "
-            f"another ddlrun may have{version}: report with that one"
+            f"run folder {path}: its plan or outcome is not as this ddlrun writes it: {type(error).__name__} {error}; "
+            f"report with the ddlrun that wrote it{version}"
         ) from error
+    if "version" not in plan:
+        gaps.append("an older ddlrun wrote this folder: it has no time of start and no check")
+    events = _parse_journal(texts.get("ddl.jsonl", ""), gaps)
     return Record(
-        path, plan, groups, ranks, tuple(texts.get("environment", "").split()), others["check.json"],
-        others["outcome.json"], tuple(one for one in events if one["event"] == "iterations"),
+        path, plan, groups, ranks, tuple(texts.get("environment", "").split()), check, outcome,
+        tuple(one for one in events if one["event"] == "iterations"),
         tuple(one for one in events if one["event"] != "iterations"), tuple(texts.get("stderr.log", "").splitlines()),
         texts.get("report.txt", ""), tuple(gaps), "stderr.log" in texts,
     )  # fmt: skip
+
+
+def _needed(found: Any, keys: str) -> Fields:  # noqa: ANN401 - JSON
+    """Return a JSON object that has all of the keys. Raises KeyError or TypeError."""
+    for key in keys.split():
+        found[key]
+    return dict(found)
 
 
 def _parse_json(name: str, texts: Mapping[str, str], gaps: list[str]) -> Fields | None:
@@ -102,11 +119,10 @@ def _parse_journal(text: str, gaps: list[str]) -> list[Fields]:
     lines = text.splitlines()
     for line in lines:
         try:
-            event = json.loads(line)
-        except ValueError:
+            event = _needed(json.loads(line), "event time")
+            events.append(_needed(event, ITERATIONS if event["event"] == "iterations" else FINDING))
+        except (ValueError, KeyError, TypeError):
             continue
-        if isinstance(event, dict) and {"event", "time"} <= event.keys():
-            events.append(event)
     if len(events) < len(lines):
         gaps.append(f"{len(lines) - len(events)} of {len(lines)} lines of ddl.jsonl cannot be read")
     return events
