@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A line as the template draws it: `points` of an SVG polyline, `style` a number of colour and dashes, `middle` the median."""
+    """A line as the template draws it: `points` of an SVG polyline, `style` a number, `middle` the median."""
 
     name: str
     points: str
@@ -50,7 +50,7 @@ class Chart(NamedTuple):
 
 
 def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[Line]) -> Chart:
-    """Draw lines over iterations (at least one); of more than MOST_LINES those with the largest values, of many points some."""
+    """Draw lines over iterations, at least one; of many lines those with the largest values, of many points some."""
     shown = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
     every = -(-len(iterations) // MOST_POINTS)
     kept = range(0, len(iterations), every)
