@@ -7,13 +7,22 @@ PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test coverage fast check bench faults goldens reference clean apt schedulers horovod prepared
+.PHONY: demo test test-frameworks frameworks coverage fast check bench faults goldens reference clean apt schedulers \
+	horovod prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
 test: prepared
 	$(PYTEST) $(TESTS)
+
+# The examples of all frameworks, with those that `make test` does without: TensorFlow and JAX.
+test-frameworks: prepared $(VENV)/frameworks/done
+	$(PYTEST) tests/test_examples.py tests/test_hosts_examples.py
+
+# Write the table of docs/how-to/frameworks.md anew from runs of the examples.
+frameworks: prepared $(VENV)/frameworks/done
+	$(VENV)/bin/python -m tests.examples
 
 # The same, and which lines of the launcher ran: it takes minutes more.
 coverage: prepared
@@ -65,6 +74,12 @@ APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-ins
 
 apt:
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { $(SUDO) apt-get update -qq && $(APT) $(PACKAGES); }
+
+# A place of its own: where TensorFlow is, Keras takes it.
+$(VENV)/frameworks/done: | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)/frameworks
+	$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check jax scikit-learn tensorflow-cpu
+	@touch $@
 
 # Horovod over the PATH's Open MPI, with $(VENV)'s torch. The tests need no speed of it: CXX_LAST= builds the fast one.
 CXX_LAST ?= -O0
