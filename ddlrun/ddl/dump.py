@@ -67,9 +67,9 @@ class Dump:
         self._names = [" ".join(filter(None, pair)) for pair in zip(self._meter.names, self._meter.wires, strict=True)]
         whole = statistics.median(one.compute + one.inside for one in times)
         own = [float(len(times)), statistics.median(compute), statistics.median(inside), whole, jitter]
-        began, clock = times[-1].compute + times[-1].inside, time.time() - time.perf_counter()
-        now = time.perf_counter()
-        spans = [clock + at for at in (now - began, now, *self._meter.begins, *self._meter.ends)]
+        clock, last = time.time() - time.perf_counter(), times[-1]
+        began = last.ended - last.compute - last.inside
+        spans = [clock + at for at in (began, last.ended, *self._meter.begins, *self._meter.ends)]
         return [*own, *map(float, self._meter.sent), *self._meter.seconds, *spans]
 
     def act(self, rows: NDArray[Any]) -> None:
