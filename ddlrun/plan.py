@@ -65,6 +65,16 @@ class RunDir(NamedTuple):
         return f"{self.path}/report.txt"
 
     @property
+    def check(self) -> str:
+        """What the check of the hosts before the start found, as JSON; not there where none was made."""
+        return f"{self.path}/check.json"
+
+    @property
+    def page(self) -> str:
+        """The run as an HTML page, once `ddlrun report` has written it."""
+        return f"{self.path}/report.html"
+
+    @property
     def binding(self) -> str:
         """What each rank was really bound to, as JSON."""
         return f"{self.path}/binding.json"

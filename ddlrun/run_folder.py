@@ -1,12 +1,14 @@
 """The folder of a run: what was planned goes in before it starts, how it went at its end."""
 
+import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ddlrun import rankfile
+from ddlrun import __version__, rankfile
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.plan import Outcome, Plan, RunDir, shown_command
@@ -31,8 +33,8 @@ def default_run_dir(environ: Mapping[str, str]) -> RunDir:
     return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}")  # noqa: S108
 
 
-def write_run_dir(plan: Plan) -> None:
-    """Write the run folder: rank file, hostfile, plan, command, names of variables.
+def write_run_dir(plan: Plan, check: str | None = None) -> None:
+    """Write the run folder: rank file, hostfile, plan, command, names of variables, and what the check found.
 
     Raises InputError where the folder holds an earlier run or cannot be written.
     """
@@ -48,7 +50,11 @@ def write_run_dir(plan: Plan) -> None:
         write_private(files.hostfile, [render_hostfile(hosts)])
         write_private(files.command, [shown_command(plan), "\n"])
         write_private(files.environment, (f"{name}\n" for name in plan.exports))
-        write_private(files.plan, [json.dumps(plan.as_dict()), "\n"])
+        if check is not None:
+            write_private(files.check, [check])
+        write_private(
+            files.plan, [json.dumps({"version": __version__, "written": time.time(), **plan.as_dict()}), "\n"]
+        )
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
 
@@ -92,3 +98,43 @@ def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
     different = [int(record["rank"]) for record in records if record["problem"]]
     known = [{**record, "rank": int(record["rank"])} for record in records]
     return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
+
+
+# What learners say of one that is slow, and of its moves, on a line of standard error.
+SAID = rb"ddlrun\.ddl: (rank \d+ on \S+ (?:is slow,|takes) .*)"
+MOST_SAID = 1000
+
+
+def read_run_dir(path: str) -> dict[str, str]:
+    """Return the texts of a run folder's files by name, of those that are there; of stderr.log what learners said.
+
+    Raises InputError where the folder holds no run or cannot be read.
+    """
+    files = RunDir(path)
+    names = (files.plan, files.environment, files.check, files.binding, files.ddl, files.outcome, files.report)
+    texts: dict[str, str] = {}
+    try:
+        for name in names:
+            with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
+                texts[os.path.basename(name)] = file.read()
+        with suppress(FileNotFoundError), open(files.stderr, "rb") as lines:
+            found = (re.search(SAID, line) for line in lines)
+            said = (one[1].decode(errors="replace") for one in found if one)
+            texts[os.path.basename(files.stderr)] = "\n".join(itertools.islice(said, MOST_SAID))
+    except OSError as error:
+        raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
+    if os.path.basename(files.plan) not in texts:
+        why = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
+        raise InputError(f"run folder {path}: {why}; name a run's folder, which launch and ddlrun ps show")
+    return texts
+
+
+def run_folders(state: str) -> list[str]:
+    """Return the run folders below a state folder, the oldest first."""
+    above = f"{state}/runs"
+    plans = [f"{above}/{name}/plan.json" for name in (os.listdir(above) if os.path.isdir(above) else ())]
+    written: dict[str, float] = {}
+    for plan in plans:
+        with suppress(OSError):
+            written[os.path.dirname(plan)] = os.path.getmtime(plan)
+    return sorted(written, key=lambda folder: written[folder])

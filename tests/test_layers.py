@@ -43,7 +43,7 @@ ALONE = {
     "torch": {"ddl"},
     "keras": {"ddl"},
     "rich": {"report"},
-    "jinja2": {"batch"},
+    "jinja2": {"batch", "report"},
 }
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "probe": "probe",
     "show": "show",
     "plan": "plan",
+    "report": "report",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",

@@ -98,9 +98,9 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
 
 def _print_plan(job: "_Job", mpirun: Callable[[], Mpirun]) -> None:
-    _, plan = _prepare(job, mpirun)
+    _, plan, check = _prepare(job, mpirun)
     if job.options["run_dir"]:
-        write_run_dir(plan)
+        write_run_dir(plan, check)
     as_json = job.options["as_json"]
     click.echo(json.dumps(plan.as_dict(), indent=2) + "\n" if as_json else _shown(plan, job.options), nl=False)
 
@@ -115,8 +115,8 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
         try:
             if outcome is not None:
                 job = _after(job, outcome, attempt, restarts)
-            job, plan = _prepare(job, mpirun)
-            write_run_dir(plan)
+            job, plan, check = _prepare(job, mpirun)
+            write_run_dir(plan, check)
             make_output_folder(job.settings.watch)
         except DdlrunError as error:
             if outcome is None:
@@ -189,8 +189,11 @@ def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     return outcome
 
 
-def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan]:
-    """Ask and check the hosts and plan the job; other hosts take the place of those that fail."""
+def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan, str | None]:
+    """Ask and check the hosts and plan the job; other hosts take the place of those that fail.
+
+    What the check found comes as JSON, None: there was none.
+    """
     machines, network, report = _ask(job.settings, mpirun, job.options)
     while report is not None and report.bad_hosts:
         if not (job.crew.spares or job.least):
@@ -201,7 +204,15 @@ def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan]:
     if report is not None and report.here[1]:
         settings = settings._replace(watch=settings.watch._replace(addresses=(report.here[1],)))
     plan = make_plan(settings, mpirun(), machines(), os.environ, network, _free_ports(report))
-    return job._replace(settings=settings), plan
+    return job._replace(settings=settings), plan, _checked(report, job.options)
+
+
+def _checked(report: "Report | None", options: dict[str, Any]) -> str | None:
+    if report is None or options["skip_checks"] or options["dry_run"]:
+        return None
+    from ddlrun.preflight.table import check_json  # noqa: PLC0415 - as for the check itself
+
+    return check_json(report)
 
 
 def _free_ports(report: "Report | None") -> Callable[[int], bool]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from ddlrun.ddl.meter import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,10 +51,13 @@ class Dump:
     @property
     def width(self) -> int:
         """Return how many figures a row has."""
-        return OWN + 2 * len(self._meter.sent)
+        return OWN + 6 * len(self._meter.sent) + 2
 
     def row(self, times: Sequence[Iteration]) -> list[float]:
-        """Return iterations, the medians of compute, inside and both, jitter; then bytes and seconds by dimension."""
+        """Return iterations, the medians of compute, inside and both, jitter; then bytes and seconds by dimension.
+
+        Last stand seconds since 1970: begin and end of the last iteration, then of each phase that it had, else nan.
+        """
         compute, inside = [one.compute for one in times], [one.inside for one in times]
         mean = sum(compute) / len(compute)
         deviation = math.sqrt(
@@ -61,7 +67,10 @@ class Dump:
         self._names = [" ".join(filter(None, pair)) for pair in zip(self._meter.names, self._meter.wires, strict=True)]
         whole = statistics.median(one.compute + one.inside for one in times)
         own = [float(len(times)), statistics.median(compute), statistics.median(inside), whole, jitter]
-        return [*own, *map(float, self._meter.sent), *self._meter.seconds]
+        clock, last = time.time() - time.perf_counter(), times[-1]
+        began = last.ended - last.compute - last.inside
+        spans = [clock + at for at in (began, last.ended, *self._meter.begins, *self._meter.ends)]
+        return [*own, *map(float, self._meter.sent), *self._meter.seconds, *spans]
 
     def act(self, rows: NDArray[Any]) -> None:
         """Print and keep what rank 0 has of all."""
@@ -83,8 +92,31 @@ class Dump:
             event="iterations", first=first, last=self._until, topology=str(self._grid.topology), mode=self._mode,
             seconds=float(np.median(whole)), compute=compute.tolist(), reduce=inside.tolist(), jitter=jitter.tolist(),
             most_jitter={"rank": worst, "host": self._hosts[worst], "share": float(jitter[worst])},
-            dimensions=[{**line._asdict(), "rate": line.rate} for line in lines],
+            dimensions=[{**line._asdict(), "rate": line.rate} for line in lines], **self._spans(rows),
         )  # fmt: skip
+
+    def _spans(self, rows: NDArray[Any]) -> dict[str, object]:
+        """Return when the last iteration and its phases began and ended on each rank, in seconds from the first begin.
+
+        Each by its host's clock; null where a rank has no such phase.
+        """
+        parts = len(self._names)
+        spans = rows[:, OWN + 2 * parts :]
+        start = float(spans[:, 0].min())
+
+        def told(place: int) -> list[float | None]:
+            return [None if math.isnan(one) else round(one - start, 6) for one in spans[:, place].tolist()]
+
+        axes = [*self._grid.axes, self._grid.axes]
+        phases = []
+        for place in range(2 * parts):
+            whole = place >= 2 * (parts - 1)
+            if not np.isnan(spans[:, 2 + place]).all():
+                phases.append({
+                    "dimension": axes[place // 2], "phase": "allreduce" if whole else PHASES[place % 2],
+                    "begin": told(2 + place), "end": told(2 + 2 * parts + place),
+                })  # fmt: skip
+        return {"start": start, "begin": told(0), "end": told(1), "phases": phases}
 
     def _lines(self, rows: NDArray[Any]) -> Iterator[Line]:
         """Yield what the last iteration did: of bytes and seconds the median over learners."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,15 @@ if TYPE_CHECKING:
     from ddlrun.ddl.schedule import Step
 
 
+PHASES = ("reduce-scatter", "allgather")
+
+
 class Meter:
     """Counts for one learner; `axis_of` has the number of the dimension in which a rank differs from it.
 
     `names` are the algorithms of the dimensions, `wires` the 16-bit formats that travelled there.
-    The last place of each list is for what MPI reduced as a whole.
+    The last place of each list is for what MPI reduced as a whole. `begins` and `ends` (perf_counter, nan: none) have
+    two places for each of those, one a phase: its first message's begin, its last one's end.
     """
 
     def __init__(self, axis_of: Mapping[int, int], names: Sequence[str]) -> None:
@@ -31,12 +36,16 @@ class Meter:
         self.wires = [""] * parts
         self.sent, self.seconds = [0] * parts, [0.0] * parts
         self._open, self._since = [0] * parts, [0.0] * parts
+        self.begins, self.ends = [math.nan] * 2 * parts, [math.nan] * 2 * parts
 
     def begin(self, step: Step, itemsize: int) -> None:
         """Count a step's messages in."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
+        now, phase = perf_counter(), 2 * axis + (not step.combine)
         if not self._open[axis]:
-            self._since[axis] = perf_counter()
+            self._since[axis] = now
+        if math.isnan(self.begins[phase]):
+            self.begins[phase] = now
         self._open[axis] += 1
         self.wires[axis] = step.wire
         size = 2 if step.wire else itemsize
@@ -47,14 +56,19 @@ class Meter:
         """Count a step's messages out."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
         self._open[axis] -= 1
+        now = self.ends[2 * axis + (not step.combine)] = perf_counter()
         if not self._open[axis]:
-            self.seconds[axis] += perf_counter() - self._since[axis]
+            self.seconds[axis] += now - self._since[axis]
 
-    def add(self, axis: int, sent: int, seconds: float, name: str) -> None:
-        """Count something in that MPI did as a whole; axis -1: over all dimensions."""
+    def add(self, axis: int, sent: int, since: float, name: str, *, gathers: bool = False) -> None:
+        """Count something in that MPI did as a whole since then (perf_counter); axis -1: over all dimensions."""
+        now, phase = perf_counter(), 2 * axis + gathers
         self.sent[axis] += sent
-        self.seconds[axis] += seconds
+        self.seconds[axis] += now - since
         self.names[axis] = name
+        self.ends[phase] = now
+        if math.isnan(self.begins[phase]):
+            self.begins[phase] = since
 
 
 class Timed:
@@ -68,7 +82,7 @@ class Timed:
         """Do and time it."""
         start = perf_counter()
         self._comm.Reduce_scatter(whole, own, counts, operation)
-        self._meter.add(self._axis, whole.nbytes - own.nbytes, perf_counter() - start, "MPI")
+        self._meter.add(self._axis, whole.nbytes - own.nbytes, start, "MPI")
 
     def Allgatherv(self, in_place: Any, pieces: list[Any]) -> None:  # noqa: ANN401, N802
         """Do and time it."""
@@ -76,4 +90,4 @@ class Timed:
         self._comm.Allgatherv(in_place, pieces)
         piece, counts = pieces[:2]
         sent = (sum(counts) - counts[self.rank]) * piece.itemsize
-        self._meter.add(self._axis, sent, perf_counter() - start, "MPI")
+        self._meter.add(self._axis, sent, start, "MPI", gathers=True)

@@ -14,10 +14,11 @@ SHARE, FORGET = 0.5, 0.99
 
 
 class Iteration(NamedTuple):
-    """Seconds of one iteration: outside of all calls of ddlrun.ddl, and inside."""
+    """Seconds of one iteration: outside of all calls of ddlrun.ddl, and inside; and when it ended (perf_counter)."""
 
     compute: float
     inside: float
+    ended: float
 
 
 class Pace:
@@ -68,6 +69,6 @@ class Pace:
         self._largest = max(self._largest * FORGET, float(done))
         if done < SHARE * self._largest or not done:
             return None
-        ended = Iteration(self._compute, self._inside)
+        ended = Iteration(self._compute, self._inside, self._at)
         self._compute = self._inside = 0.0
         return ended

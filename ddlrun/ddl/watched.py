@@ -114,7 +114,7 @@ class Watched(Learner):
         start = perf_counter()
         work = super()._go(way, elements, kind, axes)
         if self._sampled and way.how == "flat":
-            self._meter.add(-1, elements.nbytes, perf_counter() - start, "MPI_Allreduce")
+            self._meter.add(-1, elements.nbytes, start, "MPI_Allreduce")
         elif self._sampled and way.algorithms:
             self._meter.names[: len(way.algorithms)] = way.algorithms
         return work

@@ -1,6 +1,6 @@
 """Machines and who sits where, as a picture: for a terminal, and as SVG. One drawing for hosts that are alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.hosts import fold
@@ -147,23 +147,40 @@ def _nic(nic: NIC) -> str:
 
 # SVG: sizes in pixels, one colour a local rank.
 _CELL, _GAP, _TEXT = 14, 3, 13
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
+# Okabe and Ito's, told apart by people who see colours otherwise, each with the text colour that stands out on it.
+COLOURS = {
+    "#56b4e9": "#000000", "#e69f00": "#000000", "#009e73": "#000000", "#f0e442": "#000000",
+    "#cc79a7": "#000000", "#0072b2": "#ffffff", "#d55e00": "#000000",
+}  # fmt: skip
+_COLOURS = tuple(COLOURS)
 _GREY, _HATCHED = "#e6e6e6", "#ffffff"
 
 
 def render_svg(placement: Placement) -> str:
     """Draw who sits where as one SVG picture, a machine below the other."""
+    names = placement.hosts.names
+    return draw(
+        (fold(names[index] for index in indexes), machine, seats) for indexes, machine, seats in placement.groups()
+    )
+
+
+def draw(groups: Iterable[tuple[str, Machine, Sequence[Seat]]]) -> str:
+    """Draw hosts that look the same (their names, machine and seats) as one SVG picture.
+
+    What a page may colour anew, or fade, has a class; a core the local ranks on it in `data-local`.
+    """
     parts: list[str] = []
     top, width = 0.0, 0.0
-    for indexes, machine, seats in placement.groups():
-        names = fold(placement.hosts.names[index] for index in indexes)
-        parts.append(_svg_text(10, top + 20, f"{names}: {machine} ({machine.source})", bold=True))
+    for names, machine, seats in groups:
+        title = f"{names}: {machine} ({machine.source})"
         drawn, size = _svg_machine(machine, seats, top + 30)
-        parts += drawn
+        parts += ["<g>", _svg_text(10, top + 20, title, bold=True), *drawn, "</g>"]
         top += 30 + size[1] + 20
-        width = max(width, size[0], 10.0 + 8 * len(f"{names}: {machine} ({machine.source})"))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{top:.0f}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
+        width = max(width, size[0], 10.0 + 8 * len(title))
+    about = 'role="img" aria-label="Packages, cores and devices of each host, and the local ranks on them"'
+    extent = f'width="{width:.0f}" height="{top:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="placement" {about} {extent} font-family="sans-serif">'
+    return "\n".join([head, '<rect class="paper" width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
 
 
 def _svg_machine(machine: Machine, seats: Sequence[Seat], top: float) -> tuple[list[str], tuple[float, float]]:
@@ -203,7 +220,7 @@ def _svg_box(
         y += 17
     width = max(columns * step + 14.0, 150.0)
     at = f'x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{y - top + 4:.0f}"'
-    frame = f'<rect {at} rx="4" fill="none" stroke="#555"/>'
+    frame = f'<rect class="frame" {at} rx="4" fill="none" stroke="#555"/>'
     title = _svg_text(left + 8, top + 16, f"package {box.package}", bold=True)
     return [frame, title, *parts], (width, y - top + 4)
 
@@ -221,15 +238,17 @@ def _svg_core(core: Core, where: Mapping[int, list[int]], x: float, y: float) ->
     colour = _COLOURS[ranks[0] % len(_COLOURS)] if ranks and core.usable else _GREY if core.usable else _HATCHED
     said = f"core {core.logical_index}, CPUs {','.join(str(pu.os_index) for pu in core.pus)}"
     said += f", local rank {','.join(map(str, ranks))}" if ranks else "" if core.usable else ", not usable"
+    sign = _svg_text(x + _CELL / 2, y + 11, _sign(core, where), ink=COLOURS.get(colour, "#000000"))
     return (
+        f'<g class="core" data-local="{" ".join(map(str, ranks))}">'
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_CELL}" height="{_CELL}" fill="{colour}" stroke="#999">'
-        f"<title>{said}</title></rect>" + _svg_text(x + _CELL / 2, y + 11, _sign(core, where), middle=True)
+        f"<title>{said}</title></rect>{sign}</g>"
     )
 
 
-def _svg_text(x: float, y: float, text: str, *, bold: bool = False, middle: bool = False) -> str:
+def _svg_text(x: float, y: float, text: str, *, bold: bool = False, ink: str = "") -> str:
+    """Write a text; with `ink` the sign of a core, in the middle of x and of that colour."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     weight = ' font-weight="bold"' if bold else ""
-    anchor = ' text-anchor="middle"' if middle else ""
-    size = 9 if middle else _TEXT - 2
-    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}"{weight}{anchor}>{escaped}</text>'
+    look = f' font-size="10" text-anchor="middle" fill="{ink}"' if ink else f' class="word" font-size="{_TEXT - 2}"'
+    return f'<text x="{x:.0f}" y="{y:.0f}"{look}{weight}>{escaped}</text>'

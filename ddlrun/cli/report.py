@@ -1,0 +1,75 @@
+"""ddlrun report: one run as an HTML page, and as a trace."""
+
+import json
+import os
+import time
+
+import click
+
+from ddlrun.cli.gen_rankfile import write_atomically
+from ddlrun.cli.options import Sections, option
+from ddlrun.errors import InputError
+from ddlrun.known import Run, known_runs
+from ddlrun.plan import RunDir
+from ddlrun.report.html import render_page
+from ddlrun.report.record import parse_record
+from ddlrun.report.trace import trace as make_trace
+from ddlrun.run_folder import read_run_dir, run_folders, state_folder
+
+
+@click.command("report", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("run", required=False)
+@option(
+    "Report", "-o", "--output", metavar="FILE", help="Write the page there; default: report.html in the run folder."
+)
+@option(
+    "Report", "--trace", metavar="FILE", help="Write the phases of allreduces too, as Chrome trace JSON, for Perfetto."
+)
+def command(run: str | None, output: str | None, trace: str | None) -> None:
+    """Write RUN as one HTML page: placement, check, iterations, slow learners, failure.
+
+    The page needs no network and no server; secrets are left out as in the run folder. RUN is a run's folder, or its
+    id as ddlrun ps names it, or the beginning of one; default: the last run that was started here.
+    """
+    state = state_folder(os.environ)
+    known = known_runs(state)
+    folder = _find(run, known, run_folders(state))
+    record = parse_record(folder, read_run_dir(folder))
+    going = record.outcome is None and any(one.run_dir == folder and one.alive() is not False for one in known)
+    traced = json.dumps(make_trace(record)) if trace is not None else ""
+    path = output or RunDir(folder).page
+    write_atomically(path, [render_page(record, going=going, now=time.time())])
+    click.echo(path)
+    if trace is not None:
+        write_atomically(trace, [traced, "\n"], "--trace")
+        click.echo(trace)
+
+
+def _find(run: str | None, known: list[Run], folders: list[str]) -> str:
+    """Return the folder of a run, by its own name or the run's id. Raises InputError where there is none."""
+    if run is not None and (os.path.isdir(run) or "/" in run):
+        return os.path.abspath(run)
+    if run is None:
+        latest = max(known, key=lambda one: one.started, default=None)
+        if latest is not None and (not folders or latest.started >= os.path.getmtime(RunDir(folders[-1]).plan)):
+            return latest.run_dir
+        if not folders:
+            raise InputError("no run was started here; name the folder of one: ddlrun report FOLDER")
+        return folders[-1]
+    found = [one.run_dir for one in known if one.run.startswith(run)] or [
+        folder
+        for folder in reversed(folders)
+        if os.path.basename(folder).startswith(run) or _id(folder).startswith(run)
+    ]
+    if not found:
+        raise InputError(f"run {run!r}: no run of this id was started here; name its folder, or see ddlrun ps")
+    return found[0]
+
+
+def _id(folder: str) -> str:
+    """Return the id of the run whose folder it is; where its plan cannot be read, none."""
+    try:
+        with open(RunDir(folder).plan, encoding="utf-8") as file:
+            return str(json.load(file)["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

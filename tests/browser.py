@@ -1,0 +1,132 @@
+"""A page in headless Chromium, driven over its debugging pipe (the Chrome DevTools Protocol): no driver, no sockets."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+# Debian's smallest one first.
+PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe"
+).split()
+PATIENCE = 60.0
+
+
+class Browser:
+    """One page, open inside `with`; `said` has what went to its console, errors among it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._number = 0
+        self._text = b""
+        self._session: str | None = None
+        self.said: list[str] = []
+        self.events: list[str] = []
+
+    def __enter__(self) -> "Browser":  # noqa: PYI034 - typing.Self came with 3.11
+        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+        assert program, f"none of {', '.join(PROGRAMS)} is there: `make test` installs the first"
+        self._profile = tempfile.mkdtemp(prefix="ddlb")
+        theirs, self._to = os.pipe()
+        self._from, to_us = os.pipe()
+        argv = ["sh", "-c", 'exec "$@" 3</dev/fd/$IN 4>/dev/fd/$OUT', "sh", program, *FLAGS]
+        self._process = subprocess.Popen(
+            [*argv, f"--user-data-dir={self._profile}", "about:blank"], pass_fds=(theirs, to_us),
+            env={**os.environ, "IN": str(theirs), "OUT": str(to_us)}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs)
+        os.close(to_us)
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.open(self._url)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._to)
+        os.close(self._from)
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    def open(self, url: str) -> None:
+        """Go there, and wait until the page is loaded."""
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        while "Page.loadEventFired" not in self.events:
+            self._hear(self._message(time.monotonic() + PATIENCE))
+
+    def call(self, method: str, **params: object) -> Mapping[str, Any]:
+        """Call a method of the protocol; return its result."""
+        self._number += 1
+        call: dict[str, object] = {"id": self._number, "method": method, "params": params}
+        if self._session is not None:
+            call["sessionId"] = self._session
+        os.write(self._to, json.dumps(call).encode() + b"\0")
+        until = time.monotonic() + PATIENCE
+        while True:
+            message = self._message(until)
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                result: Mapping[str, Any] = message["result"]
+                return result
+            self._hear(message)
+
+    def ask(self, expression: str) -> Any:
+        """Return what JavaScript says, as JSON can carry it."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, userGesture=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def click(self, selector: str) -> None:
+        """Click with the mouse where the first element of a CSS selector is."""
+        found = json.dumps(selector)
+        self.ask(f"document.querySelector({found}).scrollIntoView({{block: 'center'}})")
+        x, y = self.ask(
+            f"(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector({found}).getBoundingClientRect())"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def look(self, width: int, scheme: str = "light", *, script: bool = True) -> None:
+        """Show the page so many pixels wide, light or dark, with JavaScript or without."""
+        phone = width < 600
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=phone)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Emulation.setScriptExecutionDisabled", value=not script)
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write what is seen, or the whole page, as PNG."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        method = str(message.get("method"))
+        self.events.append(method)
+        if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
+            self.said.append(json.dumps(message["params"]))
+
+    def _message(self, until: float) -> Mapping[str, Any]:
+        while b"\0" not in self._text:
+            ready, _, _ = select.select([self._from], [], [], max(0.0, until - time.monotonic()))
+            assert ready, "the browser does not answer"
+            chunk = os.read(self._from, 1 << 16)
+            assert chunk, "the browser has ended"
+            self._text += chunk
+        line, _, self._text = self._text.partition(b"\0")
+        message: Mapping[str, Any] = json.loads(line)
+        return message
