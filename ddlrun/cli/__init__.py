@@ -33,6 +33,8 @@ COMMANDS = {
     "probe": "probe",
     "show": "show",
     "plan": "plan",
+    "racks": "racks",
+    "bench": "bench",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",
