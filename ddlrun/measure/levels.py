@@ -19,9 +19,9 @@ Measure = Callable[[Sequence[Pair]], Sequence[float]]
 """Let pairs of hosts, of which each host is in one at most, talk both ways at once; return bytes/s of each."""
 Floats = NDArray[np.float64]
 
-# Above this a tournament is a sample of its rounds, and so are the next ones until the groups are clear.
-MOST_ROUNDS = 64
-MOST_TOURNAMENTS = 6
+# More hosts than this play a sample of a tournament's rounds, and more of them until the groups are clear.
+MOST_HOSTS = 64
+MOST_TRIES = 5
 # Few hosts meet more than once: each time others talk beside them.
 LEAST_ROUNDS = 24
 # Fewer slow meetings than this share are noise.
@@ -101,11 +101,8 @@ class _Field:
         """Return the groups of units; None where load shows none."""
         meetings = Meetings(len(units))
         level = None
-        played = 0
-        for _ in range(max(MOST_TOURNAMENTS, len(units) // MOST_ROUNDS)):
-            played += self._play(units, meetings)
-            while played < LEAST_ROUNDS:
-                played += self._play(units, meetings)
+        for _ in range(max(MOST_TRIES, len(units) // MOST_HOSTS)):
+            self._play(units, meetings)
             groups = meetings.groups()
             level = self._tested(units, groups, meetings) if groups is not None else None
             if level is None and meetings.slow() < NOISE:
@@ -115,13 +112,15 @@ class _Field:
         every = tuple(host for unit in units for host in unit)
         return level or Level(tuple(units), 0.0, 0.0, (("slow at times, in no order", every),))
 
-    def _play(self, units: Sequence[Unit], meetings: "Meetings") -> int:
-        """Let all units meet, or a sample of them; return the rounds that it took."""
-        rounds = list(tournament(len(units), self._shuffle))
-        rounds = self._shuffle.sample(rounds, min(len(rounds), MOST_ROUNDS))
-        for pairs in rounds:
-            meetings.add(pairs, self.meet(units, pairs))
-        return len(rounds)
+    def _play(self, units: Sequence[Unit], meetings: "Meetings") -> None:
+        """Let all units meet twice or more, or a sample of them."""
+        played = tournaments = 0
+        many = len(units) > MOST_HOSTS
+        while played < LEAST_ROUNDS or (tournaments < 2 and not many):
+            rounds = list(tournament(len(units), self._shuffle))
+            for pairs in self._shuffle.sample(rounds, MOST_HOSTS) if many else rounds:
+                meetings.add(pairs, self.meet(units, pairs))
+            played, tournaments = played + len(rounds), tournaments + 1
 
     def meet(self, units: Sequence[Unit], pairs: Sequence[Pair]) -> list[float]:
         """Let units talk: the hosts of one with those of the other; return what a pair of hosts reaches, bytes/s."""
@@ -190,11 +189,15 @@ class Meetings:
         self._seen += zip(pairs, rates, strict=True)
 
     def full(self) -> Floats:
-        """Return each unit's full rate: its best; while it has not met everybody, at least what others reach."""
-        best = np.zeros(self._units)
-        for (one, other), rate in self._seen:
-            best[one], best[other] = max(best[one], rate), max(best[other], rate)
-        return best if self._units <= MOST_ROUNDS else np.maximum(best, np.median(best))
+        """Return each unit's full rate: its best but one, or what half of all units reach, if its best is no less.
+
+        A single rate may be too high: a shaper lets pass at once what it has saved.
+        """
+        best = np.zeros((2, self._units))
+        for pair, rate in self._seen:
+            for unit in pair:
+                best[:, unit] = sorted((*best[:, unit], rate))[1:]
+        return np.minimum(best[1], np.maximum(best[0], np.median(best[0])))
 
     def groups(self) -> list[Unit] | None:
         """Return the groups whose members are close; None where nobody is closer than others.
@@ -225,24 +228,31 @@ class Meetings:
         return sorted(partitions[first + 1])
 
     def doubts(self, groups: Sequence[Unit], border: float) -> list[tuple[str, Unit]]:
-        """Return which units do not behave as groups do, and how: shares of the full rate below and above `border`."""
-        sums, counts = self._shares()
-        member = np.zeros((self._units, len(groups)))
-        for number, group in enumerate(groups):
-            member[list(group), number] = 1
-        with np.errstate(invalid="ignore", divide="ignore"):
-            units = (sums @ member) / (counts @ member)
-            pairs = (member.T @ sums @ member) / (member.T @ counts @ member)
-        own = np.array([units[unit, int(member[unit].argmax())] for unit in range(self._units)])
-        np.fill_diagonal(pairs, 0.0)
-        others = np.where(member > 0, 0.0, units)
+        """Return which units do not behave as groups do, and how.
+
+        `border` parts full rates from slow ones, as shares of what both units could do; medians count.
+        """
+        place = {unit: number for number, group in enumerate(groups) for unit in group}
+        units: dict[Pair, list[float]] = {}
+        pairs: dict[Pair, list[float]] = {}
+        for ((one, other), _), share in zip(self._seen, self.shares(self._seen), strict=True):
+            units.setdefault((one, place[other]), []).append(share)
+            units.setdefault((other, place[one]), []).append(share)
+            if place[one] != place[other]:
+                pairs.setdefault((min(place[one], place[other]), max(place[one], place[other])), []).append(share)
+        fast = {key for key, shares in units.items() if np.median(shares) > border}
+        near = {number for key, shares in pairs.items() if np.median(shares) > border for number in key}
+        everyone = range(len(groups))
+        lost = {number for number in everyone for other in everyone[number + 1 :] if (number, other) not in pairs}
         found = {
-            "slow inside their rack": own < border,
-            "as fast with others as inside their rack": np.nan_to_num(others).max(axis=1) > np.nan_to_num(own, nan=1.0),
-            "hardly slower with another rack": member @ np.nan_to_num(pairs).max(axis=1) > border,
-            "never met": member @ np.isnan(pairs).any(axis=1) > 0,
-        }
-        return [(why, tuple(map(int, np.flatnonzero(some)))) for why, some in found.items() if some.any()]
+            "slow inside their rack": {one for one, number in units if place[one] == number} - {
+                one for one, number in fast if place[one] == number
+            },
+            "as fast with another rack": {one for one, number in fast if place[one] != number},
+            "hardly slower with another rack": {unit for unit, number in place.items() if number in near},
+            "never met another rack": {unit for unit, number in place.items() if number in lost},
+        }  # fmt: skip
+        return [(why, tuple(sorted(some))) for why, some in found.items() if some]
 
     def slow(self) -> float:
         """Return how many of all meetings were slow."""

@@ -1,5 +1,6 @@
 """Hosts that talk in pairs, one rank each, as rank 0 says."""
 
+import ast
 import os
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ LEAD, SECONDS = 0.1, 0.2
 EXCHANGE_SECONDS = 0.005
 SMALLEST, LARGEST = 1 << 15, 1 << 24
 PINGS = 8
+MOST_TRIES = 4
 # Bytes/s; slower links leave time to sleep between two looks, to whoever shares the cores.
 LEISURE = 1e9
 NAP = 1e-4
@@ -39,16 +41,15 @@ class Traffic:
             self.latencies[key] = min(latency, self.latencies.get(key, latency))
         return rates
 
-    def warm_up(self) -> None:
-        """Find how much an exchange carries in EXCHANGE_SECONDS, with everybody's neighbour."""
-        pairs = [(rank, rank + 1) for rank in range(0, self._comm.size - 1, 2)]
-        for _ in range(4):
+    def warm_up(self, pairs: Sequence[Pair]) -> None:
+        """Find how much an exchange carries in EXCHANGE_SECONDS over the links between these pairs."""
+        self._chunk, self._nap = 2 * SMALLEST, NAP
+        for _ in range(MOST_TRIES):
             rate = float(np.median(self._round(pairs)[0]))
+            before = self._chunk
             self._nap = NAP if rate < LEISURE else 0.0
-            chunk = int(min(max(rate * EXCHANGE_SECONDS, SMALLEST), LARGEST))
-            near = chunk < 2 * self._chunk
-            self._chunk = chunk
-            if near:
+            self._chunk = int(min(max(rate * EXCHANGE_SECONDS, SMALLEST), LARGEST))
+            if self._chunk < 2 * before:
                 break
 
     def serve(self) -> None:
@@ -74,8 +75,6 @@ class Traffic:
         self._await(self._comm.Ibcast(size))
         buffer = bytearray(text or bytes(int(size[0])))
         self._await(self._comm.Ibcast(buffer))
-        import ast  # noqa: PLC0415
-
         return ast.literal_eval(buffer.decode())
 
     def _await(self, *requests: MPI.Request) -> None:
