@@ -51,8 +51,7 @@ def measure(hosts: Sequence[Host], options: dict[str, Any], words: Sequence[str]
         with open(hostfile, "w", encoding="utf-8") as file:
             file.write(render_hostfile(hosts))
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
-        argv += ["--run-dir", f"{folder}/run", "--hostfile", hostfile, *_passed(options), *words]
-        argv += ["-m", "ddlrun.measure", *program]
+        argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
             code, result = read_lines(argv, lambda lines: _heard(lines, show))
     if code or result is None:

@@ -11,7 +11,7 @@ from ddlrun.cli.inputs import read_job_hosts
 from ddlrun.cli.measured import measure, measuring_options
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.hosts import Host, render_hostfile
 from ddlrun.probe import check_distinct
 from ddlrun.report.racks import Hierarchy, hierarchy_dict, render_hierarchy
 

@@ -76,9 +76,9 @@ def tournament(players: int, shuffle: random.Random) -> Iterator[list[Pair]]:
 
 def find_levels(hosts: int, measure: Measure, seed: int = 1) -> Found:
     """Find racks, and what racks are grouped by, and so on until what is left is flat."""
-    field = _Field(measure, random.Random(seed))
+    field = _Field(measure, random.Random(seed))  # noqa: S311 - an order of meetings
     levels: list[Level] = []
-    units = [(host,) for host in range(hosts)]
+    units: list[Unit] = [(host,) for host in range(hosts)]
     while len(units) >= LEAST_UNITS:
         level = field.split(units)
         if level is None:
@@ -150,11 +150,9 @@ class _Field:
         doubts = meetings.doubts(groups, max(within + beyond, FULL + beyond) / 2)
         if within < FULL:
             doubts.append(("not at the full rate inside their racks", tuple(range(len(units)))))
-        return Level(
-            tuple(_hosts(units, group) for group in groups),
-            *(float(np.median([rate for _, rate in met[name]])) for name in met),
-            tuple((why, _hosts(units, some)) for why, some in doubts),
-        )  # fmt: skip
+        inside, across = (float(np.median([rate for _, rate in met[name]])) for name in met)
+        named = tuple((why, _hosts(units, some)) for why, some in doubts)
+        return Level(tuple(_hosts(units, group) for group in groups), inside, across, named)
 
     def _inside(self, groups: Sequence[Unit]) -> list[Pair]:
         pairs = []
@@ -197,7 +195,8 @@ class Meetings:
         for pair, rate in self._seen:
             for unit in pair:
                 best[:, unit] = sorted((*best[:, unit], rate))[1:]
-        return np.minimum(best[1], np.maximum(best[0], np.median(best[0])))
+        full: Floats = np.minimum(best[1], np.maximum(best[0], np.median(best[0])))
+        return full
 
     def groups(self) -> list[Unit] | None:
         """Return the groups whose members are close; None where nobody is closer than others.
@@ -263,7 +262,8 @@ class Meetings:
         full = self.full()
         ones, others = np.array([pair for pair, _ in seen]).T
         rates = np.array([rate for _, rate in seen])
-        return np.minimum(rates / np.minimum(full[ones], full[others]), 1.0)
+        shares: Floats = np.minimum(rates / np.minimum(full[ones], full[others]), 1.0)
+        return shares
 
     def _shares(self) -> tuple[Floats, Floats]:
         sums, counts = np.zeros((self._units,) * 2), np.zeros((self._units,) * 2)

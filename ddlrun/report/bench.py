@@ -44,7 +44,7 @@ def _table(collective: str, measured: Sequence[dict[str, Any]]) -> Iterator[str]
         best = min(there.values(), key=lambda one: float(one["seconds"]))
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
         times = [shown_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
-        rows.append([shown_bytes(size), *times, *(f"{best[key] / 1e9:.3g} GB/s" for key in ("algbw", "busbw")), share])
+        rows.append([shown_bytes(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
     yield from _aligned(rows)
 
 

@@ -1,7 +1,7 @@
 """Racks that were found by measuring, as a hostfile, as text and as JSON."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
@@ -37,9 +37,7 @@ class Hierarchy(NamedTuple):
     def ordered(self) -> list[Host]:
         """Return the hosts rack by rack, with slots as they were."""
         slots = {host.name: host.slots for host in self.hosts}
-        return [
-            Host(name, slots[name], f"r{number}") for number, rack in enumerate(self.racks(), 1) for name in rack
-        ]
+        return [Host(name, slots[name], f"r{number}") for number, rack in enumerate(self.racks(), 1) for name in rack]
 
     def shape(self) -> tuple[int, int]:
         """Return Y and Z: hosts of a group that leaves no rack, and how many of them there are."""
@@ -78,11 +76,12 @@ def _lines(hierarchy: Hierarchy) -> Iterator[str]:
         yield f"{count} hosts in {len(racks)} racks ({spent})"
         for number, rack in enumerate(racks, 1):
             yield f"  r{number}: {fold(rack)}"
-    yield from _evidence(hierarchy, racks)
-    yield from _proposal(hierarchy)
+    yield from _evidence(hierarchy)
+    y, z = hierarchy.shape()
+    yield f"topology: Xx{y}x{z} (X learners per host); -o FILE writes such a hostfile for launch"
 
 
-def _evidence(hierarchy: Hierarchy, racks: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _evidence(hierarchy: Hierarchy) -> Iterator[str]:
     near, far = hierarchy.found["latency"]
     for number, level in enumerate(hierarchy.found["levels"]):
         name = NAMES[min(number, len(NAMES) - 1)]
@@ -96,12 +95,6 @@ def _evidence(hierarchy: Hierarchy, racks: Sequence[tuple[str, ...]]) -> Iterato
         yield f"latency in a rack {shown_seconds(near)}, across {shown_seconds(far)}"
     if (told := hierarchy.told()) is not None:
         yield f"{told[0]} says {'the same' if told[1] else 'other'} racks"
-    _ = racks
-
-
-def _proposal(hierarchy: Hierarchy) -> Iterator[str]:
-    y, z = hierarchy.shape()
-    yield f"topology: Xx{y}x{z} (X learners per host); hosts in this order: -o FILE, then launch --hostfile FILE"
 
 
 def hierarchy_dict(hierarchy: Hierarchy) -> dict[str, Any]:
