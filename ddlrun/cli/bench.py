@@ -61,7 +61,10 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["plot"]:
         from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
 
-        draw_bench(found, options["plot"])
+        try:
+            draw_bench(found, options["plot"])
+        except OSError as error:
+            raise InputError(f"--plot {options['plot']}: {error.strerror}") from error
     click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
     return 0
 
@@ -71,5 +74,7 @@ def _check_plot(path: str | None) -> None:
         return
     if not path.endswith((".svg", ".png")):
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise InputError(f"--plot {path}: no such folder")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")

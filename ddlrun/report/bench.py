@@ -20,7 +20,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         [NAMES[level], shown_seconds(link["latency"]), shown_rate(link["alone"]), shown_rate(link["together"])]
         for level, link in found["links"].items()
     ]
-    yield from _aligned(rows)
+    yield from _aligned(rows) if found["links"] else ()
     measured = found["measured"]
     for collective in dict.fromkeys(one["collective"] for one in measured):
         yield ""
