@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ddlrun.measure.levels import Found, Pair, find_levels
+from ddlrun.measure.levels import Found, find_levels
+from ddlrun.measure.meetings import Pair
 
 NIC = 100.0
 

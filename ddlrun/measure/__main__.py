@@ -11,8 +11,9 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
-from ddlrun.measure.levels import Found, Pair, find_levels
+from ddlrun.measure.levels import Found, find_levels
 from ddlrun.measure.links import fabric_of, measure_links
+from ddlrun.measure.meetings import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import render_fabric

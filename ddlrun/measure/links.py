@@ -1,6 +1,6 @@
 """What the links of each level carry: pairs of learners alone, and all that share a link at once."""
 
-from ddlrun.measure.levels import Pair
+from ddlrun.measure.meetings import Pair
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.topology import Topology
