@@ -8,13 +8,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
 from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
+Result = TypeVar("Result")
 
 
 class Finished(NamedTuple):
@@ -286,3 +287,21 @@ def copied_stdin() -> int:
     subprocess.Popen(["cat"], stdout=write, start_new_session=True)  # noqa: S607 - ends with its input, or its reader
     os.close(write)
     return read
+
+
+def read_lines(argv: Sequence[str], read: Callable[[Iterator[str]], Result]) -> tuple[int, Result]:
+    """Start a command and hand on what it prints, line by line; return its exit code and what `read` returns.
+
+    Its errors go to ours. Whatever ends us ends it: with TERM, and we wait for that.
+    """
+    process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    )
+    with process:
+        try:
+            result = read(iter(process.stdout or ()))
+            return process.wait(), result
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise

@@ -31,6 +31,9 @@ LAYERS = [
 # What training scripts import: beside the launcher, which knows nothing of it.
 RUNTIME = "ddl"
 RUNTIME_KNOWS = {"errors", "topology", "ways", RUNTIME}
+# Ranks that measure a network: a training script of ours, which nobody imports.
+MEASURING = "measure"
+MEASURING_KNOWS = {*RUNTIME_KNOWS, "network", MEASURING}
 RANK = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # What -> the modules that may import or name it.
@@ -38,12 +41,13 @@ ALONE = {
     "subprocess": {"shell", "rank"},
     "ClusterShell.Task": {"shell"},
     "click": {"cli"},
-    "mpi4py": {"ddl"},
-    "numpy": {"ddl"},
+    "mpi4py": {"ddl", "measure"},
+    "numpy": {"ddl", "measure"},
     "torch": {"ddl"},
     "keras": {"ddl"},
     "rich": {"report"},
     "jinja2": {"batch", "report"},
+    "matplotlib": {"report"},
 }
 
 
@@ -86,8 +90,10 @@ def test_imports_run_one_way(path: Path) -> None:
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("ddlrun.")} - {"__version__"}
     if part(path) == RUNTIME:
         assert ours <= RUNTIME_KNOWS
+    elif part(path) == MEASURING:
+        assert ours <= MEASURING_KNOWS
     elif part(path) != "__init__":
-        assert RUNTIME not in ours
+        assert not {RUNTIME, MEASURING} & ours
         assert {name for name in ours if RANK[name] > RANK[part(path)]} == set()
 
 
@@ -96,7 +102,7 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl"}
+    assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl", "measure"}
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
 
 

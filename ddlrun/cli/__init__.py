@@ -34,6 +34,8 @@ COMMANDS = {
     "show": "show",
     "plan": "plan",
     "report": "report",
+    "racks": "racks",
+    "bench": "bench",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",

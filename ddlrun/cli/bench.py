@@ -1,0 +1,80 @@
+"""ddlrun bench: what links carry, and what collectives make of them."""
+
+import importlib.util
+import json
+import os
+from typing import Any
+
+import click
+
+from ddlrun.cli.gen_rankfile import write_atomically
+from ddlrun.cli.inputs import read_job_hosts
+from ddlrun.cli.job import Accelerators
+from ddlrun.cli.measured import measure, measuring_options
+from ddlrun.cli.options import COUNT, Sections, option
+from ddlrun.errors import InputError
+from ddlrun.network.quantities import parse_bytes, parse_seconds
+from ddlrun.probe import check_distinct
+from ddlrun.report.bench import render_bench
+
+SIZES = "8B,256B,8KiB,64KiB,256KiB,1MiB,8MiB,64MiB,256MiB"
+MODES = "rbnmcp"
+
+
+@click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("hosts", required=False)
+@measuring_options
+@option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch.")
+@option("Shape", "--accelerators", type=Accelerators(), metavar="N|gpu|package|numa|core", help="X, as for launch.")
+@option("Shape", "--racks", type=COUNT, help="Z: racks.")
+@option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores.")
+@option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Time for all, as in 90s or 5m.")
+@option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
+@option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL beside MPI's own.")
+@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: everything that was measured.")
+@option("Answers", "--save-network", metavar="FILE", help="Write the links for ddlrun plan --network FILE.")
+@option("Answers", "--plot", metavar="FILE", help="Draw bus bandwidth over size as SVG or PNG; needs ddlrun[plots].")
+def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
+    """Measure links of HOSTS, and MPI's and DDL's collectives on them.
+
+    HOSTS as for launch. Latency and bandwidth inside a host, inside a rack and between racks; then allreduce,
+    reduce-scatter, allgather and broadcast with algorithm and bus bandwidth as nccl-tests has them, and the share of
+    what the measured links would allow. What the budget leaves out is said.
+    """
+    budget = parse_seconds(options["budget"], "--budget")
+    sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
+    modes = "".join(dict.fromkeys(options["modes"]))
+    if not modes or set(modes) - set(MODES):
+        raise InputError(f"--modes {options['modes']!r}: write some of {MODES}")
+    _check_plot(options["plot"])
+    listed, _ = read_job_hosts(hosts, options)
+    check_distinct(listed, os.uname().nodename)
+    if options["save_network"] and len(listed) == 1:
+        raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
+    words = [word for name in ("topology", "accelerators", "racks") if options[name]
+             for word in (f"--{name}", str(options[name]))]  # fmt: skip
+    words += ["--rank-order", "host", *(["--overload"] if options["overload"] else [])]
+    plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes})
+    found = measure(list(listed), options, words, ["bench", plan])
+    if options["save_network"]:
+        write_atomically(options["save_network"], [found["network"]], "--save-network")
+    if options["plot"]:
+        from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
+
+        try:
+            draw_bench(found, options["plot"])
+        except OSError as error:
+            raise InputError(f"--plot {options['plot']}: {error.strerror}") from error
+    click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
+    return 0
+
+
+def _check_plot(path: str | None) -> None:
+    if path is None:
+        return
+    if not path.endswith((".svg", ".png")):
+        raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise InputError(f"--plot {path}: no such folder")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")

@@ -1,0 +1,48 @@
+"""ddlrun racks: find which hosts share an uplink, by measuring."""
+
+import json
+import os
+from typing import Any
+
+import click
+
+from ddlrun.cli.gen_rankfile import write_atomically
+from ddlrun.cli.inputs import read_job_hosts
+from ddlrun.cli.measured import measure, measuring_options
+from ddlrun.cli.options import Sections, option
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, render_hostfile
+from ddlrun.probe import check_distinct
+from ddlrun.report.racks import Hierarchy, hierarchy_dict, render_hierarchy
+
+# Ranks give cores away while they wait: they may share them with other work.
+YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
+LEAST_HOSTS = 4
+
+
+@click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("hosts", required=False)
+@measuring_options
+@option("Answers", "-o", "--output", metavar="FILE", help="Write a hostfile: rack by rack, with rack= words.")
+@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: the levels, rates and doubts.")
+def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
+    """Find the racks of HOSTS by measuring which of them share an uplink.
+
+    All hosts talk at once, in changing pairs: pairs in one rack keep their rate, pairs across racks slow each
+    other down. HOSTS as for launch: a list such as n[01-16], @HOSTFILE, or those of the scheduler's job. The exit
+    code is 1, and nothing is written, where the racks are not certain.
+    """
+    listed, _ = read_job_hosts(hosts, options)
+    check_distinct(listed, os.uname().nodename)
+    if len(listed) < LEAST_HOSTS:
+        raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
+    words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
+    found = measure([Host(name) for name in listed.names], options, words, ["racks"])
+    hierarchy = Hierarchy(listed, found)
+    if options["output"] and hierarchy.certain:
+        write_atomically(options["output"], [render_hostfile(hierarchy.ordered())], "--output")
+    if options["as_json"]:
+        click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))
+    else:
+        click.echo(render_hierarchy(hierarchy), nl=False)
+    return 0 if hierarchy.certain else 1

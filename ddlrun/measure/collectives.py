@@ -1,0 +1,127 @@
+"""Collectives that are timed: MPI's own and those of ddlrun.ddl, on float32; and nccl-tests' bandwidths.
+
+nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is S/t; the bus bandwidth is that times a factor, so that it
+can be compared with a link's rate, however many (n) ranks there are: allreduce 2(n - 1)/n, reduce-scatter and
+allgather (n - 1)/n, broadcast 1. S is the array's bytes; of reduce-scatter the array that goes in, of allgather the
+one that comes out.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ddlrun.ddl.begin import begin
+from ddlrun.ddl.learner import Learner
+from ddlrun.network.cost import Model, axes_of
+from ddlrun.network.fabric import Fabric
+from ddlrun.topology import Topology
+from ddlrun.ways import Way
+
+COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
+FACTORS: dict[str, Callable[[int], float]] = {
+    "allreduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "allgather": lambda n: (n - 1) / n,
+    "broadcast": lambda _: 1.0,
+}
+ITEM = 4
+Array = Any
+Run = Callable[[Array], Array]
+"""Do the collective on an array of the ranks' product of elements; return where its result stands, all ones at first
+make: ranks for allreduce and reduce-scatter, else 1."""
+
+
+def bus_bandwidth(collective: str, size: int, seconds: float, ranks: int) -> float:
+    """Return bytes/s as nccl-tests' busbw.
+
+    >>> bus_bandwidth("allreduce", 1000, 1.0, 4)
+    1500.0
+    """
+    return size / seconds * FACTORS[collective](ranks)
+
+
+def least_seconds(collective: str, size: int, topology: Topology, fabric: Fabric) -> float:
+    """Return what the busiest link takes for the least bytes that it has to carry, latency left out.
+
+    The allreduce's are those of network.cost along the dimensions; a reduce-scatter or an allgather is half of that;
+    of a broadcast all of the array enters each host, and each rack.
+    """
+    if collective == "broadcast":
+        levels = [topology.accelerators > 1, topology.hosts > 1, topology.hosts > topology.dims[1], False]
+        volumes = [float(size * there) for there in levels]
+    else:
+        share = 1.0 if collective == "allreduce" else 0.5
+        cost = Model(axes_of(topology), topology, fabric).cost(Way("native"), size)
+        volumes = [share * volume for volume in cost.volumes]
+    return max(volume / link.capacity for volume, link in zip(volumes, fabric.links, strict=True))
+
+
+class Collectives:
+    """What can be timed: (collective, algorithm) -> Run. All ranks make one; `free` it before MPI ends."""
+
+    def __init__(self, comm: MPI.Intracomm, modes: str, environ: Mapping[str, str]) -> None:
+        self._comm = comm
+        self._learners = {mode: begin(f"-mode {mode}", None, None, environ) for mode in modes}
+        self.topology = next(iter(self._learners.values())).grid.topology
+        self.runs: dict[tuple[str, str], Run] = {("allreduce", "mpi"): self._allreduce}
+        self.runs |= {("allreduce", mode): _allreduce(learner) for mode, learner in self._learners.items()}
+        self.runs["reduce_scatter", "mpi"] = self._reduce_scatter
+        self.runs |= {("reduce_scatter", mode): _reduce_scatter(learner) for mode, learner in self._learners.items()}
+        self.runs["allgather", "mpi"] = self._allgather
+        self.runs |= {("allgather", mode): _allgather(learner) for mode, learner in self._learners.items()}
+        self.runs["broadcast", "mpi"] = self._broadcast
+        self.runs |= {("broadcast", mode): _broadcast(one) for mode, one in [*self._learners.items()][:1]}
+
+    def free(self) -> None:
+        """Free the communicators."""
+        for learner in self._learners.values():
+            learner.free()
+
+    def array(self, collective: str, size: int) -> Array:
+        """Return an array of at least so many bytes; blocks of one size for all ranks where MPI wants that."""
+        ranks = self._comm.size
+        count = max(size // ITEM, 1)
+        return np.ones(count if collective in ("allreduce", "broadcast") else math.ceil(count / ranks) * ranks, "f4")
+
+    def right(self, collective: str, run: Run, x: Array) -> bool:
+        """Do it once with ones; tell whether all ranks have what they should."""
+        x[:] = 1
+        exact = self._comm.size if collective in ("allreduce", "reduce_scatter") else 1
+        good = bool((run(x) == exact).all())
+        return bool(self._comm.allreduce(good, MPI.LAND))
+
+    def _allreduce(self, x: Array) -> Array:
+        self._comm.Allreduce(MPI.IN_PLACE, x)
+        return x
+
+    def _reduce_scatter(self, x: Array) -> Array:
+        piece = np.empty(len(x) // self._comm.size, x.dtype)
+        self._comm.Reduce_scatter_block(x, piece)
+        return piece
+
+    def _allgather(self, x: Array) -> Array:
+        self._comm.Allgather(MPI.IN_PLACE, x)
+        return x
+
+    def _broadcast(self, x: Array) -> Array:
+        self._comm.Bcast(x)
+        return x
+
+
+def _allreduce(learner: Learner) -> Run:
+    return lambda x: learner.all_reduce(x, "sum", "", True)
+
+
+def _reduce_scatter(learner: Learner) -> Run:
+    return lambda x: learner.reduce_scatter(x, "sum")
+
+
+def _allgather(learner: Learner) -> Run:
+    return learner.allgather_pieces
+
+
+def _broadcast(learner: Learner) -> Run:
+    return lambda x: learner.bcast(x, 0, in_place=True)

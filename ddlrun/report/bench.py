@@ -1,0 +1,63 @@
+"""What ddlrun bench has measured, as text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
+
+NAMES = {"host": "inside a host", "nic": "between hosts", "uplink": "between racks"}
+
+
+def render_bench(found: dict[str, Any]) -> str:
+    """Write the links, then a table a collective: rows sizes, columns algorithms."""
+    return "".join(f"{line}\n" for line in _lines(found))
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['topology']}, {shown_seconds(found['seconds'])}"
+    rows = [["link", "latency", "a pair alone", "all at once"]]
+    rows += [
+        [NAMES[level], shown_seconds(link["latency"]), shown_rate(link["alone"]), shown_rate(link["together"])]
+        for level, link in found["links"].items()
+    ]
+    yield from _aligned(rows) if found["links"] else ()
+    measured = found["measured"]
+    for collective in dict.fromkeys(one["collective"] for one in measured):
+        yield ""
+        yield from _table(collective, [one for one in measured if one["collective"] == collective])
+    if found["left_out"]:
+        yield ""
+        yield f"left out, as one run takes more than its share of the budget: {_left(found['left_out'])}"
+    wrong = [f"{one['collective']} {one['algorithm']} {one['size']} B" for one in measured if not one["right"]]
+    if wrong:
+        yield f"WRONG RESULTS: {', '.join(wrong)}"
+
+
+def _table(collective: str, measured: Sequence[dict[str, Any]]) -> Iterator[str]:
+    algorithms = list(dict.fromkeys(one["algorithm"] for one in measured))
+    by_size: dict[int, dict[str, dict[str, Any]]] = {}
+    for one in measured:
+        by_size.setdefault(one["size"], {})[one["algorithm"]] = one
+    heads = [name if name == "mpi" else f"mode {name}" for name in algorithms]
+    rows = [[collective.replace("_", "-"), *heads, "best algbw", "busbw", "of the limit"]]
+    for size, there in by_size.items():
+        best = min(there.values(), key=lambda one: float(one["seconds"]))
+        share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
+        times = [shown_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
+        rows.append([shown_bytes(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
+    yield from _aligned(rows)
+
+
+def _left(cells: Sequence[tuple[str, str, int]]) -> str:
+    smallest: dict[str, int] = {}
+    for collective, algorithm, size in cells:
+        name = f"{collective} {algorithm}"
+        smallest[name] = min(size, smallest.get(name, size))
+    return ", ".join(f"{name} from {shown_bytes(size)}" for name, size in smallest.items())
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for first, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
