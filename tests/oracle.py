@@ -36,9 +36,9 @@ TIME_LIMIT = 120  # seconds; 16384 ranks on 2048 hosts take 9
 # Without if_base_do_not_resolve each name that does not resolve costs Open MPI 4 a second.
 OPTIONS = {
     4: "--do-not-launch --display-devel-map --mca hwloc_base_topo_file machine.xml --mca if_base_do_not_resolve 1 "
-    "--mca orte_keep_fqdn_hostnames 1 --rankfile ranks",
+    "--mca orte_keep_fqdn_hostnames 1 --hostfile hosts --rankfile ranks",
     5: "--runtime-options donotlaunch --display map --prtemca hwloc_use_topo_file machine.xml "
-    "--prtemca prte_keep_fqdn_hostnames 1 --map-by rankfile:file=ranks",
+    "--prtemca prte_keep_fqdn_hostnames 1 --hostfile hosts --map-by rankfile:file=ranks",
 }
 
 HOST_OF_RANK = re.compile(r"^[ \t]*rank[ \t]*\d+[ \t]*=[ \t]*(\S+)", re.MULTILINE)
@@ -60,7 +60,9 @@ class OracleError(Exception):
         self.returncode = returncode
 
 
-def map_ranks(major: int, rankfile: str, machine: str, *, mpirun: str) -> dict[int, tuple[str, Cores]]:
+def map_ranks(
+    major: int, rankfile: str, machine: str, *, mpirun: str, seconds: float = TIME_LIMIT
+) -> dict[int, tuple[str, Cores]]:
     """Return host and cores of each rank that the text `rankfile` describes, where every host is a `machine`.
 
     `mpirun` is the launcher of Open MPI `major` (4 or 5). Host names are kept whole.
@@ -71,9 +73,9 @@ def map_ranks(major: int, rankfile: str, machine: str, *, mpirun: str) -> dict[i
         Path(folder, "machine.xml").write_text(xml, encoding="utf-8")
         Path(folder, "ranks").write_bytes(os.fsencode(rankfile))
         hosts = Counter(HOST_OF_RANK.findall(rankfile))
-        slots = ",".join(f"{host}:{ranks}" for host, ranks in hosts.items())
-        argv = [mpirun, "--allow-run-as-root", "-np", str(hosts.total()), "-H", slots, *OPTIONS[major].split(), "true"]
-        done = _run(argv, cwd=folder, env=_environment(folder))
+        Path(folder, "hosts").write_text("".join(f"{host} slots={ranks}\n" for host, ranks in hosts.items()))
+        argv = [mpirun, "--allow-run-as-root", "-np", str(hosts.total()), *OPTIONS[major].split(), "true"]
+        done = _run(argv, cwd=folder, env=_environment(folder), seconds=seconds)
     place = dict(_parse_map(done.stdout, _cores_of_pus(xml)))
     if not place:
         raise OracleError(mpirun, done.stdout + done.stderr, done.returncode)
@@ -81,16 +83,16 @@ def map_ranks(major: int, rankfile: str, machine: str, *, mpirun: str) -> dict[i
 
 
 def _run(
-    argv: list[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    argv: list[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, seconds: float = TIME_LIMIT
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that may fail, but not hang."""
     try:
         return subprocess.run(
-            argv, cwd=cwd, env=env, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIME_LIMIT,
+            argv, cwd=cwd, env=env, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
             encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise OracleError(argv[0], f"ended after {TIME_LIMIT} s", None) from error
+        raise OracleError(argv[0], f"ended after {seconds:g} s", None) from error
 
 
 def _answer(argv: list[str]) -> str:

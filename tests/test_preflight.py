@@ -19,6 +19,14 @@ from ddlrun.shell import Finished
 TEXT = f"""\
 Welcome!
 {START}
+@machine
+cpu/online:0-1
+cpu/cpu0/topology/core_siblings_list:0-1
+cpu/cpu1/topology/core_siblings_list:0-1
+cpu/cpu0/topology/thread_siblings_list:0
+cpu/cpu1/topology/thread_siblings_list:1
+ddlrun:end
+@own
 @clock 1700000000.25
 @hostname h1
 @name h1 10.0.0.1
@@ -37,13 +45,6 @@ Welcome!
 @limit files 1048576
 @left 77 run-1 python train.py --lr 1
 @net eth0 10.0.0.1/16 up 10000 device
-@machine
-cpu/online:0-1
-cpu/cpu0/topology/core_siblings_list:0-1
-cpu/cpu1/topology/core_siblings_list:0-1
-cpu/cpu0/topology/thread_siblings_list:0
-cpu/cpu1/topology/thread_siblings_list:1
-ddlrun:end
 {END}
 """
 WANTED = Wanted("/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"))

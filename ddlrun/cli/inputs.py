@@ -139,7 +139,7 @@ def load_hosts(folder: str) -> list[str]:
 
 def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
     """Return hosts' machines from a folder of saved answers; hosts that look the same share one object."""
-    saved = load_hosts(folder)
+    saved = dict.fromkeys(load_hosts(folder))
     missing = [name for name in hosts.names if name not in saved]
     if missing:
         raise InputError(f"--load {folder}: nothing saved of {fold(missing)}; saved: {fold(saved) or 'nothing'}")

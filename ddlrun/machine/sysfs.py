@@ -4,6 +4,7 @@ Most of the text is what `grep -s . FILE...` prints: `path:content`, one line a 
 rest are lines of words that begin with @.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.errors import UnreachableError
@@ -141,10 +142,16 @@ def _memory_note(said: Sequence[Sequence[str]], kib: int) -> tuple[str, ...]:
 
 
 def machine_kind(text: str) -> str:
-    """Return what hosts that are alike say alike, which leaves UUIDs out unless GPUs are restricted by them."""
+    """Return what hosts that are alike say alike: UUIDs count where GPUs are restricted by them, memory in GiB."""
     if "@env" in text:
         return text
-    return "\n".join(line for line in text.splitlines() if not line.startswith("@uuid"))
+    text = re.sub(r"MemTotal: *(\d+)", lambda size: f"MemTotal:{_gib(int(size[1]))}", text)
+    return re.sub(r"(?m)^@uuid.*\n?", "", text)
+
+
+def _gib(kib: int) -> str:
+    """Return what becomes of MemTotal, which differs by some KiB between hosts that are alike."""
+    return f"{installed_memory(kib)} {kib / (1 << 20):.0f}"
 
 
 def _cores(found: Mapping[str, str]) -> tuple[Core, ...]:

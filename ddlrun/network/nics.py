@@ -1,9 +1,10 @@
 """Each host's addresses -> the subnet that a job uses, and the variables that say so to MPI, NCCL and Gloo."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.environment import MOST_CHARACTERS
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import fold
 
@@ -44,6 +45,8 @@ else
 fi 2>/dev/null
 """
 
+# More hosts, or subnets, are counted instead of named.
+MOST_NAMED = 64
 # What container and virtual machine software calls its bridges; their addresses lead nowhere else.
 BRIDGES = r"(docker|virbr|br-|lxc|lxdbr|cni|flannel|podman|veth|vmnet|vboxnet|kube-|cali|cilium|weave)"
 
@@ -88,7 +91,9 @@ class Network(NamedTuple):
     def said(self) -> str:
         """What is used and why, what is not and why not, in one line."""
         chosen = f"{', '.join(self.subnets)}: {self.reason}" if self.subnets else self.reason
-        return "; ".join([chosen, *(f"not {subnet}: {why}" for subnet, why in self.rejected)])
+        more = len(self.rejected) - MOST_NAMED
+        left = [f"and {more} subnets more"] if more > 0 else []
+        return "; ".join([chosen, *(f"not {subnet}: {why}" for subnet, why in self.rejected[:MOST_NAMED]), *left])
 
 
 _OBVIOUS = {"loopback": "loopback", "link_local": "link-local"}
@@ -235,7 +240,7 @@ def _plain(address: Address) -> str | None:
     return next((why for kind, why in _OBVIOUS.items() if getattr(ip, f"is_{kind}")), None)
 
 
-def _why_not(there: Mapping[str, Sequence[Address]], hosts: Iterable[str]) -> str | None:
+def _why_not(there: Mapping[str, Sequence[Address]], hosts: Collection[str]) -> str | None:
     """Say why the hosts cannot use a subnet; None: they can."""
     every = [(host, one) for host, addresses in there.items() for one in addresses]
     if why := _plain(every[0][1]):
@@ -251,8 +256,12 @@ def _why_not(there: Mapping[str, Sequence[Address]], hosts: Iterable[str]) -> st
             what = f"{every[0][1].interface} is a bridge, and " if every[0][1].kind == "bridge" else ""
             return f"{what}{ip} is the address of {fold(sorted(same))} alike"
     down = [f"{one.interface} is down on {host}" for host, one in every if not one.up]
-    missing = [host for host in hosts if host not in there]
-    return f"not on {fold(missing)}" if missing else (down[0] if down else None)
+    missing = len(hosts) - len(there)
+    if missing > MOST_NAMED:  # there may be a subnet a host
+        return f"not on {next(host for host in hosts if host not in there)} and {missing - 1} more"
+    if missing:
+        return f"not on {fold(host for host in hosts if host not in there)}"
+    return down[0] if down else None
 
 
 def _rank(there: Mapping[str, Sequence[Address]]) -> tuple[int, bool, bool]:
@@ -298,9 +307,12 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
         if not rdma:
             variables["UCX_NET_DEVICES"] = names
     else:
-        listed = (f"{host}={','.join(there)}" for host, there in network.interfaces.items())
-        variables["DDLRUN_IFNAMES"] = " ".join(listed)
-        notes.append("GLOO_SOCKET_IFNAME: set on each host, as their interfaces differ in name")
+        listed = " ".join(f"{host}={','.join(there)}" for host, there in network.interfaces.items())
+        if len(listed) <= MOST_CHARACTERS:
+            variables["DDLRUN_IFNAMES"] = listed
+            notes.append("GLOO_SOCKET_IFNAME: set on each host, as their interfaces differ in name")
+        else:
+            notes.append("GLOO_SOCKET_IFNAME: left to Gloo, as the interfaces of so many hosts fit into no variable")
     return variables, notes
 
 

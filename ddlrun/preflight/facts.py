@@ -91,7 +91,8 @@ def facts_script(wanted: Wanted, daemon: str) -> str:
         "names": " ".join(wanted.names), "path": wanted.path or "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    parts = [f"echo '{START}'", assignments + _SCRIPT, f"({NETWORK})", PORTS, f"echo @machine\n({MACHINE})"]
+    # What hosts that are alike say alike comes first: ClusterShell keeps the beginnings that answers share once.
+    parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
     return "\n".join([*parts, f"echo '{END}'\n"])
 
 
@@ -158,8 +159,8 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
     >>> parse_facts("hello\n@facts begin\n@hostname h1\n@facts end", "h1").noise
     ('hello',)
     """
-    before, body = _parts(text, host)
-    said = _said(body)
+    before, section, own = _parts(text, host)
+    said = _said(own)
     first = {key: values[0] for key, values in said.items()}
     rooms = {words[0]: words[1:] for words in map(str.split, said.get("room", ())) if len(words) > 2}
     limits = dict(value.partition(" ")[::2] for value in said.get("limit", ()))
@@ -167,7 +168,7 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
         noise=tuple(line for line in before.splitlines() if line.strip()),
         clock=_float(first.get("clock", "")),
         hostname=first.get("hostname", ""),
-        addresses=parse_addresses(body),
+        addresses=parse_addresses(own),
         names={words[0]: tuple(words[1:]) for words in map(str.split, said.get("name", ())) if words},
         mpirun=first.get("mpirun"),
         daemon="daemon" in said,
@@ -175,7 +176,7 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
         packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in said.get("package", ())},
         folder="folder" in said,
         program=_program(first),
-        machine=_machine(body, host, {} if alike is None else alike),
+        machine=_machine(section, host, {} if alike is None else alike),
         driver=_version(first.get("driver", "")),
         shm=_free(rooms.get("shm")),
         temporary=(" ".join(rooms["temporary"][1:]) if "temporary" in rooms else "", _free(rooms.get("temporary"))),
@@ -187,15 +188,16 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
     )
 
 
-def _parts(text: str, host: str) -> tuple[str, str]:
-    """Return what was printed before the facts, and the facts."""
+def _parts(text: str, host: str) -> tuple[str, str, str]:
+    """Return what was printed before the facts, what the machine is, and the host's own facts."""
     before, begun, rest = text.rpartition(f"{START}\n")
     body, ended, _ = rest.partition(f"\n{END}")
     if not begun or not ended:
         raise UnreachableError(
             f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
         )
-    return before, body
+    section, _, own = body.removeprefix("@machine\n").rpartition("@own\n")
+    return before, section, own
 
 
 def _said(body: str) -> dict[str, list[str]]:
@@ -222,8 +224,7 @@ def _program(first: Mapping[str, str]) -> Content | str | None:
     return first.get("program")
 
 
-def _machine(text: str, host: str, alike: dict[str, Machine]) -> Machine | None:
-    section = text.partition("\n@machine\n")[2]
+def _machine(section: str, host: str, alike: dict[str, Machine]) -> Machine | None:
     kind = machine_kind(section)
     try:
         return alike.get(kind) or alike.setdefault(kind, parse_sysfs(section, host))

@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
@@ -66,15 +66,17 @@ def noise(seen: Seen) -> Iterator[Finding]:
 def names(seen: Seen) -> Iterator[Finding]:
     """Find hosts that do not find another by its name, or themselves."""
     known = {**seen.hosts, seen.here_name: seen.here}
+    owners = _owners(known)
+    place = {name: number for number, name in enumerate(seen.wanted.names)}
     for host, facts in seen.hosts.items():
-        for name in seen.wanted.names:
-            if name not in facts.names or name not in known or name in ("localhost", host):
+        for name in sorted(filter(place.__contains__, facts.names), key=place.__getitem__):
+            if name not in known or name in ("localhost", host):
                 continue  # what cannot be reached at all is told already
             found = facts.names[name]
             fix = f"correct its /etc/hosts or DNS: getent hosts {name}"
             if not found:
                 yield Finding(host, "names", FAILURE, f"does not resolve {name}", fix)
-            elif wrong := _not_its(name, found, known, seen.here):
+            elif wrong := _not_its(found, known[name], owners, seen.here.names.get(name, ())):
                 yield Finding(host, "names", FAILURE, f"resolves {name} to {found[0]}, {wrong}", fix)
         yield from _own_name(host, facts)
 
@@ -93,14 +95,23 @@ def _own_name(host: str, facts: Facts) -> Iterator[Finding]:
         yield Finding(host, "names", FAILURE, f"resolves its own name to {found[0]}, which is not its own", fix)
 
 
-def _not_its(name: str, found: tuple[str, ...], known: Mapping[str, Facts], here: Facts) -> str | None:
-    """Say whose the addresses are that a name should not have; None: they are its own, or what this machine finds."""
-    own = {one.ip for one in known[name].addresses if not _loopback(one.ip)}
-    if not own or own & {*found} or {*found} & {*here.names.get(name, ())} - {*filter(_loopback, found)}:
+def _owners(known: Mapping[str, Facts]) -> dict[str, str]:
+    """Return whose each address is: the first one's that has it."""
+    found: dict[str, str] = {}
+    for host, facts in known.items():
+        for one in facts.addresses:
+            found.setdefault(one.ip, host)
+    return found
+
+
+def _not_its(found: tuple[str, ...], its: Facts, owners: Mapping[str, str], here: Sequence[str]) -> str | None:
+    """Say whose the addresses are that a name should not have; None: they are its own, or what is found `here`."""
+    own = {one.ip for one in its.addresses if not _loopback(one.ip)}
+    if not own or own & {*found} or {*found} & {*here} - {*filter(_loopback, found)}:
         return None
     if _loopback(found[0]):
         return "which is itself"
-    owner = next((host for host, facts in known.items() if found[0] in {one.ip for one in facts.addresses}), None)
+    owner = owners.get(found[0])
     return f"which is {owner}" if owner else f"which is none of its addresses ({', '.join(sorted(own))})"
 
 
@@ -142,7 +153,7 @@ def python(seen: Seen) -> Iterator[Finding]:
             for host, facts in seen.hosts.items() if facts.python
         }  # fmt: skip
         for host, version, usual, most in _odd(versions):
-            what = f"{name} {version or 'is missing'}, {_have(most)} {usual or 'none'}"
+            what = f"{name} {version or 'is missing'}, {most} {usual or 'none'}"
             fix = f"{seen.wanted.python} -m pip install {name}=={usual}" if usual else f"remove {name} there"
             yield Finding(host, "python", FAILURE, what, fix)
 
@@ -174,10 +185,10 @@ def machine(seen: Seen) -> Iterator[Finding]:
             yield Finding(host, "machine", WARNING, "its cores could not be read", "describe the hosts: --machine")
     for host, found, usual, most in _odd({host: facts.machine for host, facts in seen.hosts.items() if facts.machine}):
         if found and usual:
-            what = f"{'; '.join(differences(found, usual))}, as {_have(most)}"
+            what = f"{'; '.join(differences(found, usual))}, as {most}"
             yield Finding(host, "machine", WARNING, what, "leave the host out, or see: ddlrun show placement")
     for host, driver, other, most in _odd({host: facts.driver for host, facts in seen.hosts.items()}):
-        what = f"NVIDIA driver {driver or 'is missing'}, {_have(most)} {other or 'none'}"
+        what = f"NVIDIA driver {driver or 'is missing'}, {most} {other or 'none'}"
         yield Finding(host, "machine", FAILURE, what, "install the same driver on all hosts")
 
 
@@ -243,13 +254,14 @@ def _size(kib: int) -> str:
     return f"{kib} KiB" if kib < 1024 else (f"{kib >> 10} MiB" if kib < 1 << 20 else f"{kib >> 20} GiB")
 
 
-def _odd(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, list[str]]]:
-    """Yield each host that has another value than most, with its own, theirs, and who they are."""
+def _odd(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, str]]:
+    """Yield each host that has another value than most, with its own, theirs, and who they are, as "HOSTS have"."""
     if not values:
         return
     usual = Counter(values.values()).most_common(1)[0][0]
-    most = [host for host, value in values.items() if value == usual]
-    yield from ((host, value, usual, most) for host, value in values.items() if value != usual)
+    odd = [host for host, value in values.items() if value != usual]
+    most = _have([host for host, value in values.items() if value == usual]) if odd else ""
+    yield from ((host, values[host], usual, most) for host in odd)
 
 
 # Name -> check, in the order of the table; ssh and tcp come from the edge.

@@ -115,10 +115,8 @@ def look(hosts: HostList, question: Question, reach: Reach) -> Report:
     daemon = {4: "orted", 5: "prted"}[question.major]
     wanted = Wanted(question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs, question.path)
     here_name = next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name)
-    scripts = {
-        host: facts_script(wanted._replace(names=_names(hosts.names, host, reach.own_name), logs=None), daemon)
-        for host in hosts.names
-    }
+    names = names_to_resolve(hosts.names, reach.own_name)
+    scripts = {host: facts_script(wanted._replace(names=names[host], logs=None), daemon) for host in hosts.names}
     begin = time.time()
     asked = reach.here(facts_script(wanted._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
     answers = ask(scripts, reach)
@@ -136,7 +134,7 @@ def look(hosts: HostList, question: Question, reach: Reach) -> Report:
             if shutil.which(question.ssh[0]) is None:
                 why = NO_CLIENT
             findings.append(Finding(host, "ssh", FAILURE, why.what, why.remedy))
-    every = tuple(dict.fromkeys(name for host in facts for name in _names(hosts.names, host, reach.own_name)))
+    every = tuple(dict.fromkeys(name for host in facts for name in names[host]))
     seen = Seen(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
     findings += judge(seen, question.only)
     network, said = _network(facts, question)
@@ -158,13 +156,16 @@ def _network(facts: Mapping[str, Facts], question: Question) -> tuple[Network | 
     return network, [Finding(host, "network", level, network.said) for host in facts if "network" in question.only]
 
 
-def _names(hosts: Sequence[str], host: str, here: str) -> tuple[str, ...]:
-    """Return the names that a host must resolve: all of a few; of many, the first and those next to it."""
+def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ...]]:
+    """Return the names that each host must resolve: all of a few; of many, the first, its neighbours and `here`."""
     if len(hosts) <= MOST_NAMES + 1:
-        return tuple(hosts)
-    place = hosts.index(host)
-    around = [hosts[(place + step) % len(hosts)] for step in range(-1, MOST_NAMES - 2)]
-    return tuple(dict.fromkeys([hosts[0], *around, *([here] if here in hosts else [])]))
+        return dict.fromkeys(hosts, tuple(hosts))
+    known = [here] if here in hosts else []
+    steps = range(-1, MOST_NAMES - 2)
+    return {
+        host: tuple(dict.fromkeys([hosts[0], *(hosts[(place + step) % len(hosts)] for step in steps), *known]))
+        for place, host in enumerate(hosts)
+    }
 
 
 def alike(findings: Iterable[Finding]) -> list[list[Finding]]:

@@ -35,6 +35,8 @@ CHUNK = 1 << 16
 MOST_UNSENT = 4 * CHUNK
 TAIL = 16 << 10
 CONNECT_SECONDS = 5.0
+# So many keepers a second ddlrun lets in at the least, where all come at once.
+WELCOMES = 2000
 # What the program left behind may go on for this long, and as long again after a TERM.
 STRAY_SECONDS = 1.0
 UNKILLABLE_SECONDS = 10.0
@@ -64,7 +66,7 @@ def main(program: list[str]) -> None:
         _become(program, where)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
     try:
-        link = _connect(channel)
+        link = _connect(channel, CONNECT_SECONDS + max(size, 0) / WELCOMES)
     except OSError as error:
         _say(f"{where} cannot reach ddlrun: {error}")
         os._exit(UNREACHABLE)
@@ -390,7 +392,7 @@ def _prctl() -> Prctl:
     return Prctl(getattr(ctypes.CDLL(None), "prctl", None))
 
 
-def _connect(channel: str) -> _socket.socket:
+def _connect(channel: str, seconds: float) -> _socket.socket:
     """Return a connection to the ddlrun that knows the token. Raises OSError with each address and why not."""
     token, host, addresses = channel.split("@")
     tries = addresses.split(",")
@@ -400,7 +402,7 @@ def _connect(channel: str) -> _socket.socket:
     for address in dict.fromkeys(tries):
         ip, _, port = address.rpartition(":")
         link = _socket.socket(_socket.AF_INET6 if ":" in ip else _socket.AF_INET, _socket.SOCK_STREAM)
-        link.settimeout(CONNECT_SECONDS)
+        link.settimeout(seconds)
         try:
             link.connect((ip, int(port)))
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)

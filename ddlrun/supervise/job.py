@@ -34,7 +34,7 @@ class Supervision:
         self._watch = watch
         self._screen = Screen(watch, files)
         self._epoll = select.epoll()
-        self._keepers = Keepers(listener, self._epoll, self._hear, self._hung_up, self._crowded)
+        self._keepers = Keepers(listener, self._epoll, self._hear, self._hung_up, self._crowded, watch.ranks)
         self._stalls = Stalls(watch, self._screen.tell)
         self._limits = Limits(watch)
         self._warnings = Warnings()

@@ -6,6 +6,7 @@ import hmac
 import select
 import time
 from collections.abc import Callable
+from itertools import islice
 
 from ddlrun.rank import wire
 from ddlrun.supervise.listener import Listener
@@ -43,7 +44,8 @@ class Peer:
 class Keepers:
     """All connections, by file descriptor; `hear` gets each message of those that said the token.
 
-    `hung_up` gets those that close by themselves, `crowded` is called when no more files can be open.
+    `hung_up` gets those that close by themselves, `crowded` is called when no more files can be open. `ranks`: so
+    many may come at once.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Keepers:
         hear: Callable[[Peer, bytes, bytes], None],
         hung_up: Callable[[Peer], None],
         crowded: Callable[[], None],
+        ranks: int = 0,
     ) -> None:
         self._listener, self._epoll = listener, epoll
         self._hear, self._hung_up, self._crowded = hear, hung_up, crowded
+        self._most_strangers = max(MOST_STRANGERS, ranks)
         self.peers: dict[int, Peer] = {}
         self._strangers: dict[int, Peer] = {}
         self.reading = True
@@ -130,14 +134,21 @@ class Keepers:
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             self.peers[fd] = self._strangers[fd] = Peer(link, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
-            self._drop_strangers(MOST_STRANGERS)
+            self._drop_strangers(self._most_strangers)
 
     def _drop_strangers(self, most: int) -> bool:
-        """Keep so many who have not said the token yet, the newest; tell whether any was dropped."""
-        old = list(self._strangers.values())[: max(0, len(self._strangers) - most)]
-        for peer in old:
+        """Keep so many who have not said the token yet, the newest; tell whether any was dropped.
+
+        A job's keepers come all at once: those whose token is there already are heard first.
+        """
+        old = list(islice(self._strangers.items(), max(0, len(self._strangers) - most)))
+        for fd, peer in old:
+            if self._strangers.get(fd) is peer:  # hearing one may have ended the listening
+                self._receive(peer)
+        left = [peer for fd, peer in old if self._strangers.get(fd) is peer]
+        for peer in left:
             self._drop(peer)
-        return bool(old)
+        return bool(left)
 
     def _receive(self, peer: Peer) -> None:
         try:

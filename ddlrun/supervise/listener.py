@@ -2,9 +2,31 @@
 
 import _socket  # socket itself takes 6 ms to import
 import os
+import resource
 from collections.abc import Sequence
 
+from ddlrun.errors import PreflightError
 from ddlrun.watch import LOOPBACK
+
+# What is open beside the keepers' connections: logs, mpirun's pipes, who has not said the token yet.
+OTHER_FILES = 64
+
+
+def check_files(ranks: int) -> None:
+    """Raise PreflightError where this process may not have a connection a rank."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < ranks + OTHER_FILES:
+        raise PreflightError(
+            f"{ranks} ranks are as many connections to this machine, where only {most} files may be open "
+            f"(ulimit -Hn); '* - nofile {ranks + OTHER_FILES}' in /etc/security/limits.conf"
+        )
+
+
+def allow_files(ranks: int) -> None:
+    """Let this process have a connection a rank; what it has started already keeps its own limit."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < ranks + OTHER_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES, most))
 
 
 class Listener:

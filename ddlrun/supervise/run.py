@@ -7,7 +7,7 @@ from ddlrun.plan import Outcome, RunDir
 from ddlrun.rank import wire
 from ddlrun.shell import end_session, guarded, start_mpirun
 from ddlrun.supervise.job import SLACK_SECONDS, Supervision
-from ddlrun.supervise.listener import Listener
+from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
 from ddlrun.watch import Watch
 
@@ -24,8 +24,10 @@ def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files
     """Run mpirun and stay with its job: pass on what ranks write as it comes, forward signals, end it whole.
 
     mpirun gets our standard input where `stdin` is true. The first of SIGINT, SIGTERM and SIGHUP ends the
-    ranks in `watch.grace` seconds, the second at once. Raises OSError where mpirun cannot be started.
+    ranks in `watch.grace` seconds, the second at once. Raises OSError where mpirun cannot be started, PreflightError
+    where there are too many ranks for the files that this process may open.
     """
+    check_files(watch.ranks)
     listener = Listener(watch.addresses)
     try:
         variables = {
@@ -35,6 +37,7 @@ def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files
         with Signals(watch.forward) as signals:
             supervision = Supervision(watch, files, listener)
             process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
+            allow_files(watch.ranks)
             with process, guarded(process.pid, watch.grace + SLACK_SECONDS):
                 try:
                     outcome = supervision.run(process, signals)

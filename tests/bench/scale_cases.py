@@ -1,0 +1,194 @@
+"""One case of `tests.bench.scale`, in a process that does nothing else: prints JSON."""
+
+import json
+import os
+import resource
+import select
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddlrun.hosts import parse_hosts
+from ddlrun.launchers import Way as Launcher
+from ddlrun.network.cost import Axis, Model, axes_of
+from ddlrun.network.forecast import wiring_of
+from ddlrun.network.presets import gradient_of, parse_links
+from ddlrun.preflight.judge import NAMES, OK
+from ddlrun.preflight.run import Question, look
+from ddlrun.probe import Reach
+from ddlrun.rank import wire
+from ddlrun.rankfile import render
+from ddlrun.shell import Finished, run_on_hosts
+from ddlrun.supervise.keepers import Keepers, Peer
+from ddlrun.supervise.listener import Listener, allow_files, check_files
+from ddlrun.topology import RankOrder, parse_topology
+from ddlrun.ways import Way
+from tests.oracle import map_ranks
+from tests.shapes import MACHINES, machine, placement, seats_by_package
+from tests.simulated import answers
+
+# Connections that wait before ddlrun looks at the first: fewer than a listener lets wait.
+BACKLOG = 3000
+ORACLE_SECONDS = 3000.0
+
+
+def cpu() -> float:
+    """Return the CPU seconds of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def mib() -> float:
+    """Return the peak memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def words(path: str) -> list[object]:
+    """Return the bytes of a plan's command, of its longest word and of the longest variable."""
+    plan = json.loads(Path(path).read_text())
+    sizes = [len(word) + 1 for word in plan["command"]]
+    size, longest = max((len(f"{name}={value}") + 1, name) for name, value in plan["variables"].items())
+    return [sum(sizes), max(sizes), f"{size:,} ({longest})"]
+
+
+def preflight(hosts: str) -> dict[str, float]:
+    """Return what it takes to write all scripts and to judge the answers, once they are there."""
+    listed = parse_hosts(f"n[00001-{int(hosts):05}]")
+    first = listed.names[0]
+    own = dict(answers(["head"], time.time()))["head"]
+    found: dict[str, float] = {}
+
+    def there(scripts: Mapping[str, str]) -> dict[str, Finished]:
+        begin = cpu()
+        texts = dict(answers(listed.names, time.time()))
+        found.update(script=len(scripts[first]), answer=len(texts[first]), made=cpu() - begin)
+        return {name: Finished(0, text, "") for name, text in texts.items()}
+
+    begin = cpu()
+    reach = Reach("head", lambda _: lambda: Finished(0, own, ""), there)
+    report = look(listed, Question("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    assert all(one.level == OK for one in report.findings)
+    return {**found, "judge": cpu() - begin - found["made"], "mib": mib()}
+
+
+def fanout(hosts: str) -> dict[str, float]:
+    """Return the CPU seconds of this process alone while it starts a program a host and reads what that prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "answer").write_text(dict(answers(["n00001"], 0.0))["n00001"])
+        Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/answer\n")
+        Path(folder, "ssh").chmod(0o755)
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+        begin = cpu()
+        said = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, Launcher(), 500.0)
+    assert all(one.code == 0 for one in said.values())
+    return {"own": cpu() - begin, "mib": mib()}
+
+
+def keepers(ranks: str) -> dict[str, float]:
+    """Return the CPU seconds that keepers cost in ddlrun; a second process has their ends."""
+    count = int(ranks)
+    check_files(count)
+    allow_files(count)
+    listener, epoll = Listener(("127.0.0.1",)), select.epoll()
+    (order, ordered), (told, tell) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        _their_ends(count, listener, order, tell)
+    heard: list[bytes] = []
+
+    def hear(_: Peer, kind: bytes, _text: bytes) -> None:
+        heard.append(kind)
+
+    def gone(*_: Peer) -> None:
+        raise SystemExit("a keeper was sent away")
+
+    ours = Keepers(listener, epoll, hear, gone, gone, count)
+
+    def hear_all(messages: int) -> float:
+        begin = cpu()
+        while len(heard) < messages:
+            for fd, event in epoll.poll(1):
+                ours.event(fd, event)
+        return cpu() - begin
+
+    os.read(told, 1)
+    let_in = hear_all(2 * count)
+    os.write(ordered, b"x")
+    os.read(told, 1)
+    beats = hear_all(3 * count)
+    begin = cpu()
+    ours.send_all(wire.BEAT)
+    sent = cpu() - begin
+    os.write(ordered, b"x")
+    return {"let_in": let_in, "hear": beats, "tell": sent, "mib": mib()}
+
+
+def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
+    """Connect, say the token and the rank, and when told to a sign of life."""
+    hello = wire.pack(wire.HELLO, listener.token.encode()) + wire.pack(wire.HELLO, b"0\tn00001\t0\t1")
+    links = []
+    for number in range(count):
+        links.append(socket.create_connection(listener.socket.getsockname(), 300))
+        links[-1].sendall(hello)
+        if number + 1 == min(count, BACKLOG):
+            os.write(tell, b"x")
+    os.read(order, 1)
+    for link in links:
+        link.sendall(wire.pack(wire.BEAT))
+    os.write(tell, b"x")
+    os.read(order, 1)
+    os._exit(0)
+
+
+def allreduce() -> list[tuple[str, list[list[str]]]]:
+    """Predict allreduces on H100s, 25 hosts a rack behind half of what their NICs carry."""
+    shapes = ("8x25x5", "8x25x50", "8x25x10x5", "8x25x500", "8x125x100", "8x25x25x20")
+    sizes = {name: gradient_of(name) for name in ("bert-large", "resnet50")}
+    return [
+        (f"{name}, {size / 1e6:,.0f} MB", [[f"{_ranks(shape):,}", shape, *_costs(shape, size)] for shape in shapes])
+        for name, size in sizes.items()
+    ]
+
+
+def _ranks(shape: str) -> int:
+    return parse_topology(shape).size
+
+
+def _costs(shape: str, size: int) -> list[str]:
+    topology = parse_topology(shape)
+    fabric = parse_links("nvlink4,8xib-ndr,2:1", 25)
+    wiring = wiring_of(parse_topology(f"8x25x{topology.hosts // 25}"), fabric)
+    model = Model(axes_of(topology), wiring, fabric)
+    one_ring = Model([Axis(topology.size, 1)], wiring, fabric)
+    costs = [
+        model.best("p", size),
+        model.cost(Way("native"), size),
+        model.cost(Way("chunks", ("halving",) * len(topology.dims), size, 1), size),
+        one_ring.cost(Way("native"), size),
+        model.best("r", size),
+    ]
+    return [f"{cost.seconds * 1e3:,.1f} ({cost.busiest}, {cost.steps:,})" for cost in costs]
+
+
+def oracle(major: str, shape: str) -> list[object]:
+    """Compare where a real mpirun puts every rank with the placement; return a row."""
+    hosts = int(shape.partition("x")[2])
+    placed = placement(shape, [f"n{host:05}" for host in range(1, hosts + 1)], machine("minsky"), RankOrder.HOST)
+    text = "".join(render(placed, "scale"))
+    mpirun = os.environ.get(f"MPIRUN{major}", "mpirun")
+    found = map_ranks(int(major), text, MACHINES["minsky"][1], mpirun=mpirun, seconds=ORACLE_SECONDS)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    same = found == seats_by_package(placed)
+    seconds, peak = f"{usage.ru_utime + usage.ru_stime:.0f}", usage.ru_maxrss // 1024
+    return [major, f"{hosts:,}", f"{len(found):,}", f"{len(text):,}", seconds, peak, "yes" if same else "NO"]
+
+
+CASES: dict[str, Callable[..., Any]] = {
+    case.__name__: case for case in (words, preflight, fanout, keepers, allreduce, oracle)
+}  # fmt: skip
+
+if __name__ == "__main__":
+    print(json.dumps(CASES[sys.argv[1]](*sys.argv[2:])))
