@@ -2,8 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
-# Each file's tests in one process; so many processes.
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+# So many processes; tests/conftest.py says what stays together.
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,16 @@ MPIRUNS = {
     4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
     5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
 }
+
+
+# Files whose ranks keep all cores busy: two of them at a time would take many times as long as one after the other.
+BUSY = re.compile(r"test_(ddl_|(hosts_)?(examples|frameworks|ddl|network)|horovod|bench)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell xdist which tests run in one process: those of a file, and all of the busy ones."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("busy" if BUSY.match(item.path.name) else str(item.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)
