@@ -110,6 +110,7 @@ def test_one_learner_reports_too() -> None:
     assert done.stderr.count("1x1x1, mode r") == 2
 
 
+@pytest.mark.alone
 def test_a_busy_process_on_its_core_makes_a_learner_move(mpirun: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core: there is none to move to")
