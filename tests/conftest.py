@@ -28,6 +28,7 @@ MPIRUNS = {
 BUSY = re.compile(r"test_(ddl_|(hosts_)?(examples|frameworks|ddl|network)|horovod|bench)")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tell xdist which tests run in one process: those of a file, and all of the busy ones."""
     for item in items:

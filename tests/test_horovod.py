@@ -104,7 +104,7 @@ def ask_build(**env: str) -> str:
 
 
 def test_what_the_build_says(tmp_path: Path) -> None:
-    no_library = "0.28.1: does not work: its library is not built\n"
+    no_library = "0.28.1: does not work: its library is not built: see docs/how-to/install-horovod.sh\n"
     shown = ask_build()
     assert shown.startswith(f"    [X] PyTorch 0.28.1: mpi\n    [ ] TensorFlow {no_library}")
     assert re.search(r"Controllers:\n    \[X\] MPI\n", shown)
