@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
 # So many processes; tests/conftest.py says what stays together.
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -28,11 +29,17 @@ MPIRUNS = {
 BUSY = re.compile(r"test_(ddl_|(hosts_)?(examples|frameworks|ddl|network)|horovod|bench)")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tell xdist which tests run in one process: those of a file, and all of the busy ones."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("busy" if BUSY.match(item.path.name) else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return what keeps the tests of a file in one process, and those of all busy files in one."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - there with xdist alone
+
+    class Together(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "busy" if BUSY.match(os.path.basename(file)) else file
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
