@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,25 @@ MPIRUNS = {
 
 # Files whose ranks keep all cores busy: two of them at a time would take many times as long as one after the other.
 BUSY = re.compile(r"test_(ddl_|(hosts_)?(examples|frameworks|ddl|network)|horovod|bench)")
+
+
+# Hosts of the test cluster share this machine's cores. The kernel shares each core by session first, and a rank that is
+# bound to it waited half a second for its turn while a rank of another host was busy there.
+BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Let all processes share the cores alike while tests run, where we may say so."""
+    mine = not hasattr(session.config, "workerinput") and os.access(BY_SESSION, os.W_OK)  # no process of xdist's
+    before = BY_SESSION.read_text() if mine else ""
+    try:
+        if mine:
+            BY_SESSION.write_text("0")
+        return (yield)
+    finally:
+        if mine:
+            BY_SESSION.write_text(before)
 
 
 @pytest.hookimpl(optionalhook=True)

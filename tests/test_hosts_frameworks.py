@@ -69,9 +69,6 @@ def test_torch_meets_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Pat
     assert sorted(done.stdout.splitlines()) == ["h1 0 [3.0, 3.0, 3.0]", "h2 1 [3.0, 3.0, 3.0]"]
 
 
-@pytest.mark.skip(
-    reason="does not end with the real Horovod over two hosts: killed from outside after a minute, to be found out"
-)
 def test_hierarchical_allreduce_of_cpu_tensors_is_mpis_own(
     cluster: Cluster, mpirun: str, tmp_path: Path, major: int
 ) -> None:
