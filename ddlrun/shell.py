@@ -7,15 +7,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
-from ddlrun.hosts import fold
+from ddlrun.hosts import fold, parse_hosts
 from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 Result = TypeVar("Result")
+# Seconds; the kernel knows no better when a process began.
+CLOCK_TICK = 0.02
 
 
 class Finished(NamedTuple):
@@ -83,11 +85,14 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
         worker.write(script.encode())
         worker.set_write_eof()
         workers |= dict.fromkeys(names, worker)
+    begun = time.time()
     try:
         task.resume()
-    except BaseException:  # Ctrl-C, a TERM: no ssh is left behind
-        task.abort(kill=True)
-        raise
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C, a TERM: no ssh is left behind
+        with suppress(Exception):  # it may come where ClusterShell's own books are open
+            task.abort(kill=True)
+        _kill_children(begun)  # those that it has not in its books yet
+        raise _interrupt(error) from None
     codes: dict[str, int] = {}
     for code, nodes in task.iter_retcodes():
         codes.update(dict.fromkeys(nodes, code))
@@ -95,6 +100,26 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
         name: Finished(codes.get(name), _text(worker.node_buffer(name)), _text(worker.node_error(name)))
         for name, worker in workers.items()
     }
+
+
+def _interrupt(error: BaseException) -> BaseException:
+    """Return the Ctrl-C or TERM that made ClusterShell stumble over its own clearing up, else the error itself."""
+    one: BaseException | None = error
+    while one is not None:
+        if not isinstance(one, Exception):
+            return one
+        one = one.__context__
+    return error
+
+
+def _kill_children(since: float) -> None:
+    """Kill what this process started since then; mpirun and its guard, where they run, are older."""
+    import psutil  # noqa: PLC0415 - 20 ms, where nothing else helps
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if child.create_time() > since - CLOCK_TICK:
+                child.kill()
 
 
 def _run_by_srun(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[str, Finished]:
@@ -141,12 +166,18 @@ def _srun(scripts: Mapping[str, str], way: Way, timeout: float) -> tuple[int, st
 
 
 def _failed_nodes(said: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the hosts for which a step could not start, and why: as srun says, or Slurm of those that are down."""
+    """Return the hosts for which a step could not start, and why: as srun says, or Slurm of those down or lost.
+
+    A host that was down and is up again is idle for Slurm, and a job that goes on has lost it all the same.
+    """
     found = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", said))
-    if "Unable to create step" in said:
-        listed = begin(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])().out
-        states = (line.split() for line in listed.splitlines())
-        down = {words[0]: words[1] for words in states if len(words) == 2}
+    if step := re.search(r"Unable to create step for job (\d+)", said):
+        states = begin(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
+        job = begin(["squeue", "--noheader", f"--jobs={step[1]}", "--format=%N"])().out.split()
+        kept = parse_hosts(",".join(job)).names if job else names
+        found |= dict.fromkeys(set(names) - set(kept), "it is not in the Slurm job any more")
+        listed = (line.split() for line in states().out.splitlines())
+        down = {words[0]: words[1] for words in listed if len(words) == 2}
         found |= {name: f"Slurm says: {state}" for name, state in down.items() if re.match(r"down|fail|.*\*$", state)}
     return found
 
