@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
-# So many processes; tests/conftest.py says what stays together.
+# So many processes (more of them take each other's cores); tests/conftest.py says what stays together.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
@@ -30,9 +30,10 @@ frameworks: prepared $(VENV)/frameworks/done
 coverage: prepared
 	$(PYTEST) $(TESTS) --cov --cov-report=term
 
-# What the tests need, at the same time where it can be.
-prepared: apt
-	$(MAKE) -j3 --output-sync=target $(VENV)/test schedulers check horovod
+# What the tests need, at the same time where it can be; apt first where Python cannot make a virtual environment.
+prepared:
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) apt
+	$(MAKE) -j4 --output-sync=target apt $(VENV)/test schedulers check horovod
 
 # Without network namespaces: under two minutes.
 fast: $(VENV)/test
@@ -88,7 +89,7 @@ $(VENV)/frameworks/done: | $(VENV)/bin/python
 CXX_LAST ?= -O0
 
 horovod: $(VENV)/horovod
-$(VENV)/horovod: docs/how-to/install-horovod.sh | $(VENV)/test
+$(VENV)/horovod: docs/how-to/install-horovod.sh | apt $(VENV)/test
 	CXX_LAST="$(CXX_LAST)" sh docs/how-to/install-horovod.sh $(VENV)/bin/python
 	@touch $@
 
@@ -99,7 +100,7 @@ SCHEDULERS = slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmung
 UNPACKED = $(VENV)/schedulers
 
 schedulers: $(UNPACKED)/done
-$(UNPACKED)/done: | $(VENV)/bin/python
+$(UNPACKED)/done: | apt $(VENV)/bin/python
 	rm -rf $(UNPACKED) && mkdir -p $(UNPACKED)/archives
 	$(SUDO) apt-get update -qq
 	cd $(UNPACKED)/archives && apt-get download -qq $(SCHEDULERS)

@@ -24,9 +24,14 @@ MPIRUNS = {
     5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
 }
 
+# Files whose subject is the same over any MPI, with the one that they run over; EVERY_MPI=1: over both.
+ONE_MPI = {
+    "test_ddl_torch.py": 4, "test_ddl_wire.py": 5, "test_bench.py": 4, "test_ddl_rebind.py": 5, "test_gpus.py": 5,
+    "test_frameworks.py": 4, "test_hosts_frameworks.py": 5, "test_hosts_check.py": 5,
+}  # fmt: skip
 
 # Files whose ranks keep all cores busy: two of them at a time would take many times as long as one after the other.
-BUSY = re.compile(r"test_(ddl_|(hosts_)?(examples|frameworks|ddl|network)|horovod|bench)")
+BUSY = re.compile(r"test_(ddl_(mpi|torch|groups|wire|keras|rebind)|(hosts_)?(examples|ddl|network)|horovod)")
 
 
 # Hosts of the test cluster share this machine's cores. The kernel shares each core by session first, and a rank that is
@@ -84,7 +89,16 @@ def session_folders() -> Iterator[None]:
         os.environ |= {name: before[name]} if name in before else {}
 
 
-@pytest.fixture(params=sorted(MPIRUNS), ids=lambda major: f"openmpi{major}")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test each major of Open MPI, or the one that is enough."""
+    asked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "major" in metafunc.fixturenames and not any("major" in names for names in asked):
+        one = ONE_MPI.get(metafunc.definition.path.name) if "EVERY_MPI" not in os.environ else None
+        numbers = sorted(MPIRUNS) if one is None else [one]
+        metafunc.parametrize("major", numbers, ids=[f"openmpi{number}" for number in numbers], indirect=True)
+
+
+@pytest.fixture
 def major(request: pytest.FixtureRequest) -> int:
     number: int = request.param
     return number

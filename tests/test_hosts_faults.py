@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import launch_line
 from tests.hosts.cluster import Cluster, why_not
-from tests.hosts.namespaces import NAMES, output
+from tests.hosts.namespaces import NAMES, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -118,12 +118,11 @@ class Job:
 
 
 def pids(cluster: Cluster, host: str) -> list[int]:
-    return [int(pid) for pid in output(["ip", "netns", "pids", f"{cluster.folder.name}-{host}"], check=False).split()]
+    return sorted(processes([f"{cluster.folder.name}-{host}"]))
 
 
 def inside(cluster: Cluster) -> set[int]:
-    names = [path.name for path in NAMES.glob(f"{cluster.folder.name}-*")]
-    return {int(pid) for name in names for pid in output(["ip", "netns", "pids", name], check=False).split()}
+    return processes(path.name for path in NAMES.glob(f"{cluster.folder.name}-*"))
 
 
 def left(cluster: Cluster, before: set[int]) -> list[list[str]]:
@@ -269,7 +268,7 @@ def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> N
             code, _, err = job.end()
     finally:
         cluster.mend("h3")
-    assert code == 130, err
+    assert code in (130, -2), err  # Python dies of SIGINT itself where that has hit an eval(), however it was handled
 
 
 def test_a_time_limit(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
@@ -291,6 +290,7 @@ def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     assert "no more log in" in err
 
 
+@pytest.mark.parametrize("major", [4], indirect=True)  # no MPI carries it
 def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     argv = launch_line(mpirun, cluster.folder, "--quiet", "-H", "h3:1")
     argv += ["sh", "-c", "head -c 1000000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"]

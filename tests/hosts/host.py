@@ -35,6 +35,7 @@ SSHD_CONFIG = """HostKey /etc/ssh/hostkey
 AuthorizedKeysFile /etc/ssh/id.pub
 PasswordAuthentication no
 KbdInteractiveAuthentication no
+KexAlgorithms curve25519-sha256
 MaxStartups 200
 PidFile {pid_file}
 SetEnv {environment}

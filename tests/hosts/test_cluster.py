@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.cluster import Cluster, why_not
-from tests.hosts.namespaces import NAMES, ClusterError, output
+from tests.hosts.namespaces import NAMES, ClusterError, output, processes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -53,8 +53,7 @@ def mine() -> set[str]:
 
 def inside(cluster: Cluster) -> set[str]:
     """Return the process ids in all namespaces of the cluster."""
-    names = [path.name for path in NAMES.glob(f"{cluster.folder.name}-*")]
-    return {pid for name in names for pid in output(["ip", "netns", "pids", name]).split()}
+    return set(map(str, processes(path.name for path in NAMES.glob(f"{cluster.folder.name}-*"))))
 
 
 def alive(pid: str) -> bool:
