@@ -10,6 +10,7 @@ from ddlrun.hosts import Host, HostList
 from ddlrun.launchers import Way
 from ddlrun.placement import Policy
 from ddlrun.plan import RunDir
+from ddlrun.profiles import Profiles
 from ddlrun.schedulers import Allocation
 from ddlrun.shape import Wish
 from ddlrun.spares import Crew
@@ -43,6 +44,7 @@ OURS = {
     "placement.visible_gpus": "visible_gpus",
     "placement.bind_threads": "bind_threads",
     "placement.strict_binding": "strict_binding",
+    "profile": "profile",
     "run_dir": "run_dir",
     "output.tag": "tag",
     "output.timestamp": "timestamp_output",
@@ -192,6 +194,7 @@ class Settings(NamedTuple):
     """The user's own rank file: its name and text."""
     watch: Watch = Watch(0)
     """How the job is watched; the number of ranks is the plan's."""
+    profiles: Profiles = Profiles()
     tcp: bool = False
     as_root: bool = False
 
@@ -212,7 +215,9 @@ def again(settings: Settings, attempt: int) -> Settings:
 
 def adapt(settings: Settings, crew: Crew) -> Settings:
     """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
-    wish = settings.wish
+    wish, profiles = settings.wish, settings.profiles
+    if profiles.known and crew.hosts.names != settings.hosts.names:
+        profiles = Profiles(said="the profile is left out: it was made with other hosts")
     if len(crew.hosts) != len(settings.hosts):
         each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
         if wish.topology is not None:
@@ -220,4 +225,4 @@ def adapt(settings: Settings, crew: Crew) -> Settings:
             wish = Wish(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
         else:
             wish = Wish(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
-    return settings._replace(hosts=crew.hosts, wish=wish)
+    return settings._replace(hosts=crew.hosts, wish=wish, profiles=profiles)

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 KIB, MIB = 1024, 1024 * 1024
 
 ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
+# All that there are: m is MPI's own, p finds the best.
+MODES = (*ALGORITHMS, "m", "p")
 # Modes that ask for one algorithm get it for small messages too.
 MAY_GO_FLAT = "bnp"
 MOST_DIRECT = 4

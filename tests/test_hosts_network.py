@@ -37,7 +37,10 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
         names = [host.name for host in cluster.hosts]
         random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
         argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--skip-checks"]
-        done = cluster.run("h1", [*argv, "--json", "-o", f"{tmp_path}/hosts"], cwd=ROOT, timeout=200)
+        for _ in range(3):  # where other tests keep the cores busy it may say that it is not certain
+            done = cluster.run("h1", [*argv, "--json", "-o", f"{tmp_path}/hosts"], cwd=ROOT, timeout=200)
+            if done.returncode == 0:
+                break
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(done.stdout)
         assert set(map(frozenset, found["racks"])) == racks_of(cluster)
@@ -106,6 +109,37 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "measured, ddlrun bench" in plan.stdout
+
+
+def test_tune_finds_a_way_that_launch_takes_up(tmp_path: Path) -> None:
+    with Cluster(2, 2, nic="100mbit", uplink="50mbit") as cluster:
+        environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1", "XDG_STATE_HOME": str(tmp_path)}
+        words = ["--allow-run-as-root", "--skip-checks", "--mpirun", MPIRUNS[5], "--accelerators", "1"]
+
+        def run(*argv: str) -> subprocess.CompletedProcess[str]:
+            return cluster.run("h1", [*DDLRUN, *argv], cwd=ROOT, env=environ, timeout=150)
+
+        names = [host.name for host in cluster.hosts]
+        more = ["--gradient", "512KiB", "--budget", "15s", "--no-horovod"]
+        done = run("tune", ",".join(names), *words, *more, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert {row["topology"] for row in found["measured"]} == {"1x4x1", "1x2x2"}  # both ways to part 4 hosts
+        assert {"nic"} <= found["links"].keys()
+        assert found["best"]["seconds"] <= found["usual"]
+        program = ["--ranks", "0", "--no-tag-output", "printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
+        launched = run("launch", "-H", ",".join(names), *words, *program)
+        best_options = f"-mode {found['best']['mode']}:{found['best']['topology']}"
+        assert launched.stdout.splitlines() == [best_options, found["best"]["tuning"]]
+        assert (
+            f"gives {found['best']['topology']}, mode {found['best']['mode']}, {found['best']['tuning']};"
+            in launched.stderr
+        )
+        without = run("launch", "-H", ",".join(names), *words, "--profile", "none", *program)
+        assert without.stdout.splitlines() == ["-mode p:1x4x1"]
+        assert "the profile of" not in without.stderr
+        others = run("launch", "-H", ",".join(names[:2]), *words, *program)
+        assert others.stdout.splitlines() == ["-mode p:1x2x1"]
 
 
 def test_an_interrupt_ends_everything() -> None:

@@ -107,3 +107,14 @@ def test_rates_without_any_order_are_no_guess() -> None:
     found = find_levels(8, lambda pairs: [NIC * chance.choice((0.4, 1.0)) for _ in pairs])
     assert found.levels
     assert found.levels[-1].doubts
+
+
+def test_two_hosts_that_are_busy_are_no_racks_of_one() -> None:
+    racks, measure = network(Wires(2, 3, NIC), 0.02, 1)
+    busy = {host for host, rack in enumerate(racks) if rack == 2}
+
+    def slowed(pairs: Sequence[Pair]) -> list[float]:
+        return [rate / (1 + (busy == {*pair})) for pair, rate in zip(pairs, measure(pairs), strict=True)]
+
+    *_, level = find_levels(len(racks), slowed).levels
+    assert {host for _, hosts in level.doubts for host in hosts} >= busy

@@ -36,6 +36,7 @@ COMMANDS = {
     "report": "report",
     "racks": "racks",
     "bench": "bench",
+    "tune": "tune",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",

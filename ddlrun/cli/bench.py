@@ -2,19 +2,24 @@
 
 import importlib.util
 import json
-import os
 from typing import Any
 
 import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
-from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.job import Accelerators
-from ddlrun.cli.measured import measure, measuring_options
-from ddlrun.cli.options import COUNT, Sections, option
+from ddlrun.cli.measured import (
+    check_place,
+    measure,
+    measured_hosts,
+    measuring_options,
+    rack_numbers,
+    read_budget,
+    shape_options,
+    shape_words,
+)  # fmt: skip
+from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
-from ddlrun.network.quantities import parse_bytes, parse_seconds
-from ddlrun.probe import check_distinct
+from ddlrun.network.quantities import parse_bytes
 from ddlrun.report.bench import render_bench
 
 SIZES = "8B,256B,8KiB,64KiB,256KiB,1MiB,8MiB,64MiB,256MiB"
@@ -24,10 +29,7 @@ MODES = "rbnmcp"
 @click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
 @measuring_options
-@option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch.")
-@option("Shape", "--accelerators", type=Accelerators(), metavar="N|gpu|package|numa|core", help="X, as for launch.")
-@option("Shape", "--racks", type=COUNT, help="Z: racks.")
-@option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores.")
+@shape_options
 @option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Time for all, as in 90s or 5m.")
 @option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
 @option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL beside MPI's own.")
@@ -41,21 +43,20 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     reduce-scatter, allgather and broadcast with algorithm and bus bandwidth as nccl-tests has them, and the share of
     what the measured links would allow. What the budget leaves out is said.
     """
-    budget = parse_seconds(options["budget"], "--budget")
+    budget = read_budget(options["budget"])
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
     modes = "".join(dict.fromkeys(options["modes"]))
     if not modes or set(modes) - set(MODES):
         raise InputError(f"--modes {options['modes']!r}: write some of {MODES}")
     _check_plot(options["plot"])
-    listed, _ = read_job_hosts(hosts, options)
-    check_distinct(listed, os.uname().nodename)
+    if options["save_network"]:
+        check_place(options["save_network"], "--save-network")
+    listed = measured_hosts(hosts, options)
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
-    words = [word for name in ("topology", "accelerators", "racks") if options[name]
-             for word in (f"--{name}", str(options[name]))]  # fmt: skip
-    words += ["--rank-order", "host", *(["--overload"] if options["overload"] else [])]
-    plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes})
-    found = measure(list(listed), options, words, ["bench", plan])
+    plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": rack_numbers(listed)})
+    found = measure(listed, options, shape_words(options), ["bench", plan])
+    click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
     if options["save_network"]:
         write_atomically(options["save_network"], [found["network"]], "--save-network")
     if options["plot"]:
@@ -65,7 +66,6 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
             draw_bench(found, options["plot"])
         except OSError as error:
             raise InputError(f"--plot {options['plot']}: {error.strerror}") from error
-    click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
     return 0
 
 
@@ -74,7 +74,6 @@ def _check_plot(path: str | None) -> None:
         return
     if not path.endswith((".svg", ".png")):
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        raise InputError(f"--plot {path}: no such folder")
+    check_place(path, "--plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")

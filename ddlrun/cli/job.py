@@ -6,13 +6,14 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, read_text, read_way
+from ddlrun.cli.kept import read_profiles
 from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
 from ddlrun.environment import HOROVOD, Knob, check_name, horovod_variables, lms_variables, parse_assignment
 from ddlrun.errors import InputError
@@ -21,6 +22,7 @@ from ddlrun.hosts import Host, HostList
 from ddlrun.launchers import as_named
 from ddlrun.output import Style
 from ddlrun.plan import RunDir
+from ddlrun.profiles import Profiles
 from ddlrun.racks import Arrangement, arrange
 from ddlrun.run_folder import default_run_dir
 from ddlrun.schedulers import Allocation
@@ -144,6 +146,10 @@ job_options = all_of(
         help="DDL's algorithm: sets DDL_OPTIONS and the ddl order.",
     ),
     option(
+        "Shape", "--profile", default="auto", show_default=True, metavar="auto|none|FILE",
+        help="Take what ddlrun tune found best: auto: on these hosts, if it was run on them.",
+    ),
+    option(
         "Large models", "--lms", type=click.IntRange(min=0), metavar="SIZE_KB",
         help="ddlrun.ddl.lms moves tensors of at least SIZE_KB to the host (DDLRUN_LMS); 0: none.",
     ),
@@ -233,6 +239,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         strict_binding=options["strict_binding"],
         rankfile=(options["rankfile"], read_rankfile(options["rankfile"])) if options["rankfile"] else None,
         watch=read_watch(options, job),
+        profiles=_profiles(options, arranged.hosts.names),
         run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}",
         tcp=options.get("tcp", False),
         as_root=options["allow_run_as_root"],
@@ -254,6 +261,15 @@ def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
         raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
     found = arrange(wish, hosts, choose=spare or (job is not None and hosts is job.hosts))
     return found._replace(said=found.said[:-1]) if spare and found.left_out else found
+
+
+def _profiles(options: dict[str, Any], hosts: Sequence[str]) -> Profiles:
+    """Return the profiles that are asked for; who says the shape in any way keeps it."""
+    found = read_profiles(options["profile"], hosts)
+    words = (*options["config_env"], *options["named"], *options["assignments"])
+    stated = "DDL_OPTIONS" in os.environ or any(word.startswith("DDL_OPTIONS=") for word in words)
+    asked = any(options[name] for name in ("topology", "nodes", "racks", "aisles", "rankfile"))
+    return found._replace(free=not (stated or asked))
 
 
 def _run_dir(options: dict[str, Any], job: Allocation | None) -> RunDir:

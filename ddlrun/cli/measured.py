@@ -4,16 +4,23 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from ddlrun.cli.options import all_of, job_from, network_options, option, ssh_options, start_timeout
-from ddlrun.errors import DdlrunError
-from ddlrun.hosts import Host, render_hostfile
+from ddlrun.cli.inputs import read_job_hosts
+from ddlrun.cli.job import Accelerators
+from ddlrun.cli.options import COUNT, all_of, job_from, network_options, option, ssh_options, start_timeout
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import HostList, render_hostfile
+from ddlrun.network.quantities import parse_seconds
+from ddlrun.probe import check_distinct
+from ddlrun.racks import arrange
 from ddlrun.report.progress import progress
+from ddlrun.shape import Wish
 from ddlrun.shell import read_lines
+from ddlrun.topology import parse_topology
 
 measuring_options = all_of(
     option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
@@ -26,11 +33,57 @@ measuring_options = all_of(
     option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as launch finds it."),
     option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
 )
+shape_options = all_of(
+    option("Shape", "--topology", metavar="XxYxZ",
+           help="X ranks per host, Y hosts per rack, Z racks; default: as launch."),
+    option("Shape", "--accelerators", type=Accelerators(), metavar="N|gpu|package|numa|core", help="X, as for launch."),
+    option("Shape", "--racks", type=COUNT, help="Z: racks."),
+    option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
+)  # fmt: skip
 # Options that launch gets as they are.
 PASSED = (
     "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
     "skip_checks", "mpirun", "allow_run_as_root",
 )  # fmt: skip
+
+
+def shape_words(options: Mapping[str, Any]) -> list[str]:
+    """Return what launch is told of the shape, with ranks that are contiguous on hosts."""
+    words = [word for name in ("topology", "accelerators", "racks") if options[name]
+             for word in (f"--{name}", str(options[name]))]  # fmt: skip
+    return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
+
+
+def check_place(path: str, option: str) -> None:
+    """Raise InputError where a file could not be written in the end: before minutes are spent."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise InputError(f"{option} {path}: there is no folder {folder}")
+    special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
+    if os.path.isdir(path) or not os.access(path if special else folder, os.W_OK):
+        raise InputError(f"{option} {path}: no file can be written there")
+
+
+def read_budget(text: str) -> float:
+    """Return seconds. Raises InputError."""
+    budget = parse_seconds(text, "--budget")
+    if not budget:
+        raise InputError(f"--budget {text}: nothing can be measured in no time")
+    return budget
+
+
+def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostList:
+    """Return the hosts that take part, in the order that launch finds: rack by rack, where racks are known."""
+    shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
+    hosts = arrange(Wish(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
+    check_distinct(hosts, os.uname().nodename)
+    return hosts
+
+
+def rack_numbers(hosts: HostList) -> list[int]:
+    """Return the rack of each host by number; nothing where any is unknown."""
+    racks = [host.rack for host in hosts]
+    return [] if None in racks else [racks.index(rack) for rack in racks]
 
 
 class MeasuringError(DdlrunError):
@@ -41,16 +94,17 @@ class MeasuringError(DdlrunError):
         self.exit_code = code
 
 
-def measure(hosts: Sequence[Host], options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
+def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
     """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result. Raises MeasuringError.
 
-    `words` are more options of launch.
+    `words` are more options of launch. Slots that may be cores are not passed on: launch would take them for ranks.
     """
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
         hostfile = f"{folder}/hosts"
         with open(hostfile, "w", encoding="utf-8") as file:
-            file.write(render_hostfile(hosts))
+            file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.loose else list(hosts)))
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
+        argv += ["--profile", "none"]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
             code, result = read_lines(argv, lambda lines: _heard(lines, show))

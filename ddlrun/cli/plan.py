@@ -3,11 +3,13 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
 
 from ddlrun.cli.inputs import find_job, read_hosts, read_machines, read_text, read_way
+from ddlrun.cli.kept import read_profiles
 from ddlrun.cli.options import COUNT, Sections, job_from, option, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.launchers import as_named
@@ -19,9 +21,8 @@ from ddlrun.racks import arrange, by_rack, shape_reason
 from ddlrun.report.forecast import Prospect, prospect_dict, render_prospect
 from ddlrun.shape import Wish, choose_topology
 from ddlrun.topology import Topology, parse_topology
-from ddlrun.ways import ALGORITHMS
+from ddlrun.ways import MODES
 
-MODES = (*ALGORITHMS, "m", "p")
 MODEL = "resnet50"
 
 
@@ -81,7 +82,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         options["network"], topology.dims[1] if topology.hosts > topology.dims[1] else None
     )
     fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or found.per_rack)
-    gradient, source = _gradient(options)
+    gradient, source = read_gradient(options)
     compute = parse_seconds(options["compute"], "--compute") if options["compute"] else None
     work = Work(gradient, options["mode"], compute, options["overlap"])
     wiring = wiring_of(topology, fabric)
@@ -138,6 +139,9 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> Cluster:
     if shape is None:
         asked = f"--racks {wish.racks}" if wish.racks else shape_reason(arranged.hosts)
         reason = f"X: {reason}; Y, Z: {asked}"
+        profile = None if wish.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
+        if profile is not None and profile.topology != topology:
+            reason += f", but for the {profile}, {profile.topology}"
     return Cluster(topology, reason, largest)
 
 
@@ -167,7 +171,7 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
     return Cluster(Topology((x, y, count // y)), reason)
 
 
-def _gradient(options: dict[str, Any]) -> tuple[int, str]:
+def read_gradient(options: Mapping[str, Any]) -> tuple[int, str]:
     """Return the bytes that a step averages, and where they are from."""
     if options["gradient"] and options["model"]:
         raise InputError(f"--gradient {options['gradient']} and --model {options['model']}: leave one of them out")

@@ -8,7 +8,7 @@ import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measured import measure, measuring_options
+from ddlrun.cli.measured import check_place, measure, measuring_options
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
@@ -36,13 +36,15 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     check_distinct(listed, os.uname().nodename)
     if len(listed) < LEAST_HOSTS:
         raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
+    if options["output"]:
+        check_place(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
-    found = measure([Host(name) for name in listed.names], options, words, ["racks"])
+    found = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
     hierarchy = Hierarchy(listed, found)
-    if options["output"] and hierarchy.certain:
-        write_atomically(options["output"], [render_hostfile(hierarchy.ordered())], "--output")
     if options["as_json"]:
         click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))
     else:
         click.echo(render_hierarchy(hierarchy), nl=False)
+    if options["output"] and hierarchy.certain:
+        write_atomically(options["output"], [render_hostfile(hierarchy.ordered())], "--output")
     return 0 if hierarchy.certain else 1

@@ -15,7 +15,7 @@ from ddlrun.cli.inputs import read_machines
 from ddlrun.cli.job import job_options, read_program, read_settings
 from ddlrun.cli.options import Sections, option
 from ddlrun.environment import redacted
-from ddlrun.errors import InputError
+from ddlrun.errors import DdlrunError, InputError
 from ddlrun.frameworks import OWN
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
@@ -87,8 +87,8 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
 
 def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg: str | None) -> Shown:
-    placement, reason, _ = place_job(settings, machines)
-    for note in (*settings.notes, *placement_notes(placement)):
+    placement, reason, _ = place_job(settings, machines, _major(settings) if settings.profiles.known else None)
+    for note in (*settings.notes, *filter(None, [settings.profiles.said]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
         from ddlrun.report.picture import render_svg  # noqa: PLC0415 - for --svg alone
@@ -99,6 +99,14 @@ def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg:
     if what == "placement":
         return f"{placement.topology}: {reason}\n{_picture(placement)}", placement_dict(placement)
     return _rankfile(placement) if what == "rankfile" else _hosts(placement, settings)
+
+
+def _major(settings: Settings) -> int | None:
+    """Return the Open MPI that launch would take, which a profile is for; None where there is none here."""
+    try:
+        return check(settings, os.environ)().major
+    except DdlrunError:
+        return None
 
 
 def _picture(placement: Placement) -> str:
@@ -118,7 +126,8 @@ def _topology(placement: Placement, reason: str, settings: Settings) -> Shown:
     groups = [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
     racks = [" + ".join(dict.fromkeys(host.rack or "?" for host in group)) for group in groups]
     known = any(host.rack for host in hosts)
-    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason}\n", f"Y, Z: {_shape_reason(settings)}\n"]
+    own, _, tuned = reason.partition("; Y, Z: ")
+    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {own}\n", f"Y, Z: {tuned or _shape_reason(settings)}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         lines.append(f"{rack if known else number}: {fold(host.name for host in members)}\n")
     values = [{"rack": rack if known else None, "hosts": [host.name for host in group]}

@@ -1,29 +1,40 @@
-"""python -m ddlrun.measure racks, or bench PLAN: a rank of the measuring job."""
+"""python -m ddlrun.measure racks, or bench, tune or horovod PLAN: a rank of the measuring job."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
+from ddlrun.measure.fusion import tune_horovod
 from ddlrun.measure.levels import Found, find_levels
 from ddlrun.measure.links import fabric_of, measure_links
 from ddlrun.measure.meetings import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
-from ddlrun.network.fabric import render_fabric
-from ddlrun.network.quantities import shown_bytes
+from ddlrun.measure.tuning import Search, Step, found_dict
+from ddlrun.network.candidates import Space, usual
+from ddlrun.network.fabric import parse_fabric, render_fabric
+from ddlrun.network.forecast import wiring_of
+from ddlrun.network.quantities import shown_bytes, shown_seconds
+from ddlrun.topology import Topology, parse_topology
+from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST
 
 
 def say(what: str, found: object) -> None:
     """Print a line of JSON."""
     sys.stdout.write(json.dumps({what: found}) + "\n")
     sys.stdout.flush()
+
+
+def shower(comm: MPI.Intracomm) -> Callable[[str, float], None]:
+    """Return what tells how far all are; one rank does."""
+    return lambda words, share: say("progress", [words, share]) if comm.rank == 0 else None
 
 
 def racks(comm: MPI.Intracomm) -> None:
@@ -60,28 +71,34 @@ def told(found: Found, traffic: Traffic, seconds: float) -> dict[str, Any]:
     }
 
 
-def bench(comm: MPI.Intracomm) -> None:
-    """Time links, then collectives; the plan is JSON: {"budget": seconds, "sizes": [bytes, ...], "modes": "rp"}."""
-    plan = json.loads(sys.argv[2])
-    speaks = comm.rank == 0
-    start = time.perf_counter()
-    collectives = Collectives(comm, plan["modes"], os.environ)
-    topology = collectives.topology
+def links_of(comm: MPI.Intracomm, topology: Topology, racks: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Measure the links; all ranks get what was found."""
     traffic = Traffic(comm)
     links: dict[str, dict[str, float]] = {}
-    if speaks:
+    if comm.rank == 0:
         say("progress", ["links", None])
-        links = measure_links(traffic, topology)
+        links = measure_links(traffic, topology, racks)
         traffic.end()
     else:
         traffic.serve()
-    links = comm.bcast(links)
-    fabric = fabric_of(links, topology, "ddlrun bench")
+    return dict(comm.bcast(links))
+
+
+def bench(comm: MPI.Intracomm) -> None:
+    """Time links, then collectives.
+
+    The plan is JSON: {"budget": seconds, "sizes": [bytes, ...], "modes": "rp", "racks": each host's by number, or []}.
+    """
+    plan = json.loads(sys.argv[2])
+    start = time.perf_counter()
+    collectives = Collectives(comm, plan["modes"], os.environ)
+    topology = collectives.topology
+    links = links_of(comm, topology, plan["racks"])
+    fabric = fabric_of(links, topology, "ddlrun bench", plan["racks"])
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
 
     def show(cell: Cell, share: float) -> None:
-        if speaks:
-            say("progress", [f"{cell.collective} {cell.algorithm} {shown_bytes(cell.size)}", share])
+        shower(comm)(f"{cell.collective} {cell.algorithm} {shown_bytes(cell.size)}", share)
 
     def least(collective: str, size: int) -> float:
         return least_seconds(collective, size, topology, fabric)
@@ -96,10 +113,60 @@ def bench(comm: MPI.Intracomm) -> None:
             "share": limit / one["seconds"] if limit else None,
         }
     collectives.free()
-    if speaks:
+    if comm.rank == 0:
         told = {"topology": str(topology), "links": links, "network": render_fabric(fabric), "measured": found}
         say("result", told | {"left_out": left_out, "seconds": time.perf_counter() - start})
 
 
+def memory() -> int:
+    """Return the bytes of this host's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def tune(comm: MPI.Intracomm) -> None:
+    """Look for the best way to average a step's gradients.
+
+    The plan is JSON: {"budget": seconds, "gradient": bytes, "lead": seconds of the backward pass that gradients can
+    hide in, "links": YAML or "" to measure them, "racks": as for bench, "exhaustive": whether to measure everything}.
+    """
+    plan = json.loads(sys.argv[2])
+    start = time.perf_counter()
+    needed, there = plan["gradient"] * comm.Split_type(MPI.COMM_TYPE_SHARED).size, memory()
+    problem = "" if needed < there else f"{shown_bytes(needed)} of gradients on a host of {shown_bytes(there)}"
+    problem = "one rank has nothing to average" if comm.size == 1 else comm.allreduce(problem, MPI.MAX)
+    if problem:
+        say("result", {"problem": problem}) if comm.rank == 0 else None
+        return
+    topology = parse_topology(os.environ["DDLRUN_TOPOLOGY"])
+    racks = plan["racks"]
+    links = {} if plan["links"] else links_of(comm, topology, racks)
+    fabric = parse_fabric(plan["links"], "") if plan["links"] else fabric_of(links, topology, "ddlrun tune", racks)
+    space = Space(topology, wiring_of(topology, fabric), fabric, plan["gradient"])
+    plain = usual(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
+    expected = space.expected(plain)
+    if expected > plan["budget"] and not plan["exhaustive"]:
+        words = f"plan expects {shown_seconds(expected)} for one step; give a longer --budget or a smaller --gradient"
+        say("result", {"problem": words}) if comm.rank == 0 else None
+        return
+    left = float(comm.bcast(plan["budget"] - (time.perf_counter() - start)))
+    step = Step(comm, plan["gradient"], plan["lead"], os.environ)
+    search = Search(comm, step, max(left, 1e-3), shower(comm))
+    found = search.run_all(plain, space) if plan["exhaustive"] else search.run(plain, space)
+    step.free()
+    if comm.rank == 0:
+        told = found_dict(found, space) | {"links": links, "major": MPI.get_vendor()[1][0]}
+        usually = found.seen[plain]
+        say("result", told | {"topology": str(topology), "usual": float(np.median(usually)),
+                              "seconds": time.perf_counter() - start})  # fmt: skip
+
+
+def horovod(comm: MPI.Intracomm) -> None:
+    """Look for the best settings of Horovod; the plan is JSON: {"budget": seconds, "gradient": bytes}."""
+    plan = json.loads(sys.argv[2])
+    found = tune_horovod(comm, plan["gradient"], plan["budget"], shower(comm))
+    if comm.rank == 0:
+        say("result", found)
+
+
 if __name__ == "__main__":
-    {"racks": racks, "bench": bench}[sys.argv[1]](MPI.COMM_WORLD)
+    {"racks": racks, "bench": bench, "tune": tune, "horovod": horovod}[sys.argv[1]](MPI.COMM_WORLD)

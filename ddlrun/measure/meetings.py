@@ -82,6 +82,9 @@ class Meetings:
         fast = {key for key, shares in units.items() if np.median(shares) > border}
         near = {number for key, shares in pairs.items() if np.median(shares) > border for number in key}
         everyone = range(len(groups))
+        alone = [group[0] for group in groups if len(group) == 1]
+        # Two that are alone share no uplink with anybody, so nothing but themselves can make them slow.
+        slow = {one for one in alone for other in alone if (one, place[other]) in {*units} - fast and one != other}
         lost = {number for number in everyone for other in everyone[number + 1 :] if (number, other) not in pairs}
         found = {
             "slow inside their rack": {one for one, number in units if place[one] == number} - {
@@ -89,6 +92,7 @@ class Meetings:
             },
             "as fast with another rack": {one for one, number in fast if place[one] != number},
             "hardly slower with another rack": {unit for unit, number in place.items() if number in near},
+            "slow with whoever is alone, too": slow,
             "never met another rack": {unit for unit, number in place.items() if number in lost},
         }  # fmt: skip
         return [(why, tuple(sorted(some))) for why, some in found.items() if some]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddlrun.environment import MOST_CHARACTERS
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import fold
+from ddlrun.network.quantities import shown_rate
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ def choose_network(
     speed = _speed(subnets[best])
     for other in usable[1:]:
         slower = 0 < _speed(subnets[other]) < speed
-        rejected[other] = f"slower: {_shown(_speed(subnets[other]))}" if slower else f"{best} does as well"
+        rejected[other] = f"slower: {_shown(subnets[other])}" if slower else f"{best} does as well"
     why = "the only usable subnet that all hosts share" if len(usable) == 1 else "the fastest that all hosts share"
-    return _network(subnets[best], f"{why}{f', {_shown(speed)}' if speed > 0 else ''}", tuple(rejected.items()))
+    return _network(subnets[best], f"{why}{f', {_shown(subnets[best])}' if speed > 0 else ''}", tuple(rejected.items()))
 
 
 def _as_told(addresses: Mapping[str, Sequence[Address]], wanted: str | None, names: Sequence[str]) -> Network:
@@ -273,8 +274,8 @@ def _speed(there: Mapping[str, Sequence[Address]]) -> int:
     return min(max(one.speed for one in addresses) for addresses in there.values())
 
 
-def _shown(speed: int) -> str:
-    return f"{speed / 1000:g} Gbit/s" if speed >= 1000 else f"{speed} Mbit/s"
+def _shown(there: Mapping[str, Sequence[Address]]) -> str:
+    return shown_rate(1e6 / 8 * _speed(there))
 
 
 def network_variables(network: Network, major: int, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:

@@ -20,7 +20,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         [NAMES[level], shown_seconds(link["latency"]), shown_rate(link["alone"]), shown_rate(link["together"])]
         for level, link in found["links"].items()
     ]
-    yield from _aligned(rows) if found["links"] else ()
+    yield from aligned(rows) if found["links"] else ()
     measured = found["measured"]
     for collective in dict.fromkeys(one["collective"] for one in measured):
         yield ""
@@ -45,7 +45,7 @@ def _table(collective: str, measured: Sequence[dict[str, Any]]) -> Iterator[str]
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
         times = [shown_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
         rows.append([shown_bytes(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
-    yield from _aligned(rows)
+    yield from aligned(rows)
 
 
 def _left(cells: Sequence[tuple[str, str, int]]) -> str:
@@ -56,7 +56,8 @@ def _left(cells: Sequence[tuple[str, str, int]]) -> str:
     return ", ".join(f"{name} from {shown_bytes(size)}" for name, size in smallest.items())
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table: the first column to the left, the others to the right."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
