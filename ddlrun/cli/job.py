@@ -203,10 +203,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
     """Turn options into Settings. Raises InputError for each that is wrong."""
     options["config_env"] = ctx.meta.get(CONFIG_ENV, [])
     _prefer_command_line(ctx, options)
-    passed = [word for word in options["named"] if "=" in word]
-    named = [word for word in options["named"] if "=" not in word]
-    for name in named:
-        check_name(name, "-x")
+    variables, named = _variables(options)
     if options["rankfile"] == "-":
         raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
     job = find_job(options["scheduler"], named=bool(options["hosts"] or options["hostfile"]))
@@ -225,12 +222,8 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         asked_shape=" ".join(f"--{name} {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
         left_out=arranged.left_out,
         notes=(*(job.notes if job is not None else ()), *arranged.said),
-        variables={
-            **horovod_variables(options),
-            **lms_variables(options),
-            **dict(map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))),
-        },
-        named=tuple(named),
+        variables=variables,
+        named=named,
         policy=read_policy(options)._replace(share_gpus=options["share_gpus"]),
         frameworks=parse_frameworks(options["frameworks"]),
         knobs={knob.parameter: options[knob.parameter] for knob in HOROVOD},
@@ -244,6 +237,16 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         tcp=options.get("tcp", False),
         as_root=options["allow_run_as_root"],
     )
+
+
+def _variables(options: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that ranks get, and the names of those that they get as they are here (-x NAME)."""
+    passed = [word for word in options["named"] if "=" in word]
+    named = [word for word in options["named"] if "=" not in word]
+    for name in named:
+        check_name(name, "-x")
+    assigned = map(parse_assignment, (*options["config_env"], *passed, *options["assignments"]))
+    return {**horovod_variables(options), **lms_variables(options), **dict(assigned)}, tuple(named)
 
 
 def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
