@@ -1,9 +1,9 @@
 """Networks that are measured: racks behind shaped uplinks, links and collectives; hosts are namespaces."""
 
-import importlib.util
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import pytest
 from ddlrun.hosts import parse_hostfile
 from ddlrun.network.fabric import parse_fabric
 from tests.conftest import MPIRUNS
+from tests.hosts import slurm
 from tests.hosts.cluster import Cluster, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -52,6 +53,18 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
     ]
 
 
+@pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
+def test_racks_are_those_that_slurm_says(tmp_path: Path) -> None:
+    with slurm.SlurmCluster(2, 2, link="100mbit") as cluster:
+        again = f"for n in 1 2 3; do {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]} && break; done"
+        job = cluster.submit(again, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
+        cluster.wait_for(job, "COMPLETED", timeout=200)
+        cluster.wait_until_idle()
+    said = (tmp_path / "out").read_text()
+    assert f"Slurm job {job} (SLURM_JOB_NODELIST) says the same racks\n" in said
+    assert "4 hosts in 2 racks" in said
+
+
 def bench(cluster: Cluster | None, *options: str) -> subprocess.CompletedProcess[str]:
     argv = [*DDLRUN, "bench", "--skip-checks", *options]
     environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -71,14 +84,12 @@ def complete(found: dict[str, Any], cells: int) -> None:
 
 def test_bench_of_one_host_and_its_plot(tmp_path: Path) -> None:
     words = ["--accelerators", "2", "--overload", "--budget", "6s", "--sizes", "8B,64KiB", "--mpirun", MPIRUNS[5]]
-    plot = ["--plot", f"{tmp_path}/bus.svg"] if importlib.util.find_spec("matplotlib") else []
-    done = bench(None, *words, "--json", *plot)
+    done = bench(None, *words, "--json", "--plot", f"{tmp_path}/bus.svg")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert list(found["links"]) == ["host"]
     complete(found, 2 * (3 * 7 + 2))
-    if plot:
-        assert "<svg" in (tmp_path / "bus.svg").read_text()
+    assert "<svg" in (tmp_path / "bus.svg").read_text()
 
 
 def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:

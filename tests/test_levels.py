@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
+from ddlrun.hosts import Host, HostList
 from ddlrun.measure.levels import Found, find_levels
 from ddlrun.measure.meetings import Pair
+from ddlrun.report.racks import Hierarchy, render_hierarchy
 
 NIC = 100.0
 
@@ -118,3 +120,18 @@ def test_two_hosts_that_are_busy_are_no_racks_of_one() -> None:
 
     *_, level = find_levels(len(racks), slowed).levels
     assert {host for _, hosts in level.doubts for host in hosts} >= busy
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [("aabb", "Slurm says the same racks\n"), ("abab", "Slurm says other racks: h[1,3]; h[2,4]\n"), ("", "")],
+)
+def test_racks_are_compared_with_what_a_scheduler_says(said: str, line: str) -> None:
+    hosts = HostList(
+        tuple(Host(f"h{number + 1}", None, said[number : number + 1] or None) for number in range(4)), "Slurm"
+    )
+    level = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
+    found = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0}
+    text = render_hierarchy(Hierarchy(hosts, found))
+    assert "  r1: h[1-2]\n  r2: h[3-4]\n" in text
+    assert line in text if said else "says" not in text

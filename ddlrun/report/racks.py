@@ -94,7 +94,8 @@ def _evidence(hierarchy: Hierarchy) -> Iterator[str]:
     elif near is not None:
         yield f"latency in a rack {shown_seconds(near)}, across {shown_seconds(far)}"
     if (told := hierarchy.told()) is not None:
-        yield f"{told[0]} says {'the same' if told[1] else 'other'} racks"
+        other = "; ".join(fold(host.name for host in rack) for rack in by_rack(hierarchy.hosts).values())
+        yield f"{told[0]} says {'the same racks' if told[1] else f'other racks: {other}'}"
 
 
 def hierarchy_dict(hierarchy: Hierarchy) -> dict[str, Any]:

@@ -64,9 +64,9 @@ def why_not() -> str:
 class SlurmCluster(SchedulerCluster):
     """A cluster whose hosts are Slurm's nodes, idle when `with` begins; racks are rack0, rack1, ... under spine."""
 
-    def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = ()) -> None:
-        """Prepare the cluster; each slurmd is started by the command `around`."""
-        super().__init__(hosts_per_rack, racks)
+    def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = (), link: str | None = None) -> None:
+        """Prepare the cluster; each slurmd is started by the command `around`; uplinks and NICs carry `link` each."""
+        super().__init__(hosts_per_rack, racks, uplink=link, nic=link)
         self._around = around
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
