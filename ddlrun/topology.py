@@ -129,7 +129,12 @@ def _problems(dims: Sequence[int]) -> list[str]:
 def describe(dims: Sequence[int], first: int = 0) -> str:
     """Say dimensions in words; `first` is the axis that they begin with.
 
-    >>> describe((4, 2, 3))
-    '4 accelerators per host x 2 hosts per rack x 3 racks'
+    >>> describe((4, 2, 3)), describe((4, 1, 1))
+    ('4 accelerators per host x 2 hosts per rack x 3 racks', '4 accelerators per host x 1 host per rack x 1 rack')
     """
-    return " x ".join(f"{size} {meaning}" for size, meaning in zip(dims, MEANING[first:], strict=False))
+    words = zip(dims, MEANING[first:], strict=False)
+    return " x ".join(f"{size} {_one(meaning) if size == 1 else meaning}" for size, meaning in words)
+
+
+def _one(meaning: str) -> str:
+    return re.sub(r"s( |$)", r"\1", meaning, count=1)

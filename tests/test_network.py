@@ -156,6 +156,15 @@ def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
     assert whole.seconds == pytest.approx(6 * latency + 16 * (walk - 6 * latency))
 
 
+@pytest.mark.parametrize(
+    ("shape", "network"), [((4, 8, 2), "100gbe"), ((4, 8, 2), "nvlink2,100gbe"), ((1, 8, 2), "100gbe")]
+)
+def test_a_level_that_is_not_described_is_no_faster_than_the_one_below(shape: tuple[int, ...], network: str) -> None:
+    topology = Topology(shape)
+    found = forecast(topology, topology, parse_links(network, None), Work(8))
+    assert found.cost.seconds >= 4 * 14e-6  # lg 16 hosts, at the least
+
+
 def test_small_arrays_double_and_large_ones_go_round() -> None:
     model = Model(axes_of(Topology((1, 8))), Topology((1, 8)), Fabric((Link(), Link(1e9, 1e-5), Link(), Link())))
     small, large = (model.cost(Way("flat"), size) for size in (1000, 10**8))
@@ -218,6 +227,8 @@ def test_plan_reads_a_network_and_says_what_data_cost(tmp_path: Path) -> None:
     ("n1 --hosts 4 --network 100gbe", "hosts are named too"),
     ("--topology 4 --network 100gbe --gradient 5", "'5' is no size"),
     ("--topology 4 --network 100gbe --compute 5", "'5' is no time"),
+    ("--topology 4 --network 100gbe --overlap 0.5", "give --compute TIME"),
+    ("--topology 4 --network 100gbe --batch 5", "give --images N"),
     ("--topology 4 --network 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
 ])  # fmt: skip
 def test_plan_says_what_is_wrong_in_one_line(arguments: str, said: str) -> None:

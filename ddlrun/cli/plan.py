@@ -15,7 +15,7 @@ from ddlrun.errors import InputError
 from ddlrun.launchers import as_named
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import Work, forecasts, indivisible, mistakes, wiring_of
-from ddlrun.network.presets import MODELS, gradient_of, parse_links
+from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.network.quantities import parse_bytes, parse_seconds
 from ddlrun.racks import arrange, by_rack, shape_reason
 from ddlrun.report.forecast import Prospect, prospect_dict, render_prospect
@@ -51,7 +51,8 @@ MODEL = "resnet50"
     "Network",
     "--network",
     metavar="FILE|PRESETS",
-    help="Its links: a YAML file, or inside a host, NICs, uplinks as in nvlink3,8x200gbe,2:1 or 100gbe.",
+    help="Its links: a YAML file, or inside a host, NICs, uplinks as in nvlink3,8x200gbe,2:1 or 100gbe; there are "
+    f"{', '.join((*INSIDE, *BETWEEN))}.",
 )
 @option("Work", "--gradient", metavar="SIZE", help="Bytes that a step averages, as in 100MB.")
 @option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Those of a model in float32; default: {MODEL}.")
@@ -67,7 +68,7 @@ MODEL = "resnet50"
 )
 @option("Work", "--mode", type=click.Choice(MODES), default="p", show_default=True, help="The mode of DDL.")
 @option("Work", "--images", type=COUNT, metavar="N", help="Images of an epoch: what they lose if they do not divide.")
-@option("Work", "--batch", type=COUNT, default=1, show_default=True, metavar="N", help="Images of a learner and step.")
+@option("Work", "--batch", type=COUNT, metavar="N", help="Images of a learner and step; default: 1.")
 @option("Show", "--json", "as_json", is_flag=True, help="Print JSON: all decompositions.")
 def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     """Predict every XxYxZ of a job: allreduce, step, bytes over each level, and what a wrong order costs.
@@ -75,6 +76,10 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     HOSTS as for launch: a list such as n[01-06], @HOSTFILE, or those of the scheduler's job; or say what a
     cluster is like that is not there: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
     """
+    if options["overlap"] and not options["compute"]:
+        raise InputError(f"--overlap {options['overlap']:g}: a share of what? give --compute TIME")
+    if options["batch"] and not options["images"]:
+        raise InputError(f"--batch {options['batch']}: of how many images? give --images N")
     described = _described(options["network"])
     found = _cluster(options, described.hosts_per_rack if described else None)
     topology = found.topology
@@ -91,8 +96,9 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         mistakes(topology, wiring),
     )  # fmt: skip
     if options["images"]:
-        data = indivisible(options["images"], topology.size, options["batch"])
-        prospect = prospect._replace(data=data, images=options["images"], batch=options["batch"])
+        batch = options["batch"] or 1
+        data = indivisible(options["images"], topology.size, batch)
+        prospect = prospect._replace(data=data, images=options["images"], batch=batch)
     if options["as_json"]:
         click.echo(json.dumps(prospect_dict(prospect), indent=2))
     else:

@@ -7,6 +7,7 @@ docs/explanation/network.md derives it and shows how well it holds.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ddlrun.network.fabric import LEVELS, Fabric
@@ -215,10 +216,12 @@ class Model(NamedTuple):
     def _walk(self, steps: Sequence[Stage], size: float) -> float:
         """Return the seconds that so many bytes take for all steps, one after another."""
         links = self.fabric.links
+        # A message that goes further takes no less; of a level that is not described nobody knows more.
+        latencies = list(accumulate((link.latency for link in links), max))
         return sum(
             stage.steps
             * (
-                links[stage.furthest].latency
+                latencies[stage.furthest]
                 + max(size * load / link.capacity for load, link in zip(stage.loads, links, strict=True))
             )
             for stage in steps

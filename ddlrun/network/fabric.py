@@ -4,7 +4,7 @@ name: lab, second floor
 source: ddlrun bench, 2026-11-02      # where the figures come from
 host:                                 # inside a host: what each learner's own link carries
   bandwidth: 150 GB/s                 # of one link in one direction; bits or bytes, with their unit
-  latency: 3 us                       # of a message that goes no further
+  latency: 3 us                       # of a message that goes no further; without it that of the level before
 nic:                                  # between hosts: all learners of a host share it
   bandwidth: 100 Gbit/s
   latency: 14 us
@@ -70,10 +70,10 @@ def parse_fabric(text: str, where: str) -> Fabric:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    known = (*LEVELS, *_WORDS, *_COUNTS)
+    if not isinstance(found, dict) or not found.keys() & {*known}:
         raise InputError(f"{where}: it describes no network; write at least nic: {{bandwidth: 100 Gbit/s}}")
     problems: list[str] = []
-    known = (*LEVELS, *_WORDS, *_COUNTS)
     problems += [
         f"{where}: key {key!r} is not known; there are {', '.join(known)}" for key in found if key not in known
     ]
@@ -111,9 +111,10 @@ def _parse_link(found: object, where: str, problems: list[str]) -> Link:
 
 def _parse_value(key: str, value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, _KEYS[key]):
-        wanted = {"payload": "a share such as 0.94", "parallel": "a number"}.get(
-            key, "a number with its unit, as in 5 us"
-        )
+        wanted = {
+            "payload": "a share such as 0.94", "parallel": "a number", "latency": "a time with its unit, as in 5 us",
+            "burst": "bytes with their unit, as in 512 KiB",
+        }.get(key, "a rate with its unit, as in 100 Gbit/s")  # fmt: skip
         raise InputError(f"{where}: {value!r} is not what it takes: {wanted}")
     if key == "bandwidth":
         return parse_rate(str(value), where)

@@ -69,7 +69,12 @@ def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -
 def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -> list[Forecast]:
     """Return all decompositions, the fastest first; of those that are as fast, `topology` comes first."""
     found = [forecast(one, wiring, fabric, work) for one in decompositions(topology)]
-    return sorted(found, key=lambda one: (float(f"{one.cost.seconds:.3g}"), one.topology != topology))
+    return sorted(found, key=lambda one: (_shown(one), one.topology != topology))
+
+
+def _shown(one: Forecast) -> float:
+    """Return the seconds of the allreduce, or of a step where it is known, with the digits that are shown."""
+    return float(f"{one.cost.seconds:.3g}" if one.step is None else f"{one.step:.4g}")
 
 
 def indivisible(items: int, learners: int, batch: int = 1) -> Data:

@@ -71,7 +71,7 @@ def parse_links(text: str, hosts_per_rack: int | None, where: str = "--network")
         elif oversubscribed and ratio is None and len(between) == 1:
             ratio = float(oversubscribed[1])
         else:
-            raise InputError(f"{where} {text!r}: {word!r} {_remedy()}")
+            raise InputError(f"{where} {text!r}: {word!r} is not known there; {_remedy()}")
     if not between:
         raise InputError(f"{where} {text!r}: nothing between hosts; {_remedy()}")
     uplink = between[1] if len(between) > 1 else Link()
@@ -87,6 +87,6 @@ def parse_links(text: str, hosts_per_rack: int | None, where: str = "--network")
 
 def _remedy() -> str:
     return (
-        f"is not known there; write one of {', '.join(INSIDE)}, then one of {', '.join(BETWEEN)}, 2xib-edr for two of "
+        f"write one of {', '.join(INSIDE)}, then one of {', '.join(BETWEEN)}, 2xib-edr for two of "
         "them, then the uplink of a rack as another one or as 4:1; or name a YAML file"
     )

@@ -51,7 +51,10 @@ def _head(prospect: Prospect) -> Iterator[str]:
     source = f", {prospect.fabric.source}" if prospect.fabric.source else ""
     yield f"{prospect.fabric.name}{source}:"
     for level, link in zip(LEVELS, prospect.fabric.links, strict=True):
-        if link.capacity < math.inf and (level == "nic" or _used(prospect, level)):
+        used = level == "nic" or _used(prospect, level)
+        if used and link.capacity == math.inf:
+            yield f"  {NAMES[level]}: not said, so it costs nothing"
+        elif used:
             rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else shown_rate(link.bandwidth)
             times = f"{link.parallel} x " if link.parallel > 1 else ""
             share = f" ({100 * link.payload:.1f} % of it data)" if link.payload < 1 else ""
@@ -105,7 +108,8 @@ def shown(found: Sequence[Forecast], topology: Topology) -> list[Forecast]:
 
 def _foot(prospect: Prospect) -> Iterator[str]:
     best, own = prospect.found[0], next(one for one in prospect.found if one.topology == prospect.topology)
-    more = f", {own.cost.seconds / best.cost.seconds:.2f} times the time of {best.topology}" if own is not best else ""
+    times = f"{own.cost.seconds / best.cost.seconds:.2f}"
+    more = f", {times} times the time of {best.topology}" if times != "1.00" else ""
     yield f"* launch takes it: {prospect.reason}{more}"
     yield f"way: {own.cost.way}"
     yield f"rank order: {ORDER}"
