@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from ddlrun.errors import PreflightError
 
-# Below what Linux gives to clients by itself (net.ipv4.ip_local_port_range, from 32768 on).
-FIRST, LAST = 20000, 29999
+# Below what Linux gives to clients by itself (net.ipv4.ip_local_port_range, from 32768 on), and not those of the TCP
+# check, which stay busy for a minute (preflight/tcp.py).
+FIRST, LAST = 20000, 27999
 # POSIX sh that prints `@ports` and the local ports in use from 0x4000 to 0x7FFF, in hexadecimal.
 SCRIPT = r"""
 echo "@ports $(sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /proc/net/tcp /proc/net/tcp6 2>/dev/null |

@@ -48,7 +48,7 @@ class Profiles(NamedTuple):
     free: bool = True
     """Whether nobody asked for Y and Z, so that a profile's may be taken."""
     said: str = ""
-    """Why there are none, where that is to be said."""
+    """What is to be said of them: why there are none, or that the hosts stand in another order."""
 
     def fitting(self, topology: Topology, major: int | None) -> Profile | None:
         """Return the one for a job. Raises InputError where one was named and does not fit."""
@@ -73,7 +73,7 @@ def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
     try:
         return tuple(_profile(one, where) for one in json.loads(text)["profiles"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, IndexError) as error:
-        raise InputError(f"{where}: it is no profile ({type(error).__name__}: {error}); tune anew") from error
+        raise InputError(f"{where}: it is no profile that ddlrun tune wrote; tune anew") from error
 
 
 def _profile(found: Mapping[str, Any], where: str) -> Profile:

@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -320,19 +321,31 @@ def copied_stdin() -> int:
     return read
 
 
-def read_lines(argv: Sequence[str], read: Callable[[Iterator[str]], Result]) -> tuple[int, Result]:
+def read_lines(
+    argv: Sequence[str], read: Callable[[Iterator[str]], Result], complain: Callable[[str], None]
+) -> tuple[int, Result]:
     """Start a command and hand on what it prints, line by line; return its exit code and what `read` returns.
 
-    Its errors go to ours. Whatever ends us ends it: with TERM, and we wait for that.
+    Each line of its errors goes to `complain`, in a thread. Whatever ends us ends it: with INT or TERM, and we wait.
     """
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace", start_new_session=True
-    )
-    with process:
-        try:
-            result = read(iter(process.stdout or ()))
-            return process.wait(), result
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=True,
+    )  # fmt: skip
+
+    def hear() -> None:
+        for line in process.stderr or ():
+            complain(line)
+
+    errors = threading.Thread(target=hear, daemon=True)
+    errors.start()
+    try:
+        result = read(iter(process.stdout or ()))
+        code = process.wait()
+    except BaseException as error:
+        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        process.wait()
+        raise
+    finally:
+        errors.join(1)  # an ssh that stays may have it open
+    return code, result

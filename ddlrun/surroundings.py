@@ -94,7 +94,8 @@ def _tuned(
             variables["DDLRUN_DDL_TUNING"] = profile.tuning
             words.append(profile.tuning)
     given = ", ".join([str(topology), *words])
-    return Tuned(mode, variables), [f"the {profile} gives {given}; --profile none to do without"]
+    said = [profiles.said] * bool(profiles.said)
+    return Tuned(mode, variables), [f"the {profile} gives {given}; --profile none to do without", *said]
 
 
 def _daemons(settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:

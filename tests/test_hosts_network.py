@@ -92,6 +92,15 @@ def test_bench_of_one_host_and_its_plot(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "bus.svg").read_text()
 
 
+def test_racks_that_cannot_be_are_told() -> None:
+    with Cluster(2, 2, nic="100mbit", uplink="50mbit") as cluster:
+        words = ["h1,h3,h2,h4", "--mpirun", MPIRUNS[5], "--modes", "m", "--sizes", "8B", "--budget", "5s"]
+        unknown = bench(cluster, *words, "--accelerators", "1")
+        wrong = bench(cluster, *words, "--topology", "1x2x2")
+    assert unknown.stderr.count("note: nothing says the racks of these hosts, so they count as one; ddlrun racks") == 1
+    assert wrong.stderr.count("times what one inside of a rack does: are the racks as they were said?") == 1
+
+
 def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
     with Cluster(2, 2, nic="100mbit", uplink="100mbit") as cluster:
         words = [

@@ -130,8 +130,8 @@ def test_racks_are_compared_with_what_a_scheduler_says(said: str, line: str) -> 
     hosts = HostList(
         tuple(Host(f"h{number + 1}", None, said[number : number + 1] or None) for number in range(4)), "Slurm"
     )
-    level = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
-    found = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0}
+    level: dict[str, object] = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
+    found = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0, "rate": 2e6}
     text = render_hierarchy(Hierarchy(hosts, found))
     assert "  r1: h[1-2]\n  r2: h[3-4]\n" in text
     assert line in text if said else "says" not in text

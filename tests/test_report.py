@@ -198,7 +198,8 @@ def test_in_a_browser(failed: Path, tmp_path: Path) -> None:
 def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     assert "no run was started here; name the folder of one" in report(**state).stderr
-    argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", MPIRUNS[5], "-np", "1", "sh", "-c", "echo on; read x"]
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", MPIRUNS[5], "-np", "1"]
+    argv = [*launch, "sh", "-c", "echo on; read x"]
     with subprocess.Popen(
         argv, env={**os.environ, **state}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as job:
@@ -216,9 +217,14 @@ def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:
     text = read(page.read_text())
     assert "The run ended well after" in text
     assert "Nothing is known of them: run with DDL_OPTIONS='-dump_iter 100'" in text
+    page.unlink()
     traced = report(run, "--trace", tmp_path / "t.json")
-    assert (traced.returncode, (tmp_path / "t.json").exists()) == (2, False)
-    assert "has no phases of an allreduce: ddlrun.ddl keeps them under DDL_OPTIONS='-dump_iter N'" in traced.stderr
+    assert (traced.returncode, page.exists(), (tmp_path / "t.json").exists()) == (2, True, False)
+    assert "no phases of an allreduce: scripts that use ddlrun.ddl keep them under DDL_OPTIONS" in traced.stderr
+    elsewhere = tmp_path / "elsewhere"
+    subprocess.run([*launch, "--run-dir", str(elsewhere), "true"], env={**os.environ, **state}, check=True)
+    assert report(**state).stdout == f"{elsewhere}/report.html\n"
+    assert report(json.loads((elsewhere / "plan.json").read_text())["run_id"], **state).returncode == 0
 
 
 def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:

@@ -252,11 +252,11 @@ def test_tune_of_this_host_is_taken_up_by_launch(mpirun: str, major: int, tmp_pa
         (["--gradient", "1MiB", "--model", "bert-base"], "leave one of them out"),
         (["--compute", "1s"], "--compute and --overlap go together"),
         (["--budget", "soon"], "--budget: 'soon' is no time"),
-        (["--budget", "0s"], "--budget 0s: nothing can be measured in no time"),
+        (["--budget", "5s"], "--budget 5s: too little can be measured in that; give 6s or more"),
         (["--save", "nowhere/x"], "--save nowhere/x: there is no folder nowhere"),
         (["--topology", "2", "--gradient", "9000TB"], "of gradients on a host of"),
         (["--links", "nowhere.yaml"], "links nowhere.yaml: No such file or directory"),
-        (["--topology", "1"], "one rank has nothing to average"),
+        (["--topology", "1"], "one rank has nobody to talk to; name hosts, or say --accelerators core"),
     ],
 )
 def test_what_cannot_be_tuned_is_said_in_a_line(words: list[str], problem: str, tmp_path: Path) -> None:

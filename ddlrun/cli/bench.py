@@ -22,6 +22,8 @@ from ddlrun.errors import InputError
 from ddlrun.network.quantities import parse_bytes
 from ddlrun.report.bench import render_bench
 
+# Seconds.
+LEAST_BUDGET = 5.0
 SIZES = "8B,256B,8KiB,64KiB,256KiB,1MiB,8MiB,64MiB,256MiB"
 MODES = "rbnmcp"
 
@@ -33,7 +35,13 @@ MODES = "rbnmcp"
 @option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Time for all, as in 90s or 5m.")
 @option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
 @option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL beside MPI's own.")
-@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: everything that was measured.")
+@option(
+    "Answers",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON: everything that was measured; bytes, seconds, bytes/s.",
+)
 @option("Answers", "--save-network", metavar="FILE", help="Write the links for ddlrun plan --network FILE.")
 @option("Answers", "--plot", metavar="FILE", help="Draw bus bandwidth over size as SVG or PNG; needs ddlrun[plots].")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
@@ -43,7 +51,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     reduce-scatter, allgather and broadcast with algorithm and bus bandwidth as nccl-tests has them, and the share of
     what the measured links would allow. What the budget leaves out is said.
     """
-    budget = read_budget(options["budget"])
+    budget = read_budget(options["budget"], LEAST_BUDGET)
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
     modes = "".join(dict.fromkeys(options["modes"]))
     if not modes or set(modes) - set(MODES):
@@ -56,6 +64,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": rack_numbers(listed)})
     found = measure(listed, options, shape_words(options), ["bench", plan])
+    if found["odd"]:
+        click.echo(f"ddlrun: note: {found['odd']}", err=True)
     click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
     if options["save_network"]:
         write_atomically(options["save_network"], [found["network"]], "--save-network")

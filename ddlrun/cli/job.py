@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -367,6 +368,8 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
     if not script.endswith(".py"):
         if os.path.isdir(script) and "/" in script:
             raise InputError(f"{script!r} is a folder; name the script or program in it")
+        if re.search(r",|\[\d", script) and shutil.which(script) is None:
+            raise InputError(f"there is no program {script!r}; name hosts with -H: -H {script} SCRIPT")
         return (script, *args)
     if not os.path.isfile(script):
         raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")

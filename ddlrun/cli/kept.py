@@ -14,9 +14,13 @@ def read_profiles(wanted: str, hosts: Sequence[str]) -> Profiles:
     """Return the profiles of a file, or those that tune has kept for these hosts; of those that are damaged, why."""
     if wanted == "none":
         return Profiles()
+    names = profile_names(hosts)
     if wanted != "auto":
-        return Profiles(parse_profiles(read_text(wanted, "profile"), f"profile {wanted}"), wanted)
-    names, folder = profile_names(hosts), profile_folder()
+        known = parse_profiles(read_text(wanted, "profile"), f"profile {wanted}")
+        moved = any(one.hosts != names and set(one.hosts) == set(names) for one in known)
+        said = f"--profile {wanted} was made with these hosts in another order, so perhaps with other racks"
+        return Profiles(known, wanted, said=said if moved else "")
+    folder = profile_folder()
     path = f"{folder}/{file_name(names)}" if folder and os.path.isdir(folder) else ""
     if not os.path.exists(path):
         return Profiles()

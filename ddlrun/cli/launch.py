@@ -23,7 +23,7 @@ from ddlrun.ports import is_free_here
 from ddlrun.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
-from ddlrun.run_folder import make_output_folder, write_report, write_run_dir
+from ddlrun.run_folder import make_output_folder, remember, write_report, write_run_dir
 from ddlrun.schedulers import job_end
 from ddlrun.settings import Settings, adapt, again
 from ddlrun.spares import Crew, refill
@@ -117,6 +117,7 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
                 job = _after(job, outcome, attempt, restarts)
             job, plan, check = _prepare(job, mpirun)
             write_run_dir(plan, check)
+            remember(plan, os.environ)
             make_output_folder(job.settings.watch)
         except DdlrunError as error:
             if outcome is None:

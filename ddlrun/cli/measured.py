@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +16,11 @@ from ddlrun.cli.options import COUNT, all_of, job_from, network_options, option,
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.network.quantities import parse_seconds
+from ddlrun.placement import check_hosts
 from ddlrun.probe import check_distinct
 from ddlrun.racks import arrange
 from ddlrun.report.progress import progress
+from ddlrun.run_folder import default_run_dir
 from ddlrun.shape import Wish
 from ddlrun.shell import read_lines
 from ddlrun.topology import parse_topology
@@ -40,6 +43,9 @@ shape_options = all_of(
     option("Shape", "--racks", type=COUNT, help="Z: racks."),
     option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
 )  # fmt: skip
+# So many can load an uplink.
+LEAST_HOSTS = 4
+NO_RACKS = "nothing says the racks of these hosts, so they count as one; ddlrun racks HOSTS -o FILE finds them"
 # Options that launch gets as they are.
 PASSED = (
     "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
@@ -64,11 +70,11 @@ def check_place(path: str, option: str) -> None:
         raise InputError(f"{option} {path}: no file can be written there")
 
 
-def read_budget(text: str) -> float:
-    """Return seconds. Raises InputError."""
+def read_budget(text: str, least: float) -> float:
+    """Return seconds. Raises InputError on fewer than the links alone may take."""
     budget = parse_seconds(text, "--budget")
-    if not budget:
-        raise InputError(f"--budget {text}: nothing can be measured in no time")
+    if budget < least:
+        raise InputError(f"--budget {text}: too little can be measured in that; give {least:g}s or more")
     return budget
 
 
@@ -77,6 +83,10 @@ def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostLi
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     hosts = arrange(Wish(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
     check_distinct(hosts, os.uname().nodename)
+    if shape is not None and len(hosts) < shape.hosts:
+        check_hosts(shape, hosts)
+    if shape is None and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):
+        click.echo(f"ddlrun: note: {NO_RACKS}", err=True)
     return hosts
 
 
@@ -95,22 +105,36 @@ class MeasuringError(DdlrunError):
 
 
 def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
-    """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result. Raises MeasuringError.
+    """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result.
 
     `words` are more options of launch. Slots that may be cores are not passed on: launch would take them for ranks.
+    Raises MeasuringError where the job fails, whose folder stays then; InputError where it says what it lacks.
     """
+    run_dir = default_run_dir(os.environ).path
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
         hostfile = f"{folder}/hosts"
         with open(hostfile, "w", encoding="utf-8") as file:
             file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.loose else list(hosts)))
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
-        argv += ["--profile", "none"]
+        argv += ["--profile", "none", "--framework", "mpi", "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
-            code, result = read_lines(argv, lambda lines: _heard(lines, show))
-    if code or result is None:
+            try:
+                code, result = read_lines(argv, lambda lines: _heard(lines, show), _complain)
+            except KeyboardInterrupt:
+                shutil.rmtree(run_dir, ignore_errors=True)
+                raise
+    if code or not isinstance(result, dict):
         raise MeasuringError(code or 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    if "problem" in result:
+        raise InputError(f"{hosts.source}: {result['problem']}")
     return result
+
+
+def _complain(line: str) -> None:
+    """Print what the job says beside a progress bar."""
+    click.echo(line, nl=False, err=True)
 
 
 def _passed(options: dict[str, Any]) -> Iterator[str]:
@@ -131,7 +155,7 @@ def _heard(lines: Iterator[str], show: Callable[[str, float | None], None]) -> o
         except ValueError:
             said = None
         if not isinstance(said, dict):
-            click.echo(line, nl=False, err=True)
+            _complain(line)
         elif "progress" in said:
             show(*said["progress"])
         else:

@@ -8,7 +8,7 @@ import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measured import check_place, measure, measuring_options
+from ddlrun.cli.measured import LEAST_HOSTS, check_place, measure, measuring_options
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
@@ -17,7 +17,6 @@ from ddlrun.report.racks import Hierarchy, hierarchy_dict, render_hierarchy
 
 # Ranks give cores away while they wait: they may share them with other work.
 YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
-LEAST_HOSTS = 4
 
 
 @click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

@@ -36,12 +36,11 @@ def command(run: str | None, output: str | None, trace: str | None) -> None:
     folder = _find(run, known, run_folders(state))
     record = parse_record(folder, read_run_dir(folder))
     going = record.outcome is None and any(one.run_dir == folder and one.alive() is not False for one in known)
-    traced = json.dumps(make_trace(record)) if trace is not None else ""
     path = output or RunDir(folder).page
     write_atomically(path, [render_page(record, going=going, now=time.time())])
     click.echo(path)
     if trace is not None:
-        write_atomically(trace, [traced, "\n"], "--trace")
+        write_atomically(trace, [json.dumps(make_trace(record)), "\n"], "--trace")
         click.echo(trace)
 
 

@@ -80,7 +80,10 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     if what == "machines":
         text, value = _machines(settings.hosts, machines)
     elif waiting is not None:
-        text, value = _OF_PLAN[what](make_plan(settings, waiting(), machines, os.environ))
+        plan = make_plan(settings, waiting(), machines, os.environ)
+        for note in plan.warnings:
+            click.echo(f"ddlrun: note: {note}", err=True)
+        text, value = _OF_PLAN[what](plan)
     else:
         text, value = _placed(what, settings, machines, options["svg"])
     click.echo(json.dumps(value, indent=2) if options["as_json"] else text.rstrip("\n"))

@@ -25,6 +25,11 @@ from ddlrun.network.quantities import shown_bytes, shown_seconds
 from ddlrun.topology import Topology, parse_topology
 from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST
 
+# What a rank has of an array at most, with the results of collectives and MPI's own.
+COPIES = 4
+# So much faster may a pair across racks be than one inside, by chance.
+FASTER = 1.3
+
 
 def say(what: str, found: object) -> None:
     """Print a line of JSON."""
@@ -43,18 +48,19 @@ def racks(comm: MPI.Intracomm) -> None:
     if comm.rank:
         traffic.serve()
         return
-    start, rounds = time.perf_counter(), 0
+    start, rates = time.perf_counter(), list[list[float]]()
+    likely = max(24, 2 * min(comm.size, 64))
 
     def measure(pairs: Sequence[Pair]) -> list[float]:
-        nonlocal rounds
-        rounds += 1
-        say("progress", [f"round {rounds}: {len(pairs)} pairs at once", None])
-        return traffic(pairs)
+        say("progress", [f"round {len(rates) + 1}: {len(pairs)} pairs at once", min(len(rates) / likely, 0.99)])
+        rates.append(traffic(pairs))
+        return rates[-1]
 
     traffic.warm_up([(host, host + 1) for host in range(0, comm.size - 1, 2)])
     found = find_levels(comm.size, measure)
     traffic.end()
-    say("result", told(found, traffic, time.perf_counter() - start))
+    usually = float(np.median(np.concatenate(rates)))
+    say("result", told(found, traffic, time.perf_counter() - start) | {"rate": usually})
 
 
 def told(found: Found, traffic: Traffic, seconds: float) -> dict[str, Any]:
@@ -91,6 +97,8 @@ def bench(comm: MPI.Intracomm) -> None:
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
+    if alone(comm):
+        return
     collectives = Collectives(comm, plan["modes"], os.environ)
     topology = collectives.topology
     links = links_of(comm, topology, plan["racks"])
@@ -103,7 +111,10 @@ def bench(comm: MPI.Intracomm) -> None:
     def least(collective: str, size: int) -> float:
         return least_seconds(collective, size, topology, fabric)
 
-    found, left_out = Timer(comm, collectives, left, least).run(cells_of(collectives, plan["sizes"]), show)
+    room = comm.allreduce(memory() / COPIES / ranks_here(comm), MPI.MIN)
+    cells = [cell for cell in cells_of(collectives, plan["sizes"]) if cell.size < room]
+    found, left_out = Timer(comm, collectives, left, least).run(cells, show)
+    left_out += [cell for cell in cells_of(collectives, plan["sizes"]) if cell.size >= room]
     for one in found:
         # Of one host the link is its memory, and what that carries depends on what is in its caches.
         limit = least(one["collective"], one["bytes"]) if topology.hosts > 1 else 0.0
@@ -115,7 +126,31 @@ def bench(comm: MPI.Intracomm) -> None:
     collectives.free()
     if comm.rank == 0:
         told = {"topology": str(topology), "links": links, "network": render_fabric(fabric), "measured": found}
-        say("result", told | {"left_out": left_out, "seconds": time.perf_counter() - start})
+        more = {"left_out": left_out, "odd": odd(links), "seconds": time.perf_counter() - start}
+        say("result", told | more)
+
+
+def odd(links: dict[str, dict[str, float]]) -> str:
+    """Say what cannot be where racks are as they were said."""
+    inside, across = (links[level]["alone"] if level in links else 0.0 for level in ("nic", "uplink"))
+    if not inside or across < FASTER * inside:
+        return ""
+    return (
+        f"a pair across racks reaches {across / inside:.2g} times what one inside of a rack does: are the racks as "
+        "they were said? ddlrun racks finds them"
+    )
+
+
+def alone(comm: MPI.Intracomm) -> bool:
+    """Tell whether there is one rank alone, and say what is to be done."""
+    if comm.size == 1:
+        say("result", {"problem": "one rank has nobody to talk to; name hosts, or say --accelerators core"})
+    return comm.size == 1
+
+
+def ranks_here(comm: MPI.Intracomm) -> int:
+    """Return how many ranks this host has."""
+    return int(comm.Split_type(MPI.COMM_TYPE_SHARED).size)
 
 
 def memory() -> int:
@@ -131,9 +166,11 @@ def tune(comm: MPI.Intracomm) -> None:
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
-    needed, there = plan["gradient"] * comm.Split_type(MPI.COMM_TYPE_SHARED).size, memory()
+    if alone(comm):
+        return
+    needed, there = plan["gradient"] * ranks_here(comm), memory()
     problem = "" if needed < there else f"{shown_bytes(needed)} of gradients on a host of {shown_bytes(there)}"
-    problem = "one rank has nothing to average" if comm.size == 1 else comm.allreduce(problem, MPI.MAX)
+    problem = comm.allreduce(problem, MPI.MAX)
     if problem:
         say("result", {"problem": problem}) if comm.rank == 0 else None
         return

@@ -56,6 +56,18 @@ def shown_bytes(size: float) -> str:
     return _shown(size, "B", ("", "k", "M", "G", "T", "P"))
 
 
+def shown_size(size: int) -> str:
+    """Write a size as one asks for it: powers of 1024 by their own names.
+
+    >>> shown_size(65536), shown_size(8), shown_size(10**6)
+    ('64 KiB', '8 B', '1 MB')
+    """
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power} {name}"
+    return shown_bytes(size)
+
+
 def shown_rate(rate: float) -> str:
     """Write a rate in bits.
 

@@ -13,7 +13,7 @@ from ddlrun.preflight.judge import FAILURE, OK, WARNING, Finding
 ALL_PAIRS = 8
 AT_ONCE = 100  # they have to run at the same time, and ssh goes to 128 hosts at once
 # Open MPI's own connections go to ports from 1024 on; these are seldom anybody's.
-LOWEST, HIGHEST, TRIES = 20000, 29900, 3
+LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 
 
 def pairs(hosts: Sequence[str]) -> set[tuple[str, str]]:

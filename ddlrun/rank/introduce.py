@@ -51,6 +51,7 @@ def _tf_config(workers: str, rank: int, size: int, topology: str, order: str) ->
 
 def _taken(port: str) -> bool:
     probe = _socket.socket()
+    probe.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)  # as servers do: what is closed is in nobody's way
     try:
         probe.bind(("", int(port)))
     except OSError as error:

@@ -1,9 +1,9 @@
 """What ddlrun bench has measured, as text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
+from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds, shown_size
 
 NAMES = {"host": "inside a host", "nic": "between hosts", "uplink": "between racks"}
 
@@ -27,7 +27,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield from _table(collective, [one for one in measured if one["collective"] == collective])
     if found["left_out"]:
         yield ""
-        yield f"left out, as one run takes more than its share of the budget: {_left(found['left_out'])}"
+        every = {(one["collective"], one["algorithm"]) for one in measured} | {(c, a) for c, a, _ in found["left_out"]}
+        yield "left out, as a run takes more than its share of the budget, or of memory:"
+        yield from (f"  {line}" for line in _left(found["left_out"], every))
     wrong = [f"{one['collective']} {one['algorithm']} {one['size']} B" for one in measured if not one["right"]]
     if wrong:
         yield f"WRONG RESULTS: {', '.join(wrong)}"
@@ -44,16 +46,26 @@ def _table(collective: str, measured: Sequence[dict[str, Any]]) -> Iterator[str]
         best = min(there.values(), key=lambda one: float(one["seconds"]))
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
         times = [shown_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
-        rows.append([shown_bytes(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
+        rows.append([shown_size(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
     yield from aligned(rows)
 
 
-def _left(cells: Sequence[tuple[str, str, int]]) -> str:
-    smallest: dict[str, int] = {}
+def _left(cells: Sequence[tuple[str, str, int]], every: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line a collective: from which size on which of its algorithms are missing."""
+    smallest: dict[tuple[str, str], int] = {}
     for collective, algorithm, size in cells:
-        name = f"{collective} {algorithm}"
-        smallest[name] = min(size, smallest.get(name, size))
-    return ", ".join(f"{name} from {shown_bytes(size)}" for name, size in smallest.items())
+        smallest[collective, algorithm] = min(size, smallest.get((collective, algorithm), size))
+    for collective in dict.fromkeys(name for name, _ in smallest):
+        by_size: dict[int, list[str]] = {}
+        for (name, algorithm), size in smallest.items():
+            if name == collective:
+                by_size.setdefault(size, []).append(algorithm)
+        there = sum(name == collective for name, _ in every)
+        parts = [
+            f"{'' if len(some) == there else ' '.join(some) + ' '}from {shown_size(size)}"
+            for size, some in by_size.items()
+        ]
+        yield f"{collective.replace('_', '-')} {', '.join(parts)}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

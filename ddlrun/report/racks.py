@@ -83,6 +83,8 @@ def _lines(hierarchy: Hierarchy) -> Iterator[str]:
 
 def _evidence(hierarchy: Hierarchy) -> Iterator[str]:
     near, far = hierarchy.found["latency"]
+    if not hierarchy.found["levels"]:
+        yield f"a pair, all at once: {shown_rate(hierarchy.found['rate'])} each way"
     for number, level in enumerate(hierarchy.found["levels"]):
         name = NAMES[min(number, len(NAMES) - 1)]
         yield (

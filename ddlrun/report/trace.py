@@ -18,8 +18,8 @@ def trace(record: Record) -> dict[str, Any]:
     dumps = [dump for dump in record.dumps if "phases" in dump]
     if not dumps:
         raise InputError(
-            f"--trace: run folder {record.path} has no phases of an allreduce: ddlrun.ddl keeps them under "
-            "DDL_OPTIONS='-dump_iter N', in the folder of a run that rank 0's host can write to"
+            f"--trace: run folder {record.path} has no phases of an allreduce: scripts that use ddlrun.ddl "
+            "keep them under DDL_OPTIONS='-dump_iter N', in the folder of a run that rank 0's host can write to"
         )
     start = min(dump["start"] for dump in dumps)
     names = list(dict.fromkeys(_name(phase) for dump in dumps for phase in dump["phases"]))
