@@ -326,16 +326,20 @@ def read_lines(
 ) -> tuple[int, Result]:
     """Start a command and hand on what it prints, line by line; return its exit code and what `read` returns.
 
-    Each line of its errors goes to `complain`, in a thread. Whatever ends us ends it: with INT or TERM, and we wait.
+    Each line of its errors goes to `complain`, in a thread. Whatever ends us ends it: with INT or TERM, and we wait;
+    what it says of that nobody hears.
     """
     process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
 
+    ended = False
+
     def hear() -> None:
         for line in process.stderr or ():
-            complain(line)
+            if not ended:
+                complain(line)
 
     errors = threading.Thread(target=hear, daemon=True)
     errors.start()
@@ -343,6 +347,7 @@ def read_lines(
         result = read(iter(process.stdout or ()))
         code = process.wait()
     except BaseException as error:
+        ended = True
         process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
         process.wait()
         raise

@@ -118,12 +118,13 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
         argv += ["--profile", "none", "--framework", "mpi", "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
-        with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
-            try:
+        try:
+            with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
                 code, result = read_lines(argv, lambda lines: _heard(lines, show), _complain)
-            except KeyboardInterrupt:
-                shutil.rmtree(run_dir, ignore_errors=True)
-                raise
+        except BaseException:  # Ctrl-C, a TERM
+            shutil.rmtree(run_dir, ignore_errors=True)
+            _complain("ddlrun: interrupted; nothing is kept\n")
+            raise
     if code or not isinstance(result, dict):
         raise MeasuringError(code or 1)
     shutil.rmtree(run_dir, ignore_errors=True)

@@ -21,7 +21,7 @@ from ddlrun.measure.tuning import Search, Step, found_dict
 from ddlrun.network.candidates import Space, usual
 from ddlrun.network.fabric import parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
-from ddlrun.network.quantities import shown_bytes, shown_seconds
+from ddlrun.network.quantities import shown_bytes, shown_seconds, shown_size
 from ddlrun.topology import Topology, parse_topology
 from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST
 
@@ -106,7 +106,7 @@ def bench(comm: MPI.Intracomm) -> None:
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
 
     def show(cell: Cell, share: float) -> None:
-        shower(comm)(f"{cell.collective} {cell.algorithm} {shown_bytes(cell.size)}", share)
+        shower(comm)(f"{cell.collective} {cell.algorithm} {shown_size(cell.size)}", share)
 
     def least(collective: str, size: int) -> float:
         return least_seconds(collective, size, topology, fabric)
