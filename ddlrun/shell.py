@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
+from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.launchers import PARTS, Way, join_scripts, split_labels
 
@@ -18,7 +19,7 @@ Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
 Result = TypeVar("Result")
 # Seconds; the kernel knows no better when a process began.
-CLOCK_TICK = 0.02
+CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Finished(NamedTuple):
@@ -86,7 +87,7 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
         worker.write(script.encode())
         worker.set_write_eof()
         workers |= dict.fromkeys(names, worker)
-    begun = time.time()
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         task.resume()
     except BaseException as error:  # noqa: BLE001 - Ctrl-C, a TERM: no ssh is left behind
@@ -114,12 +115,13 @@ def _interrupt(error: BaseException) -> BaseException:
 
 
 def _kill_children(since: float) -> None:
-    """Kill what this process started since then; mpirun and its guard, where they run, are older."""
+    """Kill what this process started since then (CLOCK_BOOTTIME); mpirun and its guard, where they run, are older."""
     import psutil  # noqa: PLC0415 - 20 ms, where nothing else helps
 
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if child.create_time() > since - CLOCK_TICK:
+        with suppress(psutil.Error, OSError), open(f"/proc/{child.pid}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])  # psutil's own is up to a second too early
+            if ticks * CLOCK_TICK >= since - CLOCK_TICK:
                 child.kill()
 
 
@@ -174,11 +176,13 @@ def _failed_nodes(said: str, names: Iterable[str]) -> dict[str, str]:
     found = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", said))
     if step := re.search(r"Unable to create step for job (\d+)", said):
         states = begin(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
-        job = begin(["squeue", "--noheader", f"--jobs={step[1]}", "--format=%N"])().out.split()
-        kept = parse_hosts(",".join(job)).names if job else names
-        found |= dict.fromkeys(set(names) - set(kept), "it is not in the Slurm job any more")
-        listed = (line.split() for line in states().out.splitlines())
-        down = {words[0]: words[1] for words in listed if len(words) == 2}
+        listed = begin(["squeue", "--noheader", f"--jobs={step[1]}", "--format=%A %N"])().out.splitlines()
+        own = [words[1] for words in map(str.split, listed) if len(words) == 2 and words[0] == step[1]]
+        with suppress(InputError):  # of a list that only Slurm reads nothing is known
+            lost = set(names) - set(parse_hosts(own[0]).names) if own else ()
+            found |= dict.fromkeys(lost, "it is not in the Slurm job any more")
+        said_of = (line.split() for line in states().out.splitlines())
+        down = {words[0]: words[1] for words in said_of if len(words) == 2}
         found |= {name: f"Slurm says: {state}" for name, state in down.items() if re.match(r"down|fail|.*\*$", state)}
     return found
 
@@ -337,20 +341,27 @@ def read_lines(
     ended = False
 
     def hear() -> None:
-        for line in process.stderr or ():
-            if not ended:
-                complain(line)
+        try:
+            for line in process.stderr or ():
+                if not ended:
+                    complain(line)
+        except (OSError, ValueError):
+            if process.stderr is not None:
+                process.stderr.close()  # so that it learns that nobody reads it
 
     errors = threading.Thread(target=hear, daemon=True)
-    errors.start()
     try:
+        errors.start()
         result = read(iter(process.stdout or ()))
         code = process.wait()
     except BaseException as error:
         ended = True
         process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # at once, then
+            process.send_signal(signal.SIGINT)
+            process.wait()
         raise
-    finally:
-        errors.join(1)  # an ssh that stays may have it open
+    errors.join(1)  # an ssh that stays may have it open
     return code, result

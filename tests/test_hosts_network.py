@@ -162,18 +162,30 @@ def test_tune_finds_a_way_that_launch_takes_up(tmp_path: Path) -> None:
         assert others.stdout.splitlines() == ["-mode p:1x2x1"]
 
 
-def test_an_interrupt_ends_everything() -> None:
+def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
     words = [*DDLRUN, "bench", "--accelerators", "2", "--overload", "--budget", "60s", "--json"]
-    job = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    job = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     mine = f"ddlrun.measure bench {json.dumps({'budget': 60.0})[:-1]}"
     until = time.monotonic() + 60
     while not running(mine) and time.monotonic() < until:
         time.sleep(0.2)
     assert running(mine)
     job.send_signal(signal.SIGINT)
-    job.communicate(timeout=60)
-    assert job.returncode == 130
+    _, said = job.communicate(timeout=60)
+    assert (job.returncode, said.strip()) == (130, "ddlrun: interrupted; nothing is kept")
     assert not running(mine)
+    assert not [*(tmp_path / "ddlrun" / "runs").iterdir()]
+
+
+def test_a_job_that_fails_says_why_and_keeps_its_folder(tmp_path: Path) -> None:
+    words = [*DDLRUN, "bench", "--accelerators", "2", "--overload", "--mpirun", MPIRUNS[5], "--skip-checks"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMPI_MCA_pml": "nosuch"}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=100)
+    (folder,) = (tmp_path / "ddlrun" / "runs").iterdir()
+    assert done.returncode not in (0, 130)
+    assert f"logs: {folder}" in done.stderr
+    assert "nosuch" in done.stderr
 
 
 def running(words: str) -> list[str]:

@@ -156,6 +156,13 @@ def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
     assert whole.seconds == pytest.approx(6 * latency + 16 * (walk - 6 * latency))
 
 
+@pytest.mark.parametrize("topology", ["1", "4"])
+def test_what_costs_nothing_has_a_table_too(topology: str) -> None:
+    told = ddlrun("plan", "--topology", topology, "--network", "100gbe")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert f"{topology}x1x1 *" in told.stdout
+
+
 @pytest.mark.parametrize(
     ("shape", "network"), [((4, 8, 2), "100gbe"), ((4, 8, 2), "nvlink2,100gbe"), ((1, 8, 2), "100gbe")]
 )

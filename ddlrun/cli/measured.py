@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -43,6 +44,8 @@ shape_options = all_of(
     option("Shape", "--racks", type=COUNT, help="Z: racks."),
     option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
 )  # fmt: skip
+# What each program needs of launch: no ports; where GPUs count, no more ranks than GPUs.
+FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
 # So many can load an uplink.
 LEAST_HOSTS = 4
 NO_RACKS = "nothing says the racks of these hosts, so they count as one; ddlrun racks HOSTS -o FILE finds them"
@@ -85,7 +88,7 @@ def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostLi
     check_distinct(hosts, os.uname().nodename)
     if shape is not None and len(hosts) < shape.hosts:
         check_hosts(shape, hosts)
-    if shape is None and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):
+    if shape is None and not options["racks"] and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):
         click.echo(f"ddlrun: note: {NO_RACKS}", err=True)
     return hosts
 
@@ -116,14 +119,16 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
         with open(hostfile, "w", encoding="utf-8") as file:
             file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.loose else list(hosts)))
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
-        argv += ["--profile", "none", "--framework", "mpi", "--run-dir", run_dir]
+        argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         try:
             with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
                 code, result = read_lines(argv, lambda lines: _heard(lines, show), _complain)
-        except BaseException:  # Ctrl-C, a TERM
-            shutil.rmtree(run_dir, ignore_errors=True)
-            _complain("ddlrun: interrupted; nothing is kept\n")
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C, a TERM
+                shutil.rmtree(run_dir, ignore_errors=True)
+                with suppress(OSError):
+                    _complain("ddlrun: interrupted; nothing is kept\n")
             raise
     if code or not isinstance(result, dict):
         raise MeasuringError(code or 1)

@@ -35,7 +35,9 @@ def command(run: str | None, output: str | None, trace: str | None) -> None:
     known = known_runs(state)
     folder = _find(run, known, run_folders(state))
     record = parse_record(folder, read_run_dir(folder))
-    going = record.outcome is None and any(one.run_dir == folder and one.alive() is not False for one in known)
+    going = record.outcome is None and any(
+        os.path.realpath(one.run_dir) == os.path.realpath(folder) and one.alive() is not False for one in known
+    )
     path = output or RunDir(folder).page
     write_atomically(path, [render_page(record, going=going, now=time.time())])
     click.echo(path)

@@ -10,7 +10,7 @@ nic:                                  # between hosts: all learners of a host sh
   latency: 14 us
   payload: 0.9415                     # the share that headers leave to data; 1 where data was what was measured
   parallel: 2                         # so many side by side; 1 if it is left out
-uplink:                               # between racks: all hosts of a rack share it; without it racks cost nothing
+uplink:                               # between racks: all hosts of a rack share it; without it no limit
   bandwidth: 400 Gbit/s
   latency: 15 us
 aisle: {bandwidth: 800 Gbit/s}        # between aisles: all racks of an aisle share it

@@ -69,7 +69,7 @@ def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -
 def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -> list[Forecast]:
     """Return all decompositions, the fastest first; of those that are as fast, `topology` comes first."""
     found = [forecast(one, wiring, fabric, work) for one in decompositions(topology)]
-    return sorted(found, key=lambda one: (_shown(one), one.topology != topology))
+    return sorted(found, key=lambda one: (_shown(one), one.topology != topology, one.cost.seconds))
 
 
 def _shown(one: Forecast) -> float:

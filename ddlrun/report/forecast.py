@@ -53,7 +53,7 @@ def _head(prospect: Prospect) -> Iterator[str]:
     for level, link in zip(LEVELS, prospect.fabric.links, strict=True):
         used = level == "nic" or _used(prospect, level)
         if used and link.capacity == math.inf:
-            yield f"  {NAMES[level]}: not said, so it costs nothing"
+            yield f"  {NAMES[level]}: not said, so no limit" + (", and no time" if level == "host" else "")
         elif used:
             rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else shown_rate(link.bandwidth)
             times = f"{link.parallel} x " if link.parallel > 1 else ""
@@ -108,7 +108,7 @@ def shown(found: Sequence[Forecast], topology: Topology) -> list[Forecast]:
 
 def _foot(prospect: Prospect) -> Iterator[str]:
     best, own = prospect.found[0], next(one for one in prospect.found if one.topology == prospect.topology)
-    times = f"{own.cost.seconds / best.cost.seconds:.2f}"
+    times = f"{own.cost.seconds / best.cost.seconds:.2f}" if best.cost.seconds else "1.00"
     more = f", {times} times the time of {best.topology}" if times != "1.00" else ""
     yield f"* launch takes it: {prospect.reason}{more}"
     yield f"way: {own.cost.way}"
