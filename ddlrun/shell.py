@@ -87,14 +87,7 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
         worker.write(script.encode())
         worker.set_write_eof()
         workers |= dict.fromkeys(names, worker)
-    begun = time.clock_gettime(time.CLOCK_BOOTTIME)
-    try:
-        task.resume()
-    except BaseException as error:  # noqa: BLE001 - Ctrl-C, a TERM: no ssh is left behind
-        with suppress(Exception):  # it may come where ClusterShell's own books are open
-            task.abort(kill=True)
-        _kill_children(begun)  # those that it has not in its books yet
-        raise _interrupt(error) from None
+    _resume(task)
     codes: dict[str, int] = {}
     for code, nodes in task.iter_retcodes():
         codes.update(dict.fromkeys(nodes, code))
@@ -102,6 +95,18 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
         name: Finished(codes.get(name), _text(worker.node_buffer(name)), _text(worker.node_error(name)))
         for name, worker in workers.items()
     }
+
+
+def _resume(task: Any) -> None:  # noqa: ANN401 - as above
+    """Let a task run to its end; a Ctrl-C or TERM leaves no ssh behind."""
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        task.resume()
+    except BaseException as error:  # noqa: BLE001 - another one may be raised
+        with suppress(Exception):  # it may come where ClusterShell's own books are open
+            task.abort(kill=True)
+        _kill_children(begun)  # those that it has not in its books yet
+        raise _interrupt(error) from None
 
 
 def _interrupt(error: BaseException) -> BaseException:
@@ -337,7 +342,6 @@ def read_lines(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
-
     ended = False
 
     def hear() -> None:

@@ -1,11 +1,9 @@
 """Asking hosts with all their tools: what this machine says, what is kept, saved and loaded."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from ddlrun.machine.answer import SYSFS, full_script, machine_of, parse_answer
 from ddlrun.probe import failures, group
 from ddlrun.report.machines import differences, render_groups
 from tests.shapes import machine
+from tests.test_launch import running, wait_for
 
 Ddlrun = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -238,17 +237,4 @@ main()
     with (tmp_path / "said").open("w") as said:  # a pipe would be waited for until the last process has closed it
         done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=said, stderr=said, check=False)
     assert (done.returncode, (tmp_path / "said").read_text().strip()) == (130, "")
-    until = time.monotonic() + 10
-    while napping(nap):
-        assert time.monotonic() < until, napping(nap)
-        time.sleep(0.05)
-
-
-def napping(nap: str) -> list[str]:
-    """Return the processes that sleep so long, or are about to."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if nap.encode() in path.read_bytes():
-                found.append(str(path))
-    return found
+    wait_for(lambda: not running(nap))

@@ -21,7 +21,7 @@ def read_profiles(wanted: str, hosts: Sequence[str]) -> Profiles:
         said = f"--profile {wanted} was made with these hosts in another order, so perhaps with other racks"
         return Profiles(known, wanted, said=said if moved else "")
     folder = profile_folder()
-    path = f"{folder}/{file_name(names)}" if folder and os.path.isdir(folder) else ""
+    path = f"{folder}/{file_name(names)}" if os.path.isdir(folder) else ""
     if not os.path.exists(path):
         return Profiles()
     try:
@@ -37,7 +37,6 @@ def profile_names(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(own if is_local(name, own) else name for name in hosts)
 
 
-def profile_folder() -> str | None:
-    """Return where tune keeps what it found; None where the user has no home."""
-    at_home = any(os.environ.get(name) for name in ("HOME", "XDG_STATE_HOME"))
-    return f"{state_folder(os.environ)}/profiles" if at_home else None
+def profile_folder() -> str:
+    """Return where tune keeps what it found."""
+    return f"{state_folder(os.environ)}/profiles"

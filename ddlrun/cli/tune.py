@@ -10,20 +10,10 @@ from typing import Any
 
 import click
 
+from ddlrun.cli import measured
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.kept import profile_folder, profile_names
-from ddlrun.cli.measured import (
-    MeasuringError,
-    check_place,
-    measure,
-    measured_hosts,
-    measuring_options,
-    rack_numbers,
-    read_budget,
-    shape_options,
-    shape_words,
-)
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.plan import MODEL, read_gradient
 from ddlrun.errors import InputError
@@ -42,8 +32,8 @@ HOROVODS_SHARE = 1 / 3
 
 @click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
-@measuring_options
-@shape_options
+@measured.measuring_options
+@measured.shape_options
 @option("Work", "--gradient", metavar="SIZE", help="Bytes of float32 that a step averages, as in 100MB.")
 @option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Those of a model; default: {MODEL}.")
 @option("Work", "--compute", metavar="TIME", help="What a step computes, as in 120ms; goes with --overlap.")
@@ -65,22 +55,22 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     of are tried with chunks and buckets of several sizes, then Horovod's settings. launch takes up what was found on
     the same hosts, and says so; --profile none does without.
     """
-    budget = read_budget(options["budget"], LEAST_BUDGET)
+    budget = measured.read_budget(options["budget"], LEAST_BUDGET)
     gradient, _ = read_gradient(options)
     lead = _lead(options)
     links = _links(options["links"])
-    listed = measured_hosts(hosts, options)
+    listed = measured.measured_hosts(hosts, options)
     names = profile_names(listed.names)
     path = _place(options["save"], names)
     with_horovod = _with_horovod(wanted=options["horovod"])
-    words, share, code = shape_words(options), budget * (1 - HOROVODS_SHARE * with_horovod), 0
-    plan = {"budget": share, "gradient": gradient, "lead": lead, "links": links, "racks": rack_numbers(listed)}
-    found = measure(listed, options, words, ["tune", json.dumps(plan | {"exhaustive": options["exhaustive"]})])
+    words, share, code = measured.shape_words(options), budget * (1 - HOROVODS_SHARE * with_horovod), 0
+    plan = {"budget": share, "gradient": gradient, "lead": lead, "links": links, "racks": measured.rack_numbers(listed)}
+    found = measured.measure(listed, options, words, ["tune", json.dumps(plan | {"exhaustive": options["exhaustive"]})])
     if with_horovod:
         plan = {"budget": budget - share, "gradient": gradient}
         try:
-            found["horovod"] = measure(listed, options, words, ["horovod", json.dumps(plan)])
-        except MeasuringError as error:
+            found["horovod"] = measured.measure(listed, options, words, ["horovod", json.dumps(plan)])
+        except measured.MeasuringError as error:
             code = error.exit_code if options["horovod"] else 0
             click.echo("ddlrun: note: Horovod was not tuned, as said above; the rest is kept", err=True)
     found |= {"gradient": gradient, "profile": path, "hosts": list(names)}
@@ -128,16 +118,14 @@ def _place(wanted: str | None, hosts: Sequence[str]) -> str | None:
     """Return the file for the profile, None where it is not to be kept. Raises InputError where none can be written."""
     if wanted == "-":
         return None
-    folder = profile_folder()
-    if wanted is None and folder is not None:
+    if wanted is None:
+        folder = profile_folder()
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: {error.strerror}; name a file for the profile: --save FILE") from error
         wanted = f"{folder}/{file_name(hosts)}"
-    if wanted is None:
-        raise InputError("HOME is not set, so the profile cannot be kept; name a file: --save FILE")
-    check_place(wanted, "--save")
+    measured.check_place(wanted, "--save")
     return wanted
 
 
