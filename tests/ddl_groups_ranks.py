@@ -18,9 +18,9 @@ from mpi4py import MPI
 from torch import distributed
 
 from ddlrun import ddl
+from ddlrun.ddl import nccl_pipeline
 from ddlrun.ddl import torch as ddl_torch
-from ddlrun.ddl import wavefront
-from ddlrun.ddl.devices import DeviceHandle
+from ddlrun.ddl.gpu_reduction import DeviceHandle
 from ddlrun.ddl.handle import Handle
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
@@ -73,7 +73,7 @@ def check_wavefront(checks: Checks, shape: str) -> None:
     dimensions = ddl._learner().devices.groups.along("")  # noqa: SLF001
     for dtype, op, count, longest in cases(shape):
         row = tensor(ddl.rank(), count, dtype, op)
-        flight = wavefront.start(row, op, dimensions, longest)
+        flight = nccl_pipeline.start(row, op, dimensions, longest)
         flight.wait()
         exact, tolerance = expected(ddl.size(), dtype, op, count)
         checks.see(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
@@ -89,7 +89,7 @@ def check_wavefront(checks: Checks, shape: str) -> None:
     for axes in ("Y", "XZ"):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes)]
         row = torch.arange(50.0) + ddl.rank()
-        wavefront.start(row, "avg", ddl._learner().devices.groups.along(axes), 9).wait()  # noqa: SLF001
+        nccl_pipeline.start(row, "avg", ddl._learner().devices.groups.along(axes), 9).wait()  # noqa: SLF001
         exact = np.arange(50.0) + np.mean(near)
         if not np.allclose(row.numpy(), exact):
             checks.wrong.append(f"{shape}: avg over {axes}: {row}")

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from ddlrun import ddl
 from ddlrun.ddl.arrays import Flat
 from ddlrun.ddl.dimensions import coords_of
-from ddlrun.ddl.kinds import HALF, store, widened
+from ddlrun.ddl.reduce_ops import HALF, store, widened
 from ddlrun.topology import parse_topology
 
 SHAPES = "1x1x1 2x1x1 1x3x1 2x2x1 1x2x3 5x1x1 2x2x2 3x2x2".split()

@@ -14,14 +14,14 @@ import atheris
 with atheris.instrument_imports(include=["ddlrun"]):
     from ddlrun.errors import DdlrunError
     from ddlrun.hosts import parse_hostfile
-    from ddlrun.lint import fix
-    from ddlrun.machine.answer import parse_answer
     from ddlrun.machine.hwloc import parse_hwloc
     from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
     from ddlrun.machine.numactl import parse_numactl
     from ddlrun.machine.nvidia_smi import parse_query, parse_topo
     from ddlrun.machine.ppc64_cpu import parse_ppc64_cpu
+    from ddlrun.machine.probe_reply import parse_answer
     from ddlrun.machine.sysfs import parse_sysfs
+    from ddlrun.mapping.rankfile_lint import fix
 
 CAPTURES = os.environ.get("DDLRUN_CAPTURES", f"{os.path.dirname(__file__)}/../../shared/captures")
 # Parser -> the captured outputs that it begins with.

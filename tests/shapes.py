@@ -6,7 +6,7 @@ from pathlib import Path
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.placement import Placement, Policy, place
+from ddlrun.mapping.placement import Placement, Policy, place
 from ddlrun.topology import RankOrder, parse_topology
 
 DEFAULT = Policy()

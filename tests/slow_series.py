@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlrun.ddl.slowness import Figures
+from ddlrun.ddl.monitor.straggler_detection import Figures
 
 
 def checks(

@@ -12,16 +12,16 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlrun.batch import Batch, Scheduler, State, clock
-from ddlrun.batch.amounts import parse_memory, parse_time
-from ddlrun.batch.kubernetes import read_job
-from ddlrun.batch.lsf import minutes, read_bjobs
-from ddlrun.batch.pbs import read_qstat
-from ddlrun.batch.render import quote, render, scalar
-from ddlrun.batch.sge import read_accounting
-from ddlrun.batch.slurm import read_sacct, read_scontrol
-from ddlrun.batch.table import SCHEDULERS
 from ddlrun.errors import InputError
+from ddlrun.schedulers.submit import Batch, Scheduler, State, clock
+from ddlrun.schedulers.submit.kubernetes import read_job
+from ddlrun.schedulers.submit.lsf import minutes, read_bjobs
+from ddlrun.schedulers.submit.pbs import read_qstat
+from ddlrun.schedulers.submit.registry import SCHEDULERS
+from ddlrun.schedulers.submit.render import quote, render, scalar
+from ddlrun.schedulers.submit.sge import read_accounting
+from ddlrun.schedulers.submit.slurm import read_sacct, read_scontrol
+from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from tests.goldens.__main__ import JOBS, PLAIN, TEMPLATES, job, job_file, job_text
 
 SCHEMA = yaml.safe_load((Path(__file__).parent / "schemas" / "mpijob-v2beta1.yaml").read_text())

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun import ddl
+from ddlrun.allreduce_algorithms import Tuning
 from ddlrun.ddl.arrays import Flat, copied, flat
 from ddlrun.ddl.fusion import buckets
-from ddlrun.ddl.kinds import OPERATIONS, WIDE, kind_of, store, widened
+from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, kind_of, store, widened
 from ddlrun.errors import InputError
-from ddlrun.ways import Tuning
 
 FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
 

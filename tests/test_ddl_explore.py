@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.explore import BETTER, PATIENCE, Memory, memory_path, read, search, size_class
-from ddlrun.ways import BETWEEN_HOSTS, Case, Space, Way, first_ways, near_ways, usual_way
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Case, Space, Way, first_ways, near_ways, usual_way
+from ddlrun.ddl.autotune import BETTER, PATIENCE, Memory, memory_path, read, search, size_class
 from tests.test_ddl_mpi import started
 
 KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MPI v4.1.4"}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ddlrun.ddl.arrays import flat
-from ddlrun.ddl.meeting import meeting_address
 from ddlrun.ddl.process_groups import Gpu, why_no_nccl
+from ddlrun.ddl.rendezvous import meeting_address
 from ddlrun.ddl.staging import staged
 from tests.test_ddl_mpi import started
 

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Tuning
+from ddlrun.ddl.launch_context import find_shape
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
-from ddlrun.ddl.tuning import parse_tuning
-from ddlrun.ddl.world import find_shape
+from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology
-from ddlrun.ways import BETWEEN_HOSTS, Tuning
 
 TOPOLOGIES = st.lists(st.integers(1, 99), min_size=1, max_size=4).map(lambda dims: Topology(tuple(dims)))
 OPTIONS = st.builds(

@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.journal import NAME
-from ddlrun.ddl.pool import Pool
-from ddlrun.ddl.procfs import Core, core_of, parse_cpus, read_load, show_cpus
-from ddlrun.ddl.slowness import CHECKS, COOL, Figures, Finding, Watch, cause_of, median_and_error, slow_ranks, times_of
-from ddlrun.plan import RunDir
+from ddlrun.ddl.monitor.event_log import NAME
+from ddlrun.ddl.monitor.procfs import Core, core_of, parse_cpus, read_load, show_cpus
+from ddlrun.ddl.monitor.spare_cores import Pool
+from ddlrun.ddl.monitor.straggler_detection import (
+    CHECKS,
+    COOL,
+    Figures,
+    Finding,
+    Watch,
+    cause_of,
+    median_and_error,
+    slow_ranks,
+    times_of,
+)
+from ddlrun.plan.run_dir import RunDir
 from tests.slow_series import checks, medians_and_errors
 
 TIMES = st.lists(st.floats(0.01, 10), min_size=2, max_size=9)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.begin import begin
-from ddlrun.ddl.tuning import parse_tuning
-from ddlrun.ddl.wire import BLOCK, FORMATS, Converter, Wire, parse_wire
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
+from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.tuning_parameters import parse_tuning
+from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, Wire, parse_wire
 from ddlrun.errors import InputError
-from ddlrun.ways import BETWEEN_HOSTS
 from tests.test_ddl_mpi import started
 
 RANKS = Path(__file__).with_name("ddl_wire_ranks.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddlrun.settings import OURS, parse_config
+from ddlrun.plan.settings import OURS, parse_config
 from docs.reference.__main__ import PAGE, page
 
 ROOT = Path(__file__).parents[1]

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
+from ddlrun.environment.exports import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.placement import Policy, place
+from ddlrun.mapping.placement import Policy, place
 from ddlrun.plan import START
-from ddlrun.rank.seat import seat
+from ddlrun.rank.binding import seat
 from ddlrun.topology import RankOrder, Topology
 from tests.shapes import machine, placement
 

@@ -15,12 +15,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.builds import Build, parse_build, render_builds
-from ddlrun.cli.foreign import translate
+from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch_command
-from ddlrun.environment import HOROVOD, MOST_CHARACTERS
-from ddlrun.errors import InputError, PreflightError
-from ddlrun.frameworks import (
+from ddlrun.environment.exports import HOROVOD, MOST_CHARACTERS
+from ddlrun.environment.framework_builds import Build, parse_build, render_builds
+from ddlrun.environment.frameworks import (
     AUTO,
     MOST_WORKERS,
     OWN,
@@ -31,9 +30,10 @@ from ddlrun.frameworks import (
     ports_needed,
     resolve,
 )
-from ddlrun.hierarchical import HAN, Where, collectives_chosen, hierarchical
+from ddlrun.environment.horovod_hierarchical import HAN, Where, collectives_chosen, hierarchical
+from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
+from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan import START
-from ddlrun.ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.topology import RankOrder
 from tests.conftest import launch_line
 from tests.shapes import machine, placement

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlrun.mpirun import OVERRULING
+from ddlrun.process_managers.openmpi import OVERRULING
 from tests.conftest import launch_line
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "digits.py"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.hosts import Host, HostList
-from ddlrun.measure.levels import Found, find_levels
-from ddlrun.measure.meetings import Pair
+from ddlrun.measure.hierarchy import Found, find_levels
+from ddlrun.measure.pair_rates import Pair
 from ddlrun.report.racks import Hierarchy, render_hierarchy
 
 NIC = 100.0

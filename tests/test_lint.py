@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.lint import Finding, fix, lint, places
-from ddlrun.rankfile import parse, render
+from ddlrun.mapping.rankfile import parse, render
+from ddlrun.mapping.rankfile_lint import Finding, fix, lint, places
 from ddlrun.topology import RankOrder
 from tests.oracle import OracleError, map_ranks
 from tests.shapes import MACHINES, hwloc_topology, machine, placement

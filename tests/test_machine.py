@@ -18,8 +18,8 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
-from ddlrun.placement import seat_ranks
-from ddlrun.rankfile import render
+from ddlrun.mapping.placement import seat_ranks
+from ddlrun.mapping.rankfile import render
 from tests.oracle import map_ranks
 from tests.shapes import placement, seats_by_package
 

@@ -6,7 +6,7 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mpirun import (
+from ddlrun.process_managers.openmpi import (
     Job,
     Mpirun,
     Transport,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.allreduce_algorithms import Way
 from ddlrun.ddl.dimensions import coords_of, peers_of
 from ddlrun.ddl.schedule import Dimension, backwards, reduce_scatter
 from ddlrun.errors import InputError
@@ -18,7 +19,6 @@ from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fab
 from ddlrun.network.forecast import Mistakes, Work, forecast, indivisible, mistakes
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.topology import RankOrder, Topology
-from ddlrun.ways import Way
 
 LINKS = st.builds(
     Link,

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.network.nics import (
+from ddlrun.network.subnet_selection import (
     SCRIPT,
     Address,
     choose_network,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddlrun.mpirun import improper_end, lost_host
-from ddlrun.plan import RankEnd
+from ddlrun.plan.outcome import RankEnd
+from ddlrun.process_managers.openmpi import improper_end, lost_host
 from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, in_words, last_lines
-from ddlrun.supervise.ending import root_of
+from ddlrun.supervise.termination import root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.output import Console, Log, Output, Style, split_lines, tag_lines
-from ddlrun.rank.wire import Ended, Unpacker, pack
+from ddlrun.plan.supervision import Style
+from ddlrun.rank.protocol import Ended, Unpacker, pack
+from ddlrun.supervise.output import Console, Log, Output, split_lines, tag_lines
 
 TEXT = st.one_of(
     st.binary(max_size=12),

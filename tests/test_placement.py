@@ -6,7 +6,7 @@ from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.placement import place, seat_ranks
+from ddlrun.mapping.placement import place, seat_ranks
 from ddlrun.topology import RankOrder, Topology, parse_topology
 from tests.shapes import machine, placement
 

@@ -7,14 +7,14 @@ import pytest
 from ddlrun.cli.check import read_only
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
-from ddlrun.network.nics import Address, Network
+from ddlrun.network.subnet_selection import Address, Network
 from ddlrun.preflight.facts import END, START, Content, Facts, Leftover, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.run import Report, lines
 from ddlrun.preflight.ssh import trouble
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
-from ddlrun.shell import Finished
+from ddlrun.remote.processes import Finished
 
 TEXT = f"""\
 Welcome!

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine.answer import SYSFS, full_script, machine_of, parse_answer
-from ddlrun.probe import failures, group
+from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
+from ddlrun.remote.probe import failures, group
 from ddlrun.report.machines import differences, render_groups
 from tests.shapes import machine
 from tests.test_launch import running, wait_for

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError, PlacementError
-from ddlrun.placement import Placement
-from ddlrun.rankfile import Line, parse, render, slot_text
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.rankfile import Line, parse, render, slot_text
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.oracle import map_ranks

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from ddlrun.cli.inputs import load_machines
-from ddlrun.environment import MOST_CHARACTERS, rank_variables
+from ddlrun.environment.exports import MOST_CHARACTERS, rank_variables
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
-from ddlrun.network.nics import Address, choose_network, network_variables
+from ddlrun.mapping.rankfile import render
+from ddlrun.network.subnet_selection import Address, choose_network, network_variables
 from ddlrun.plan import placement_dict
 from ddlrun.preflight.judge import NAMES, OK
 from ddlrun.preflight.run import Question, Report, lines, look
-from ddlrun.probe import Reach
-from ddlrun.rank import wire
-from ddlrun.rankfile import render
-from ddlrun.shell import Finished
+from ddlrun.rank import protocol
+from ddlrun.remote.probe import Reach
+from ddlrun.remote.processes import Finished
 from ddlrun.supervise.keepers import Keepers, Peer
 from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files, check_files
 from tests.conftest import MPIRUNS, launch_line
@@ -156,7 +156,7 @@ def test_keepers_that_come_all_at_once_are_let_in() -> None:
         heard.append((kind, text))
 
     keepers = Keepers(listener, epoll, hear, lambda _: pytest.fail("sent away"), lambda: pytest.fail("crowded"))
-    hello = wire.pack(wire.HELLO, listener.token.encode())
+    hello = protocol.pack(protocol.HELLO, listener.token.encode())
     links = []
     try:
         for _ in range(400):
@@ -166,7 +166,7 @@ def test_keepers_that_come_all_at_once_are_let_in() -> None:
         while len(heard) < len(links) and time.monotonic() < end:
             for fd, event in epoll.poll(1):
                 keepers.event(fd, event)
-        assert [link.recv(wire.HEAD) for link in links] == [wire.pack(wire.WELCOME)] * len(links)
+        assert [link.recv(protocol.HEAD) for link in links] == [protocol.pack(protocol.WELCOME)] * len(links)
     finally:
         for link in links:
             link.close()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.racks import arrange
+from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.topology_request import Wish
 from ddlrun.schedulers import Allocation, World, job_end, read_job, signs
 from ddlrun.schedulers.lsf import parse_mcpu, parse_units
 from ddlrun.schedulers.scontrol import parse_topology_lines
 from ddlrun.schedulers.slurm import parse_tasks
-from ddlrun.shape import Wish
 from ddlrun.topology import parse_topology
 
 RECORDED = Path(__file__).parent / "schedulers"

@@ -6,9 +6,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment import HOROVOD
+from ddlrun.environment.exports import HOROVOD
 from ddlrun.errors import InputError
-from ddlrun.settings import OURS, parse_config
+from ddlrun.plan.settings import OURS, parse_config
 
 JOBS = Path(__file__).parents[1] / "configs" / "jobs"
 

@@ -6,7 +6,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.shape import Wish, check_wish, choose_topology
+from ddlrun.mapping.topology_request import Wish, check_wish, choose_topology
 from ddlrun.topology import parse_topology
 from tests.shapes import machine
 

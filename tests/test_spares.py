@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.spares import Crew, refill
+from ddlrun.mapping.spare_hosts import Crew, refill
 from ddlrun.topology import Topology
 
 

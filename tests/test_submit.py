@@ -15,10 +15,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.batch.table import SCHEDULERS
+from ddlrun.cli.argv import split_words
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.submit import LAUNCH, command
-from ddlrun.cli.words import split_words
+from ddlrun.schedulers.submit.registry import SCHEDULERS
 
 # Each: what it prints for a job that is queued, runs, and ends with 3; $n counts the questions.
 SLURM = {

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ddlrun.cli.kept import profile_names
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB
+from ddlrun.cli.profile_store import profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.candidates import BUCKETS, Candidate, Space, usual
 from ddlrun.network.fabric import parse_fabric
-from ddlrun.profiles import Profile, Profiles, file_name, kept, parse_profiles, render_profiles
+from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, kept, parse_profiles, render_profiles
 from ddlrun.topology import Topology, parse_topology
-from ddlrun.ways import BETWEEN_HOSTS, MIB
 from tests.conftest import MPIRUNS
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli import measured
+from ddlrun.cli import measurement_job
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
@@ -21,8 +21,8 @@ MODES = "rbnmcp"
 
 @click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
-@measured.measuring_options
-@measured.shape_options
+@measurement_job.measuring_options
+@measurement_job.shape_options
 @option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Time for all, as in 90s or 5m.")
 @option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
 @option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL beside MPI's own.")
@@ -42,19 +42,19 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     reduce-scatter, allgather and broadcast with algorithm and bus bandwidth as nccl-tests has them, and the share of
     what the measured links would allow. What the budget leaves out is said.
     """
-    budget = measured.read_budget(options["budget"], LEAST_BUDGET)
+    budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
     modes = "".join(dict.fromkeys(options["modes"]))
     if not modes or set(modes) - set(MODES):
         raise InputError(f"--modes {options['modes']!r}: write some of {MODES}")
     _check_plot(options["plot"])
     if options["save_network"]:
-        measured.check_place(options["save_network"], "--save-network")
-    listed = measured.measured_hosts(hosts, options)
+        measurement_job.check_place(options["save_network"], "--save-network")
+    listed = measurement_job.measured_hosts(hosts, options)
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
-    plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measured.rack_numbers(listed)})
-    found = measured.measure(listed, options, measured.shape_words(options), ["bench", plan])
+    plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
+    found = measurement_job.measure(listed, options, measurement_job.shape_words(options), ["bench", plan])
     if found["odd"]:
         click.echo(f"ddlrun: note: {found['odd']}", err=True)
     click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
@@ -75,6 +75,6 @@ def _check_plot(path: str | None) -> None:
         return
     if not path.endswith((".svg", ".png")):
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
-    measured.check_place(path, "--plot")
+    measurement_job.check_place(path, "--plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")

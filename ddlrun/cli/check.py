@@ -10,15 +10,15 @@ from ddlrun.cli.inputs import reach, read_job_hosts
 from ddlrun.cli.options import Sections, build_option, job_from, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
-from ddlrun.installed import find_mpirun
-from ddlrun.launchers import Way
-from ddlrun.mpirun import Mpirun
-from ddlrun.network.nics import parse_cidr
+from ddlrun.network.subnet_selection import parse_cidr
+from ddlrun.plan.settings import Settings
 from ddlrun.preflight.judge import NAMES, WARNING
 from ddlrun.preflight.run import Question, Report, lines, preflight
 from ddlrun.preflight.table import render_report, report_json
-from ddlrun.probe import check_distinct
-from ddlrun.settings import Settings
+from ddlrun.process_managers.installation import find_mpirun
+from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.remote.agent import Way
+from ddlrun.remote.probe import check_distinct
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,9 +6,9 @@ import sys
 import click
 
 from ddlrun import __version__
-from ddlrun.builds import LIBRARIES, render_builds
+from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
-from ddlrun.installed import ask_builds, find_mpirun, mpi4py_library
+from ddlrun.process_managers.installation import ask_builds, find_mpirun, mpi4py_library
 
 
 def check_build(ctx: click.Context, _param: click.Parameter, value: object) -> None:

@@ -13,11 +13,11 @@ from ddlrun.cli.options import Sections, option, placement_options, read_policy,
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
-from ddlrun.placement import Placement, place, placement_notes
-from ddlrun.probe import check_distinct, probe
-from ddlrun.racks import arrange
-from ddlrun.rankfile import render
-from ddlrun.shape import Wish
+from ddlrun.mapping.placement import Placement, place, placement_notes
+from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.topology_request import Wish
+from ddlrun.remote.probe import check_distinct, probe
 from ddlrun.topology import RankOrder, parse_topology
 
 ASSUMED = "s822lc"

@@ -9,12 +9,12 @@ from typing import Any
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.launchers import Way, as_named, choose_way
 from ddlrun.machine import Machine
-from ddlrun.machine.bus import RESTRICTING
-from ddlrun.probe import Reach, is_local, probe
+from ddlrun.machine.pci import RESTRICTING
+from ddlrun.remote.agent import Way, as_named, choose_way
+from ddlrun.remote.probe import Reach, is_local, probe
+from ddlrun.remote.processes import Finished, begin, run_on_hosts
 from ddlrun.schedulers import Allocation, World, read_job
-from ddlrun.shell import Finished, begin, run_on_hosts
 
 DEFAULT_PROBE_SECONDS = 30.0
 # What a scheduler's own command may take to answer.
@@ -120,7 +120,7 @@ def configs_folder() -> str:
 
 def load_machine(folder: str) -> Machine:
     """Return the machine of a folder that `ddlrun probe --save` wrote for one host."""
-    from ddlrun.machine.answer import SECTIONS, machine_of  # noqa: PLC0415 - for saved machines alone
+    from ddlrun.machine.probe_reply import SECTIONS, machine_of  # noqa: PLC0415 - for saved machines alone
 
     there = [name for name in SECTIONS if os.path.isfile(f"{folder}/{name}")]
     sections = {name: read_text(f"{folder}/{name}", "saved answer") for name in there}

@@ -8,25 +8,26 @@ from typing import Any, NamedTuple
 
 import click
 
-from ddlrun.cli.foreign import translate
+from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import reach, read_machines, world
-from ddlrun.cli.job import job_options, read_crew, read_program, read_settings
+from ddlrun.cli.job_options import job_options, read_crew, read_program, read_settings
 from ddlrun.cli.options import Sections, build_option, check_options, option
+from ddlrun.environment.frameworks import MOST_WORKERS, NAMES
+from ddlrun.environment.rendezvous_ports import is_free_here
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.frameworks import MOST_WORKERS, NAMES
 from ddlrun.machine import Machine
-from ddlrun.mpirun import Mpirun
-from ddlrun.network.nics import Network
-from ddlrun.plan import Outcome, Plan, shown_command
-from ddlrun.planning import check, check_root, make_plan
-from ddlrun.ports import is_free_here
-from ddlrun.probe import await_names, is_local
+from ddlrun.mapping.spare_hosts import Crew, refill
+from ddlrun.network.subnet_selection import Network
+from ddlrun.plan import Plan, shown_command
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.planner import check, check_root, make_plan
+from ddlrun.plan.settings import Settings, adapt, again
+from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.remote.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
-from ddlrun.run_folder import make_output_folder, remember, write_report, write_run_dir
+from ddlrun.runs.store import make_output_folder, remember, write_report, write_run_dir
 from ddlrun.schedulers import job_end
-from ddlrun.settings import Settings, adapt, again
-from ddlrun.spares import Crew, refill
 from ddlrun.topology import Topology, parse_topology
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
@@ -107,7 +108,7 @@ def _print_plan(job: "_Job", mpirun: Callable[[], Mpirun]) -> None:
 
 def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
     """Run the job, and again after a failure as often as is asked for; return its last exit code."""
-    from ddlrun.launch import run  # noqa: PLC0415 - mpirun says its version meanwhile
+    from ddlrun.supervise.launch import run  # noqa: PLC0415 - mpirun says its version meanwhile
 
     outcome = None
     restarts, attempt = job.options["restarts"], 0
@@ -245,6 +246,6 @@ def _ask(
 
 
 def _sweep(hosts: Sequence[str], settings: Settings) -> None:
-    from ddlrun.leftovers import end_runs  # noqa: PLC0415 - where a keeper was killed
+    from ddlrun.runs.orphans import end_runs  # noqa: PLC0415 - where a keeper was killed
 
     end_runs({host: [settings.run_id] for host in hosts}, 0, reach(settings.way, settings.watch.grace + 5))

@@ -12,8 +12,8 @@ from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankf
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.lint import Finding, MachineOf, fix, hosts_of, lint
-from ddlrun.probe import probe
+from ddlrun.mapping.rankfile_lint import Finding, MachineOf, fix, hosts_of, lint
+from ddlrun.remote.probe import probe
 
 
 @click.command("lint", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

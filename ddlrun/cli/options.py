@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from ddlrun.errors import InputError
-from ddlrun.launchers import LAUNCHERS
-from ddlrun.placement import BINDINGS, Policy
+from ddlrun.mapping.placement import BINDINGS, Policy
+from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 
 COUNT = click.IntRange(min=1)

@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import click
 
+from ddlrun.allreduce_algorithms import MODES
 from ddlrun.cli.inputs import find_job, read_hosts, read_machines, read_text, read_way
-from ddlrun.cli.kept import read_profiles
 from ddlrun.cli.options import COUNT, Sections, job_from, option, ssh_options
+from ddlrun.cli.profile_store import read_profiles
 from ddlrun.errors import InputError
-from ddlrun.launchers import as_named
+from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
+from ddlrun.mapping.topology_request import Wish, choose_topology
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import Work, forecasts, indivisible, mistakes, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.network.quantities import parse_bytes, parse_seconds
-from ddlrun.racks import arrange, by_rack, shape_reason
+from ddlrun.remote.agent import as_named
 from ddlrun.report.forecast import Prospect, prospect_dict, render_prospect
-from ddlrun.shape import Wish, choose_topology
 from ddlrun.topology import Topology, parse_topology
-from ddlrun.ways import MODES
 
 MODEL = "resnet50"
 

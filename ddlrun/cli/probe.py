@@ -15,7 +15,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.plan import machine_dict
-from ddlrun.probe import Probed, check_distinct, failures, group, probe_fully
+from ddlrun.remote.probe import Probed, check_distinct, failures, group, probe_fully
 from ddlrun.report.machines import render_groups
 
 CACHE_SECONDS = 3600

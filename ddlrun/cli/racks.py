@@ -8,11 +8,11 @@ import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measured import LEAST_HOSTS, check_place, measure, measuring_options
+from ddlrun.cli.measurement_job import LEAST_HOSTS, check_place, measure, measuring_options
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
-from ddlrun.probe import check_distinct
+from ddlrun.remote.probe import check_distinct
 from ddlrun.report.racks import Hierarchy, hierarchy_dict, render_hierarchy
 
 # Ranks give cores away while they wait: they may share them with other work.

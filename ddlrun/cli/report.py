@@ -9,12 +9,12 @@ import click
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
-from ddlrun.known import Run, known_runs
-from ddlrun.plan import RunDir
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.report.html import render_page
 from ddlrun.report.record import parse_record
 from ddlrun.report.trace import trace as make_trace
-from ddlrun.run_folder import read_run_dir, run_folders, state_folder
+from ddlrun.runs.registry import Run, known_runs
+from ddlrun.runs.store import read_run_dir, run_folders, state_folder
 
 
 @click.command("report", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})

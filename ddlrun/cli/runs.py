@@ -14,11 +14,11 @@ from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_way
 from ddlrun.cli.options import Sections, all_of, option, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.known import Run, forget, known_runs
-from ddlrun.leftovers import Process, end_runs, find_processes, orphans
-from ddlrun.probe import Reach, failures, is_local, why_silent
-from ddlrun.run_folder import state_folder
-from ddlrun.shell import Finished
+from ddlrun.remote.probe import Reach, failures, is_local, why_silent
+from ddlrun.remote.processes import Finished
+from ddlrun.runs.orphans import Process, end_runs, find_processes, orphans
+from ddlrun.runs.registry import Run, forget, known_runs
+from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 shared_options = all_of(

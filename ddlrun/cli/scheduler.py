@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import click
 
-from ddlrun.batch import Batch, Scheduler, filled
-from ddlrun.batch.table import SCHEDULERS
 from ddlrun.errors import InputError
-from ddlrun.follow import Submitted, follow, run
+from ddlrun.remote.batch_job import Submitted, follow, run
+from ddlrun.schedulers.submit import Batch, Scheduler, filled
+from ddlrun.schedulers.submit.registry import SCHEDULERS
 
 # What another job has set around us, and sbatch or ddlrun would take for the new one's.
 INHERITED = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"

@@ -9,23 +9,23 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.foreign import translate
+from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_machines
-from ddlrun.cli.job import job_options, read_program, read_settings
+from ddlrun.cli.job_options import job_options, read_program, read_settings
 from ddlrun.cli.options import Sections, option
-from ddlrun.environment import redacted
+from ddlrun.environment.exports import redacted
+from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.frameworks import OWN
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.placement import Placement, placement_notes
+from ddlrun.mapping.placement import Placement, placement_notes
+from ddlrun.mapping.rack_layout import shape_reason
+from ddlrun.mapping.rankfile import render
 from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
-from ddlrun.planning import check, make_plan, place_job
-from ddlrun.probe import check_distinct, group
-from ddlrun.racks import shape_reason
-from ddlrun.rankfile import render
-from ddlrun.settings import Settings
+from ddlrun.plan.planner import check, make_plan, place_job
+from ddlrun.plan.settings import Settings
+from ddlrun.remote.probe import check_distinct, group
 from ddlrun.topology import describe
 
 Shown = tuple[str, object]

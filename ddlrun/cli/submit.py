@@ -9,19 +9,19 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.batch import Batch, Scheduler
-from ddlrun.batch.amounts import parse_memory, parse_time
-from ddlrun.batch.render import render
-from ddlrun.batch.table import SCHEDULERS
-from ddlrun.cli.foreign import translate
+from ddlrun.cli.argv import Words, split_words
+from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
-from ddlrun.cli.job import read_program, read_settings
+from ddlrun.cli.job_options import read_program, read_settings
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import COUNT, Option, Sections, all_of, option
 from ddlrun.cli.scheduler import ask_when_free, choose, has_gpus, submit
-from ddlrun.cli.words import Words, split_words
 from ddlrun.errors import InputError
-from ddlrun.shape import check_wish
+from ddlrun.mapping.topology_request import check_wish
+from ddlrun.schedulers.submit import Batch, Scheduler
+from ddlrun.schedulers.submit.registry import SCHEDULERS
+from ddlrun.schedulers.submit.render import render
+from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from ddlrun.topology import Topology, parse_topology
 
 # Launch's --scheduler asks whose job it runs in; ours says whose it will be.

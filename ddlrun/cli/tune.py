@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from ddlrun.cli import measured
+from ddlrun.cli import measurement_job
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_text
-from ddlrun.cli.kept import profile_folder, profile_names
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.plan import MODEL, read_gradient
+from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.network.presets import MODELS
 from ddlrun.network.quantities import parse_seconds
-from ddlrun.profiles import Profile, file_name, kept, parse_profiles, render_profiles
+from ddlrun.plan.tuning_profile import Profile, file_name, kept, parse_profiles, render_profiles
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
 
@@ -32,8 +32,8 @@ HOROVODS_SHARE = 1 / 3
 
 @click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
-@measured.measuring_options
-@measured.shape_options
+@measurement_job.measuring_options
+@measurement_job.shape_options
 @option("Work", "--gradient", metavar="SIZE", help="Bytes of float32 that a step averages, as in 100MB.")
 @option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Those of a model; default: {MODEL}.")
 @option("Work", "--compute", metavar="TIME", help="What a step computes, as in 120ms; goes with --overlap.")
@@ -55,22 +55,30 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     of are tried with chunks and buckets of several sizes, then Horovod's settings. launch takes up what was found on
     the same hosts, and says so; --profile none does without.
     """
-    budget = measured.read_budget(options["budget"], LEAST_BUDGET)
+    budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     gradient, _ = read_gradient(options)
     lead = _lead(options)
     links = _links(options["links"])
-    listed = measured.measured_hosts(hosts, options)
+    listed = measurement_job.measured_hosts(hosts, options)
     names = profile_names(listed.names)
     path = _place(options["save"], names)
     with_horovod = _with_horovod(wanted=options["horovod"])
-    words, share, code = measured.shape_words(options), budget * (1 - HOROVODS_SHARE * with_horovod), 0
-    plan = {"budget": share, "gradient": gradient, "lead": lead, "links": links, "racks": measured.rack_numbers(listed)}
-    found = measured.measure(listed, options, words, ["tune", json.dumps(plan | {"exhaustive": options["exhaustive"]})])
+    words, share, code = measurement_job.shape_words(options), budget * (1 - HOROVODS_SHARE * with_horovod), 0
+    plan = {
+        "budget": share,
+        "gradient": gradient,
+        "lead": lead,
+        "links": links,
+        "racks": measurement_job.rack_numbers(listed),
+    }
+    found = measurement_job.measure(
+        listed, options, words, ["tune", json.dumps(plan | {"exhaustive": options["exhaustive"]})]
+    )
     if with_horovod:
         plan = {"budget": budget - share, "gradient": gradient}
         try:
-            found["horovod"] = measured.measure(listed, options, words, ["horovod", json.dumps(plan)])
-        except measured.MeasuringError as error:
+            found["horovod"] = measurement_job.measure(listed, options, words, ["horovod", json.dumps(plan)])
+        except measurement_job.MeasuringError as error:
             code = error.exit_code if options["horovod"] else 0
             click.echo("ddlrun: note: Horovod was not tuned, as said above; the rest is kept", err=True)
     found |= {"gradient": gradient, "profile": path, "hosts": list(names)}
@@ -125,7 +133,7 @@ def _place(wanted: str | None, hosts: Sequence[str]) -> str | None:
         except OSError as error:
             raise InputError(f"{folder}: {error.strerror}; name a file for the profile: --save FILE") from error
         wanted = f"{folder}/{file_name(hosts)}"
-    measured.check_place(wanted, "--save")
+    measurement_job.check_place(wanted, "--save")
     return wanted
 
 

@@ -47,7 +47,7 @@ def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: s
     world stays the caller's. `tuning` is text like "chunk=64K,depth=8", else DDLRUN_DDL_TUNING. A second call begins
     anew. Raises InputError if options are wrong, or the product of the dimensions is not the number of ranks.
     """
-    from ddlrun.ddl.begin import begin  # noqa: PLC0415 - numpy, and MPI where this is a rank
+    from ddlrun.ddl.bootstrap import begin  # noqa: PLC0415 - numpy, and MPI where this is a rank
 
     free()
     _started.append(begin(options, comm, tuning, os.environ))

@@ -18,15 +18,15 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun.ddl.partition import spans
-from ddlrun.ddl.wire import FORMATS, Converter
+from ddlrun.ddl.wire_compression import FORMATS, Converter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.kinds import Kind
-    from ddlrun.ddl.meter import Meter
+    from ddlrun.ddl.monitor.traffic_meter import Meter
+    from ddlrun.ddl.reduce_ops import Kind
     from ddlrun.ddl.schedule import Step
 
     Array = NDArray[Any]

@@ -9,7 +9,7 @@ from ddlrun.ddl.arrays import Flat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.ways import Tuning
+    from ddlrun.allreduce_algorithms import Tuning
 
 
 def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from ddlrun import ddl
-from ddlrun.ddl.agreement import agree, average_metrics
+from ddlrun.ddl.consistency import agree, average_metrics
 from ddlrun.errors import InputError
 
 BACKEND = "torch"

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun.allreduce_algorithms import MAY_GO_FLAT, Case, algorithm
 from ddlrun.ddl import schedule
 from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
 from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
-from ddlrun.ddl.kinds import kind_of
-from ddlrun.ddl.wire import find_wire, parse_wire
+from ddlrun.ddl.reduce_ops import kind_of
+from ddlrun.ddl.wire_compression import find_wire, parse_wire
 from ddlrun.errors import InputError
-from ddlrun.ways import MAY_GO_FLAT, Case, algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddlrun.ddl.choice import Choice
-    from ddlrun.ddl.devices import Devices
+    from ddlrun.allreduce_algorithms import Way
+    from ddlrun.ddl.algorithm_selection import Choice
+    from ddlrun.ddl.autotune import Measure
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine, Work
-    from ddlrun.ddl.explore import Measure
-    from ddlrun.ddl.kinds import Kind
-    from ddlrun.ddl.native import Quick
-    from ddlrun.ddl.world import Host
-    from ddlrun.ways import Way
+    from ddlrun.ddl.gpu_reduction import Devices
+    from ddlrun.ddl.launch_context import Host
+    from ddlrun.ddl.mpi_collectives import Quick
+    from ddlrun.ddl.reduce_ops import Kind
 
 
 # Bytes of a broadcast; MPI counts to 2^31 - 1.
@@ -63,7 +63,7 @@ class Learner:
     def devices(self) -> Devices:
         """Return what reduces tensors on accelerators, and has the process groups."""
         if self._devices is None:
-            from ddlrun.ddl.devices import Devices  # noqa: PLC0415 - it needs torch
+            from ddlrun.ddl.gpu_reduction import Devices  # noqa: PLC0415 - it needs torch
 
             self._devices = Devices(self, self._comm)
         return self._devices
@@ -146,7 +146,7 @@ class Learner:
     def _make_quick(self) -> Quick | None:
         if self._comm is None:
             return None
-        from ddlrun.ddl.native import Quick  # noqa: PLC0415 - it needs MPI
+        from ddlrun.ddl.mpi_collectives import Quick  # noqa: PLC0415 - it needs MPI
 
         return Quick(self._comm)
 
@@ -215,13 +215,13 @@ class Learner:
         return measure
 
     def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
-        from ddlrun.ddl.native import flat_allreduce  # noqa: PLC0415 - it needs MPI
+        from ddlrun.ddl.mpi_collectives import flat_allreduce  # noqa: PLC0415 - it needs MPI
 
         if self._comm is not None:
             flat_allreduce(self._comm, elements, kind)
 
     def _native_way(self, elements: Any, kind: Kind, axes: str) -> None:  # noqa: ANN401
-        from ddlrun.ddl.native import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
+        from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
         comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
         allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, kind)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ddlrun import ddl
-from ddlrun.ddl.agreement import agree, average_metrics, here
 from ddlrun.ddl.buckets import Bucket, deal, described
+from ddlrun.ddl.consistency import agree, average_metrics, here
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:

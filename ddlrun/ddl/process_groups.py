@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 
 from ddlrun.ddl.dimensions import coords_of, rank_at
-from ddlrun.ddl.meeting import meeting_address
-from ddlrun.ddl.wavefront import Along
+from ddlrun.ddl.nccl_pipeline import Along
+from ddlrun.ddl.rendezvous import meeting_address
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:

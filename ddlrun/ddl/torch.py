@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ddlrun import ddl
-from ddlrun.ddl.agreement import agree, average_metrics, here
 from ddlrun.ddl.buckets import described
+from ddlrun.ddl.consistency import agree, average_metrics, here
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
 from ddlrun.errors import InputError

@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import PU, THREADS_ALONE, Core, Machine
-from ddlrun.machine.bus import Device, attach, gpu_vendor, installed_memory
 from ddlrun.machine.cpus import MOST_PUS, cpu_list
+from ddlrun.machine.pci import Device, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
 _NETWORK, _RDMA = "2", "3"

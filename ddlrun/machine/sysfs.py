@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Core, Machine
-from ddlrun.machine.bus import Device, allotted, attach, gpu_vendor, granted, installed_memory
 from ddlrun.machine.cpus import number_cores, parse_cpu_list
+from ddlrun.machine.pci import Device, allotted, attach, gpu_vendor, granted, installed_memory
 
 # One POSIX sh script that needs nothing but a shell and grep, and writes nothing. ROOT is empty but
 # where the files of another machine lie in a folder. A device that may not be opened is not offered.

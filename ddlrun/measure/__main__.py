@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
 from ddlrun.measure.fusion import tune_horovod
-from ddlrun.measure.levels import Found, find_levels
+from ddlrun.measure.hierarchy import Found, find_levels
 from ddlrun.measure.links import fabric_of, measure_links
-from ddlrun.measure.meetings import Pair
+from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
 from ddlrun.measure.tuning import Search, Step, found_dict
@@ -23,7 +24,6 @@ from ddlrun.network.fabric import parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.quantities import shown_bytes, shown_seconds, shown_size
 from ddlrun.topology import Topology, parse_topology
-from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST
 
 # What a rank has of an array at most, with the results of collectives and MPI's own.
 COPIES = 4

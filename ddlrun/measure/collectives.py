@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.begin import begin
+from ddlrun.allreduce_algorithms import Way
+from ddlrun.ddl.bootstrap import begin
 from ddlrun.ddl.learner import Learner
 from ddlrun.network.cost import Model, axes_of
 from ddlrun.network.fabric import Fabric
 from ddlrun.topology import Topology
-from ddlrun.ways import Way
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
 FACTORS: dict[str, Callable[[int], float]] = {

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from ddlrun.allreduce_algorithms import MIB
 from ddlrun.measure.tuning import BETTER
-from ddlrun.ways import MIB
 
 FUSIONS = tuple(mib * MIB for mib in (128, 64, 16, 4, 1))
 CYCLES = (1.0, 3.5, 10.0)

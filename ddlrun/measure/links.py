@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddlrun.measure.meetings import Pair
+from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.topology import Topology

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.measure.meetings import Pair
+from ddlrun.measure.pair_rates import Pair
 
 # Seconds before what counts: shapers let some bytes pass at once, TCP finds its rate; and seconds that count.
 LEAD, SECONDS = 0.1, 0.2

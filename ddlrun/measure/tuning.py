@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.begin import begin
+from ddlrun.ddl.bootstrap import begin
 from ddlrun.measure.timing import stable
 from ddlrun.network.candidates import KNOBS, Candidate, Space
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, Tuning, Way, algorithm
 from ddlrun.network.cost import Model, axes_of
 from ddlrun.network.fabric import Fabric
 from ddlrun.network.forecast import decompositions
 from ddlrun.topology import Topology
-from ddlrun.ways import CHUNKS, DEPTHS, KIB, MIB, Tuning, Way, algorithm
 
 # b is r, but for small arrays, which it leaves to MPI, and GPUs, where it takes NCCL, as n does.
 MODES = "pbcm"

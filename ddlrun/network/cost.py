@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, Case, Space, Way, first_ways, near_ways, usual_way
 from ddlrun.network.fabric import LEVELS, Fabric
 from ddlrun.topology import Topology
-from ddlrun.ways import BETWEEN_HOSTS, ONE_HOST, Case, Space, Way, first_ways, near_ways, usual_way
 
 # Links of a level carry the same where dimensions follow the wiring; elsewhere so many of them are looked at.
 MOST_LOOKED_AT = 64

@@ -3,10 +3,10 @@
 import math
 from typing import NamedTuple
 
+from ddlrun.allreduce_algorithms import Way
 from ddlrun.network.cost import Cost, Model, axes_of, blocks_of, interleaved
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.topology import Topology
-from ddlrun.ways import Way
 
 
 class Work(NamedTuple):

@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
+from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT as MACHINE
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
-from ddlrun.network.nics import SCRIPT as NETWORK
-from ddlrun.network.nics import Address, parse_addresses
-from ddlrun.ports import SCRIPT as PORTS
-from ddlrun.ports import parse_ports
+from ddlrun.network.subnet_selection import SCRIPT as NETWORK
+from ddlrun.network.subnet_selection import Address, parse_addresses
 
 PACKAGES = ("mpi4py", "torch", "horovod")
 START, END = "@facts begin", "@facts end"

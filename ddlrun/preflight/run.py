@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.network.nics import Network, choose_network, on
+from ddlrun.network.subnet_selection import Network, choose_network, on
 from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.probe import Reach, ask, is_local
+from ddlrun.remote.probe import Reach, ask, is_local
 
 MOST_NAMES = 8
 TCP_SECONDS = 8.0

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddlrun.shell import Finished
+from ddlrun.remote.processes import Finished
 
 
 class Trouble(NamedTuple):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.hosts import fold
-from ddlrun.network.nics import Network
+from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight import peer
 from ddlrun.preflight.judge import FAILURE, OK, WARNING, Finding
 

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 
-from ddlrun.rank import wire
-from ddlrun.rank.introduce import introduce
+from ddlrun.rank import protocol
+from ddlrun.rank.binding import settle
+from ddlrun.rank.framework_environment import introduce
 from ddlrun.rank.processes import (
     end_daemon,
     exiting,
@@ -27,7 +28,6 @@ from ddlrun.rank.processes import (
     strays,
     targets,
 )
-from ddlrun.rank.seat import settle
 
 PREFLIGHT = 5  # the exit code of errors.PreflightError
 UNREACHABLE = 3  # that of errors.UnreachableError
@@ -55,7 +55,7 @@ def main(program: list[str]) -> None:
     report, problems = settle(rank, local_rank, size)
     strict = bool(problems) and "DDLRUN_STRICT_BINDING" in os.environ
     problems += [f"rank {rank} on {os.uname().nodename}: {problem}" for problem in introduce(rank, local_rank, size)]
-    channel = os.environ.pop(wire.ADDRESSES, "")
+    channel = os.environ.pop(protocol.ADDRESSES, "")
     where = f"rank {rank} on {os.uname().nodename}"
     if not channel:  # started by hand
         for problem in problems:
@@ -71,11 +71,11 @@ def main(program: list[str]) -> None:
         _say(f"{where} cannot reach ddlrun: {error}")
         os._exit(UNREACHABLE)
     keeper = Keeper(link, where, grace, heartbeat, parent)
-    keeper.send(wire.HELLO, "\t".join(map(str, (rank, os.uname().nodename, local_rank, os.getpid()))))
+    keeper.send(protocol.HELLO, "\t".join(map(str, (rank, os.uname().nodename, local_rank, os.getpid()))))
     if report:
-        keeper.send(wire.BOUND, report)
+        keeper.send(protocol.BOUND, report)
     for problem in problems:
-        keeper.send(wire.SAYS, problem)
+        keeper.send(protocol.SAYS, problem)
     keeper.run(None if strict else program, prctl)
 
 
@@ -86,7 +86,7 @@ class Keeper:
         self._link: _socket.socket | None = link
         self._where, self._grace, self._heartbeat, self._parent = where, grace, heartbeat, parent
         self._unsent = bytearray()
-        self._unpack = wire.Unpacker()
+        self._unpack = protocol.Unpacker()
         self._poll = select.poll()
         self._pipes: dict[int, bytes] = {}
         self._pid = 0
@@ -107,7 +107,7 @@ class Keeper:
 
     def send(self, kind: bytes, text: str | bytes = b"") -> None:
         """Queue one message."""
-        self._unsent += wire.pack(kind, text if isinstance(text, bytes) else text.encode(errors="replace"))
+        self._unsent += protocol.pack(kind, text if isinstance(text, bytes) else text.encode(errors="replace"))
 
     def run(self, program: list[str] | None, prctl: Prctl) -> None:
         """Run the program (None: refuse to) to its end and exit as it did."""
@@ -131,7 +131,7 @@ class Keeper:
         while self._status is None or self._pipes or has_children():
             self._turn(wake)
             if self._status is not None and time.monotonic() > max(self._ended_at, self._last) + UNKILLABLE_SECONDS:
-                self.send(wire.SAYS, f"{self._where}: cannot end processes {strays()}")
+                self.send(protocol.SAYS, f"{self._where}: cannot end processes {strays()}")
                 break
         self._tell_end(oom_kills() - kills)
         while self._link is not None and (self._unsent or (self._status != 0 and not self._leave)):
@@ -166,7 +166,7 @@ class Keeper:
                 signal.signal(number, signal.SIG_DFL)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
             _become(program, self._where)
-        for kind, (read, write) in ((wire.OUT, out), (wire.ERR, err)):
+        for kind, (read, write) in ((protocol.OUT, out), (protocol.ERR, err)):
             os.close(write)
             os.set_blocking(read, False)
             self._pipes[read] = kind
@@ -222,7 +222,7 @@ class Keeper:
                 self._lose(f"no sign of life from ddlrun for {self._heartbeat:g} s")
             elif now > self._beaten + self._heartbeat / 4 and not self._shut:
                 self._beaten = now
-                self.send(wire.BEAT)
+                self.send(protocol.BEAT)
         self._end_strays(now)
         if self._status is not None and not has_children():  # nobody is left to write more
             for fd in list(self._pipes):
@@ -248,12 +248,12 @@ class Keeper:
         why = self._why
         if number == signal.SIGKILL and not self._ordered:
             why = explain_kill(self._pid, kills) or why
-        ended = wire.Ended(
+        ended = protocol.Ended(
             code=os.WEXITSTATUS(status) if not number else 128 + number, signal=number,
             seconds=round(time.monotonic() - self._started, 3), max_rss_kib=self._max_rss, oom_kills=kills,
             ordered=int(self._ordered), why=why, tail=self._tail if status else b"",
         )  # fmt: skip
-        self.send(wire.ENDED, ended.pack())
+        self.send(protocol.ENDED, ended.pack())
 
     def _reap(self) -> None:
         while True:
@@ -281,7 +281,7 @@ class Keeper:
             self._close(fd)
             return False
         kind = self._pipes[fd]
-        if kind == wire.ERR:
+        if kind == protocol.ERR:
             self._tail = (self._tail + data)[-TAIL:]
         if self._link is not None:
             self.send(kind, data)
@@ -318,16 +318,16 @@ class Keeper:
             self._obey(kind, text)
 
     def _obey(self, kind: bytes, text: bytes) -> None:
-        if kind == wire.SIGNAL:
+        if kind == protocol.SIGNAL:
             for pid in targets(self._pid, int(text)) if self._status is None else ():
                 _kill(pid, int(text))
-        elif kind == wire.FINISH:
+        elif kind == protocol.FINISH:
             self._finish(float(text))
-        elif kind == wire.LEAVE:
+        elif kind == protocol.LEAVE:
             self._leave = True
-        elif kind == wire.LOOK:
-            self.send(wire.WHERE, look_at(self._pid, self._heartbeat / 3 or 15))
-        elif kind == wire.SWEEP:
+        elif kind == protocol.LOOK:
+            self.send(protocol.WHERE, look_at(self._pid, self._heartbeat / 3 or 15))
+        elif kind == protocol.SWEEP:
             kill_run(os.environ.get("DDLRUN_RUN", ""))
 
     def _finish(self, grace: float) -> None:
@@ -358,7 +358,7 @@ class Keeper:
             if not os.environ.get("SLURM_STEP_ID", "").isdecimal():  # Slurm signals every process of its step
                 for pid in targets(self._pid, number) if self._pid and self._status is None else ():
                     _kill(pid, number)
-            self.send(wire.TAKEN, b"%d" % number)
+            self.send(protocol.TAKEN, b"%d" % number)
         elif number != signal.SIGCHLD:
             if os.getppid() != self._parent:
                 self._why = self._why or "mpirun, or its daemon on this host, is gone"
@@ -406,11 +406,11 @@ def _connect(channel: str, seconds: float) -> _socket.socket:
         try:
             link.connect((ip, int(port)))
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            link.sendall(wire.pack(wire.HELLO, token.encode()))
+            link.sendall(protocol.pack(protocol.HELLO, token.encode()))
             answer = b""
-            while len(answer) < wire.HEAD and (data := link.recv(wire.HEAD - len(answer))):
+            while len(answer) < protocol.HEAD and (data := link.recv(protocol.HEAD - len(answer))):
                 answer += data
-            if answer == wire.pack(wire.WELCOME):
+            if answer == protocol.pack(protocol.WELCOME):
                 return link
             failed.append(f"{address} (somebody else answers)")
         except OSError as error:

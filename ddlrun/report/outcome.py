@@ -4,7 +4,8 @@ import re
 import signal
 from collections.abc import Iterator
 
-from ddlrun.plan import Outcome, Plan, RankEnd
+from ddlrun.plan import Plan
+from ddlrun.plan.outcome import Outcome, RankEnd
 
 MOST_LINES = 20
 

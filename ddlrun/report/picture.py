@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, Core, Machine
-from ddlrun.placement import Placement, Seat
+from ddlrun.mapping.placement import Placement, Seat
 
 # A local rank's character; a package's cores stand in rows of at most so many.
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.placement import Placement, Seat, placement_notes
+from ddlrun.mapping.placement import Placement, Seat, placement_notes
 from ddlrun.plan import Plan
 
 # More local ranks than this are summed up.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
+from ddlrun.mapping.rack_layout import by_rack
 from ddlrun.network.quantities import shown_rate, shown_seconds
-from ddlrun.racks import by_rack
 
 NAMES = ("rack", "aisle", "hall")
 

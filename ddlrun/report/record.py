@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, PU, Core, Machine
-from ddlrun.placement import Seat
-from ddlrun.plan import RankEnd
+from ddlrun.mapping.placement import Seat
+from ddlrun.plan.outcome import RankEnd
 
 Fields = Mapping[str, Any]
 

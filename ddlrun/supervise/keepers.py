@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 
-from ddlrun.rank import wire
+from ddlrun.rank import protocol
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
@@ -31,9 +31,9 @@ class Peer:
         self.since = self.heard = self.printed = now
         self.ever_printed = False
         self.stalled = False
-        self.unpack = wire.Unpacker()
+        self.unpack = protocol.Unpacker()
         self.unsent = bytearray()
-        self.ended: wire.Ended | None = None
+        self.ended: protocol.Ended | None = None
 
     @property
     def running(self) -> bool:
@@ -79,7 +79,7 @@ class Keepers:
 
     def send(self, peer: Peer, kind: bytes, text: str = "") -> None:
         """Send a message, as soon as the other side takes it."""
-        peer.unsent += wire.pack(kind, text.encode())
+        peer.unsent += protocol.pack(kind, text.encode())
         self._flush(peer)
 
     def send_all(self, kind: bytes, text: str = "") -> None:
@@ -173,10 +173,10 @@ class Keepers:
             self._hear(peer, kind, text)
 
     def _trust(self, peer: Peer, kind: bytes, text: bytes) -> bool:
-        peer.trusted = kind == wire.HELLO and hmac.compare_digest(text, self._listener.token.encode())
+        peer.trusted = kind == protocol.HELLO and hmac.compare_digest(text, self._listener.token.encode())
         if peer.trusted:
             del self._strangers[peer.link.fileno()]
-            self.send(peer, wire.WELCOME)
+            self.send(peer, protocol.WELCOME)
         return peer.trusted
 
     def _drop(self, peer: Peer) -> None:

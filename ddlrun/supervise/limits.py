@@ -3,8 +3,8 @@
 import time
 from collections.abc import Collection
 
-from ddlrun.supervise.ending import TIMED_OUT, UNREACHABLE, Cause
-from ddlrun.watch import Watch
+from ddlrun.plan.supervision import Watch
+from ddlrun.supervise.termination import TIMED_OUT, UNREACHABLE, Cause
 
 # So long after a rank has ended, it is worth a word that others have not.
 EARLY_SECONDS = 30.0

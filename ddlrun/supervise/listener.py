@@ -6,7 +6,7 @@ import resource
 from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
-from ddlrun.watch import LOOPBACK
+from ddlrun.plan.supervision import LOOPBACK
 
 # What is open beside the keepers' connections: logs, mpirun's pipes, who has not said the token yet.
 OTHER_FILES = 64

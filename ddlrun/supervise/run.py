@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.plan import Outcome, RunDir
-from ddlrun.rank import wire
-from ddlrun.shell import end_session, guarded, start_mpirun
-from ddlrun.supervise.job import SLACK_SECONDS, Supervision
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import Watch
+from ddlrun.rank import protocol
+from ddlrun.remote.processes import end_session, guarded, start_mpirun
+from ddlrun.supervise.event_loop import SLACK_SECONDS, Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
-from ddlrun.watch import Watch
 
 
 class Watched(NamedTuple):
@@ -31,7 +32,7 @@ def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files
     listener = Listener(watch.addresses)
     try:
         variables = {
-            wire.ADDRESSES: listener.variable(), "DDLRUN_GRACE": str(watch.grace),
+            protocol.ADDRESSES: listener.variable(), "DDLRUN_GRACE": str(watch.grace),
             "DDLRUN_HEARTBEAT": str(watch.heartbeat),
         }  # fmt: skip
         with Signals(watch.forward) as signals:

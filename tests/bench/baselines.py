@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.begin import begin
+from ddlrun.ddl.bootstrap import begin
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.partition import cuts
 from tests.bench.mpi_control import force, prefer

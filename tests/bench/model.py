@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Case, Way, usual_way
 from ddlrun.network.cost import Model, axes_of
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.topology import parse_topology
-from ddlrun.ways import BETWEEN_HOSTS, Case, Way, usual_way
 from tests.bench.allreduce import busy, cluster_of, quiet, told
 from tests.bench.cells import NIC_BUCKET, UPLINK_BUCKET, Cell
 from tests.hosts.cluster import why_not

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
-from ddlrun.placement import seat_ranks
+from ddlrun.mapping.placement import seat_ranks
 from tests import oracle
 from tests.conftest import CAPTURES, MPIRUNS
 from tests.shapes import as_hwloc2

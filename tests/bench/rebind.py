@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from ddlrun import ddl
-from ddlrun.ddl.meter import Meter
-from ddlrun.ddl.procfs import move_threads, read_load
+from ddlrun.ddl.monitor.procfs import move_threads, read_load
+from ddlrun.ddl.monitor.straggler_detection import Watch
+from ddlrun.ddl.monitor.traffic_meter import Meter
 from ddlrun.ddl.schedule import Message, Step
-from ddlrun.ddl.slowness import Watch
 from tests.conftest import MPIRUNS
 from tests.slow_series import checks
 
@@ -35,8 +35,8 @@ TRIALS, CHECKED = 300, 10_000
 EXCHANGE = """
 import time, numpy as np
 from mpi4py import MPI
-from ddlrun.ddl.exchange import Exchange
-from ddlrun.ddl.slowness import Figures, Watch
+from ddlrun.ddl.monitor.stats_exchange import Exchange
+from ddlrun.ddl.monitor.straggler_detection import Figures, Watch
 exchange, watch, took = Exchange(MPI.COMM_WORLD, 9), Watch(), []
 for _ in range(200):
     MPI.COMM_WORLD.Barrier()

@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddlrun.allreduce_algorithms import Way
 from ddlrun.hosts import parse_hosts
-from ddlrun.launchers import Way as Launcher
+from ddlrun.mapping.rankfile import render
 from ddlrun.network.cost import Axis, Model, axes_of
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.preflight.judge import NAMES, OK
 from ddlrun.preflight.run import Question, look
-from ddlrun.probe import Reach
-from ddlrun.rank import wire
-from ddlrun.rankfile import render
-from ddlrun.shell import Finished, run_on_hosts
+from ddlrun.rank import protocol
+from ddlrun.remote.agent import Way as Launcher
+from ddlrun.remote.probe import Reach
+from ddlrun.remote.processes import Finished, run_on_hosts
 from ddlrun.supervise.keepers import Keepers, Peer
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
-from ddlrun.ways import Way
 from tests.oracle import map_ranks
 from tests.shapes import MACHINES, machine, placement, seats_by_package
 from tests.simulated import answers
@@ -120,7 +120,7 @@ def keepers(ranks: str) -> dict[str, float]:
     os.read(told, 1)
     beats = hear_all(3 * count)
     begin = cpu()
-    ours.send_all(wire.BEAT)
+    ours.send_all(protocol.BEAT)
     sent = cpu() - begin
     os.write(ordered, b"x")
     return {"let_in": let_in, "hear": beats, "tell": sent, "mib": mib()}
@@ -128,7 +128,7 @@ def keepers(ranks: str) -> dict[str, float]:
 
 def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
     """Connect, say the token and the rank, and when told to a sign of life."""
-    hello = wire.pack(wire.HELLO, listener.token.encode()) + wire.pack(wire.HELLO, b"0\tn00001\t0\t1")
+    hello = protocol.pack(protocol.HELLO, listener.token.encode()) + protocol.pack(protocol.HELLO, b"0\tn00001\t0\t1")
     links = []
     for number in range(count):
         links.append(socket.create_connection(listener.socket.getsockname(), 300))
@@ -137,7 +137,7 @@ def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
             os.write(tell, b"x")
     os.read(order, 1)
     for link in links:
-        link.sendall(wire.pack(wire.BEAT))
+        link.sendall(protocol.pack(protocol.BEAT))
     os.write(tell, b"x")
     os.read(order, 1)
     os._exit(0)

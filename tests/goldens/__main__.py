@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from ddlrun.batch import Batch
-from ddlrun.batch.render import render as render_job
-from ddlrun.batch.table import SCHEDULERS
 from ddlrun.machine.hwloc import parse_hwloc
-from ddlrun.placement import Placement, Policy
-from ddlrun.rankfile import render
+from ddlrun.mapping.placement import Placement, Policy
+from ddlrun.mapping.rankfile import render
 from ddlrun.report.picture import render_placement
+from ddlrun.schedulers.submit import Batch
+from ddlrun.schedulers.submit.registry import SCHEDULERS
+from ddlrun.schedulers.submit.render import render as render_job
 from ddlrun.topology import RankOrder, Topology
 from tests.conftest import CAPTURES
 from tests.shapes import machine, placement

@@ -1,0 +1,169 @@
+"""What racks and bench share: a measuring job by `ddlrun launch`, one line of JSON after the other."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from ddlrun.cli.inputs import read_job_hosts
+from ddlrun.cli.job_options import Accelerators
+from ddlrun.cli.options import COUNT, all_of, job_from, network_options, option, ssh_options, start_timeout
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import HostList, render_hostfile
+from ddlrun.mapping.placement import check_hosts
+from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.topology_request import Wish
+from ddlrun.network.quantities import parse_seconds
+from ddlrun.remote.probe import check_distinct
+from ddlrun.remote.processes import read_lines
+from ddlrun.report.progress import progress
+from ddlrun.runs.store import default_run_dir
+from ddlrun.topology import parse_topology
+
+measuring_options = all_of(
+    option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
+    ssh_options,
+    job_from,
+    start_timeout,
+    network_options,
+    option("Hosts", "--tcp", is_flag=True, help="TCP between hosts, whatever else there is: no RDMA."),
+    option("Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."),
+    option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as launch finds it."),
+    option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
+)
+shape_options = all_of(
+    option("Shape", "--topology", metavar="XxYxZ",
+           help="X ranks per host, Y hosts per rack, Z racks; default: as launch."),
+    option("Shape", "--accelerators", type=Accelerators(), metavar="N|gpu|package|numa|core", help="X, as for launch."),
+    option("Shape", "--racks", type=COUNT, help="Z: racks."),
+    option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
+)  # fmt: skip
+# What each program needs of launch: no ports; where GPUs count, no more ranks than GPUs.
+FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
+# So many can load an uplink.
+LEAST_HOSTS = 4
+NO_RACKS = "nothing says the racks of these hosts, so they count as one; ddlrun racks HOSTS -o FILE finds them"
+# Options that launch gets as they are.
+PASSED = (
+    "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
+    "skip_checks", "mpirun", "allow_run_as_root",
+)  # fmt: skip
+
+
+def shape_words(options: Mapping[str, Any]) -> list[str]:
+    """Return what launch is told of the shape, with ranks that are contiguous on hosts."""
+    words = [word for name in ("topology", "accelerators", "racks") if options[name]
+             for word in (f"--{name}", str(options[name]))]  # fmt: skip
+    return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
+
+
+def check_place(path: str, option: str) -> None:
+    """Raise InputError where a file could not be written in the end: before minutes are spent."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise InputError(f"{option} {path}: there is no folder {folder}")
+    special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
+    if os.path.isdir(path) or not os.access(path if special else folder, os.W_OK):
+        raise InputError(f"{option} {path}: no file can be written there")
+
+
+def read_budget(text: str, least: float) -> float:
+    """Return seconds. Raises InputError on fewer than the links alone may take."""
+    budget = parse_seconds(text, "--budget")
+    if budget < least:
+        raise InputError(f"--budget {text}: too little can be measured in that; give {least:g}s or more")
+    return budget
+
+
+def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostList:
+    """Return the hosts that take part, in the order that launch finds: rack by rack, where racks are known."""
+    shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
+    hosts = arrange(Wish(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
+    check_distinct(hosts, os.uname().nodename)
+    if shape is not None and len(hosts) < shape.hosts:
+        check_hosts(shape, hosts)
+    if shape is None and not options["racks"] and len(hosts) >= LEAST_HOSTS and not rack_numbers(hosts):
+        click.echo(f"ddlrun: note: {NO_RACKS}", err=True)
+    return hosts
+
+
+def rack_numbers(hosts: HostList) -> list[int]:
+    """Return the rack of each host by number; nothing where any is unknown."""
+    racks = [host.rack for host in hosts]
+    return [] if None in racks else [racks.index(rack) for rack in racks]
+
+
+class MeasuringError(DdlrunError):
+    """The measuring job failed; it has said why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.exit_code = code
+
+
+def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
+    """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result.
+
+    `words` are more options of launch. Slots that may be cores are not passed on: launch would take them for ranks.
+    Raises MeasuringError where the job fails, whose folder stays then; InputError where it says what it lacks.
+    """
+    run_dir = default_run_dir(os.environ).path
+    with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
+        hostfile = f"{folder}/hosts"
+        with open(hostfile, "w", encoding="utf-8") as file:
+            file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.loose else list(hosts)))
+        argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
+        argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
+        argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
+        try:
+            with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
+                code, result = read_lines(argv, lambda lines: _heard(lines, show), _complain)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C, a TERM
+                shutil.rmtree(run_dir, ignore_errors=True)
+                with suppress(OSError):
+                    _complain("ddlrun: interrupted; nothing is kept\n")
+            raise
+    if code or not isinstance(result, dict):
+        raise MeasuringError(code or 1)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    if "problem" in result:
+        raise InputError(f"{hosts.source}: {result['problem']}")
+    return result
+
+
+def _complain(line: str) -> None:
+    """Print what the job says beside a progress bar."""
+    click.echo(line, nl=False, err=True)
+
+
+def _passed(options: dict[str, Any]) -> Iterator[str]:
+    for name in PASSED:
+        value = options[name]
+        if value is True:
+            yield f"--{name.replace('_', '-')}"
+        elif value not in (None, False):
+            yield from (f"--{name.replace('_', '-')}", str(value))
+
+
+def _heard(lines: Iterator[str], show: Callable[[str, float | None], None]) -> object:
+    """Show progress; return the result. What else is said goes to standard error."""
+    result = None
+    for line in lines:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            _complain(line)
+        elif "progress" in said:
+            show(*said["progress"])
+        else:
+            result = said.get("result")
+    return result

@@ -1,0 +1,1 @@
+"""Monitoring of a training job from inside: iteration times, traffic, stragglers, core rebinding."""

@@ -1,0 +1,1 @@
+"""The environment of ranks: exported variables, frameworks and their settings."""

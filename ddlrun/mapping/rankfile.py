@@ -1,0 +1,159 @@
+"""Placement <-> Open MPI rank file, kept to what Open MPI 4.1 and 5.0 read the same way.
+
+What each major does with a file that breaks one of these rules: docs/explanation/rank-files.md.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from ddlrun.errors import InputError, PlacementError
+from ddlrun.machine import Machine
+from ddlrun.mapping.placement import Placement, Seat
+from ddlrun.topology import AXES
+
+# Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
+# 5.0 drops what is too long of a slot text without a word.
+MOST_CHARACTERS = 63
+BETWEEN = 6
+
+# What both majors' parsers take for the name that it is, and launch on.
+_NAME = (
+    r"(?:0|[1-9][0-9]{0,8}"  # a number is read as one: 007 would become host 7
+    r"|(?:(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+    r"|(?![0-9]+$)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+    r"|[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+)"
+)
+# Words of the grammar of rank files and hostfiles.
+_KEYWORDS = frozenset(
+    "rank slot slots username user-name count cpu cores sockets boards port max-slots slots-max max-cpu cpu-max "
+    "max-count count-max sockets-per-board cores-per-socket".split()
+)
+
+_LINE = r"rank (\d+)=(\S+) slot=(\S+)"
+
+
+class Line(NamedTuple):
+    """One line of a rank file: the slot text is kept as it stands."""
+
+    rank: int
+    host: str
+    slot: str
+
+
+def render(placement: Placement, title: str) -> Iterator[str]:
+    """Return the rank file in blocks, one a host, in memory that does not grow with the ranks.
+
+    Raises PlacementError where a host or a seat cannot be written so that both majors read it alike.
+    """
+    check_names(placement.hosts.names)
+    slots = {key: [slot_text(seat, machine) for seat in seats] for key, machine, seats in _kinds(placement)}
+    problems = _too_long(placement, slots)
+    if problems:
+        raise PlacementError(*problems)
+    return _blocks(placement, title, slots)
+
+
+def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    yield _header(placement, title)
+    # One template a kind of host: a host's block is then two operations, however many ranks it has.
+    templates = {key: "".join(f"rank %d=\0 slot={slot}\n" for slot in texts) for key, texts in slots.items()}
+    ranks = placement.topology.accelerators
+    for index, (host, seats) in enumerate(zip(placement.hosts, placement.seats, strict=True)):
+        stride, first = placement.topology.rank_line(index, placement.order)
+        numbers = tuple(range(first, first + stride * ranks, stride))
+        yield templates[id(seats)].replace("\0", host.name) % numbers
+
+
+def parse(text: str, where: str = "rank file") -> tuple[Line, ...]:
+    """Parse what `render` writes; comments and blank lines are skipped.
+
+    Raises InputError with the line that is not `rank N=HOST slot=CORES`.
+    """
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(_LINE, line)
+        if not match:
+            raise InputError(f"{where}, line {number}: {line!r} is not 'rank N=HOST slot=CORES'")
+        lines.append(Line(int(match[1]), match[2], match[3]))
+    return tuple(lines)
+
+
+def slot_text(seat: Seat, machine: Machine) -> str:
+    """Write a seat's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
+
+    `P:a-b;Q:c-d` would do for two packages, but is too long for many. Where packages differ in
+    size, Open MPI 5.0 finds the wrong core inside a package, and where there are none, both find none:
+    there cores are counted over the host.
+    """
+    packages = {core.package for core in seat.cores}
+    if machine.uniform and machine.packaged and len(packages) == 1:
+        runs = _runs([core.index_in_package for core in seat.cores])
+        # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
+        return ";".join(f"{seat.cores[0].package}:{run}" for run in runs)
+    return ",".join(_runs([core.logical_index for core in seat.cores]))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[str]:
+    """Yield `a-b` or `a` for each run of neighbours."""
+    for _, members in groupby(enumerate(numbers), key=lambda at: at[1] - at[0]):
+        run = [number for _, number in members]
+        yield f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise PlacementError for host names that both majors do not read as they are."""
+    bad = [(name, why) for name in names if (why := name_problem(name))]
+    if bad:
+        raise PlacementError(*(f"host {name!r}: {why}; give it another name in /etc/hosts" for name, why in bad))
+
+
+def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
+    longest = {key: max(texts, key=len) for key, texts in slots.items()}
+    problems = []
+    for host, seats in zip(placement.hosts, placement.seats, strict=True):
+        name, slot = host.name, longest[id(seats)]
+        if len(name) + BETWEEN + len(slot) > MOST_CHARACTERS:
+            most = MOST_CHARACTERS - BETWEEN - len(slot)
+            remedy = (
+                f"which takes {most} characters of the name there; give it a shorter one in /etc/hosts"
+                if most > 0
+                else "whatever the name; the usable cores are too scattered, so take more ranks or other cores"
+            )
+            problems.append(f"host {name!r} with slot={slot}: too long for Open MPI 4.1, {remedy}")
+    return problems
+
+
+def name_problem(name: str) -> str | None:
+    """Say why a host's name is not read as it is by both majors; None: it is."""
+    if name not in _KEYWORDS and re.fullmatch(_NAME, name):
+        return None
+    reasons = {
+        "a word of Open MPI's own grammar": name in _KEYWORDS,
+        "no Open MPI rank file can carry an IPv6 address": ":" in name,
+        "Open MPI 4.1 cannot launch on a name with _": "_" in name,
+        "Open MPI reads it as a number and drops its zeros or overflows": name.isdigit(),
+        "Open MPI cannot parse a name that begins with a digit and has a dot": name[:1].isdigit(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "Open MPI cannot parse it")
+
+
+def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[Seat, ...]]]:
+    return ((id(seats), machine, seats) for _, machine, seats in placement.groups())
+
+
+def _header(placement: Placement, title: str) -> str:
+    topology, machine = placement.topology, placement.machines[0]
+    sizes = [len(package) for package in machine.packages]
+    rows = [
+        f"#{title}",
+        f"#dims = {topology}",
+        f"#host = {','.join(placement.hosts.names)}",
+        *(f"#dim{axis} = {size}" for axis, size in zip(AXES, topology.dims, strict=False)),
+        f"#sockets = {len(sizes)}",
+        f"#cores = {sizes[0] if machine.uniform else ','.join(map(str, sizes))}",
+    ]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,143 @@
+"""The complete, frozen description of a launch."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddlrun.environment.exports import REDACTED, redacted
+from ddlrun.machine import Machine
+from ddlrun.mapping.placement import Placement
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.process_managers.openmpi import Mpirun, Transport
+
+# What mpirun starts for each rank.
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "start.py")
+
+
+def pack_word(word: str) -> str:
+    """Return a word as mpirun may have it: a lone colon would part two programs (see rank/start.py)."""
+    return f":{word}" if word and not word.strip(":") else word
+
+
+class Plan(NamedTuple):
+    """All that a launch needs; nothing is looked up again."""
+
+    placement: Placement
+    reason: str
+    order_reason: str
+    mpirun: Mpirun
+    transport: Transport
+    argv: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...]
+    removed: tuple[str, ...]
+    exports: tuple[str, ...]
+    run_dir: RunDir
+    notes: tuple[str, ...]
+    rankfile: str | None = None
+    """The text of the user's own rank file."""
+    run_id: str = ""
+    """What every process of the run carries in its environment."""
+    network: str = "left to MPI"
+    """What the hosts talk over, and why."""
+    warnings: tuple[str, ...] = ()
+    """Those of the notes that everybody is told."""
+    ports: range = range(0)
+    """Those on which ranks may meet."""
+    launcher: str = "ssh"
+    """What starts mpirun's daemons, and why."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The user's own program and its arguments."""
+        words = self.argv[self.argv.index(START) + 1 :]
+        return tuple(word[1:] if word and not word.strip(":") else word for word in words)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return what JSON can carry; secrets are left out."""
+        return {
+            **placement_dict(self.placement),
+            "reasons": {
+                "topology": self.reason,
+                "rank_order": self.order_reason,
+                "transport": self.transport.reason,
+                "network": self.network,
+                "launcher": self.launcher,
+            },
+            "notes": list(self.notes),
+            "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
+            "command": list(self.argv),
+            "variables": redacted(dict(self.variables)),
+            "removed": list(self.removed),
+            "exported": list(self.exports),
+            "run_dir": self.run_dir.path,
+            "run_id": self.run_id,
+        }
+
+
+def shown_command(plan: Plan) -> str:
+    """Return the command as a shell would take it, with the variables that ddlrun sets but those that are secret."""
+    shown = redacted(dict(plan.variables))
+    variables = [f"{name}={value}" for name, value in shown.items() if value != REDACTED]
+    removed = [word for name in plan.removed for word in ("-u", name)]
+    secret = ", ".join(name for name, value in shown.items() if value == REDACTED)
+    return shlex.join(["env", *removed, *variables, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
+
+
+def placement_dict(placement: Placement) -> dict[str, object]:
+    """Return a placement as JSON can carry it."""
+    names = placement.hosts.names
+    return {
+        "topology": str(placement.topology),
+        "rank_order": placement.order.value,
+        "hosts": [{"name": host.name, "slots": host.slots, "rack": host.rack} for host in placement.hosts],
+        "hosts_source": placement.hosts.source,
+        "machines": [
+            {"hosts": [names[index] for index in indexes], **machine_dict(machine)}
+            for indexes, machine, _ in placement.groups()
+        ],
+        "ranks": list(_rank_dicts(placement)),
+    }
+
+
+def machine_dict(machine: Machine) -> dict[str, object]:
+    """Return a machine as JSON can carry it."""
+    return {
+        "summary": str(machine),
+        "source": machine.source,
+        "measured": machine.measured,
+        "memory_gib": machine.memory,
+        "numa_nodes": list(machine.numa_nodes),
+        "notes": list(machine.notes),
+        "packages": [
+            [
+                {
+                    "core": core.logical_index,
+                    "numa_node": core.numa_node,
+                    "pus": [pu.os_index for pu in core.pus],
+                    "usable": core.usable,
+                }
+                for core in package
+            ]
+            for package in machine.packages
+        ],
+        "gpus": [gpu._asdict() for gpu in machine.gpus],
+        "nics": None if machine.nics is None else [nic._asdict() for nic in machine.nics],
+    }
+
+
+def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
+    for placed in placement.by_host():
+        seat = placed.seat
+        yield {
+            "rank": placed.rank,
+            "host": placed.host.name,
+            "local_rank": seat.local_rank,
+            "coords": list(placed.coords),
+            "packages": sorted({core.package for core in seat.cores}),
+            "cores": [core.logical_index for core in seat.cores],
+            "gpu": seat.gpu.number if seat.gpu else None,
+            "gpu_address": seat.gpu.pci_address if seat.gpu else None,
+            "nics": list(seat.nics),
+            "threads": seat.threads,
+        }

@@ -1,0 +1,1 @@
+"""Process managers: the programs that start the processes of a job."""

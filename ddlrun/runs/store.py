@@ -1,0 +1,155 @@
+"""The folder of a run: what was planned goes in before it starts, how it went at its end."""
+
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ddlrun import __version__
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, render_hostfile
+from ddlrun.mapping import rankfile
+from ddlrun.plan import Plan, shown_command
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import Watch
+
+
+def state_folder(environ: Mapping[str, str]) -> str:
+    """Return where ddlrun keeps what it must remember: $XDG_STATE_HOME/ddlrun (~/.local/state without that)."""
+    return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
+
+
+def default_run_dir(environ: Mapping[str, str]) -> RunDir:
+    """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
+    state = state_folder(environ)
+    # Jobs on several hosts may share the folder, and in containers the numbers of processes.
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
+    above = state
+    while not os.path.exists(above) and above not in ("", "/"):
+        above = os.path.dirname(above)
+    if os.path.isdir(above) and os.access(above, os.W_OK):
+        return RunDir(f"{state}/runs/{name}")
+    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}")  # noqa: S108
+
+
+def write_run_dir(plan: Plan, check: str | None = None) -> None:
+    """Write the run folder: rank file, hostfile, plan, command, names of variables, and what the check found.
+
+    Raises InputError where the folder holds an earlier run or cannot be written.
+    """
+    files = plan.run_dir
+    if os.path.exists(files.plan):
+        raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
+    slots = plan.placement.topology.accelerators
+    hosts = (Host(host.name, slots) for host in plan.placement.hosts)
+    try:
+        os.makedirs(files.path, mode=0o700, exist_ok=True)  # what a job prints is its user's business
+        rendered = rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}")
+        write_private(files.rankfile, rendered if plan.rankfile is None else [plan.rankfile])
+        write_private(files.hostfile, [render_hostfile(hosts)])
+        write_private(files.command, [shown_command(plan), "\n"])
+        write_private(files.environment, (f"{name}\n" for name in plan.exports))
+        if check is not None:
+            write_private(files.check, [check])
+        write_private(
+            files.plan, [json.dumps({"version": __version__, "written": time.time(), **plan.as_dict()}), "\n"]
+        )
+    except OSError as error:
+        raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def make_output_folder(watch: Watch) -> None:
+    """Make the folder for ranks' output. Raises InputError where that cannot be."""
+    folder = watch.style.folder
+    try:
+        if folder is not None:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output-filename {folder}: {error.strerror}; name another folder") from error
+
+
+def write_report(plan: Plan, report: str) -> None:
+    """Keep the report of a failed run in its folder, if there is room."""
+    with suppress(OSError):
+        write_private(plan.run_dir.report, [report])
+
+
+def write_private(path: str, blocks: Iterable[str]) -> None:
+    """Write a file that its user alone can read. Raises OSError."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.writelines(blocks)
+
+
+def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
+    """Keep what ranks said of their binding and how the job ended; a full disk changes nothing about that."""
+    with suppress(OSError):
+        write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
+        write_private(plan.run_dir.outcome, [json.dumps(outcome.as_dict()), "\n"])
+
+
+BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
+
+
+def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
+    """Return what ranks said of their binding as JSON can carry it: how many there are, said so, and differ."""
+    records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
+    records.sort(key=lambda record: int(record["rank"]))
+    different = [int(record["rank"]) for record in records if record["problem"]]
+    known = [{**record, "rank": int(record["rank"])} for record in records]
+    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
+
+
+# What learners say of one that is slow, and of its moves, on a line of standard error.
+SAID = rb"ddlrun\.ddl: (rank \d+ on \S+ (?:is slow,|takes) .*)"
+MOST_SAID = 1000
+
+
+def read_run_dir(path: str) -> dict[str, str]:
+    """Return the texts of a run folder's files by name, of those that are there; of stderr.log what learners said.
+
+    Raises InputError where the folder holds no run or cannot be read.
+    """
+    files = RunDir(path)
+    names = (files.plan, files.environment, files.check, files.binding, files.ddl, files.outcome, files.report)
+    texts: dict[str, str] = {}
+    try:
+        for name in names:
+            with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
+                texts[os.path.basename(name)] = file.read()
+        with suppress(FileNotFoundError), open(files.stderr, "rb") as lines:
+            found = (re.search(SAID, line) for line in lines)
+            said = (one[1].decode(errors="replace") for one in found if one)
+            texts[os.path.basename(files.stderr)] = "\n".join(itertools.islice(said, MOST_SAID))
+    except OSError as error:
+        raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
+    if os.path.basename(files.plan) not in texts:
+        why = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
+        raise InputError(f"run folder {path}: {why}; name a run's folder, which launch and ddlrun ps show")
+    return texts
+
+
+def remember(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Let run_folders find the last run, wherever its folder is; what ddlrun measures with is no run of anybody's."""
+    if "ddlrun.measure" in plan.argv:
+        return
+    link = f"{state_folder(environ)}/last"
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+        new = f"{link}-{os.getpid()}-{os.urandom(4).hex()}"
+        os.symlink(os.path.realpath(plan.run_dir.path), new)
+        os.replace(new, link)
+
+
+def run_folders(state: str) -> list[str]:
+    """Return the run folders below a state folder, and that of the last run, the oldest first."""
+    above = f"{state}/runs"
+    folders = [f"{above}/{name}" for name in (os.listdir(above) if os.path.isdir(above) else ())]
+    written: dict[str, float] = {}
+    for folder in map(os.path.realpath, (*folders, f"{state}/last")):
+        with suppress(OSError):
+            written[folder] = os.path.getmtime(RunDir(folder).plan)
+    return sorted(written, key=lambda folder: written[folder])
