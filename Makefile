@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
 # So many processes (more of them take each other's cores); tests/conftest.py says what stays together.
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
@@ -19,12 +19,12 @@ test: prepared
 
 # The examples of all frameworks, with those that `make test` does without: TensorFlow and JAX.
 test-frameworks: prepared $(VENV)/frameworks/done
-	$(PYTEST) tests/test_examples.py tests/test_hosts_examples.py
-	$(VENV)/frameworks/bin/python -m pytest tests/test_ddl_shards.py -k tf_data
+	$(PYTEST) tests/frameworks/test_examples.py tests/frameworks/test_hosts_examples.py
+	$(VENV)/frameworks/bin/python -m pytest tests/ddl/test_shards.py -k tf_data
 
 # Write the table of docs/how-to/frameworks.md anew from runs of the examples.
 frameworks: prepared $(VENV)/frameworks/done
-	$(VENV)/bin/python -m tests.examples
+	$(VENV)/bin/python -m tests.frameworks.examples
 
 # The same, and which lines of the launcher ran: it takes minutes more.
 coverage: prepared
@@ -49,7 +49,7 @@ bench: $(VENV)/test
 
 # Write the table of docs/explanation/faults.md anew from what the fault tests see.
 faults: $(VENV)/test
-	$(VENV)/bin/python -m tests.faults
+	$(VENV)/bin/python -m tests.hosts.faults
 
 # Write the golden rank files and docs/reference anew from the program.
 goldens: $(VENV)/test

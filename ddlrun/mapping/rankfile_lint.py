@@ -1,6 +1,6 @@
 """Any rank file -> everything that Open MPI 4.1 or 5.0 would not do as it says, and the file mended.
 
-What each major does was measured with 4.1.4 and 5.0.11; tests/test_lint.py asks both again.
+What each major does was measured with 4.1.4 and 5.0.11; tests/mpi/test_rankfile_lint.py asks both again.
 """
 
 import re

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.bench.measure import ROUNDS, Failed, Row, Sample, Series, interleaved, run, show, wall
-from tests.hosts.cluster import Cluster, why_not
+from tests.cluster.cluster import Cluster, why_not
 
 BESIDE = Path(sys.executable).parent
 DDLRUN = [str(BESIDE / "ddlrun")] if (BESIDE / "ddlrun").exists() else [sys.executable, "-m", "ddlrun"]

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.cells import EXPLORED, TABLE, Cell
+from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
-from tests.hosts.cluster import Cluster, why_not
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("allreduce_ranks.py")

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 PAYLOAD = 1448 / 1514
-# What shapers let pass at once, as tests.hosts.cluster makes them.
+# What shapers let pass at once, as tests.cluster.cluster makes them.
 NIC_BUCKET, UPLINK_BUCKET = 512 * 1024, 128 * 1024
 # Above this size, in MiB, only `large` takes part: each run of the others takes 12 seconds and more.
 LARGE = 16

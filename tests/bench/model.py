@@ -24,7 +24,7 @@ from ddlrun.network.fabric import Fabric, Link
 from ddlrun.topology import parse_topology
 from tests.bench.allreduce import busy, cluster_of, quiet, told
 from tests.bench.cells import NIC_BUCKET, UPLINK_BUCKET, Cell
-from tests.hosts.cluster import why_not
+from tests.cluster.cluster import why_not
 
 SHAPES = ("8x1x1", "1x8x1", "2x4x1", "2x1x4", "2x2x2", "4x2x1", "4x1x2")
 WIRING = "2x2x2"
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 def fabric(nic: int, uplink: int) -> Fabric:
-    """Return the links of tests.hosts.cluster, which have no delay; a host's memory limits nothing at these rates."""
+    """Return the links of tests.cluster.cluster, which have no delay; a host's memory limits nothing at these rates."""
     at_nic, at_uplink = (
         Link(rate * 1e6 / 8, payload=PAYLOAD, burst=bucket)
         for rate, bucket in ((nic, NIC_BUCKET), (uplink, UPLINK_BUCKET))

@@ -15,9 +15,9 @@ from pathlib import Path
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import seat_ranks
-from tests import oracle
 from tests.conftest import CAPTURES, MPIRUNS
-from tests.shapes import as_hwloc2
+from tests.support import oracle
+from tests.support.shapes import as_hwloc2
 
 MACHINES = {
     "Minsky, 2 x 10 cores, 4 P100": "mpibind-coral-ea-hwloc1.xml",

@@ -24,10 +24,10 @@ from ddlrun.ddl.monitor.straggler_detection import Watch
 from ddlrun.ddl.monitor.traffic_meter import Meter
 from ddlrun.ddl.schedule import Message, Step
 from tests.conftest import MPIRUNS
-from tests.slow_series import checks
+from tests.ddl.slow_series import checks
 
 ROOT = Path(__file__).parents[2]
-SLOW_RANKS = ROOT / "tests" / "ddl_slow_ranks.py"
+SLOW_RANKS = ROOT / "tests" / "ddl" / "slow_ranks.py"
 ROUNDS, CALLS, EVERY = 25, 400, 100
 MIB = 2**20
 TRIALS, CHECKED = 300, 10_000

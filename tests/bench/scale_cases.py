@@ -27,9 +27,9 @@ from ddlrun.remote.processes import Finished, run_on_hosts
 from ddlrun.supervise.keepers import Keepers, Peer
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
-from tests.oracle import map_ranks
-from tests.shapes import MACHINES, machine, placement, seats_by_package
-from tests.simulated import answers
+from tests.support.oracle import map_ranks
+from tests.support.shapes import MACHINES, machine, placement, seats_by_package
+from tests.support.simulated import answers
 
 # Connections that wait before ddlrun looks at the first: fewer than a listener lets wait.
 BACKLOG = 3000

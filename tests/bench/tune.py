@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from tests.bench.allreduce import busy, quiet
+from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS
-from tests.hosts.cluster import Cluster, why_not
 
 HOSTS, RACKS = 2, 2
 

@@ -12,7 +12,7 @@ from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render as render_job
 from ddlrun.topology import RankOrder, Topology
 from tests.conftest import CAPTURES
-from tests.shapes import machine, placement
+from tests.support.shapes import machine, placement
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER.parents[1] / "configs" / "jobs"

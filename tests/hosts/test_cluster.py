@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.cluster import Cluster, why_not
-from tests.hosts.namespaces import NAMES, ClusterError, output, processes
-
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import NAMES, ClusterError, output, processes
 
 MPIRUN = {4: Path("/usr/bin/mpirun"), 5: Path(sys.executable).with_name("mpirun")}
-RANKS = [sys.executable, str(Path(__file__).with_name("allreduce.py"))]
+RANKS = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]
 RANK_FILE = "rank 0=h1 slot=0:0\nrank 1=h2 slot=0:1\n"
 TEMPORARY = Path(tempfile.gettempdir())
 ONE_SECOND = ["ssh", "-o", "ConnectTimeout=1"]

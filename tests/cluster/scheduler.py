@@ -1,0 +1,72 @@
+"""What the test clusters with a scheduler share: its programs, and daemons that end with the cluster.
+
+The programs are Debian's, unpacked beside the tests' Python and never installed: that would start
+daemons on the machine (munged), make users, and bring a mail server.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import ClusterError, program
+
+UNPACKED = Path(sys.prefix, "schedulers")
+PATIENCE = 30.0
+
+# Debian's programs have their plugins' paths built in, so they must stand at their true place.
+# A read-only overlay in the hosts' mount namespaces shows them there, and nowhere else.
+OVERLAY = ["-t", "overlay", "overlay", "-o", f"lowerdir={UNPACKED}/usr:/usr", "/usr"]
+
+
+def missing(*programs: str) -> str:
+    """Say which of the programs (full paths) `make schedulers` has yet to unpack; empty when none."""
+    absent = [name for name in programs if not Path(f"{UNPACKED}{name}").exists()]
+    return f"{', '.join(absent)} not in {UNPACKED}: `make schedulers` fetches them" if absent else ""
+
+
+class SchedulerCluster(Cluster):
+    """A cluster with daemons; /usr of its hosts has the schedulers' programs and is read-only."""
+
+    def __init__(self, hosts_per_rack: int, racks: int, *, uplink: str | None = None, nic: str | None = None) -> None:
+        super().__init__(hosts_per_rack, racks, uplink=uplink, nic=nic)
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def down(self) -> None:
+        """Remove the cluster with all jobs; does no harm at any time, nor twice."""
+        for name in tuple(self._daemons):
+            self.kill(name)
+        super().down()
+
+    def kill(self, daemon: str) -> None:
+        """End one of the scheduler's daemons by SIGKILL; what it started goes on."""
+        process = self._daemons.pop(daemon)
+        process.kill()
+        process.wait()
+
+    def launch(self, daemon: str, host: str, command: Sequence[str]) -> None:
+        """Start a daemon that stays in the foreground; its output goes to <daemon>.log in the cluster's folder."""
+        with (self.folder / f"{daemon}.log").open("a") as log:
+            self._daemons[daemon] = subprocess.Popen(
+                self.argv(host, command, cwd=Path("/")),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def settle(self, ready: Callable[[], bool]) -> None:
+        """Wait until the scheduler is ready; a daemon that ends or takes too long is a ClusterError with its log."""
+        deadline = time.monotonic() + PATIENCE
+        while not ready():
+            ended = [name for name, process in self._daemons.items() if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                logs = (f"{name}: {(self.folder / f'{name}.log').read_text()}" for name in ended or self._daemons)
+                raise ClusterError("\n".join(logs))
+            time.sleep(0.05)
+
+    def _up(self) -> None:
+        super()._up()
+        for host in self.hosts:
+            done = self.run(host.name, [program("mount"), *OVERLAY])
+            if done.returncode:
+                raise ClusterError(done.stderr)

@@ -1,0 +1,160 @@
+"""Slurm on the test cluster: slurmctld and munged on h1, one slurmd a host, topology/tree with a leaf switch a rack.
+
+    with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
+        job = cluster.submit("srun hostname", "-N4", f"--output={tmp_path}/out")
+        cluster.wait_for(job, "COMPLETED")
+
+`run` and `argv` set SLURM_CONF, so sbatch, salloc, squeue and scontrol work on each host; a session by ssh
+has it no more than it has any other variable. Nodes claim 2 sockets of 10 cores and 2 GPUs, which nothing
+checks: the machine's few cores are shared by all, and task/none binds no one.
+"""
+
+import itertools
+import os
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cluster import cluster, scheduler
+from tests.cluster.namespaces import ClusterError, program
+from tests.cluster.scheduler import SchedulerCluster
+
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"})
+CONTROLLER, NODE, MUNGE = "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged"
+GPUS = 2
+
+# KillWait: from TERM to KILL.  config_overrides: more cores and memory than the machine has.
+# MinJobAge is left at its 300 s: so long can a finished job be asked for.
+CONF = """ClusterName=ddl
+SlurmctldHost=h1
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool.%n
+StateSaveLocation={folder}/state
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=0,bf_interval=1
+TopologyPlugin=topology/tree
+MpiDefault=none
+GresTypes=gpu
+ReturnToService=2
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobRequeue=1
+SlurmdTimeout=30
+KillWait=5
+NodeName=h[1-{count}] Sockets=2 CoresPerSocket=10 ThreadsPerCore=1 RealMemory=1000000 Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+
+
+def why_not() -> str:
+    """Say why this machine cannot carry Slurm; empty when it can."""
+    return cluster.why_not() or scheduler.missing(CONTROLLER, NODE, MUNGE, "/usr/bin/sbatch")
+
+
+class SlurmCluster(SchedulerCluster):
+    """A cluster whose hosts are Slurm's nodes, idle when `with` begins; racks are rack0, rack1, ... under spine."""
+
+    def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = (), link: str | None = None) -> None:
+        """Prepare the cluster; each slurmd is started by the command `around`; uplinks and NICs carry `link` each."""
+        super().__init__(hosts_per_rack, racks, uplink=link, nic=link)
+        self._around = around
+
+    def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
+        """Return the command line that runs `command` on `host` with SLURM_CONF set."""
+        return super().argv(host, [program("env"), f"SLURM_CONF={self.folder}/slurm.conf", *command], cwd=cwd)
+
+    def submit(self, script: str, *options: str, cwd: Path | None = None) -> str:
+        """Submit the lines of a shell script (without #!) by sbatch on h1; return the job's id."""
+        argv = ["sbatch", "--parsable", *options]
+        done = self.run("h1", argv, cwd=cwd, stdin=f"#!/bin/sh\n{script}\n")
+        if done.returncode:
+            raise ClusterError(done.stderr)
+        return done.stdout.strip()
+
+    def job(self, job: str) -> dict[str, str]:
+        """Return what `scontrol show job` says: JobState, ExitCode, NodeList, ..."""
+        words = self.run("h1", ["scontrol", "--oneliner", "show", "job", job], check=True).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def state(self, job: str) -> str:
+        """Return the job's state, such as PENDING, RUNNING, COMPLETING, TIMEOUT."""
+        return self.job(job)["JobState"]
+
+    def wait_for(self, job: str, *states: str, timeout: float = 60) -> str:
+        """Wait until the job is in one of `states` (default: any end) and return it.
+
+        A ClusterError tells that the job ended in another state or `timeout` seconds have passed.
+        """
+        wanted = set(states) or ENDED
+        deadline = time.monotonic() + timeout
+        while (state := self.state(job)) not in wanted:
+            if state in ENDED or time.monotonic() > deadline:
+                raise ClusterError(f"job {job} is {state}, not {' or '.join(wanted)}")
+            time.sleep(0.05)
+        return state
+
+    def requeue(self, job: str) -> None:
+        """Put a running job back into the queue, and start it again without the usual two minutes' wait."""
+        self.run("h1", ["scontrol", "requeue", job], check=True)
+        self.wait_for(job, "PENDING", "REQUEUED", "RUNNING")
+        time.sleep(2)  # in the second of the requeue slurmd takes the new start for the old one, and fails the job
+        self.run("h1", ["scontrol", "update", f"JobId={job}", "StartTime=now"])
+
+    def start_slurmd(self, host: str) -> None:
+        """Start the host's slurmd, a daemon called slurmd.<host>; `kill` ends it, its running steps go on."""
+        self.launch(f"slurmd.{host}", host, [*self._around, NODE, "-D", "-N", host])
+
+    def _up(self) -> None:
+        super()._up()
+        self._write_slurm()
+        self._munge()
+        self.launch("slurmctld", "h1", [CONTROLLER, "-D"])
+        for host in self.hosts:
+            self.start_slurmd(host.name)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes are up and have nothing to do."""
+        self.settle(self._idle)
+
+    def _idle(self) -> bool:
+        """Say whether all nodes wait for jobs."""
+        done = self.run("h1", ["sinfo", "--noheader", "--states=idle", "--format=%D"])
+        return done.stdout.strip() == str(len(self.hosts))
+
+    def _write_slurm(self) -> None:
+        for name in ("state", "munge"):
+            (self.folder / name).mkdir(mode=0o700)
+        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, count=len(self.hosts), gpus=GPUS))
+        for number in range(GPUS):
+            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # a device a GPU
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # unused, but looked for: no host has one
+        racks = itertools.groupby(self.hosts, key=lambda host: host.rack)
+        lines = [f"SwitchName=rack{rack} Nodes={_range([host.name for host in hosts])}\n" for rack, hosts in racks]
+        spine = f"SwitchName=spine Switches=rack[0-{len(lines) - 1}]\n"
+        (self.folder / "topology.conf").write_text("".join(lines) + spine)
+
+    def _munge(self) -> None:
+        """Start munged and wait for its socket, a file that all hosts see."""
+        folder = self.folder / "munge"
+        (folder / "key").touch(mode=0o600)
+        (folder / "key").write_bytes(b"the test cluster's alone, in a folder of root's" * 4)
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={folder / name}" for option, name in files.items()]
+        self.launch("munged", "h1", [MUNGE, "--foreground", "--force", *options])
+        self.settle((folder / "socket").exists)
+
+
+def _range(names: Sequence[str]) -> str:
+    return f"h[{names[0][1:]}-{names[-1][1:]}]"

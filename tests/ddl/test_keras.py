@@ -1,0 +1,20 @@
+"""Keras 3 on torch over ddlrun.ddl, by real mpirun of both Open MPI majors."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.ddl.test_mpi import started
+
+RANKS = Path(__file__).parent / "keras_ranks.py"
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("keras", "torch")), reason="no keras, or no torch for it"
+)
+
+
+@pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 4)], indirect=["major"])
+def test_all_ranks_fit_as_one_alone(mpirun: str, ranks: int) -> None:
+    done = started(mpirun, ranks, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
+    said = "same True, as alone True, afterwards False, refused True"
+    assert (done.returncode, done.stdout.strip()) == (0, said), done.stdout + done.stderr

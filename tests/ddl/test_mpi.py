@@ -1,0 +1,154 @@
+"""The runtime library under both Open MPI majors: more ranks than cores, and jobs that ddlrun launch starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import launch_line
+
+ROOT = Path(__file__).parents[2]
+RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
+EXAMPLE = ROOT / "docs" / "examples" / "digits.py"
+MANY = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # or ranks that wait would take the cores of those that work
+    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct", "PYTHONPATH": str(ROOT),
+}  # fmt: skip
+
+
+def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv = [mpirun, "--oversubscribe", "-n", str(ranks), sys.executable, "-m", "mpi4py", *arguments]
+    # Under mpirun of the other major mpi4py would take the library of its own environment.
+    library = {} if mpirun.startswith(sys.prefix) else {"MPI4PY_LIBMPI": "libmpi.so.40"}
+    env = {**os.environ, **MANY, **library, **environ}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_every_mode_dtype_operation_and_shape(mpirun: str, major: int) -> None:
+    """All shapes under one Open MPI: messages are all that differs under the other."""
+    done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
+    assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
+
+
+CALLS = {
+    "import numpy as np; ddl.init('-mode r:2x2x1')": (
+        "init() '2x2x1': invalid dim size: 2 x 2 x 1 = 4 learners, but 3 ranks run; the product must be 3"
+    ),
+    "ddl.init('-mode r -dbg_level 1'); ddl.all_reduce(np.ones(3 + ddl.rank() // 2))": (
+        "rank 2 of 3: all_reduce: sum of float64 of shape (4,) here, but rank 0 sum of float64 of shape (3,);"
+        " all reduce the same, in one order"
+    ),
+    "ddl.init('-mode r'); ddl.all_reduce(np.ones(3, bool))": "rank 2 of 3: all_reduce: dtype bool cannot be reduced",
+    "ddl.init('-mode r'); ddl.bcast(np.ones(3), 3)": "rank 2 of 3: bcast from root 3: there are ranks 0 to 2",
+}
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_errors_name_rank_shape_and_type(mpirun: str, calls: str) -> None:
+    code = (
+        "import numpy as np\nfrom ddlrun import ddl\nfrom ddlrun.errors import InputError\n"
+        f"try: {calls}\nexcept InputError as error: print(error, flush=True)\n"
+    )
+    done = started(mpirun, 3, "-c", code)
+    assert done.stdout.count(CALLS[calls].removeprefix("rank 2 of 3")) >= 1, done.stdout + done.stderr
+    assert CALLS[calls] in done.stdout
+
+
+@pytest.mark.parametrize("calls", ["ddl.all_reduce(x)", "ddl.start([x]).wait()"])
+def test_lengths_that_differ_are_told_by_type_and_shape(mpirun: str, calls: str) -> None:
+    """The one that gets too much says so; the other waits, and mpi4py's runner ends it."""
+    code = (
+        "import numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\n"
+        f"x = np.ones(1000 if ddl.rank() else 3, np.float32)\n{calls}\n"
+    )
+    done = started(mpirun, 2, "-c", code)
+    assert done.returncode != 0
+    assert "rank 0 of 2: all_reduce: sum of float32 of shape (3,): MPI_ERR" in done.stderr.replace("avg", "sum")
+
+
+CARELESS = """
+import numpy as np
+from mpi4py import MPI
+from ddlrun import ddl
+ddl.init("-mode r:2x2 -dbg_level 1")
+me = ddl.rank()
+assert isinstance(ddl.all_reduce(np.float32(me)), np.float32) and ddl.all_reduce(np.float32(me)) == 6
+assert ddl.bcast(np.float64(me), root=2) == 2
+assert [x.tolist() for x in ddl.all_reduce_n((np.full(2, float(me)) for _ in range(2)), "sum")] == [[6, 6]] * 2
+mine = [np.full(3, float(me)) for _ in range(2)]
+ddl.start((x for x in mine), "sum").wait()
+assert [x.tolist() for x in mine] == [[6] * 3] * 2
+x, y, _ = ddl.coords()
+assert ddl.all_reduce(np.ones(5 + x), axes="YZ").tolist() == [2] * (5 + x)  # each x its own size
+with np.errstate(all="raise"):
+    assert np.isinf(ddl.all_reduce(np.full(9, 3e38, np.float32))).all()
+row = np.full(60_000, float(me))
+handle = ddl.start([row], "sum")
+ddl.free()
+handle.wait()
+assert (row == 6).all()
+half = MPI.COMM_WORLD.Split(me % 2)
+ddl.init(comm=half)
+assert ddl.size() == 2 and ddl.all_reduce(me) == 2 + 2 * (me % 2)
+left = [np.ones(200_000, np.float32) for _ in range(4)]
+ddl.start(left)
+print("done", flush=True)
+"""
+
+
+def test_careless_scripts(mpirun: str, tmp_path: Path) -> None:
+    """Numbers of numpy's, generators, groups that differ, infinities, handles that are never waited for."""
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "4", "--overload")
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", CARELESS], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.count("done")) == (0, 4), done.stderr
+    assert "ends with reductions under way: wait for every handle, on all ranks" in done.stderr
+
+
+def test_a_lost_rank_ends_the_job(mpirun: str, tmp_path: Path) -> None:
+    code = (
+        "import os, numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\nx = np.ones(10**6)\n"
+        "while True: ddl.all_reduce(x, in_place=True); ddl.rank() and os._exit(3)\n"
+    )
+    argv = [*launch_line(mpirun, tmp_path, "--accelerators", "core"), sys.executable, "-c", code]
+    assert subprocess.run(argv, capture_output=True, timeout=100, check=False, cwd=ROOT).returncode == 3
+
+
+WHERE = """
+import numpy as np
+from ddlrun import ddl
+ddl.init()
+there = ddl.rank(), ddl.size(), ddl.local_rank(), ddl.local_size(), ddl.num_hosts(), ddl.coords()
+total = ddl.all_reduce(np.full(300_000, ddl.rank()), "sum")[-1]
+print(*there, ddl.grid().order.value, total, ddl.scale_lr(0.5), ddl.shard(range(5)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("order", ["host", "ddl"])
+def test_a_launch_tells_the_grid(mpirun: str, tmp_path: Path, order: str) -> None:
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--rank-order", order)
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", WHERE], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    size = len(os.sched_getaffinity(0))
+    assert sorted(done.stdout.splitlines())[:2] == [
+        f"{r} {size} {r} {size} 1 ({r}, 0, 0) {order} {size * (size - 1) // 2} {size / 2} "
+        f"{[i % 5 for i in range(r, -(-5 // size) * size, size)]}"
+        for r in range(2)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["", "r", "c", "m", "p"])
+def test_the_example_learns_as_well(mpirun: str, tmp_path: Path, mode: str) -> None:
+    """With every mode the digits example gets to the accuracy that MPI_Allreduce gets to."""
+    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", *["--mode", mode] * bool(mode))
+    options = ["--allreduce", "ddl" if mode else "mpi", "--epochs", "15"]
+    done = subprocess.run(
+        [*argv, str(EXAMPLE), *options], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("accuracy")[-1].split()[0]) >= 95

@@ -1,0 +1,203 @@
+"""Who is slow, why, and which cores they get: pure functions, on series of times as they are in jobs."""
+
+import math
+from collections.abc import Mapping
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.ddl.monitor.event_log import NAME
+from ddlrun.ddl.monitor.procfs import Core, core_of, parse_cpus, read_load, show_cpus
+from ddlrun.ddl.monitor.spare_cores import Pool
+from ddlrun.ddl.monitor.straggler_detection import (
+    CHECKS,
+    COOL,
+    Figures,
+    Finding,
+    Watch,
+    cause_of,
+    median_and_error,
+    slow_ranks,
+    times_of,
+)
+from ddlrun.plan.run_dir import RunDir
+from tests.ddl.slow_series import checks, medians_and_errors
+
+TIMES = st.lists(st.floats(0.01, 10), min_size=2, max_size=9)
+
+
+def found(watch: Watch, compute: Mapping[int, float], moves: int = 0) -> list[Finding]:
+    """Check four learners that take 0.1 s but for those in `compute`."""
+    return watch.check([Figures(compute.get(rank, 0.1), 0.0005, 0.02, moves=moves * (rank == 3)) for rank in range(4)])
+
+
+def assert_found(told: list[Finding], what: str, score: float) -> None:
+    assert [(one.rank, one.what) for one in told] == [(3, what)]
+    assert np.isclose(told[0].score, score)
+
+
+@pytest.mark.parametrize("learners", [2, 3, 8, 64])
+def test_a_learner_12_percent_slow_is_found_at_the_third_check(learners: int) -> None:
+    for seed in range(20):
+        watch = Watch()
+        told = [watch.check(rows) for rows in checks(seed, learners=learners, window=50, number=3, slow=1.12)]
+        assert [len(one) for one in told] == [0, 0, 1]
+        assert told[2][0][:2] == (learners - 1, "slow")
+
+
+@pytest.mark.parametrize("learners", [2, 3, 8])
+def test_no_false_alarm_in_ten_thousand_checks(learners: int) -> None:
+    watch = Watch()
+    assert [f for rows in checks(1, learners=learners, window=20, number=10_000) for f in watch.check(rows)] == []
+
+
+def test_slow_in_the_last_three_checks_and_not_before() -> None:
+    watch = Watch()
+    for took in (0.3, 0.3, 0.1, 0.3, 0.3):
+        assert found(watch, {3: took}) == []
+    assert_found(found(watch, {3: 0.3}), "slow", 3.0)
+    for _ in range(COOL):
+        assert found(watch, {3: 0.3}) == []
+    assert_found(found(watch, {3: 0.3}), "slow", 3.0)
+
+
+@pytest.mark.parametrize(("after", "what"), [(0.1, "better"), (0.29, "not better")])
+def test_a_move_is_judged_by_three_checks(after: float, what: str) -> None:
+    watch = Watch()
+    for _ in range(CHECKS):
+        told = found(watch, {3: 0.3})
+    assert told[0].what == "slow"
+    assert found(watch, {3: 0.3}, moves=1) == []  # iterations from before the move are in it
+    for _ in range(CHECKS - 1):
+        assert found(watch, {3: after}, moves=1) == []
+    assert_found(found(watch, {3: after}, moves=1), what, after / 0.1)
+
+
+def test_reading_proc_begins_with_suspicion() -> None:
+    watch = Watch()
+    assert not watch.suspects(0)
+    found(watch, {3: 0.3})
+    assert [watch.suspects(rank) for rank in range(4)] == [False, False, False, True]
+
+
+@given(TIMES, st.integers(-20, 20), st.randoms())
+def test_scores_follow_learners_and_know_no_unit(compute: list[float], power: int, random: Random) -> None:
+    order = list(range(len(compute)))
+    random.shuffle(order)
+    plain, mixed = (
+        slow_ranks([times_of([Figures(compute[rank] * by, 0, 0) for rank in ranks])] * CHECKS)
+        for ranks, by in ((range(len(compute)), 1.0), (order, 2.0**power))
+    )
+    assert {order[place] for place in mixed} == set(plain)
+    assert len(plain) <= len(compute) // 2  # the lower median is among the learners
+
+
+@given(TIMES)
+def test_medians_and_their_errors(times: list[float]) -> None:
+    (middle,), (error,) = medians_and_errors(np.array([times]))
+    assert np.allclose(median_and_error(times), (middle, error))
+
+
+SLOW = Figures(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, switches=1.0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (SLOW._replace(delayed=0.5), "queue"),
+        (SLOW._replace(delayed=math.nan, switches=50.0), "queue"),
+        (SLOW._replace(delayed=0.5, throttled=0.4), "its cgroup was stopped for its CPU quota 40% of the time"),
+        (SLOW._replace(idle=0.6), "it waits for something else than a CPU: data, a disk, a device"),
+        (SLOW._replace(clock=0.5), "which run at 50% of their clock: a slow core"),
+        (SLOW, "it works longer on its own CPUs: a slow core, or more to do"),
+        (Figures(0.2, 0.001, 0.05), "it works longer on its own CPUs: a slow core, or more to do"),
+    ],
+)
+def test_causes(figures: Figures, words: str) -> None:
+    assert words in cause_of(figures, 2.0)
+
+
+def two_packages(cpu: int) -> Core:
+    """Return a core of 2 packages x 2 NUMA nodes x 4 cores of 2 CPUs: 0 and 16, 1 and 17, ..."""
+    core = cpu % 16
+    return Core(frozenset({core, core + 16}), core // 8, core // 4)
+
+
+def cores(*numbers: int) -> frozenset[int]:
+    return frozenset(cpu for number in numbers for cpu in (number, number + 16))
+
+
+@pytest.mark.parametrize(
+    ("kept", "idle", "expected", "words"),
+    [
+        ((0, 3, 8), (), (0,), "kept by the plan"),
+        ((4, 8), (3,), (4,), "kept by the plan, on another NUMA node of its package"),
+        ((8,), (6, 3), (1, 3), "of its package that no learner owns"),
+        ((8,), (12,), (8,), "kept by the plan, in another package: its memory stays behind"),
+        ((), (12,), None, ""),
+        ((1, 2), (), None, ""),
+    ],
+)
+def test_near_cores_first(
+    kept: tuple[int, ...], idle: tuple[int, ...], expected: tuple[int, ...] | None, words: str
+) -> None:
+    pool = Pool({5: cores(1), 6: cores(2)}, cores(*kept), cores(*idle), two_packages)
+    offer = pool.offer(5)
+    assert (offer and offer.cpus, offer and offer.words) == (expected and cores(*expected), words if expected else None)
+
+
+def test_fewer_spare_cores_than_its_own_widen_a_learner() -> None:
+    pool = Pool({0: cores(1, 2), 1: cores(3)}, cores(0), (), two_packages)
+    offer = pool.offer(0)
+    assert offer is not None
+    assert offer.cpus == cores(0, 1, 2)
+    assert pool.offer(1) is None
+    assert pool.give_back(0) == cores(1, 2)
+    again = pool.offer(1)
+    assert again is not None
+    assert again.cpus == cores(0)
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 15), min_size=1, max_size=3), min_size=1, max_size=5),
+    st.sets(st.integers(0, 15)), st.sets(st.integers(0, 15)), st.lists(st.tuples(st.integers(0, 4), st.booleans())),
+)  # fmt: skip
+def test_never_two_learners_on_one_core(
+    given_to: list[set[int]], kept: set[int], idle: set[int], moves: list[tuple[int, bool]]
+) -> None:
+    """Whoever asks and gives back in whatever order: nobody gets a core that was or is another's."""
+    masks = {rank: cores(*mine) for rank, mine in enumerate(given_to)}
+    pool = Pool(masks, cores(*kept), cores(*idle), two_packages)
+    owned, first = dict(masks), dict(masks)
+    may_return = set[int]()
+    for rank, back in moves:
+        if rank not in masks:
+            continue
+        if back and rank in may_return:
+            owned[rank] = pool.give_back(rank)
+            may_return.discard(rank)
+        elif not back and (offer := pool.offer(rank)) is not None:
+            others = frozenset[int]().union(*(mask for other, mask in owned.items() if other != rank))
+            new = offer.cpus - owned[rank]
+            assert new <= cores(*kept, *idle)
+            assert not new & (others | frozenset[int]().union(*first.values()))
+            owned[rank] = offer.cpus
+            may_return.add(rank)
+
+
+@given(st.frozensets(st.integers(0, 300)))
+def test_lists_of_cpus(cpus: frozenset[int]) -> None:
+    assert parse_cpus(show_cpus(cpus)) == cpus
+
+
+def test_this_machine_tells_of_itself() -> None:
+    assert 0 in core_of(0).cpus
+    assert read_load().on_cpu > 0
+    assert core_of(9999) == Core(frozenset({9999}), -1, -1)
+
+
+def test_the_run_folder_names_the_journal() -> None:
+    assert RunDir("/r").ddl == f"/r/{NAME}"

@@ -1,0 +1,28 @@
+"""PyTorch over ddlrun.ddl, by real mpirun of both Open MPI majors; torch is in the `torch` extra."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.ddl.test_mpi import started
+
+RANKS = Path(__file__).parent / "torch_ranks.py"
+pytestmark = [
+    pytest.mark.openmpi(4),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch: the extra `torch` has it"),
+]
+# Open MPI, ranks, options: each takes ten seconds, and none but the first two differ by the MPI.
+CASES = [
+    (4, 4, "-mode r:2x2"),
+    (5, 4, "-mode r:2x2"),
+    (4, 2, ""),
+    (5, 2, "-mode c"),
+    (4, 4, "-mode m:2x1x2"),
+]
+
+
+@pytest.mark.parametrize(("major", "ranks", "options"), CASES, indirect=["major"])
+def test_all_ranks_train_as_one_alone(mpirun: str, ranks: int, options: str) -> None:
+    done = started(mpirun, ranks, str(RANKS), DDL_OPTIONS=options)
+    assert (done.returncode, done.stdout.strip()) == (0, "0 wrong"), done.stdout + done.stderr

@@ -1,0 +1,139 @@
+"""float32 that travels in 16 bits: the conversions, the texts that ask for it, whole jobs of both Open MPI majors."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
+from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.tuning_parameters import parse_tuning
+from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, Wire, parse_wire
+from ddlrun.errors import InputError
+from tests.ddl.test_mpi import started
+
+pytestmark = pytest.mark.openmpi(5)
+
+RANKS = Path(__file__).with_name("wire_ranks.py")
+# All bit patterns: NaNs of every payload, numbers between two neighbours, the largest and the smallest.
+BITS = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 2**17 - 1).map(lambda high: high << 15), max_size=70)
+TIES = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F7F8000, 0x7F800001, 0xFFFFFFFF, 0x80000001, 0x00008000]
+
+
+def of(bits: list[int]) -> Any:
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+def packed(values: Any, dtype: str, *, settled: bool = False) -> Any:
+    target = np.empty(len(values), Converter(dtype).memory)
+    Converter(dtype).pack(values, target, settled=settled)
+    return target
+
+
+def unpacked(part: Any, dtype: str) -> Any:
+    target = np.empty(len(part), np.float32)
+    Converter(dtype).unpack(part, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@given(bits=BITS)
+@example(bits=TIES)
+@example(bits=[0x3F800000 + step for step in range(0, 1 << 18, 127)])
+def test_rounding_is_torchs_own(torch: Any, dtype: str, bits: list[int]) -> None:
+    values = of(bits)
+    theirs = torch.from_numpy(values.copy()).to(getattr(torch, dtype)).float().numpy()
+    found = unpacked(packed(values, dtype), dtype)
+    assert np.array_equal(found, theirs, equal_nan=True)
+    assert np.array_equal(np.signbit(found), np.signbit(theirs), equal_nan=True) or np.isnan(values).any()
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@given(bits=BITS)
+@example(bits=TIES)
+def test_what_is_settled_travels_without_a_change(dtype: str, bits: list[int]) -> None:
+    values = of(bits)
+    Converter(dtype).settle(values)
+    for settled in (True, False):
+        again = unpacked(packed(values, dtype, settled=settled), dtype)
+        assert again.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("count", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_blocks_are_seams_that_nobody_sees(dtype: str, count: int) -> None:
+    values = np.random.default_rng(count).normal(size=count).astype(np.float32)
+    values[[0, BLOCK - 2, -1]] = np.nan, np.inf, -np.nan
+    small = np.concatenate([packed(part, dtype) for part in np.array_split(values, 101)])
+    assert np.array_equal(small, packed(values, dtype), equal_nan=dtype == "float16")
+    sums = np.ones(count, np.float32)
+    Converter(dtype).combine(small, sums, _add, 2)
+    assert np.array_equal(sums, (1 + unpacked(small, dtype)) / np.float32(2), equal_nan=True)
+
+
+def _add(mine: Any, theirs: Any, divisor: int) -> None:
+    mine += theirs
+    mine /= divisor
+
+
+def test_what_is_asked_for_is_read() -> None:
+    assert parse_wire("bfloat16") == Wire("bfloat16")
+    assert parse_wire("float16:XY") == Wire("float16", "XY")
+    assert parse_wire("") == parse_wire("float32") == Wire()
+    assert parse_tuning("chunk=1K, wire=bfloat16:Z", BETWEEN_HOSTS).wire == "bfloat16:Z"
+    with pytest.raises(InputError, match="DDLRUN_DDL_TUNING: wire 'int8': float32 travels as float16, bfloat16 or"):
+        parse_tuning("wire=int8", BETWEEN_HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "tuning", "said"),
+    [
+        ("-mode m:1x1x1", "wire=bfloat16", "wire 'bfloat16': MPI's own collectives, mode m, know none; use mode r"),
+        ("-mode r:1x1x1", "wire=bfloat16:A", "wire 'bfloat16:A': no dimension 'A'; there are X, Y, Z"),
+    ],
+)
+def test_what_cannot_be_is_said_at_the_start(options: str, tuning: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        begin(options, None, tuning, {})
+
+
+def test_every_mode_operation_size_and_shape(mpirun: str, major: int) -> None:
+    """All shapes under one Open MPI: messages are all that differs under the other."""
+    done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
+    assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
+
+
+TORCH = """
+import torch
+from ddlrun import ddl
+from ddlrun.ddl.torch import Averaging, DistributedOptimizer
+ddl.init("-mode r", tuning="flat=0,wire=bfloat16:X")
+third = torch.full((100,), 1 / 3)
+rounded, right = third.bfloat16().float(), []
+for wire, expected in {None: rounded, "bfloat16:X": rounded, "float32": third}.items():
+    p = torch.nn.Parameter(torch.zeros(100))
+    optimizer = DistributedOptimizer(torch.optim.SGD([p], lr=1.0), wire=wire)
+    (p * third).sum().backward()
+    optimizer.step()
+    sent, averaging = third.clone(), Averaging(wire=wire)
+    averaging.add(sent)
+    averaging.finish()
+    right += [torch.equal(-p.detach(), expected), torch.equal(sent, expected)]
+total = ddl.allgather(torch.tensor(right))
+ddl.rank() or print(total.tolist())
+"""
+
+
+@pytest.mark.parametrize("major", [4], indirect=True)
+def test_torch_asks_for_it_too(mpirun: str) -> None:
+    pytest.importorskip("torch")
+    done = started(mpirun, 2, "-c", TORCH)
+    assert (done.returncode, done.stdout) == (0, f"{[[True] * 6] * 2}\n"), done.stdout + done.stderr

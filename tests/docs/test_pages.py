@@ -1,0 +1,104 @@
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddlrun.plan.settings import OURS, parse_config
+from docs.reference.__main__ import PAGE, page
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_reference_is_what_the_program_says() -> None:
+    assert PAGE.read_text() == page(), "make reference"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", path.read_text())
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 50
+
+
+def test_the_picture_in_the_readme_is_what_the_program_draws() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("    $ ddlrun "))
+    shown = [line[4:] for line in itertools.takewhile(bool, lines[start + 1 :])]
+    argv = [sys.executable, "-m", *lines[start].split()[1:]]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines() == shown
+
+
+def test_the_comparison_with_others_is_what_the_program_prints(capture: Callable[[str], Path]) -> None:
+    capture("hwloc-xml")
+    argv = [sys.executable, "-m", "tests.bench.placements"]
+    printed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    table = printed[printed.index("| machine") :]
+    assert table in (ROOT / "docs" / "explanation" / "placement.md").read_text()
+
+
+def test_what_plan_prints_is_what_it_prints() -> None:
+    text = "".join(
+        (ROOT / "docs" / page).read_text() for page in ("how-to/plan-a-network.md", "explanation/network.md")
+    )
+    blocks = re.findall(r"```console\n\$ ddlrun (plan .*)\n((?:.*\n)*?)```", text)
+    assert blocks
+    for line, shown in blocks:
+        argv = [sys.executable, "-m", "ddlrun", *shlex.split(line)]
+        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == shown
+
+
+def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    text = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("submit-a-job", "kubernetes"))
+    blocks = re.findall(r"```\w+\n\$ ddlrun (submit .*)\n((?:.*\n)*?)```", text)
+    environ = {**os.environ, "PATH": str(tmp_path)}  # no scheduler, which could say that it has no GPUs
+    assert len(blocks) == 2
+    for line, shown in blocks:
+        argv = [sys.executable, "-m", "ddlrun", *shlex.split(line)]
+        printed = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ).stdout
+        assert neutral(printed) == neutral(shown)
+
+
+def neutral(script: str) -> str:
+    """Leave out what differs between machines, versions and jobs: folders, our version, a name's end."""
+    script = re.sub(r"By ddlrun \S+:", "By ddlrun:", re.sub(r"-[0-9a-f]{6}\"", '"', script))
+    return re.sub(r"(?m)^cd \S+", "cd", re.sub(r"(?m)^exec \S*/", "exec ", script))
+
+
+def test_options_that_the_pages_name_exist() -> None:
+    known = set(re.findall(r"--[a-z][a-z-]+", page()))
+    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint"}
+    for path in PAGES:
+        named = {
+            option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())
+            for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+        }  # fmt: skip
+        assert named - known - foreign == set(), path
+
+
+def test_the_config_files_page_names_every_key() -> None:
+    text = (ROOT / "docs" / "reference" / "config-file.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    named = {key for key, _ in leaves(yaml.safe_load(example))}
+    assert {key for key in OURS if key not in text} - named == set()
+    parse_config(example, "the page")  # no key there is unknown
+
+
+def leaves(found: dict[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in found.items():
+        if isinstance(value, dict) and key != "env":
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

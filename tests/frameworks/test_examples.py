@@ -1,0 +1,76 @@
+"""The examples of docs/examples learn on two ranks what one process learns, whoever averages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MPIRUNS, launch_line
+from tests.frameworks.examples import EPOCHS, EXAMPLES, FOLDER, Example, Learned, launch, parse
+
+
+def alone(*words: str) -> Learned:
+    done = subprocess.run([sys.executable, *words, *EPOCHS], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return parse(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Learned:
+    """Return what one process learns, from the same batches as all but digits.py."""
+    return alone("hybrid_parallel.py")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Learned:
+    return alone("digits.py")
+
+
+def same(learned: Learned, plain: Learned, digits: Learned, example: Example) -> None:
+    assert learned.accuracy >= 95
+    assert abs(learned.accuracy - digits.accuracy) <= 1
+    # The same batches and the same first weights: the same network, but for the order of additions.
+    if example.framework != "mpi":
+        assert learned.loss == pytest.approx(plain.loss, abs=0.002)
+
+
+# What torch does differs little by the MPI below it: under one major here, under the other over hosts.
+CASES = [
+    (name, major)
+    for name, example in EXAMPLES.items() for major in MPIRUNS
+    if example.framework in ("mpi", "tensorflow", "jax") or major != example.over_hosts
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "major"), CASES, indirect=["major"])
+def test_two_ranks_learn_the_same(name: str, mpirun: str, tmp_path: Path, plain: Learned, digits: Learned) -> None:
+    example = EXAMPLES[name]
+    if example.why_not:
+        pytest.skip(example.why_not)
+    learned = launch(example, mpirun, tmp_path)
+    assert learned.ranks == 2
+    same(learned, plain, digits, example)
+
+
+@pytest.mark.parametrize("major", [5], indirect=True)
+def test_training_goes_on_from_a_checkpoint_with_more_ranks(mpirun: str, tmp_path: Path, plain: Learned) -> None:
+    command = [
+        sys.executable,
+        str(FOLDER / "digits_torch_ddp.py"),
+        "--checkpoint",
+        str(tmp_path / "net.pt"),
+        "--epochs",
+    ]
+    first = subprocess.run([*command, "8"], capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "--framework", "torch", "-np", "2", *command, "15"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    learned = parse(done.stdout)
+    assert learned.ranks == 2
+    assert learned.loss == pytest.approx(plain.loss, abs=0.002)
+
+
+def test_every_example_is_run() -> None:
+    assert {example.script.split()[0] for example in EXAMPLES.values()} == {path.name for path in FOLDER.glob("*.py")}

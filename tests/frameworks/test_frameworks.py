@@ -1,0 +1,510 @@
+"""What ranks find in their environment for each framework, and the options of other launchers."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.launch import command as launch_command
+from ddlrun.environment.exports import HOROVOD, MOST_CHARACTERS
+from ddlrun.environment.framework_builds import Build, parse_build, render_builds
+from ddlrun.environment.frameworks import (
+    AUTO,
+    MOST_WORKERS,
+    OWN,
+    WORKERS,
+    Meeting,
+    framework_variables,
+    parse_frameworks,
+    ports_needed,
+    resolve,
+)
+from ddlrun.environment.horovod_hierarchical import HAN, Where, collectives_chosen, hierarchical
+from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
+from ddlrun.errors import InputError, PreflightError
+from ddlrun.plan import START
+from ddlrun.topology import RankOrder
+from tests.conftest import launch_line
+from tests.support.shapes import machine, placement
+from tests.unit.test_settings import HOROVODS_OWN
+
+pytestmark = pytest.mark.openmpi(4)
+
+TOLD = (
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR "
+    "MASTER_PORT TF_CONFIG JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_LOCAL_DEVICE_IDS "
+    "OMPI_MCA_orte_hnp_uri DDLRUN_RANK_ORDER DDLRUN_OWN CUDA_VISIBLE_DEVICES"
+).split()
+TELL = f"import json, os; os.write(1, (json.dumps([os.environ.get(n) for n in {TOLD}]) + '\\n').encode())"
+Ranks = list[dict[str, str]]
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def told(done: subprocess.CompletedProcess[str]) -> Ranks:
+    """Return what each rank said, by its RANK."""
+    assert done.returncode == 0, done.stderr
+    ranks = [
+        {name: value for name, value in zip(TOLD, json.loads(line), strict=True) if value is not None}
+        for line in done.stdout.splitlines()
+    ]
+    return sorted(ranks, key=lambda rank: int(rank.get("RANK", 0)))
+
+
+@pytest.fixture
+def launch(mpirun: str, tmp_path: Path) -> Launch:
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), *arguments]
+        environ = {**os.environ, **env}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+
+    return run
+
+
+# -- names and ports ------------------------------------------------------------------------------
+
+
+def test_lists_of_frameworks() -> None:
+    assert parse_frameworks("auto") == ()
+    assert parse_frameworks("Torch, jax,torch") == ("torch", "jax")
+    for text in ("pytorch", "", "torch,x"):
+        with pytest.raises(InputError, match="there are auto, torch, tensorflow"):
+            parse_frameworks(text)
+
+
+def test_auto_is_all_that_do_not_contradict_each_other() -> None:
+    assert resolve((), horovod=False, ddl=False) == (AUTO, "auto")
+    assert "tensorflow" not in resolve((), horovod=True, ddl=False)[0]
+    assert "tensorflow" not in resolve((), horovod=False, ddl=True)[0]
+    assert resolve(("tensorflow",), horovod=True, ddl=True)[0] == ("tensorflow",)
+
+
+@given(st.text(), st.integers(1, 20), st.frozensets(st.integers(FIRST, LAST), max_size=200))
+def test_ports_are_free_and_in_a_row(run_id: str, count: int, taken: frozenset[int]) -> None:
+    first = choose_ports(run_id, count, lambda port: port not in taken)
+    assert first >= FIRST
+    assert first + count - 1 <= LAST
+    assert not taken & {*range(first, first + count)}
+    assert first == choose_ports(run_id, count, lambda port: port not in taken)
+
+
+def test_no_free_ports() -> None:
+    with pytest.raises(PreflightError, match="no 3 ports in a row from 20000 to 27999 are free"):
+        choose_ports("run", 3, lambda port: port % 3 != 0)
+    assert choose_ports("run", 2, lambda port: port in (LAST - 1, LAST)) == LAST - 1
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def taken(request: pytest.FixtureRequest) -> Iterator[int]:
+    with socket.socket(request.param) as server:
+        for port in range(FIRST, LAST):
+            try:
+                server.bind(("127.0.0.1" if request.param == socket.AF_INET else "::1", port))
+                break
+            except OSError:
+                continue
+        server.listen()
+        yield port
+
+
+def test_a_port_that_somebody_has(taken: int) -> None:
+    assert not is_free_here(taken)
+    said = subprocess.run(["sh", "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
+    assert taken in parse_ports(said.removeprefix("@ports"))
+
+
+def test_a_rank_that_finds_its_port_taken_says_so(taken: int) -> None:
+    told = {
+        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
+        "DDLRUN_TOPOLOGY": "1x1x1", "DDLRUN_RANK_ORDER": "host", "DDLRUN_OWN": "RANK=rank",
+        "DDLRUN_PORTS": f"MASTER_PORT={taken}", "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    argv = [sys.executable, "-I", "-S", START, "true"]
+    done = subprocess.run(argv, env=told, capture_output=True, text=True, check=False)
+    said = f"port {taken} (MASTER_PORT) was free, and now another process has it"
+    assert (said in done.stderr) == is_ipv4(taken)
+
+
+def is_ipv4(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def variables(
+    topology: str, hosts: list[str], own: tuple[str, ...] = (), exported: tuple[str, ...] = (), *names: str
+) -> tuple[dict[str, str], list[str]]:
+    placed = placement(topology, hosts, machine("1x2"), RankOrder.HOST)
+    return framework_variables(names or AUTO, placed, Meeting(tuple(hosts), 20000), own, exported)
+
+
+def test_addresses_and_ports() -> None:
+    found, notes = variables("2x2", ["fd00::1", "fd00::2"])
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("fd00::1", "20000")
+    assert found["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:20001"
+    assert found[WORKERS] == "20002 [fd00::1],[fd00::2]"
+    assert notes == []
+
+
+def test_what_the_user_set_stays() -> None:
+    found, notes = variables("2x1", ["a"], ("RANK", "MASTER_PORT"), ("MASTER_ADDR", "WORLD_SIZE"))
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & {*found}
+    assert "RANK=rank" not in found[OWN].split()
+    assert "WORLD_SIZE=size" in found[OWN].split()
+    assert notes == [
+        "MASTER_ADDR, MASTER_PORT, RANK: left as you set them",
+        "WORLD_SIZE: set for each rank, whatever is exported; --env passes yours on",
+    ]
+
+
+def test_mpi_alone_gets_nothing() -> None:
+    assert variables("2x1", ["a"], (), (), "mpi") == ({}, [])
+    assert variables("2x1", ["a"], (), (), "horovod", "ddl") == ({}, [])
+
+
+def test_more_workers_than_fit_into_a_variable() -> None:
+    hosts = [f"10.0.{number // 250}.{number % 250 + 1}" for number in range(10_000)]
+    found, notes = variables("1x10000", hosts)
+    assert WORKERS not in found
+    assert "TF_CONFIG" not in found[OWN]
+    assert re.fullmatch(r"TF_CONFIG: left out, as 10000 workers do not fit .* \(about \d+ do\); give Multi.*", notes[0])
+    assert max(map(len, found.values())) < 1000
+    most = int(re.findall(r"about (\d+)", notes[0])[0])
+    assert most < MOST_WORKERS
+    found, notes = variables(f"1x{most}", hosts[:most])
+    assert notes == []
+    assert len(found[WORKERS]) < MOST_CHARACTERS
+
+
+# -- what the ranks read back ---------------------------------------------------------------------
+
+
+def test_each_rank_knows_who_it_is(launch: Launch) -> None:
+    ranks = told(launch("--accelerators", "core", sys.executable, "-c", TELL))
+    port = int(ranks[0]["MASTER_PORT"])
+    assert FIRST <= port < LAST
+    for number, rank in enumerate(ranks):
+        assert rank.pop("OMPI_MCA_orte_hnp_uri")
+        assert json.loads(rank.pop("TF_CONFIG")) == {
+            "cluster": {"worker": [f"127.0.0.1:{port + 2}", f"127.0.0.1:{port + 3}"]},
+            "task": {"type": "worker", "index": number},
+        }
+        assert rank == {
+            "RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(number), "ROLE_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port + 1}",
+            "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number), "DDLRUN_RANK_ORDER": "host",
+        }  # fmt: skip
+
+
+def test_one_framework_alone(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("framework: [torch]\n")
+    (rank,) = told(launch("-np", "1", "--config-file", "job.yaml", sys.executable, "-c", TELL))
+    assert rank["WORLD_SIZE"] == "1"
+    assert not {name for name in rank if name.startswith(("JAX", "TF_"))}
+
+
+@pytest.mark.parametrize(("names", "order"), [("mpi", "host"), ("ddl", "ddl")])
+def test_frameworks_that_need_nothing_more(launch: Launch, names: str, order: str) -> None:
+    ranks = told(launch("--accelerators", "core", "--framework", names, sys.executable, "-c", TELL))
+    assert [{*rank} - {"OMPI_MCA_orte_hnp_uri"} for rank in ranks] == [{"DDLRUN_RANK_ORDER"}] * 2
+    assert ranks[0]["DDLRUN_RANK_ORDER"] == order
+
+
+def test_the_users_own_address_and_rank(launch: Launch) -> None:
+    words = ("-np", "1", "--env", "RANK=7", "--verbose", sys.executable, "-c", TELL)
+    done = launch(*words, MASTER_ADDR="elsewhere", WORLD_SIZE="99")
+    (rank,) = told(done)
+    assert (rank["RANK"], rank["MASTER_ADDR"], rank["WORLD_SIZE"]) == ("7", "elsewhere", "1")
+    assert done.stderr.count("MASTER_ADDR, RANK: left as you set them") == 1
+    assert done.stderr.count("WORLD_SIZE: set for each rank") == 1
+
+
+def test_a_launch_inside_a_rank_starts_anew(launch: Launch) -> None:
+    inner = ["launch", "--quiet", "--no-tag-output", "-np", "1", sys.executable, "-c", TELL]
+    forget = "for n in [n for n in os.environ if n.startswith(('OMPI_', 'PMIX', 'PRTE'))]: del os.environ[n]"
+    code = f"import os, sys\n{forget}\nos.execv(sys.executable, [sys.executable, '-m', 'ddlrun', *{inner}])"
+    environ = {name: os.environ[name] for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")}
+    code = code.replace("\nos.execv", f"\nos.environ.update({environ})\nos.execv")
+    (rank,) = told(launch("-np", "1", "--env", "MASTER_PORT=1", sys.executable, "-c", code))
+    assert rank["MASTER_PORT"] != "1"
+
+
+def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "dist.init_process_group('gloo', init_method='env://')\n"
+        "model = DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "model(torch.ones(4, 2) * dist.get_rank()).sum().backward()\n"
+        "grad = model.module.weight.grad.tolist()\n"
+        "os.write(1, f'{dist.get_rank()} {dist.get_world_size()} {grad}\\n'.encode())\n"
+        "dist.destroy_process_group()\n"
+        "os._exit(0)\n"  # torch 2.13 now and then aborts when it leaves by itself, under mpirun alone too
+    )
+    done = launch("--accelerators", "core", "ddp.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 2 [[2.0, 2.0]]", "1 2 [[2.0, 2.0]]"]
+
+
+def test_a_port_that_is_lost_at_the_last_moment(launch: Launch) -> None:
+    code = (
+        "import os, sys; e = os.environ\n"
+        "if e['DDLRUN_RESTART'] == '0':\n"
+        "    sys.exit(f\"failed to listen: port: {e['MASTER_PORT']}, code: -98, name: EADDRINUSE\")\n"
+        "print('met')"
+    )
+    done = launch("-np", "1", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "met\n")
+    assert re.search(r"another process took port 2\d{4} meanwhile; starting again with others", done.stderr)
+    twice = launch("-np", "1", "--run-dir", "twice", sys.executable, "-c", code.replace("== '0'", "!= 'x'"))
+    assert twice.returncode == 1
+    assert twice.stderr.count("starting again") == 1
+    other = launch("-np", "1", "--run-dir", "other", sys.executable, "-c", code.replace("{e['MASTER_PORT']}", "8080"))
+    assert (other.returncode, "starting again" in other.stderr) == (1, False)
+
+
+def test_each_setting_of_horovods_file_reaches_the_ranks(launch: Launch, tmp_path: Path) -> None:
+    settings = yaml.safe_load(HOROVODS_OWN)
+    settings["params"] |= {"hierarchical_allreduce": False}
+    del settings["logging"]["hide_timestamp"]  # the same variable, the other way round
+    (tmp_path / "horovod.yaml").write_text(yaml.safe_dump(settings))
+    names = sorted({knob.variable for knob in HOROVOD})
+    code = f"import json, os; print(json.dumps({{n: os.environ.get(n) for n in {names}}}))"
+    done = launch("-np", "1", "--config-file", "horovod.yaml", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "HOROVOD_FUSION_THRESHOLD": "33554432", "HOROVOD_CYCLE_TIME": "5.0", "HOROVOD_CACHE_CAPACITY": "2048",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_HIERARCHICAL_ALLGATHER": "0", "HOROVOD_TORUS_ALLREDUCE": "0",
+        "HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": settings["autotune"]["log_file"],
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "3",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "10", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "20",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "0.8", "HOROVOD_TIMELINE": settings["timeline"]["filename"],
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_STALL_CHECK_DISABLE": "0",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "60", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0",
+        "HOROVOD_MPI_THREADS_DISABLE": "0", "HOROVOD_NUM_NCCL_STREAMS": "1", "HOROVOD_THREAD_AFFINITY": "0",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "30", "HOROVOD_LOG_LEVEL": "INFO", "HOROVOD_LOG_HIDE_TIME": "0",
+    }  # fmt: skip
+
+
+# -- one process a GPU ----------------------------------------------------------------------------
+
+
+def show(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ddlrun", "show", "env", "--json", "--machine", "ac922-4gpu", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_two_ranks_on_one_gpu_are_an_error() -> None:
+    done = show("-np", "8", "x.sh")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == (
+        "ddlrun: error: topology 8x1x1 puts 8 ranks on each host, but localhost has 4 GPUs (preset ac922-4gpu); "
+        "make X at most 4, let ranks share them: --share-gpus, or say that they use none: --framework mpi\n"
+    )
+
+
+@pytest.mark.parametrize("words", [("-np", "8", "--framework", "mpi"), ("--accelerators", "core")])
+def test_ranks_that_use_no_gpu(words: tuple[str, ...]) -> None:
+    done = show(*words, "x.sh")
+    assert done.returncode == 0, done.stderr
+    assert "nvidia" not in json.loads(done.stdout)["set"]["DDLRUN_SEATS"]
+
+
+def test_shared_gpus() -> None:
+    done = show("-np", "8", "--share-gpus", "--gpu-order", "2,1,0", "x.sh")
+    assert done.returncode == 0, done.stderr
+    seats = json.loads(done.stdout)["set"]["DDLRUN_SEATS"].partition("*")[2].split(";")
+    assert {seat.split("@")[2] for seat in seats} == {"nvidia=2,1,0"}
+    own = json.loads(show("-np", "8", "--share-gpus", "--framework", "tensorflow", "x.sh").stdout)["set"]
+    seats = own["DDLRUN_SEATS"].partition("*")[2].split(";")
+    assert [seat.split("@")[2] for seat in seats] == [f"nvidia={gpu}" for gpu in (0, 1, 2, 3) * 2]
+
+
+def test_one_rank_of_tensorflow_sees_all_gpus() -> None:
+    done = show("-np", "1", "--framework", "tensorflow", "--gpu-order", "1,0", "x.sh")
+    assert json.loads(done.stdout)["set"]["DDLRUN_SEATS"].split("@")[2] == "nvidia=1,0,2,3"
+
+
+def test_what_each_rank_sets_is_shown() -> None:
+    shown = json.loads(show("--framework", "torch", "x.sh").stdout)
+    assert shown["set_by_rank"][:2] == ["RANK", "WORLD_SIZE"]
+    assert FIRST <= int(shown["set"]["MASTER_PORT"]) <= LAST
+
+
+# -- other launchers' words -----------------------------------------------------------------------
+
+
+def ours(*words: str) -> list[str]:
+    context = click.Context(launch_command, **launch_command.context_settings)  # click keeps the -h that it first made
+    return translate(words, launch_command.get_params(context))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ("-np 4 -H a:2,b:2 python train.py -np 3", "-np 4 -H a:2,b:2 python train.py -np 3"),
+        ("-n 4 t.py", "-n 4 t.py"),
+        ("--nproc-per-node 2 --nnodes 2 t.py", "--accelerators 2 --nnodes 2 t.py"),
+        ("--nproc_per_node=gpu --standalone t.py", "--accelerators gpu t.py"),
+        ("--nproc_per_node auto --nnodes 1:1 -m t", "--nnodes 1 -m t"),
+        ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
+        ("-c 2 -host a,b -x A --allow-run-as-root t", "-np 2 --host a,b -x A --allow-run-as-root t"),
+        ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
+        (
+            "--mca coll ^han -mca a b t",
+            "--mpiarg --mca --mpiarg coll --mpiarg ^han --mpiarg --mca --mpiarg a --mpiarg b t",
+        ),
+        ("--mpi --no-stall-check --network-interfaces e0 t", "--no-stall-check --network-interface e0 t"),
+        ("-- -n", "-- -n"),
+        ("--nonsense 3 t", "--nonsense 3 t"),
+        ("--nproc-per-node", "--nproc-per-node"),
+    ],
+)
+def test_other_launchers_words(theirs: str, expected: str) -> None:
+    assert ours(*theirs.split()) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--node-rank 0", "ddlrun is started once, for all hosts"),
+        ("--node_rank=0", "--node_rank: ddlrun is started once"),
+        ("--master_addr h1", "ddlrun gives every rank MASTER_ADDR and MASTER_PORT"),
+        ("--rdzv-backend c10d", "ddlrun gives every rank MASTER_ADDR"),
+        ("--nnodes 1:4", "--restarts, --spare-hosts"),
+        ("--min-np 2", "--min-topology"),
+        ("--map-by node", "ddlrun plans that"),
+        ("-pernode -map-by node", "-map-by: ddlrun plans that"),
+        ("--bind-to l3cache", "--bind-to l3cache: ddlrun binds to none, core"),
+        ("--gloo", "through MPI"),
+        ("-N 2", "--accelerators N"),
+    ],
+)
+def test_words_that_have_no_like(words: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        ours(*words.split(), "t.py")
+
+
+@given(st.lists(st.text(max_size=4) | st.sampled_from(["-np", "2", "--mca", "-m", "--nnodes", "--bind-to", "core"])))
+def test_the_scripts_own_words_are_left_alone(words: list[str]) -> None:
+    assert ours("x.py", *words) == ["x.py", *words]
+    assert ours("-npernode", "2", "--", *words) == ["--accelerators", "2", "--", *words]
+
+
+def test_submit_and_show_know_them_too(tmp_path: Path) -> None:
+    ddlrun = [sys.executable, "-m", "ddlrun"]
+    argv = [
+        *ddlrun,
+        "submit",
+        "2x2",
+        "--print",
+        "--scheduler",
+        "slurm",
+        "--max-restarts",
+        "2",
+        "--mca",
+        "a",
+        "b",
+        "x.sh",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "--restarts 2 --mpiarg --mca --mpiarg a --mpiarg b x.sh" in done.stdout, done.stderr
+    argv = [*ddlrun, "show", "placement", "--machine", "ac922-4gpu", "--nproc_per_node=2", "x.sh"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.startswith("2x1x1: --accelerators 2"), done.stderr
+
+
+def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", "ac922-4gpu", "--nproc-per-node=2"]
+    one = subprocess.run([*argv, "--nnodes=2", "x.sh"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (one.returncode, one.stderr) == (
+        2, "ddlrun: error: --nnodes 2, but this machine has 1; name them: -H HOST,HOST\n",
+    )  # fmt: skip
+    argv += ["--nnodes=2", "-H", "a,b", "x.sh"]
+    two = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert two.stdout.startswith("2x2x1: 4 ranks on a,b")
+
+
+# -- Horovod's build ------------------------------------------------------------------------------
+
+CPU = Build("0.28.1", {"mpi": True, "gloo": True, "nccl": False, "cuda": False})
+GPU = Build("0.28.1", {"mpi": True, "nccl": True, "cuda": True})
+ALL = {"hierarchical_allreduce": True, "torus_allreduce": True, "hierarchical_allgather": True, "num_nccl_streams": 2}
+
+
+def test_settings_without_effect_are_told() -> None:
+    two = Where(2, gpus=False, major=4, chosen=None)
+    no_nccl, han = "horovod.torch is built without NCCL", "Open MPI's coll/han"
+    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two)
+    assert found == HAN
+    assert notes == [
+        f"--hierarchical-allreduce: Horovod's own has no effect ({no_nccl}); {han} is switched on instead",
+        "--torus-allreduce has no effect: horovod.torch is built without NCCL",
+        "--hierarchical-allgather has no effect: horovod.torch is built without GPUs",
+        "--num-nccl-streams has no effect: horovod.torch is built without NCCL",
+    ]
+    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(major=5))
+    assert (found, "is on by itself" in notes[0]) == ({}, True)
+    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(chosen="OMPI_MCA_coll"))
+    assert (found, "left to OMPI_MCA_coll" in notes[0]) == ({}, True)
+    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(hosts=1))
+    assert (found, notes[0]) == ({}, "--hierarchical-allreduce has no effect: horovod.torch is built without NCCL")
+
+
+def test_settings_that_do_something_are_passed_silently() -> None:
+    there = {"horovod.torch": GPU}
+    assert hierarchical(ALL, there, Where(2, gpus=True, major=4, chosen=None)) == ({}, [])
+    assert hierarchical({"hierarchical_allreduce": False}, {}, Where(2, gpus=False, major=4, chosen=None)) == ({}, [])
+    _, notes = hierarchical(ALL, there, Where(1, gpus=True, major=4, chosen=None))
+    assert [note.rpartition(": ")[2] for note in notes] == ["all ranks are on one host"] * 3
+    _, notes = hierarchical({"torus_allreduce": True}, {}, Where(2, gpus=True, major=4, chosen=None))
+    assert notes == ["--torus-allreduce has no effect: Horovod is not installed"]
+
+
+def test_who_chose_the_collectives() -> None:
+    assert collectives_chosen((), {}, {}) is None
+    assert collectives_chosen(("--mca", "coll", "^han"), {}, {}) == "--mpi-args"
+    assert collectives_chosen((), {"OMPI_MCA_coll_han_priority": "1"}, {}) == "OMPI_MCA_coll_han_priority"
+    assert collectives_chosen((), {}, {"F": "# coll = x\n coll_han_priority=5\n"}) == "F"
+
+
+def test_check_build() -> None:
+    for words in (["launch", "--check-build"], ["launch", "-cb"], ["check", "--check-build"]):
+        argv = [sys.executable, "-m", "ddlrun", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"\[X\] PyTorch 2\.\S+: gloo", done.stdout)
+        assert re.search(r"\[X\] mpi4py 4\.\S+: Open MPI v[45]", done.stdout)
+
+
+def test_builds_as_horovodrun_shows_them() -> None:
+    dud = Build("0.28.1", problem="AttributeError: 'MPI_LIB_CTYPES'")
+    shown = render_builds({"torch": Build("2.1", {"gloo": True, "nccl": False}), "jax": Build(None)}, "Here")
+    assert shown.splitlines() == [
+        "Here", "", "Available Frameworks:", "    [X] PyTorch 2.1: gloo", "    [ ] JAX", "", "Horovod: not installed",
+    ]  # fmt: skip
+    shown = render_builds({"horovod.torch": CPU, "horovod.tensorflow": dud}, "Here")
+    assert "    [X] PyTorch 0.28.1: mpi, gloo\n" in shown
+    assert "    [ ] TensorFlow 0.28.1: does not work: AttributeError: 'MPI_LIB_CTYPES'\n" in shown
+    assert shown.endswith("    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [X] MPI\n    [X] Gloo\n")
+    assert parse_build("", "", None).problem == "no answer in time"
+
+
+def test_ports_for_every_local_rank() -> None:
+    assert ports_needed(4) == 6

@@ -1,0 +1,318 @@
+"""Each check fails on one host of four: real sshd, real mounts, real routes. Others stay as they are."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.cluster import namespaces
+from tests.cluster.cluster import Cluster
+from tests.conftest import MPIRUNS, launch_line
+
+pytestmark = pytest.mark.openmpi(5)
+
+DDLRUN = [sys.executable, "-m", "ddlrun"]
+SHM = "/dev/shm"  # noqa: S108 - a mount point
+WELL = "h[1-4]: all is well; network 10.77.0.0/16\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=2) as up:
+        yield up
+
+
+def check(cluster: Cluster, folder: Path, *options: str) -> CompletedProcess[str]:
+    return cluster.run("h1", [*DDLRUN, "check", "h[1-4]", *options], cwd=folder)
+
+
+@contextmanager
+def mounted(cluster: Cluster, host: str, target: Path | str, *how: str) -> Iterator[None]:
+    """Mount over a path on one host alone."""
+    cluster.run(host, ["mount", *how, str(target)], check=True)
+    try:
+        yield
+    finally:
+        cluster.run(host, ["umount", "-l", str(target)], check=True)
+
+
+@contextmanager
+def instead(path: Path, text: str) -> Iterator[None]:
+    """Give a file another text for a while; it stays the same file, as it may be mounted."""
+    before = path.read_text() if path.exists() else None
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        if before is None:
+            path.unlink()
+        else:
+            path.write_text(before)
+
+
+def one_row(done: CompletedProcess[str], code: int, row: Sequence[str], mend: str) -> None:
+    """Hold that a check failed on one host and nothing else did."""
+    assert done.returncode == code, done.stdout + done.stderr
+    first, second, last = done.stdout.splitlines()
+    assert first.split(maxsplit=3)[:3] == list(row[:3]), done.stdout
+    assert row[3] in first
+    assert second.strip().startswith("mend: ")
+    assert mend in second
+    assert last.startswith("h[1-4]: 1 ")
+
+
+def test_a_cluster_that_is_well(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    done = check(cluster, tmp_path, "--mpirun", mpirun, "--script", "train.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, WELL, "")
+    done = check(cluster, tmp_path, "--mpirun", mpirun, "--json")
+    findings = json.loads(done.stdout)["findings"]
+    assert {one["level"] for one in findings} == {"ok"}
+    assert {(one["host"], one["check"]) for one in findings} >= {(f"h{n}", "tcp") for n in range(1, 5)}
+
+
+def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.stop("h3")
+    try:
+        done = check(cluster, tmp_path)
+    finally:
+        cluster.start("h3")
+    one_row(done, 3, ["ssh", "h3", "FAILURE", "port 22: Connection refused"], "try: ssh h3 true (start sshd there")
+
+
+def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.cut("h3")
+    try:
+        done = check(cluster, tmp_path, "--start-timeout", "3", "--only", "ssh,names")
+    finally:
+        cluster.mend("h3")
+    one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
+
+
+def test_the_host_key_is_unknown(cluster: Cluster, tmp_path: Path) -> None:
+    path = cluster.known_hosts("h1")
+    known = "".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("h3"))
+    with instead(path, known):
+        done = check(cluster, tmp_path)
+        assert path.read_text() == known  # it is never accepted
+    one_row(done, 3, ["ssh", "h3", "FAILURE", "known_hosts has no key of h3"], "ssh h3 once by hand, and compare")
+
+
+def test_the_host_key_has_changed(cluster: Cluster, tmp_path: Path) -> None:
+    path = cluster.known_hosts("h1")
+    lines = {line.split(",")[0]: line.split() for line in path.read_text().splitlines()}
+    lines["h3"][1:] = lines["h2"][1:]
+    with instead(path, "".join(f"{' '.join(words)}\n" for words in lines.values())):
+        done = check(cluster, tmp_path)
+    one_row(done, 3, ["ssh", "h3", "FAILURE", "host key is not the one in known_hosts"], "ssh-keygen -R h3")
+
+
+def test_the_key_is_not_accepted(cluster: Cluster, tmp_path: Path) -> None:
+    with instead(cluster.known_hosts("h3").with_name("id.pub"), ""):
+        done = check(cluster, tmp_path)
+    one_row(done, 3, ["ssh", "h3", "FAILURE", "Permission denied"], "ssh-copy-id h3")
+
+
+def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: Path) -> None:
+    done = cluster.run("h1", [*DDLRUN, "check", "h[1-2],nowhere"], cwd=tmp_path)
+    assert done.returncode == 3
+    assert "Could not resolve hostname nowhere" in done.stdout
+    assert "mend: correct the name, or add it to /etc/hosts or DNS" in done.stdout
+    with mounted(cluster, "h1", namespaces.program("ssh"), "--bind", "/dev/null"):
+        done = check(cluster, tmp_path)
+    assert done.returncode == 3
+    assert "mend: install openssh-client on this machine" in done.stdout
+
+
+def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
+    with instead(cluster.known_hosts("h3").with_name("sshrc"), "echo 'Welcome to h3'\n"):
+        done = check(cluster, tmp_path)
+    one_row(done, 0, ["shell", "h3", "WARNING", "prints 'Welcome to h3', also into"], "case $- in *i*)")
+
+
+def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
+    path = cluster.known_hosts("h3").parents[1] / "hosts"
+    with instead(path, path.read_text().replace("10.77.0.2 h2", "10.77.0.1 h2")):
+        done = check(cluster, tmp_path)
+    one_row(done, 5, ["names", "h3", "FAILURE", "resolves h2 to 10.77.0.1, which is h1"], "getent hosts h2")
+    with instead(path, path.read_text().replace("10.77.0.2 h2", "")):
+        done = check(cluster, tmp_path)
+    one_row(done, 5, ["names", "h3", "FAILURE", "does not resolve h2"], "/etc/hosts or DNS")
+    with instead(path, path.read_text().replace("10.77.1.1 h3", "127.0.1.1 h3")):
+        done = check(cluster, tmp_path)
+    one_row(done, 0, ["names", "h3", "WARNING", "its own name h3 to 127.0.1.1"], "instead of 127.0.1.1")
+
+
+def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: str, tmp_path: Path) -> None:
+    daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
+    with mounted(cluster, "h3", daemon, "--bind", "/dev/null"):
+        done = check(cluster, tmp_path, "--mpirun", mpirun)
+    one_row(done, 5, ["mpi", "h3", "FAILURE", f"{daemon} is not there"], "install the same Open MPI at the same path")
+    other = MPIRUNS[9 - major]
+    with mounted(cluster, "h3", Path(mpirun).resolve(), "--bind", other):
+        done = check(cluster, tmp_path, "--mpirun", mpirun)
+    one_row(done, 5, ["mpi", "h3", "FAILURE", "here it is 'mpirun (Open MPI)"], "install the same version")
+
+
+def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
+    with mounted(cluster, "h3", Path(sys.executable).resolve(), "--bind", "/dev/null"):
+        done = check(cluster, tmp_path)
+    one_row(done, 5, ["python", "h3", "FAILURE", f"{sys.executable} is not there"], "a file system that all share")
+
+
+def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text("print(1)\n")
+    (other := tmp_path / "other").write_text("print(2)\n")
+    with mounted(cluster, "h3", script, "--bind", str(other)):
+        done = check(cluster, tmp_path, "--script", "train.py")
+        one_row(done, 5, ["files", "h3", "FAILURE", "train.py has another content"], f"h3:{tmp_path}/")
+        argv = [*DDLRUN, "launch", "-H", "h[1-4]:1", "--run-dir", str(tmp_path / "run"), "train.py"]
+        done = cluster.run("h1", argv, cwd=tmp_path)
+        assert done.returncode == 5
+        assert done.stderr.startswith("ddlrun: error: host h3: train.py has another content than here")
+        assert not (tmp_path / "run").exists()
+        argv[-1:-1] = ["--quiet", "--no-tag-output", "--only-checks", "mpi"]
+        done = cluster.run("h1", argv, cwd=tmp_path)
+        assert (done.returncode, sorted(done.stdout.split())) == (0, ["1", "1", "1", "2"])
+    other.write_text("print(22)\n")
+    with mounted(cluster, "h3", script, "--bind", str(other)):
+        done = check(cluster, tmp_path, "--script", "train.py")
+    one_row(done, 5, ["files", "h3", "FAILURE", "another file: 10 bytes, here it has 9"], "copy it there")
+
+
+def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
+    (folder := tmp_path / "a 'b' $c").mkdir()
+    with mounted(cluster, "h3", tmp_path, "-t", "tmpfs", "tmpfs"):
+        done = check(cluster, folder)
+    one_row(done, 5, ["files", "h3", "FAILURE", f"working folder {folder} is not there"], "copy it there")
+    assert check(cluster, folder).stdout == WELL
+
+
+def test_shared_memory_and_temporary_files_need_room(cluster: Cluster, tmp_path: Path) -> None:
+    with mounted(cluster, "h3", SHM, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
+        done = check(cluster, tmp_path)
+    one_row(done, 5, ["limits", "h3", "FAILURE", f"{SHM} has 1 MiB free, 64 MiB are needed"], "--shm-size=8g")
+    temporary = next(host for host in cluster.hosts if host.name == "h3").environment["TMPDIR"]
+    with mounted(cluster, "h3", temporary, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
+        done = check(cluster, tmp_path)
+    one_row(done, 5, ["disk", "h3", "FAILURE", f"{temporary} has 1 MiB free"], "TMPDIR")
+
+
+def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -> None:
+    start = "DDLRUN_RUN=old-7 setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    pid = int(cluster.run("h3", ["sh", "-c", start], check=True).stdout)
+    try:
+        done = check(cluster, tmp_path)
+    finally:
+        os.kill(pid, 9)
+    one_row(done, 0, ["leftovers", "h3", "WARNING", f"run old-7 left process {pid} (sleep 1000)"], "ddlrun clean h3")
+
+
+def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
+    rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
+    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    try:
+        done = check(cluster, tmp_path)
+    finally:
+        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+    what = "cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the other direction works)"
+    one_row(done, 5, ["tcp", "h3", "FAILURE", what], "open TCP ports 1024-65535")
+
+
+def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tmp_path: Path) -> None:
+    rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
+    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    try:
+        done = cluster.run("h1", [*DDLRUN, "check", "h[2-4]"], cwd=tmp_path)
+    finally:
+        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+    assert done.returncode == 5
+    assert done.stdout.startswith("tcp  h3  FAILURE  cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the")
+    assert done.stdout.splitlines()[-1] == "h[2-4]: 1 failure; network 10.77.0.0/16"
+
+
+def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
+    rule = "to 10.77.0.2 ipproto tcp unreachable"
+    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    try:
+        done = check(cluster, tmp_path)
+    finally:
+        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+    assert done.returncode == 5
+    assert "cannot connect to h3 on 10.77.0.0/16: timed out" in done.stdout
+    assert "cannot connect to h2 on 10.77.0.0/16: Network is unreachable" in done.stdout
+    assert "other direction" not in done.stdout
+
+
+def test_many_hosts_try_their_neighbours(tmp_path: Path) -> None:
+    with Cluster(hosts_per_rack=12, racks=1) as cluster:
+        rules = [f"to 10.77.0.{to} ipproto tcp dport 1024-32000 unreachable" for to in (6, 9)]
+        namespaces.ip(cluster.namespace("h5"), [f"rule add {rule}" for rule in rules])
+        done = cluster.run("h1", [*DDLRUN, "check", "h[1-12]"], cwd=tmp_path)
+        assert done.returncode == 5
+        assert done.stdout.startswith("tcp  h5  FAILURE  cannot connect to h6 on 10.77.0.0/16: Network is unreachable")
+        assert done.stdout.splitlines()[-1] == "h[1-12]: 1 failure; network 10.77.0.0/16"
+
+
+def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Path) -> None:
+    done = check(cluster, tmp_path, "--network", "10.77.0.0/24")
+    assert done.returncode == 5
+    assert "--network 10.77.0.0/24: no address on h[3-4]" in done.stdout
+    done = check(cluster, tmp_path, "--network", "10.77/x")
+    assert (done.returncode, done.stdout) == (2, "")
+    done = check(cluster, tmp_path, "--network-interface", "eth0,ens3", "--json")
+    assert json.loads(done.stdout)["network"]["subnets"] == ["10.77.0.0/16"]
+    done = check(cluster, tmp_path, "--only", "tpc")
+    assert (done.returncode, done.stderr[:42]) == (2, "ddlrun: error: no check is called 'tpc'; t")
+
+
+RANK = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]
+
+
+def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> CompletedProcess[str]:
+    argv = launch_line(mpirun, folder, "-H", "h1:1,h2:1", "--quiet", "--no-tag-output")
+    return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
+
+
+@pytest.mark.parametrize("options", [[], ["--tcp"]])
+def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_path: Path, options: list[str]) -> None:
+    with Cluster(hosts_per_rack=2, racks=1) as cluster:
+        for host in ("h1", "h2"):
+            lines = ["link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"]
+            namespaces.ip(cluster.namespace(host), lines)
+        done = launch(cluster, mpirun, tmp_path, *options)
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
+        plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+        assert plan["variables"]["OMPI_MCA_btl_tcp_if_include"] == "10.77.0.0/16"
+        assert "not 172.17.0.0/16: docker0 is a bridge" in plan["reasons"]["network"]
+
+
+def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
+    ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = next(line for line in done.stdout.splitlines() if line.startswith("network: "))
+    assert "10.77.0.0/16: the only usable subnet that all hosts share" in shown
+    assert shown.endswith("not 127.0.0.0/8: loopback; left to MPI")
+    ask[-1:-1] = ["--network", "10.77.0.0/16", "--mpirun", MPIRUNS[5]]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert "PRTE_MCA_prte_if_include=10.77.0.0/16" in done.stdout
+    ask[-1:-1] = ["--network", "10.78.0.0/16"]
+    done = cluster.run("h1", ask, cwd=tmp_path)
+    assert done.returncode == 5
+    assert "--network 10.78.0.0/16: no address on h[2-4]; h2 has eth0 10.77.0.2/16" in done.stderr
+
+
+def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:
+    with Cluster(hosts_per_rack=2, racks=1, ipv6=True) as cluster:
+        done = cluster.run("h1", [*DDLRUN, "check", "h[1-2]", "--mpirun", mpirun], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "h[1-2]: all is well; network fd77::/64\n")
+        done = launch(cluster, mpirun, tmp_path, "--network", "fd77::/16")
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]

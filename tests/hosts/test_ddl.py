@@ -1,0 +1,61 @@
+"""The runtime library over hosts in two racks: what it sees, and what it sends over the slow links."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.conftest import launch_line
+
+pytestmark = pytest.mark.busy
+
+ROOT = Path(__file__).parents[2]
+BYTES = 8 * 2**20
+PROGRAM = f"""
+import json, os, sys, zlib
+import numpy as np
+from ddlrun import ddl
+ddl.init("-mode r")  # mode p would spend reductions on finding the best way
+x = np.random.default_rng(ddl.rank()).integers(0, 100, {BYTES} // 4).astype(np.float32)
+exact = sum(np.random.default_rng(rank).integers(0, 100, {BYTES} // 4) for rank in range(ddl.size()))
+ddl.all_reduce(x, in_place=True)
+# The uplink's half is rounded on its way within a rack, between racks, and once more as the result.
+off = 3 * 2.0**-8 * exact if "wire" in os.environ.get("DDLRUN_DDL_TUNING", "") else 0
+same = bool((abs(x - exact) <= off).all() and len(set(ddl.allgather(zlib.crc32(x)).tolist())) == 1)
+local = ddl.local_rank(), ddl.local_size()
+place = dict(rank=ddl.rank(), coords=ddl.coords(), local=local, hosts=ddl.num_hosts(), host=os.uname().nodename)
+os.write(1, (json.dumps(dict(place, right=same)) + "\\n").encode())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=2) as up:
+        yield up
+
+
+@pytest.mark.parametrize(("order", "wire"), [("host", ""), ("ddl", ""), ("ddl", "bfloat16"), ("host", "float16:Z")])
+def test_uplinks_carry_the_least_in_both_orders_of_ranks(
+    cluster: Cluster, mpirun: str, tmp_path: Path, order: str, wire: str
+) -> None:
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1,h2,h3,h4", "--racks", "2", "--skip-checks"]
+    argv += ["--accelerators", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+    argv += ["--env", f"DDLRUN_DDL_TUNING=wire={wire}"] * bool(wire)
+    before = cluster.uplink_bytes(0)
+    done = cluster.run("h1", [*argv, sys.executable, "-c", PROGRAM], cwd=ROOT, timeout=100)
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
+    cores = len(os.sched_getaffinity(0))
+    assert len(ranks) == 4 * cores
+    for rank in ranks:
+        x, y, z = rank["coords"]
+        assert (rank["right"], rank["hosts"], rank["local"]) == (True, 4, [x, cores])
+        assert rank["host"] == f"h{2 * z + y + 1}"
+    # Two racks: each must bring half of the buffer out in partial sums, half of the result; in 16 bits half of that.
+    least = BYTES // 2 if wire else BYTES
+    for late, early in zip(cluster.uplink_bytes(0), before, strict=True):
+        assert least < late - early < 1.1 * least

@@ -1,0 +1,191 @@
+"""Hosts with GPUs, as far as /sys, /proc and /dev tell: what is offered, and what each rank then sees."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.slurm import SlurmCluster
+from tests.cluster.slurm import why_not as no_slurm
+from tests.conftest import launch_line
+
+pytestmark = pytest.mark.openmpi(5)
+
+SEEN = (
+    "import json, os; e = os.environ; os.write(1, (json.dumps([int(e['OMPI_COMM_WORLD_RANK']), "
+    "e.get('CUDA_VISIBLE_DEVICES'), e.get('ROCR_VISIBLE_DEVICES'), e.get('HIP_VISIBLE_DEVICES')]) + '\\n').encode())"
+)
+Pretend = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def pretend(tmp_path: Path) -> Pretend:
+    """Run ddlrun on a host with GPUs of a vendor at these addresses."""
+
+    def run(vendor: str, addresses: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        script = str(Path(__file__).with_name("pretend_gpus.sh"))
+        argv = ["sh", script, vendor, *addresses.split(), "--", sys.executable, "-m", "ddlrun", *words]
+        environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), **env}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+    return run
+
+
+def seen(done: subprocess.CompletedProcess[str]) -> list[list[str | None]]:
+    assert done.returncode == 0, done.stderr
+    return [rank[1:] for rank in sorted(map(json.loads, done.stdout.splitlines()))]
+
+
+NVIDIA = "0000:65:00.0 0000:17:00.0"
+SHOW = [sys.executable, "-c", SEEN]
+
+
+def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str) -> None:
+    assert seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", "--mpirun", mpirun, *SHOW)) == [
+        ["GPU-00.0-1,GPU-00.0-0", None, None],  # by PCI address, not by the driver's number
+        ["GPU-00.0-1,GPU-00.0-0", None, None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "expected"),
+    [
+        (["--visible-gpus", "own"], {}, ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--visible-gpus", "unchanged"], {}, [None, None]),
+        (["--gpu-order", "1,0"], {}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
+        (["--accelerators", "1"], {}, ["GPU-00.0-1,GPU-00.0-0"]),
+        (["--env", "CUDA_VISIBLE_DEVICES=7"], {}, ["7", "7"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-00.0-0"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "1,0"}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
+        ([], {"CUDA_VISIBLE_DEVICES": "GPU-00.0-0"}, ["GPU-00.0-0"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "0,9,1"}, ["GPU-00.0-1"]),
+        ([], {"CLOSED": "nvidia1"}, ["GPU-00.0-0"]),
+    ],
+)
+def test_what_a_rank_sees(
+    pretend: Pretend, options: list[str], env: dict[str, str], expected: list[str | None]
+) -> None:
+    assert [
+        rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", *options, *SHOW, **env))
+    ] == expected
+
+
+def test_amd(pretend: Pretend) -> None:
+    done = pretend(
+        "amd",
+        "0000:c1:00.0 0000:c5:00.0",
+        "launch",
+        "--no-tag-output",
+        *SHOW,
+        HIP_VISIBLE_DEVICES="1",
+        ROCR_VISIBLE_DEVICES="1,0",
+    )
+    assert seen(done) == [[None, "GPU-abc0", None]]
+
+
+def test_gpus_that_may_not_be_used_are_told_of(pretend: Pretend) -> None:
+    closed = pretend("nvidia", NVIDIA, "probe", CLOSED="nvidia0")
+    assert "1 GPU, " in closed.stdout
+    assert "note: 1 of 2 GPUs not counted: no driver, or not allowed by the cgroup" in closed.stdout
+    chosen = pretend("nvidia", NVIDIA, "show", "placement", CUDA_VISIBLE_DEVICES="0")
+    assert "note: localhost: CUDA_VISIBLE_DEVICES=0 leaves 1 of 2 GPUs" in chosen.stderr
+    none = pretend("nvidia", NVIDIA, "show", "machines", CUDA_VISIBLE_DEVICES="")
+    assert "leaves 0 of 2 GPUs" in none.stdout
+
+
+def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
+    options = ["launch", "--no-tag-output", "--load", saved, "--run-dir", str(tmp_path / "run")]
+    done = pretend("nvidia", "0000:17:00.0", *options, *SHOW)
+    assert [rank[0] for rank in seen(done)] == [None, None]
+    lines = [line for line in done.stderr.splitlines() if "of the plan is not there" in line]
+    assert sorted(lines) == [
+        f"ddlrun: rank {rank} on {os.uname().nodename}: GPU 0000:65:00.0 of the plan is not there, or has no driver"
+        for rank in range(2)
+    ]
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
+    strict = pretend("nvidia", "0000:17:00.0", "launch", "--no-tag-output", "--load", saved, "--strict-binding", *SHOW)
+    assert (strict.returncode, strict.stdout) == (5, "")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Two hosts with two GPUs each, at different addresses."""
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    with Cluster(hosts_per_rack=2, racks=1) as up:
+        for host, addresses in {"h1": "0000:17:00.0 0000:65:00.0", "h2": "0000:3b:00.0 0000:5e:00.0"}.items():
+            argv = ["env", "PRETEND=inside", "sh", script, "nvidia", *addresses.split(), "--", "true"]
+            up.run(host, argv, check=True)
+        yield up
+
+
+def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--no-tag-output", "--mpirun", mpirun, "-H", "h1,h2"]
+    tell = SEEN.replace("int(e['OMPI_COMM_WORLD_RANK'])", "os.uname().nodename")
+    both = cluster.run("h1", [*launch, sys.executable, "-c", tell], cwd=tmp_path)
+    shown = [["h1", "GPU-00.0-0,GPU-00.0-1", None, None], ["h2", "GPU-00.0-0,GPU-00.0-1", None, None]]
+    assert both.returncode == 0, both.stderr
+    assert sorted(map(json.loads, both.stdout.splitlines())) == [shown[0], shown[0], shown[1], shown[1]]
+    one = cluster.run("h1", ["env", "CUDA_VISIBLE_DEVICES=1", *launch, sys.executable, "-c", tell], cwd=tmp_path)
+    assert sorted(map(json.loads, one.stdout.splitlines())) == [
+        ["h1", "GPU-00.0-1", None, None], ["h2", "GPU-00.0-1", None, None],
+    ]  # fmt: skip
+
+
+def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:
+    done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "probe", "h[1-2]"], cwd=tmp_path)
+    assert done.stdout.splitlines()[2].endswith(
+        "GPUs at 0000:3b:00.0,0000:5e:00.0 instead of GPUs at 0000:17:00.0,0000:65:00.0"
+    )
+
+
+# As Slurm and drivers number them: by PCI address.
+IN_ORDER = "0000:17:00.0 0000:65:00.0"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    if no_slurm():
+        pytest.skip(no_slurm())
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    with SlurmCluster(2, 1, around=["sh", script, "nvidia", *IN_ORDER.split(), "--"]) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected"),
+    [
+        (["--gpus-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus-per-node=1"], ["--visible-gpus", "unchanged"], ["1", "0"]),
+        (["--gres=gpu:1"], ["--accelerators", "gpu"], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus=2", "-n2"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+        (["--gpus-per-task=1", "--ntasks-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+    ],
+    ids=["per-node", "unchanged", "gres", "in-all", "per-task"],
+)
+def test_each_host_has_the_gpus_that_slurm_gave_there(
+    slurm: SlurmCluster, mpirun: str, tmp_path: Path, asked: list[str], options: list[str], expected: list[str]
+) -> None:
+    other = slurm.submit("sleep 60", "-w", "h1", "--gres=gpu:1", f"--output={tmp_path}/other")
+    slurm.wait_for(other, "RUNNING")  # it has number 0 of h1
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, *SHOW)
+    job = slurm.submit(shlex.join(line), "-N2", *asked, f"--output={tmp_path}/out", cwd=tmp_path)
+    slurm.wait_for(job)
+    slurm.run("h1", ["scancel", other], check=True)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [json.loads(line)[1] for line in sorted(lines)] == expected, lines
+
+
+def test_sallocs_shell_has_the_jobs_gpus_too(slurm: SlurmCluster, mpirun: str, tmp_path: Path) -> None:
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *SHOW)
+    script = str(Path(__file__).with_name("pretend_gpus.sh"))
+    argv = ["salloc", "-Q", "-N2", "--gres=gpu:1", "sh", script, "nvidia", *IN_ORDER.split(), "--", *line]
+    done = slurm.run("h1", argv, cwd=tmp_path)
+    assert [rank[0] for rank in seen(done)] == ["GPU-00.0-0"] * 2

@@ -1,0 +1,211 @@
+"""Networks that are measured: racks behind shaped uplinks, links and collectives; hosts are namespaces."""
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlrun.hosts import parse_hostfile
+from ddlrun.network.fabric import parse_fabric
+from tests.cluster import slurm
+from tests.cluster.cluster import Cluster
+from tests.conftest import MPIRUNS
+
+pytestmark = pytest.mark.busy
+
+ROOT = Path(__file__).parents[2]
+DDLRUN = [sys.executable, "-m", "ddlrun"]
+
+
+def racks_of(cluster: Cluster) -> set[frozenset[str]]:
+    return {frozenset(one.name for one in cluster.hosts if one.rack == host.rack) for host in cluster.hosts}
+
+
+# Uplinks as fast as a NIC: a pair alone is as fast across racks as inside one.
+@pytest.mark.parametrize(
+    ("per_rack", "racks", "major"), [(2, 2, 4), (2, 3, 5), (3, 2, 4), (4, 1, 5)], ids=["2x2", "2x3", "3x2", "flat"]
+)
+def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major: int, tmp_path: Path) -> None:
+    with Cluster(per_rack, racks, nic="100mbit", uplink="100mbit" if racks > 1 else None) as cluster:
+        names = [host.name for host in cluster.hosts]
+        random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
+        argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--skip-checks"]
+        for _ in range(3):  # where other tests keep the cores busy it may say that it is not certain
+            done = cluster.run("h1", [*argv, "--json", "-o", f"{tmp_path}/hosts"], cwd=ROOT, timeout=200)
+            if done.returncode == 0:
+                break
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        assert set(map(frozenset, found["racks"])) == racks_of(cluster)
+        assert found["topology"] == f"Xx{per_rack}x{racks}"
+        assert len(found["levels"]) == (racks > 1)
+    hosts = parse_hostfile((tmp_path / "hosts").read_text(), "hosts")
+    assert [(host.name, host.rack) for host in hosts] == [
+        (name, f"r{number}") for number, rack in enumerate(found["racks"], 1) for name in rack
+    ]
+
+
+@pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
+def test_racks_are_those_that_slurm_says(tmp_path: Path) -> None:
+    with slurm.SlurmCluster(2, 2, link="100mbit") as cluster:
+        again = f"for n in 1 2 3; do {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]} && break; done"
+        job = cluster.submit(again, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
+        cluster.wait_for(job, "COMPLETED", timeout=200)
+        cluster.wait_until_idle()
+    said = (tmp_path / "out").read_text()
+    assert f"Slurm job {job} (SLURM_JOB_NODELIST) says the same racks\n" in said
+    assert "4 hosts in 2 racks" in said
+
+
+def bench(cluster: Cluster | None, *options: str) -> subprocess.CompletedProcess[str]:
+    argv = [*DDLRUN, "bench", "--skip-checks", *options]
+    environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    if cluster is not None:
+        return cluster.run("h1", argv, cwd=ROOT, env=environ, timeout=150)
+    return subprocess.run(argv, cwd=ROOT, env=environ, timeout=150, capture_output=True, text=True, check=False)
+
+
+def complete(found: dict[str, Any], cells: int) -> None:
+    """Hold that every cell is measured and right, or said to be left out."""
+    assert len(found["measured"]) + len(found["left_out"]) == cells
+    assert all(one["right"] and one["seconds"] > 0 for one in found["measured"])
+    assert {one["collective"] for one in found["measured"]} == {
+        "allreduce", "reduce_scatter", "allgather", "broadcast",
+    }  # fmt: skip
+
+
+def test_bench_of_one_host_and_its_plot(tmp_path: Path) -> None:
+    words = ["--accelerators", "2", "--overload", "--budget", "6s", "--sizes", "8B,64KiB", "--mpirun", MPIRUNS[5]]
+    done = bench(None, *words, "--json", "--plot", f"{tmp_path}/bus.svg")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["links"]) == ["host"]
+    complete(found, 2 * (3 * 7 + 2))
+    assert "<svg" in (tmp_path / "bus.svg").read_text()
+
+
+def test_racks_that_cannot_be_are_told() -> None:
+    with Cluster(2, 2, nic="100mbit", uplink="50mbit") as cluster:
+        words = ["h1,h3,h2,h4", "--mpirun", MPIRUNS[5], "--modes", "m", "--sizes", "8B", "--budget", "5s"]
+        unknown = bench(cluster, *words, "--accelerators", "1")
+        wrong = bench(cluster, *words, "--topology", "1x2x2")
+    assert unknown.stderr.count("note: nothing says the racks of these hosts, so they count as one; ddlrun racks") == 1
+    assert wrong.stderr.count("times what one inside of a rack does: are the racks as they were said?") == 1
+
+
+def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
+    with Cluster(2, 2, nic="100mbit", uplink="100mbit") as cluster:
+        words = [
+            "h1,h2,h3,h4",
+            "--topology",
+            "1x2x2",
+            "--mpirun",
+            MPIRUNS[4],
+            "--modes",
+            "r",
+            "--sizes",
+            "8B,64KiB,4GiB",
+        ]
+        done = bench(cluster, *words, "--budget", "8s", "--save-network", f"{tmp_path}/links.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    complete(found, 3 * (3 * 2 + 2))
+    assert {size for *_, size in found["left_out"]} >= {4 * 2**30}
+    fabric = parse_fabric((tmp_path / "links.yaml").read_text(), "links")
+    _, nic, uplink, _ = (8 * link.bandwidth / 1e6 for link in fabric.links)
+    assert 70 < nic < 120  # Mbit/s; shapers let some bytes pass at once
+    assert 70 < uplink < 120
+    assert fabric.hosts_per_rack == 2
+    plan = subprocess.run(
+        [*DDLRUN, "plan", "--topology", "1x2x2", "--network", f"{tmp_path}/links.yaml"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "measured, ddlrun bench" in plan.stdout
+
+
+def test_tune_finds_a_way_that_launch_takes_up(tmp_path: Path) -> None:
+    with Cluster(2, 2, nic="100mbit", uplink="50mbit") as cluster:
+        environ = os.environ | {"OMPI_MCA_mpi_yield_when_idle": "1", "XDG_STATE_HOME": str(tmp_path)}
+        words = ["--allow-run-as-root", "--skip-checks", "--mpirun", MPIRUNS[5], "--accelerators", "1"]
+
+        def run(*argv: str) -> subprocess.CompletedProcess[str]:
+            return cluster.run("h1", [*DDLRUN, *argv], cwd=ROOT, env=environ, timeout=150)
+
+        names = [host.name for host in cluster.hosts]
+        more = ["--gradient", "512KiB", "--budget", "15s", "--no-horovod"]
+        done = run("tune", ",".join(names), *words, *more, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert {row["topology"] for row in found["measured"]} == {"1x4x1", "1x2x2"}  # both ways to part 4 hosts
+        assert {"nic"} <= found["links"].keys()
+        assert found["best"]["seconds"] <= found["usual"]
+        program = ["--ranks", "0", "--no-tag-output", "printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
+        launched = run("launch", "-H", ",".join(names), *words, *program)
+        best_options = f"-mode {found['best']['mode']}:{found['best']['topology']}"
+        assert launched.stdout.splitlines() == [best_options, found["best"]["tuning"]]
+        assert (
+            f"gives {found['best']['topology']}, mode {found['best']['mode']}, {found['best']['tuning']};"
+            in launched.stderr
+        )
+        without = run("launch", "-H", ",".join(names), *words, "--profile", "none", *program)
+        assert without.stdout.splitlines() == ["-mode p:1x4x1"]
+        assert "the profile of" not in without.stderr
+        others = run("launch", "-H", ",".join(names[:2]), *words, *program)
+        assert others.stdout.splitlines() == ["-mode p:1x2x1"]
+
+
+def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
+    words = [*DDLRUN, "bench", "--accelerators", "2", "--overload", "--budget", "60s", "--json"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    job = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    mine = f"ddlrun.measure bench {json.dumps({'budget': 60.0})[:-1]}"
+    until = time.monotonic() + 60
+    while not running(mine) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert running(mine)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=60)
+    assert (job.returncode, said.strip()) == (130, "ddlrun: interrupted; nothing is kept")
+    assert not running(mine)
+    assert not [*(tmp_path / "ddlrun" / "runs").iterdir()]
+
+
+def test_a_job_that_fails_says_why_and_keeps_its_folder(tmp_path: Path) -> None:
+    words = [*DDLRUN, "bench", "--accelerators", "2", "--overload", "--mpirun", MPIRUNS[5], "--skip-checks"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMPI_MCA_pml": "nosuch"}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=100)
+    (folder,) = (tmp_path / "ddlrun" / "runs").iterdir()
+    assert done.returncode not in (0, 130)
+    assert f"logs: {folder}" in done.stderr
+    assert "nosuch" in done.stderr
+
+
+def running(words: str) -> list[str]:
+    """Return the processes whose command line has these words."""
+    lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if words in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["racks", "h1,h2"], "hosts: 2 of at least 4 hosts; fewer cannot load an uplink"),
+        (["bench", "--modes", "x"], "--modes 'x': write some of rbnmcp"),
+        (["bench", "--plot", "a.pdf"], "--plot a.pdf: name a file that ends in .svg or .png"),
+        (["bench", "--save-network", "a.yaml"], "--save-network: this machine has one host, and no link between"),
+        (["bench", "--budget", "9"], "--budget: '9' is no time"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_line(words: list[str], problem: str) -> None:
+    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,53 @@
+"""Probing real hosts over real ssh: namespaces of this machine."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+
+PROBE = [sys.executable, "-m", "ddlrun", "probe"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(hosts_per_rack=2, racks=2) as up:
+        yield up
+
+
+def test_hosts_that_look_the_same_are_one_line_and_are_kept(cluster: Cluster, tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    first, again = (
+        cluster.run("h1", ["env", *(f"{k}={v}" for k, v in env.items()), *PROBE, "h[1-4]"]) for _ in range(2)
+    )
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout.startswith("h[1-4]: ")
+    assert len(first.stdout.splitlines()) == 1
+    assert again.stdout == first.stdout
+    assert {path.name for path in (tmp_path / "ddlrun" / "hosts").iterdir()} == {"h1", "h2", "h3", "h4"}
+
+
+def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.cut("h4")
+    cluster.stop("h3")
+    try:
+        argv = [*PROBE, "h[1-4]", "--timeout", "3", "--save", str(tmp_path / "saved")]
+        done = cluster.run("h1", argv, cwd=tmp_path)
+    finally:
+        cluster.mend("h4")
+        cluster.start("h3")
+    assert done.returncode == 3
+    assert done.stdout.startswith("h[1-2]: ")
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("ddlrun: error: host h3: ssh: connect to host h3 port 22: Connection refused")
+    assert lines[1].startswith("ddlrun: error: host h4: no answer in time; try: ssh h4 true")
+    assert (tmp_path / "saved" / "hosts").read_text() == "h1\nh2\n"
+
+
+def test_lint_asks_the_hosts_of_a_rank_file(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("rank 0=h1 slot=0:0\nrank 1=h2 slot=7:0\n")
+    done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "lint", "ranks", "--probe"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "ranks:2:16: error: slot=7:0 on h2" in done.stdout

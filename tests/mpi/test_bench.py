@@ -1,0 +1,52 @@
+"""The benchmark of allreduces: the limit that it measures by, each baseline's sums, what its pictures read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench.cells import TABLE, Cell
+
+pytestmark = pytest.mark.openmpi(4)
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+
+
+def test_limit_is_that_of_the_busiest_link() -> None:
+    # 16 MiB over 4 hosts in 2 racks: 1.5 x through a NIC, 1 x through an uplink, at 1448/1514 of the rate.
+    uplink, even = Cell("").limit(16), Cell("", uplink=400).limit(16)
+    assert uplink == pytest.approx((16 * MIB * 1514 / 1448 - 128 * 1024) * 8 / 100e6)
+    assert even == pytest.approx((1.5 * 16 * MIB * 1514 / 1448 - 512 * 1024) * 8 / 200e6)
+    assert Cell("", hosts=1, racks=1).limit(16) == 0
+    assert Cell("").least(16) == 2 * 16 * MIB
+
+
+def test_table_names_each_cell_once() -> None:
+    assert len({cell.name for cell in TABLE}) == len(TABLE)
+
+
+@pytest.mark.slow
+def test_baselines_sum_right(mpirun: str, major: int, tmp_path: Path) -> None:
+    names = ["p", "r", "mpi", "mpi-host", "tuned", "tuned-best", "han", "gloo", "two-level"]
+    plan = {"rounds": 1, "budget": 1, "in_a_row": 1 / 64, "sizes": [[1 / 256, names], [1 / 16, names]]}
+    program = [sys.executable, "-m", "mpi4py", "tests/bench/allreduce_ranks.py", str(tmp_path), json.dumps(plan)]
+    options = ["--allow-run-as-root"] * (os.geteuid() == 0) + ["-n", "4", "--oversubscribe"]
+    variables = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
+    variables |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    if major == 4:  # else mpi4py takes the library of its own environment
+        variables["MPI4PY_LIBMPI"] = "libmpi.so.40"
+    done = subprocess.run(
+        [mpirun, *options, *program], cwd=ROOT, env={**os.environ, **variables}, timeout=100,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *sizes = map(json.loads, done.stdout.splitlines())
+    assert first["missing"] == {}
+    assert first["openmpi"].startswith(f"Open MPI v{major}")
+    for found in sizes:
+        assert {one["algorithm"]: one["right"] for one in found["results"]} == dict.fromkeys(names, True)
+        assert all(len(one["seconds"]) == 1 for one in found["results"])

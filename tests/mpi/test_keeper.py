@@ -1,0 +1,461 @@
+"""One rank's keeper: real launches on this machine, under both majors of Open MPI."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import launch_line
+from tests.mpi.test_launch import running, wait_for
+
+
+@pytest.fixture
+def line(mpirun: str, tmp_path: Path) -> list[str]:
+    return launch_line(mpirun, tmp_path, "--quiet")
+
+
+def run(line: list[str], *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **{name: str(value) for name, value in more.items()}}
+    return subprocess.run([*line, *words], capture_output=True, text=True, check=False, env=environ, timeout=60)
+
+
+def word() -> str:
+    return f"9{os.getpid()}.{time.monotonic_ns()}"
+
+
+@pytest.mark.parametrize("start", ["{} &", "setsid {} &", "nohup {} >/dev/null 2>&1 &", "(setsid sh -c '{} & exit' &)"])
+def test_what_a_rank_leaves_behind_ends_with_it(line: list[str], start: str) -> None:
+    mark = word()
+    done = run(line, "-np", "1", "sh", "-c", f"{start.format(f'sleep {mark}')}\necho done")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert running(mark) == []
+
+
+def test_what_still_writes_when_a_rank_ends_is_heard(line: list[str]) -> None:
+    done = run(line, "-np", "1", "bash", "-c", "echo one > >(sleep 0.3; cat; echo two)")
+    assert (done.returncode, done.stdout) == (0, "one\ntwo\n")
+
+
+def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
+    script = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up'); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [*line, "-np", "2", "sh", "-c", f'{sys.executable} -c "{script}"; exit 0'], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        job.terminate()
+        out = job.stdout.read()
+    assert (job.returncode, out.count("saved")) == (143, 2)
+
+
+def test_who_ignores_term_is_killed_after_the_grace(line: list[str]) -> None:
+    mark = word()
+    script = f"trap '' TERM INT; echo up; while :; do sleep {mark}; done"
+    with subprocess.Popen([*line, "--grace", "1", "-np", "1", "sh", "-c", script], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"up\n"
+        job.send_signal(signal.SIGINT if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else signal.SIGTERM)
+    assert job.returncode in (130, 143)
+    assert running(mark) == []
+
+
+def test_a_signal_that_is_passed_on(line: list[str]) -> None:
+    script = "import signal, time; signal.signal(10, lambda *_: exit(print('got it'))); print('up'); time.sleep(60)"
+    with subprocess.Popen([*line, "-np", "2", sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        job.send_signal(signal.SIGUSR1)
+        assert job.stdout.read().count("got it") == 2
+    assert job.returncode == 0
+
+
+def test_a_slow_reader_makes_the_ranks_wait_and_does_not_end_them(line: list[str]) -> None:
+    """Longer than the heartbeat, with far more output than is held."""
+    argv = [*line, "--heartbeat", "1", "-np", "2", "sh", "-c", "seq 1 300000; echo end"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        time.sleep(3)
+        out, err = job.communicate()
+    assert (job.returncode, err) == (0, "")
+    assert len(out.splitlines()) == 600_002
+
+
+def test_tags_times_ranks_and_files(line: list[str], tmp_path: Path) -> None:
+    host = os.uname().nodename
+    script = "echo out $OMPI_COMM_WORLD_RANK; echo err >&2"
+    done = run(line, "-np", "2", "--output-filename", str(tmp_path / "files"), "sh", "-c", script)
+    assert sorted(done.stdout.splitlines()) == [f"[0@{host}] out 0", f"[1@{host}] out 1"]
+    assert sorted(done.stderr.splitlines()) == [f"[0@{host}] err", f"[1@{host}] err"]
+    files = {str(path.relative_to(tmp_path / "files")): path for path in (tmp_path / "files").rglob("*/*")}
+    assert sorted(files) == [f"rank.{rank}/{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
+    assert files["rank.1/stdout"].read_text() == "out 1\n"
+    assert files["rank.1/stdout"].stat().st_mode & 0o777 == 0o600
+    line[line.index("--run-dir") + 1] += "2"
+    done = run(line, "-np", "2", "--ranks", "1", "--timestamp-output", "sh", "-c", script)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d \[1@{re.escape(host)}\] out 1\n", done.stdout)
+
+
+def test_ranks_and_signals_that_are_none(line: list[str]) -> None:
+    done = run(line, "--ranks", "0,x", "true")
+    assert (done.returncode, "--ranks '0,x': 'x' is no rank" in done.stderr) == (2, True)
+    done = run(line, "--forward-signals", "KILL", "true")
+    assert (done.returncode, "'KILL' cannot be passed on" in done.stderr) == (2, True)
+
+
+def test_silent_ranks_are_reported_with_where_they_stand(line: list[str]) -> None:
+    script = "import time\ndef here():\n    time.sleep(5)\nprint('up', flush=True); here()"
+    done = run(line, "-np", "1", "--stall-timeout", "1", sys.executable, "-c", script)
+    assert done.returncode == 0
+    said = done.stderr.splitlines()
+    assert re.match(r"ddlrun: rank 0 on \S+ printed nothing for 1 s", said[0])
+    assert re.match(r"ddlrun: rank 0 on \S+ stood here:", said[1])
+    assert re.match(r"ddlrun: process \d+ \(python\S*\): state S", said[2])
+    spy = [str(Path(sys.executable).parent / "py-spy"), "dump", "--pid", str(os.getpid())]
+    allowed = subprocess.run(spy, capture_output=True, check=False).returncode == 0  # not in every container
+    assert ("    here (<string>:3)" in done.stderr) == allowed
+
+
+def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
+    assert run(line, "-np", "1", "sh", "-c", "echo x; echo y >&2; exit 3").returncode == 3
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
+
+
+def test_an_mpirun_that_starts_nothing_is_given_up(mpirun: str, tmp_path: Path) -> None:
+    stuck = tmp_path / "mpirun"
+    stuck.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {mpirun} --version\nexec sleep 3600\n')
+    stuck.chmod(0o755)
+    done = run(launch_line(str(stuck), tmp_path), "-np", "2", "--start-timeout", "1", "true")
+    assert done.returncode == 3
+    assert "ranks 0-1 on localhost did not start in 1 s (--start-timeout)" in done.stderr
+
+
+def test_a_full_device_for_our_output_ends_the_job(line: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*line, "-np", "2", "seq", "100000"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, "standard output: No space left on device" in done.stderr) == (1, True)
+
+
+SAVE = (
+    "import signal, sys, time\n"
+    "def save(*_):\n    time.sleep(2.5); print('saved', flush=True); sys.exit(0)\n"
+    "signal.signal(15, save); signal.signal(10, lambda *_: print('got it', flush=True))\n"
+    "print('up', flush=True)\nfor _ in range(600): time.sleep(0.1)\n"
+)
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path) -> str:
+    """Return a shell script that runs Python, as jobs often have one."""
+    (tmp_path / "save.py").write_text(SAVE)
+    path = tmp_path / "wrapper.sh"
+    path.write_text(f"#!/bin/bash\n{sys.executable} {tmp_path}/save.py\necho over\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_a_shell_runs_has_the_whole_grace(line: list[str], wrapper: str) -> None:
+    with subprocess.Popen([*line, "-np", "2", "--grace", "20", wrapper], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        job.terminate()
+        assert job.stdout.read().count("saved") == 2
+    assert job.returncode == 143
+
+
+def test_a_shell_does_not_die_of_a_signal_that_is_passed_on(line: list[str], wrapper: str) -> None:
+    with subprocess.Popen([*line, "-np", "1", "--grace", "20", wrapper], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGUSR1)
+        assert job.stdout.readline() == "got it\n"
+        job.terminate()
+        assert "saved" in job.stdout.read()
+    assert job.returncode == 143
+
+
+def test_a_killed_ddlrun_leaves_the_ranks_their_grace_and_nothing_else(line: list[str], tmp_path: Path) -> None:
+    mark = word()
+    script = (
+        f"setsid sh -c 'trap \"\" TERM INT HUP; while :; do sleep {mark}; done' & "
+        f"trap 'sleep 2; echo saved >>{tmp_path}/saved; exit' TERM; echo up; sleep {mark} & wait"
+    )
+    with subprocess.Popen([*line, "-np", "2", "--grace", "4", "sh", "-c", script], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == [b"up\n"] * 2
+        job.kill()
+    try:
+        wait_for(lambda: running(mark) == [])
+    except AssertionError:
+        everything = subprocess.run(["ps", "-eo", "pid,ppid,sid,stat,etimes,args"], capture_output=True, check=False)
+        pytest.fail(f"{mark} is left:\n{everything.stdout.decode()}")
+    assert (tmp_path / "saved").read_text() == "saved\n" * 2
+
+
+@pytest.mark.slow
+def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
+    with subprocess.Popen([*line, "-np", "2", "sh", "-c", "echo up; sleep 2"], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        children = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+        (mpi,) = [pid for pid in children if re.search(r"^[^\0]*(mpi|orte|prte)run\0", cmdline(Path(f"/proc/{pid}")))]
+        os.kill(mpi, signal.SIGSTOP)
+        job.stdout.read()
+    assert job.returncode == 0
+
+
+def test_signals_are_as_without_us(line: list[str]) -> None:
+    program = ["bash", "-c", "yes | head -1; echo ${PIPESTATUS[@]}; grep SigIgn /proc/self/status"]
+
+    def seen(done: subprocess.CompletedProcess[str]) -> tuple[str, int]:
+        text, _, ignored = done.stdout.partition("SigIgn:")
+        return text, int(ignored, 16) & ~(3 << 31)  # 32 and 33 are the C library's own, and it resets them
+
+    plain = seen(subprocess.run(program, capture_output=True, text=True, check=True))
+    assert plain[0] == "y\n141 0\n"
+    assert seen(run(line, "-np", "1", *program)) == plain
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(line: list[str], tmp_path: Path, closed: str) -> None:
+    job = ["sh", "-c", f'"$@" {closed}', "sh", *line, "-np", "2", "sh", "-c", "echo out; echo err >&2; cat"]
+    assert subprocess.run(job, check=False, timeout=60, stdin=subprocess.DEVNULL).returncode == 0
+    assert (tmp_path / "run" / "stdout.log").read_text().count("out") == 2
+
+
+def test_a_socket_as_standard_input(line: list[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, subprocess.Popen([*line, "-np", "1", "cat"], stdin=theirs.fileno(), stdout=subprocess.PIPE) as job:
+        ours.sendall(b"over a socket\n")
+        ours.shutdown(socket.SHUT_WR)
+        assert job.communicate(timeout=60)[0] == b"over a socket\n"
+    ours.close()
+
+
+def test_dots_are_shown_before_their_line_ends(line: list[str]) -> None:
+    script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do printf .; sleep 0.25; done; echo; echo end"
+    with subprocess.Popen([*line, "-np", "1", "sh", "-c", script], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        first = os.read(job.stdout.fileno(), 100)
+        rest = job.stdout.read()
+    assert 0 < len(first) < 12
+    assert first + rest == b"............\nend\n"
+
+
+def test_a_terminal_that_is_not_read_does_not_end_the_job(line: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    argv = [*line, "--heartbeat", "1", "-np", "2", "sh", "-c", "seq 1 20000; echo end"]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs) as job:
+        os.close(theirs)
+        time.sleep(3)
+        shown = read_all(ours, lambda: job.poll() is not None)
+    assert (job.returncode, len(shown.splitlines())) == (0, 40_002)
+
+
+def test_output_files_begin_anew(line: list[str], tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        line[line.index("--run-dir") + 1] = str(tmp_path / text)
+        assert run(line, "-np", "1", "--output-filename", str(tmp_path / "files"), "echo", text).returncode == 0
+    assert (tmp_path / "files" / "rank.0" / "stdout").read_text() == "two\n"
+    (tmp_path / "file").touch()
+    line[line.index("--run-dir") + 1] = str(tmp_path / "three")
+    refused = run(line, "-np", "1", "--output-filename", str(tmp_path / "file" / "x"), "true")
+    assert (refused.returncode, "--output-filename" in refused.stderr) == (2, True)
+
+
+def test_who_does_not_know_the_token_is_sent_away(line: list[str]) -> None:
+    """Strangers may not end the job, nor take all of its files."""
+    limited = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *line, "-np", "2", "sh", "-c"]
+    script = (
+        'test $OMPI_COMM_WORLD_RANK = 0 || sleep 1; tr "\\0" "\\n" </proc/$PPID/environ | grep ^DDLRUN_CHANNEL; sleep 2'
+    )
+    with subprocess.Popen([*limited, script], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        port = int(job.stdout.readline().rpartition(":")[2])
+        strangers = []
+        for _ in range(600):
+            stranger = socket.socket()
+            strangers.append(stranger)
+            if stranger.connect_ex(("127.0.0.1", port)) == 0:
+                with contextlib.suppress(OSError):
+                    stranger.sendall(b"h\xff\xff\xff\xff" + b"x" * 50)
+        job.stdout.read()
+        for stranger in strangers:
+            stranger.close()
+    assert job.returncode == 0
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+SHARED = f"""from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+print(*(line.split()[-1] for line in open("/proc/self/maps") if "{SHARED_MEMORY}" in line))
+"""
+PYTHON = [
+    ("print(1)", 0, ""),
+    ("import sys; sys.exit(3)", 3, ""),
+    ("import sys; sys.exit('words')", 1, "words"),
+    ("import sys; sys.exit()", 0, ""),
+    ("raise SystemExit(4)", 4, ""),
+    ("import sys\ntry:\n    sys.exit(3)\nexcept SystemExit:\n    pass", 0, ""),
+    (
+        "import sys\ndef f():\n    try:\n        exit(3)\n    except SystemExit as end:\n        return end.code\nf()",
+        0,
+        "",
+    ),
+    ("import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()", 0, ""),
+    ("import atexit; atexit.register(print, 'bye'); 1 / 0", 1, "ZeroDivisionError"),
+    ("import atexit, sys; atexit.register(lambda: sys.exit(5))", 0, "SystemExit"),
+    (
+        "import sys\ntry:\n    1 / 0\nexcept Exception:\n    sys.excepthook(*sys.exc_info())\nprint(1)",
+        0,
+        "ZeroDivision",
+    ),
+    ("import sys\ntry:\n    sys.exit(3)\nexcept SystemExit as end:\n    kept = end", 0, ""),
+    ("import sys; sys.excepthook = lambda *_: print('own', file=sys.stderr); 1 / 0", 1, "own"),
+    ("import os; print(os.environ.get('PYTHONPATH'), [p for p in __import__('sys').path if 'hook' in p])", 0, ""),
+]
+
+
+@pytest.mark.parametrize(("script", "code", "said"), PYTHON)
+def test_python_ends_as_without_us(line: list[str], script: str, code: int, said: str) -> None:
+    plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    kept = run(line, "-np", "1", sys.executable, "-c", script)
+    assert (kept.returncode, kept.stdout) == (plain.returncode, plain.stdout) == (code, plain.stdout)
+    assert said in kept.stderr
+    assert "atexit" in script or plain.stderr in kept.stderr  # what is printed there has one frame more
+
+
+def test_a_sitecustomize_of_the_users_still_runs(line: list[str], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.MINE = 1\n")
+    script = "import os; print(MINE, os.environ['PYTHONPATH'])"
+    done = run(line, "-np", "1", sys.executable, "-c", script, PYTHONPATH=tmp_path / "site")
+    assert done.stdout == f"1 {tmp_path / 'site'}\n"
+
+
+@pytest.mark.parametrize(
+    "how", ["raise ValueError('no')", "sys.exit(6)", "sys.exit('no')", "exit(6)", "raise SystemExit(6)"]
+)
+def test_no_rank_waits_for_one_that_failed(line: list[str], tmp_path: Path, how: str) -> None:
+    """Without the hook the failing rank waits in MPI_Finalize for the other, which waits in a barrier for it."""
+    if how.startswith("raise SystemExit") and sys.version_info < (3, 12):
+        pytest.skip("before Python 3.12 nobody is told of a SystemExit that the script raises by itself")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
+        f"    file = open('kept', 'w'); file.write('lines'); {how}\n"
+        "MPI.COMM_WORLD.barrier()\nMPI.COMM_WORLD.barrier()\n"
+    )
+    done = subprocess.run(
+        [*line, "-np", "2", str(script)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (tmp_path / "kept").read_text() == "lines"
+    assert done.returncode == (6 if "6" in how else 1), done.stderr
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1
+
+
+def test_the_status_line_is_for_terminals_alone(line: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    argv = [word for word in line if word != "--quiet"]
+    with subprocess.Popen(
+        [*argv, "-np", "2", "sleep", "3"], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    ) as job:  # fmt: skip
+        os.close(theirs)
+        shown = read_all(ours, lambda: job.poll() is not None)
+    assert job.returncode == 0
+    assert re.search(r"\r\x1b\[Kddlrun 0:00:0\d \| 2 of 2 ranks \| last output \d s ago", shown)
+    assert shown.endswith("\r\x1b[K")
+
+
+def read_all(fd: int, over: Callable[[], bool]) -> str:
+    data = b""
+    while not over() or select.select([fd], [], [], 0)[0]:
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                chunk = os.read(fd, 4096)
+            except OSError:
+                break
+            if not chunk:
+                break
+            data += chunk
+    os.close(fd)
+    return data.decode()
+
+
+@pytest.mark.slow
+def test_many_launches_leave_nothing(line: list[str], tmp_path: Path) -> None:
+    """Many of each major: processes, files, shared memory, whose names the ranks of the last one tell."""
+    (tmp_path / "tmp").mkdir()
+    environ = {"TMPDIR": tmp_path / "tmp", "XDG_STATE_HOME": tmp_path / "state"}
+    mark = word()
+    at = line.index("--run-dir") + 1
+    program = ["sh", "-c", f": {mark}"]
+    for number in range(60):
+        if number == 59:
+            program = [sys.executable, "-c", SHARED, mark]
+        line[at] = str(tmp_path / "runs" / str(number))
+        done = run(line, "-np", "2", *program, **environ)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert [path for path in Path("/proc").glob("[0-9]*") if mark in cmdline(path)] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    segments = [word for word in done.stdout.split() if word.startswith(SHARED_MEMORY)]
+    assert segments
+    job = segments[0].split(".")[3]
+    assert [name for name in os.listdir(SHARED_MEMORY) if job in name] == []
+    assert list((tmp_path / "state" / "ddlrun" / "active").iterdir()) == []
+
+
+def cmdline(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
+    ours = [sys.executable, "-m", "ddlrun"]
+    environ = {"XDG_STATE_HOME": tmp_path / "state", "TMPDIR": tmp_path}
+    mark = word()
+    with subprocess.Popen(
+        [*line, "-np", "2", "sleep", mark], env={**os.environ, **{k: str(v) for k, v in environ.items()}}
+    ) as job:
+        wait_for(lambda: len(running(mark)) == 2)
+        shown = json.loads(run(ours, "ps", "--json", **environ).stdout)
+        (told,) = shown["runs"]
+        assert (told["alive"], told["ranks"], told["program"]) == (True, 2, ["sleep", mark])
+        ranks = [one["rank"] for one in shown["processes"]["localhost"] if one["run"] == told["run"] and one["keeper"]]
+        assert sorted(ranks) == [0, 1]
+        assert "ranks seen: 2 of 2" in run(ours, "ps", **environ).stdout
+        assert mark not in run(ours, "clean", **environ).stdout  # what runs is no leftover
+        assert len(running(mark)) == 2
+        assert run(ours, "kill", told["run"], **environ).returncode == 0
+    assert (job.returncode, running(mark)) == (143, [])
+    assert told["run"] not in run(ours, "ps", **environ).stdout
+    assert run(ours, "kill", told["run"], **environ).returncode == 2
+    left = {**os.environ, "DDLRUN_RUN": told["run"], **{k: str(v) for k, v in environ.items()}}
+    with subprocess.Popen(["sleep", mark], env=left) as stray:
+        assert "has leftovers: ddlrun clean localhost" in run(ours, "ps", **environ).stdout
+        assert mark in run(ours, "clean", "--dry-run", **environ).stdout
+        assert len(running(mark)) == 1
+        assert mark in run(ours, "clean", **environ).stdout
+        assert stray.wait() == -15

@@ -1,0 +1,437 @@
+"""Real launches on this machine under both Open MPI majors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlrun.process_managers.openmpi import OVERRULING
+from tests.conftest import launch_line
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
+# What a rank says of itself, in one write.
+TELL = (
+    "import json, os, sys; e = os.environ; os.write(1, (json.dumps(dict("
+    "rank=int(e['OMPI_COMM_WORLD_RANK']), cpus=sorted(os.sched_getaffinity(0)), threads=e.get('OMP_NUM_THREADS'),"
+    "topology=e['DDLRUN_TOPOLOGY'], ddl=e['DDL_OPTIONS'], path=e['PATH'], mine=e.get('MINE'), argv=sys.argv[1:],"
+    "cwd=os.getcwd())) + '\\n').encode())"
+)
+PLAIN = ("--no-tag-output", "--allow-run-as-root")
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def line(mpirun: str, tmp_path: Path) -> list[str]:
+    return launch_line(mpirun, tmp_path, *PLAIN)
+
+
+@pytest.fixture
+def launch(line: list[str]) -> Launch:
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+    return run
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert done.returncode == 0, done.stderr
+    return sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: str(rank["rank"]))
+
+
+def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: Path) -> None:
+    ranks = told(launch("--accelerators", "core", "python3", "-c", TELL))
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    usable = sorted(os.sched_getaffinity(0))
+    assert len(ranks) == len(plan["ranks"]) >= 2
+    assert sorted(cpu for rank in ranks for cpu in rank["cpus"]) == usable  # type: ignore[attr-defined]
+    seats = plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")
+    shown = [",".join(map(str, rank["cpus"])) for rank in ranks]  # type: ignore[call-overload]
+    assert shown == [seat.split("@")[1] for seat in seats]
+    assert [rank["threads"] for rank in ranks] == [str(rank["threads"]) for rank in plan["ranks"]]
+
+
+@pytest.mark.parametrize("name", OVERRULING)
+def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch, name: str) -> None:
+    environ = {**os.environ, name: "slot" if "mapping" in name else "none"}
+    done = launch("--accelerators", "core", "--verbose", "python3", "-c", TELL, env=environ)
+    assert sorted(cpu for rank in told(done) for cpu in rank["cpus"]) == sorted(os.sched_getaffinity(0))  # type: ignore[attr-defined]
+    assert f"{name}: left out" in done.stderr
+
+
+def test_one_rank_gets_the_whole_package(launch: Launch) -> None:
+    (rank,) = told(launch("--accelerators", "1", "python3", "-c", TELL))
+    assert rank["cpus"] == sorted(os.sched_getaffinity(0))
+
+
+def test_the_run_folder_keeps_what_each_rank_was_given(launch: Launch, tmp_path: Path) -> None:
+    done = launch("--accelerators", "core", "sh", "-c", "printf no-newline; printf end >&2")
+    assert (done.returncode, done.stdout) == (0, "no-newline\nno-newline")
+    assert done.stderr.endswith("\nend\nend")
+    binding = json.loads((tmp_path / "run" / "binding.json").read_text())
+    assert {key: binding[key] for key in ("ranks", "reported", "different")} == {
+        "ranks": 2, "reported": 2, "different": [],
+    }  # fmt: skip
+    assert [one["cpus"] for one in binding["bindings"]] == [one["planned"] for one in binding["bindings"]] == ["0", "1"]
+
+
+@pytest.fixture
+def swapping(mpirun: str, tmp_path: Path) -> list[str]:
+    """Return a launch whose mpirun is a site's wrapper that puts the ranks elsewhere."""
+    path = tmp_path / "mpirun"
+    swap = (
+        f"sed -i -e 's/slot=0:0$/slot=x/' -e 's/slot=0:1$/slot=0:0/' -e 's/slot=x$/slot=0:1/' {tmp_path}/run/rankfile"
+    )
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {swap}\nexec {mpirun} "$@"\n')
+    path.chmod(0o755)
+    return launch_line(str(path), tmp_path, *PLAIN)
+
+
+def test_a_rank_that_is_bound_otherwise_says_so_and_why(swapping: list[str], tmp_path: Path) -> None:
+    argv = [*swapping, "--accelerators", "core", "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "started\n" * 2)
+    host = os.uname().nodename
+    lines = [line for line in done.stderr.splitlines() if "planned" in line]
+    why = "the host changed since it was probed, or an MCA setting binds otherwise"
+    assert sorted(lines) == [
+        f"ddlrun: rank 0 on {host}: bound to CPUs 1, planned 0; {why}",
+        f"ddlrun: rank 1 on {host}: bound to CPUs 0, planned 1; {why}",
+    ]
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == [0, 1]
+
+
+def test_strict_binding_ends_the_job_before_it_starts(swapping: list[str]) -> None:
+    argv = [*swapping, "--strict-binding", "--accelerators", "core", "echo", "started"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (5, "")
+
+
+def test_more_ranks_than_cores(launch: Launch) -> None:
+    ranks = str(2 * len(os.sched_getaffinity(0)))
+    refused = launch("-np", ranks, "true")
+    assert refused.returncode == 4
+    assert "let ranks share cores: --overload" in refused.stderr
+    shared = told(launch("-np", ranks, "--overload", "python3", "-c", TELL))
+    assert [len(rank["cpus"]) for rank in shared] == [1] * int(ranks)  # type: ignore[arg-type]
+    assert sorted(cpu for rank in shared for cpu in rank["cpus"]) == sorted([*os.sched_getaffinity(0)] * 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("bind", ["numa", "package", "none"])
+def test_ranks_that_may_run_on_more_than_their_own_cores(launch: Launch, bind: str, tmp_path: Path) -> None:
+    ranks = told(launch("--accelerators", "core", "--bind", bind, "python3", "-c", TELL))
+    assert all(rank["cpus"] == sorted(os.sched_getaffinity(0)) for rank in ranks)  # one node, one package
+    assert {rank["threads"] for rank in ranks} == {"1"}
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == []
+
+
+def test_fewer_cores_and_threads(launch: Launch) -> None:
+    (rank,) = told(launch("-np", "1", "--cores-per-rank", "1", "--threads-per-core", "1", "python3", "-c", TELL))
+    assert (len(rank["cpus"]), rank["threads"]) == (1, "1")  # type: ignore[arg-type]
+    (rank,) = told(launch("-np", "1", "--reserve-cores", "1", "--run-dir", "", "python3", "-c", TELL))
+    assert 0 not in rank["cpus"]  # type: ignore[operator]
+
+
+def test_threads_are_bound_only_if_asked(launch: Launch, tmp_path: Path) -> None:
+    show = ["sh", "-c", "echo $OMP_PROC_BIND $OMP_PLACES"]
+    assert launch("-np", "1", *show).stdout == "\n"
+    assert launch("-np", "1", "--run-dir", str(tmp_path / "2"), "--bind-threads", *show).stdout == "close cores\n"
+    assert launch("-np", "1", "--run-dir", str(tmp_path / "3"), "--no-bind-threads", *show).stdout == "false\n"
+
+
+def test_the_users_own_rank_file(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("# mine\nrank 0=localhost slot=0:1\nrank 1=localhost slot=0:0\n")
+    ranks = told(launch("--rankfile", str(tmp_path / "ranks"), "python3", "-c", TELL))
+    assert [rank["cpus"] for rank in ranks] == [[1], [0]]
+    assert (tmp_path / "run" / "rankfile").read_text().startswith("# mine\n")
+    assert json.loads((tmp_path / "run" / "binding.json").read_text())["different"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("rank 1=localhost slot=0:1\nrank 0=localhost slot=0:0\n", ":2:1: rank 0 comes after rank 1; Open MPI"),
+        ("rank 0=localhost slot=0:0-7\n", ":1:23: slot=0:0-7 on localhost"),
+        ("rank 0=localhost slot=0:0\nrank 1=other slot=0:0\n", ":2:8: host 'other' is none of the job's"),
+    ],
+)
+def test_nothing_is_skipped_because_the_rank_file_is_the_users(
+    launch: Launch, tmp_path: Path, text: str, part: str
+) -> None:
+    (tmp_path / "ranks").write_text(text)
+    done = launch("--rankfile", str(tmp_path / "ranks"), "-H", "localhost", "echo", "started")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"ddlrun: error: {tmp_path / 'ranks'}{part}" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_affinity_that_we_were_given_is_kept(launch: Launch) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {cpu})
+        (rank,) = told(launch("--accelerators", "core", "python3", "-c", TELL))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert rank["cpus"] == [cpu]
+
+
+def test_environment_words_and_folder_reach_every_rank(launch: Launch, tmp_path: Path) -> None:
+    words = ["a b", "", "$HOME", "*", "'\"", "--np", "ü\n", "-x"]
+    environ = {**os.environ, "PATH": f"/nonexistent:{os.environ['PATH']}"}
+    ranks = told(
+        launch("-np", "2", "--env", "MINE=x y$z'\"\n", sys.executable, "-c", TELL, *words, env=environ, cwd=tmp_path)
+    )
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert rank["argv"] == words
+        assert rank["mine"] == "x y$z'\"\n"
+        assert rank["topology"] == "2x1x1"
+        assert rank["ddl"] == "-mode p:2x1x1"
+        assert rank["path"] == environ["PATH"]
+        assert rank["cwd"] == str(tmp_path)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=4),
+    st.text("$x '\"\n\\*;&`ü"),
+)
+def test_any_word_and_any_value_arrive_as_they_are(mpirun: str, words: list[str], value: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        argv = launch_line(mpirun, Path(folder), *PLAIN, "-np", "1")
+        argv += ["--env", f"MINE={value}", sys.executable, "-c", TELL, *words]
+        (rank,) = told(subprocess.run(argv, capture_output=True, text=True, check=False))
+    assert (rank["argv"], rank["mine"]) == (words, value)
+
+
+def test_threads_that_the_user_set_stay(launch: Launch) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "7"}
+    assert {rank["threads"] for rank in told(launch("-np", "2", "python3", "-c", TELL, env=environ))} == {"7"}
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("test $OMPI_COMM_WORLD_RANK = 0 || exit 5", 5),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
+        ("kill -TERM $$", 143),
+    ],
+)
+def test_the_exit_code_is_the_failing_ranks(launch: Launch, tmp_path: Path, script: str, code: int) -> None:
+    done = launch("-np", "2", "sh", "-c", script)
+    assert done.returncode == code
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["exit_code"] == code
+    assert (f"exit code {code}" in done.stderr) == (code != 0)
+
+
+def test_a_program_that_is_missing_or_not_executable(launch: Launch, tmp_path: Path) -> None:
+    missing = launch("-np", "2", "no-such-program")
+    assert missing.returncode == 127
+    assert "cannot start 'no-such-program': No such file" in missing.stderr
+    (tmp_path / "run").rename(tmp_path / "run1")
+    (tmp_path / "plain").write_text("no program\n")
+    plain = launch("-np", "1", str(tmp_path / "plain"))
+    assert plain.returncode == 126
+
+
+def test_output_goes_to_our_streams_and_to_the_logs(line: list[str], tmp_path: Path) -> None:
+    argv = [*line, "-np", "1", "--quiet", "sh", "-c", "printf 'no newline'; printf 'ü\\rx' >&2"]
+    done = subprocess.run(argv, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"no newline", "ü\rx".encode())
+    assert (tmp_path / "run" / "stdout.log").read_text() == "no newline"
+    assert (tmp_path / "run" / "stderr.log").read_bytes() == "ü\rx".encode()
+
+
+def test_a_flood_of_output_arrives_whole(launch: Launch) -> None:
+    done = launch("-np", "1", "--quiet", "sh", "-c", "seq 1 400000")
+    assert done.stdout == "".join(f"{number}\n" for number in range(1, 400001))
+
+
+def test_output_comes_while_the_job_runs(line: list[str]) -> None:
+    script = "print('now'); import time; time.sleep(60)"
+    with subprocess.Popen(
+        [*line, "-np", "1", "python3", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"now\n"
+        job.terminate()
+    assert job.returncode == 143
+
+
+def test_standard_input_reaches_rank_0_with_its_end(launch: Launch) -> None:
+    text = "".join(f"{number}\n" for number in range(100_000))
+    assert launch("-np", "2", "--quiet", "cat", input=text).stdout == text
+
+
+def test_a_file_is_read_from_where_it_stands(line: list[str], tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("one\ntwo\n")
+    with (tmp_path / "in").open("rb", buffering=0) as file:
+        file.seek(4)
+        done = subprocess.run([*line, "--quiet", "-np", "1", "cat"], stdin=file, capture_output=True, check=True)
+    assert done.stdout == b"two\n"
+
+
+def test_without_input_a_rank_reads_the_end_at_once(launch: Launch) -> None:
+    assert launch("-np", "2", "--quiet", "cat", stdin=subprocess.DEVNULL).returncode == 0
+
+
+def running(word: str) -> list[int]:
+    """Return the pids of programs that have the word among their arguments, but for launchers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == b"sleep" and word.encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_ends_the_job_and_leaves_nothing(line: list[str], name: str, times: int) -> None:
+    number = signal.Signals[name]
+    word = f"9{os.getpid()}.{time.monotonic_ns()}"
+    argv = ["env", f"--default-signal={name[3:]}", *line, "--quiet", "-np", "2", "sleep", word]
+    with subprocess.Popen(argv) as job:
+        wait_for(lambda: len(running(word)) == 2)
+        for _ in range(times):
+            job.send_signal(number)
+            time.sleep(0.1)
+    assert job.returncode == 128 + number
+    assert running(word) == []
+
+
+def test_an_mpirun_that_is_killed_takes_its_ranks_along(line: list[str]) -> None:
+    word = f"9{os.getpid()}.{time.monotonic_ns()}"
+    with subprocess.Popen([*line, "--quiet", "-np", "2", "sleep", word]) as job:
+        wait_for(lambda: len(running(word)) == 2)
+        children = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
+        os.kill(next(pid for pid, name in names.items() if name in ("mpirun", "orterun", "prterun")), signal.SIGKILL)
+    assert job.returncode == 137
+    assert running(word) == []
+
+
+def test_a_ddlrun_that_is_killed_takes_its_ranks_along(line: list[str]) -> None:
+    word = f"9{os.getpid()}.{time.monotonic_ns()}"
+    with subprocess.Popen([*line, "--quiet", "-np", "2", "sleep", word]) as job:
+        wait_for(lambda: len(running(word)) == 2)
+        job.kill()
+    wait_for(lambda: running(word) == [])
+
+
+def test_a_job_leaves_nothing_in_the_temporary_folder(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = launch("-np", "2", "ls", str(tmp_path / "tmp"), env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
+    assert done.stdout.count("ddlrun-") == 2  # the session's own folder, while it lasts
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_reader_that_went_away_ends_the_job(line: list[str]) -> None:
+    word = f"9{os.getpid()}.{time.monotonic_ns()}"
+    script = f"sleep {word} & while :; do echo x; done"
+    with subprocess.Popen([*line, "--quiet", "-np", "1", "sh", "-c", script], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.read(2) == b"x\n"
+        job.stdout.close()
+    assert job.returncode == 141
+    assert running(word) == []
+
+
+def test_the_printed_command_does_the_same_by_hand(launch: Launch, tmp_path: Path) -> None:
+    launch("-np", "2", "--dry-run", "python3", "-c", TELL)
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    environ = {**os.environ, **plan["variables"]}
+    by_hand = subprocess.run(plan["command"], env=environ, capture_output=True, text=True, check=True)
+    shown = (tmp_path / "run" / "command").read_text()
+    by_shell = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True)
+    assert sorted(by_hand.stdout.splitlines()) == sorted(by_shell.stdout.splitlines())
+    assert len(by_hand.stdout.splitlines()) == 2
+
+
+def test_a_machine_without_ssh_is_enough_for_one_host(line: list[str], tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "grep", "env"):
+        (tools / tool).symlink_to(f"/bin/{tool}")
+    done = subprocess.run(
+        [*line, "--quiet", "-np", "2", "/bin/echo", "x"],
+        env={"PATH": str(tools), "HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "x\nx\n", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
+def test_root_must_say_that_it_is_meant(mpirun: str, tmp_path: Path) -> None:
+    line = launch_line(mpirun, tmp_path, "true")
+    environ = {name: value for name, value in os.environ.items() if "ALLOW_RUN_AS_ROOT" not in name}
+    refused = subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "--allow-run-as-root" in refused.stderr) == (5, True)
+    assert not (tmp_path / "run").exists()
+    planned = subprocess.run([*line[:4], "--dry-run", *line[4:]], env=environ, capture_output=True, check=False)
+    assert planned.returncode == 0
+
+
+def test_without_a_home_that_can_be_written_it_runs_all_the_same(mpirun: str, tmp_path: Path) -> None:
+    line = [
+        sys.executable,
+        "-m",
+        "ddlrun",
+        "launch",
+        "--mpirun",
+        mpirun,
+        *PLAIN,
+        "-np",
+        "1",
+        "--verbose",
+        "/bin/echo",
+        "x",
+    ]
+    plain = {name: os.environ[name] for name in ("PATH", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")}
+    state = {**plain, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(line, env=state, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+    barred = {**plain, "XDG_STATE_HOME": "/dev/null/none", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, env=barred, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+    assert f"run folder: {tmp_path}/ddlrun-" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_trains(launch: Launch, ranks: int) -> None:
+    done = launch("-np", str(ranks), str(EXAMPLE))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [text.split(" on ")[0] for text in lines[:ranks]] == [f"rank {rank} of {ranks}" for rank in range(ranks)]
+    assert lines[-1].startswith("done: accuracy 9")
+    assert lines[-1].endswith(f"{ranks} rank{'s' * (ranks > 1)}")
+
+
+def test_mpi4py_loads_the_library_of_this_mpirun(launch: Launch, major: int) -> None:
+    script = (
+        "import os; from mpi4py import MPI; version = MPI.Get_library_version().split(',')[0]\n"
+        "os.write(1, f'{MPI.COMM_WORLD.size} {version}\\n'.encode())"
+    )
+    found = launch("-np", "2", "--quiet", sys.executable, "-c", script).stdout
+    assert found.count(f"2 Open MPI v{major}.") == 2

@@ -1,0 +1,219 @@
+"""Machines: descriptions by people, and what Linux says of itself."""
+
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.cli.inputs import read_preset
+from ddlrun.errors import DdlrunError, InputError, UnreachableError
+from ddlrun.machine import Machine
+from ddlrun.machine.cpus import cpu_list, parse_cpu_list
+from ddlrun.machine.preset import parse_machine
+from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+from ddlrun.mapping.placement import seat_ranks
+from ddlrun.mapping.rankfile import render
+from tests.support.oracle import map_ranks
+from tests.support.shapes import placement, seats_by_package
+
+PRESETS = Path(__file__).parents[2] / "configs" / "machines"
+
+
+def asked(root: str = "") -> str:
+    """Return what the probe script prints of this machine, or of one whose files lie under `root`."""
+    environ = {"PATH": os.environ["PATH"], "ROOT": root}
+    return subprocess.run(["sh", "-s"], input=SCRIPT, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    """Unpack one of hwloc's trees of /sys and /proc; return its root."""
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):  # Debian 12's Python has none
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(folder)  # noqa: S202 - hwloc's own test data
+    root = next(folder.iterdir())
+    for path in root.rglob("*"):  # some captures are filled up with NUL bytes, which grep calls binary
+        if path.is_file() and b"\0" in (content := path.read_bytes()):
+            path.chmod(0o644)
+            path.write_bytes(content.replace(b"\0", b""))
+    return root
+
+
+def seen_by_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (package, PUs) of each core in hwloc's order."""
+    xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
+    packages = [item for item in ET.fromstring(xml).iter("object") if item.get("type") == "Package"]
+    return [
+        (index, tuple(sorted(int(pu.get("os_index", "-1")) for pu in core.iter("object") if pu.get("type") == "PU")))
+        for index, package in enumerate(packages)
+        for core in package.iter("object")
+        if core.get("type") == "Core"
+    ]
+
+
+def seen_by_us(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
+    return [(core.package, tuple(pu.os_index for pu in core.pus)) for core in machine.cores]
+
+
+def test_this_machine_is_what_hwloc_says() -> None:
+    assert seen_by_us(parse_sysfs(asked(), "here")) == seen_by_hwloc()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "128arm-2pa2n8cluster4co",
+        "16amd64-4n4c-cgroup-distance-merge",
+        "20em64t-hybrid-1p6c2t+2ca4co1t",
+        "256ppc-8n8s4t",
+        "48amd64-4pa2n6c-sparse",
+        "8em64t-2s2ca2c-buggynuma",
+        "nvidiagpunumanodes",
+        "offline-cpu0-node0",
+    ],
+)
+def test_other_machines_are_what_hwloc_says(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
+    root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
+    machine = parse_sysfs(asked(str(root)), name)
+    assert seen_by_us(machine) == seen_by_hwloc("--input", str(root))
+
+
+SMALL = """\
+cpu/online:0-3
+cpu/cpu0/topology/core_siblings_list:0-3
+cpu/cpu0/topology/thread_siblings_list:0,2
+cpu/cpu1/topology/core_siblings_list:0-3
+cpu/cpu1/topology/thread_siblings_list:1,3
+cpu/cpu2/topology/core_siblings_list:0-3
+cpu/cpu2/topology/thread_siblings_list:0,2
+cpu/cpu3/topology/core_siblings_list:0-3
+cpu/cpu3/topology/thread_siblings_list:1,3
+node/node0/cpulist:0-3
+/proc/self/status:Cpus_allowed_list:\t0-3
+"""
+
+
+def test_what_the_cpuset_forbids_is_not_there_and_what_affinity_forbids_is_not_usable() -> None:
+    whole = parse_sysfs(SMALL + "ddlrun:end\n", "h")
+    assert [core.usable for core in whole.cores] == [True, True]
+    bound = parse_sysfs(SMALL.replace("\t0-3", "\t1,3") + "ddlrun:end\n", "h")
+    assert [core.usable for core in bound.cores] == [False, True]
+    caged = parse_sysfs(SMALL + "cpuset3:1-3\nddlrun:end\n", "h")
+    assert seen_by_us(caged) == [(0, (1, 3)), (0, (2,))]
+    shrunk = parse_sysfs(SMALL + "cpuset3:1,3\nddlrun:end\n", "h")
+    assert seen_by_us(shrunk) == [(0, (1, 3))]
+
+
+def test_gpus_and_rdma_devices() -> None:
+    pci = (
+        "0000:03:00.0/vendor:0x1a03\n0000:03:00.0/class:0x030000\n"  # a server's display chip
+        "0000:17:00.0/vendor:0x10de\n0000:17:00.0/class:0x030200\n0000:17:00.0/numa_node:0\n"
+        "0000:ca:00.0/vendor:0x1002\n0000:ca:00.0/class:0x038000\n0000:ca:00.0/numa_node:-1\n"
+        "@nic infiniband mlx5_0 0 /sys/devices/pci0000:00/0000:18:00.0\nddlrun:end\n"
+    )
+    machine = parse_sysfs(SMALL + pci, "h")
+    assert [(gpu.pci_address, gpu.package, gpu.numa_node) for gpu in machine.gpus] == [
+        ("0000:17:00.0", 0, 0),
+        ("0000:ca:00.0", 0, None),  # one package: nowhere else to be
+    ]
+    assert machine.rdma_devices == ("mlx5_0",)
+
+
+@given(st.integers(0, len(SMALL) - 1))
+def test_cut_text_is_never_a_machine(length: int) -> None:
+    with pytest.raises(UnreachableError, match="host h"):
+        parse_sysfs(SMALL[:length], "h")
+
+
+@given(st.text(alphabet="0123456789-,:/\n abcpuntode", max_size=200))
+def test_any_text_is_a_machine_or_an_error_that_names_the_host(text: str) -> None:
+    try:
+        parse_sysfs(SMALL + text + "\nddlrun:end\n", "h")
+    except UnreachableError as error:
+        assert "host h" in str(error)
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_lists_are_inverses(numbers: set[int]) -> None:
+    assert parse_cpu_list(cpu_list(numbers)) == numbers
+
+
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpirun: str) -> None:
+    described = read_preset(path.stem)
+    assert described is not None
+    assert not described.measured
+    assert re.search(r"(?m)^# Source: \S", path.read_text())
+    placed = placement(f"{len(described.gpus)}x2", ["a", "b"], described)
+    for rank in placed.by_host():
+        gpu = rank.seat.gpu
+        assert gpu is not None
+        assert gpu.package in (None, *(core.package for core in rank.seat.cores))
+    assert not placed.shares_cores
+    smt = len(described.cores[0].pus)
+    synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
+    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == seats_by_package(placed)
+
+
+def test_summit_gives_seven_cores_to_each_gpu() -> None:
+    described = read_preset("ac922-6gpu")
+    assert described is not None
+    assert [len(seat.cores) for seat in seat_ranks(described, 6)] == [7] * 6
+
+
+def test_frontiers_first_gpu_hangs_on_the_last_numa_node() -> None:
+    described = read_preset("mi250x")
+    assert described is not None
+    seats = seat_ranks(described, 8)
+    assert [seat.cores[0].numa_node for seat in seats] == [3, 3, 1, 1, 0, 0, 2, 2]
+    assert {seat.gpu.vendor for seat in seats if seat.gpu} == {"amd"}
+
+
+def test_dgx_a100_has_its_gpus_on_the_odd_numa_nodes() -> None:
+    machine = read_preset("dgx-a100")
+    assert machine is not None
+    assert [(gpu.package, gpu.numa_node) for gpu in machine.gpus] == [
+        (0, 3), (0, 3), (0, 1), (0, 1), (1, 7), (1, 7), (1, 5), (1, 5),
+    ]  # fmt: skip
+    assert [core.numa_node for core in machine.cores[::16]] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("packages: 2", "cores_per_package"),
+        ("{packages: [8, 10], cores_per_package: 9}", "cores_per_package"),
+        ("{packages: 0, cores_per_package: 2}", "packages"),
+        ("{packages: 2, cores_per_package: two}", "cores_per_package"),
+        ("{packages: 2, cores_per_package: 2, cors: 3}", "cors"),
+        ("{packages: 2, cores_per_package: 2, gpus: [2]}", "package 2 is not there"),
+        ("{packages: 2, cores_per_package: 2, gpus: [0, 9], gpus_by: numa}", "numa 9 is not there"),
+        ("packages: [", "machine test"),
+        ("just text", "machine test"),
+        ("", "machine test"),
+    ],
+)
+def test_a_wrong_description_names_its_key(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=re.escape(part)) as caught:
+        parse_machine(text, "test")
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_description_or_an_input_error(text: str) -> None:
+    try:
+        parse_machine(text, "test")
+    except DdlrunError as error:
+        assert str(error).startswith("machine test")
+
+
+def test_an_unknown_preset_is_told_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean s822lc"):
+        read_preset("s822")

@@ -1,0 +1,149 @@
+"""Rank files: text, and what a real mpirun of both majors makes of it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlrun.errors import InputError, PlacementError
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.rankfile import Line, parse, render, slot_text
+from ddlrun.topology import RankOrder
+from tests.goldens.__main__ import FOLDER, GOLDENS, text
+from tests.support.oracle import map_ranks
+from tests.support.shapes import MACHINES, hwloc_topology, machine, placement, seats_by_package
+
+SAFE = st.one_of(
+    st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True),
+    st.from_regex(r"[A-Za-z]([a-z0-9-]{0,6}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,6}[a-z0-9])?){1,3}", fullmatch=True),
+    st.from_regex(r"(rank|slot|slots|host|username|n|e)[0-9]{0,2}", fullmatch=True),
+    st.integers(0, 2**40).map(str),
+    st.ip_addresses().map(str),
+    st.from_regex(r"0[0-9]{1,3}", fullmatch=True),
+)
+
+
+def rendered(placed: Placement) -> str:
+    return "".join(render(placed, "test"))
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden(name: str) -> None:
+    assert text(name) == (FOLDER / name).read_text(), "if this change is meant: make goldens, and look at it"
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "hosts"),
+    [
+        ("powerai-rank_gen-4x2x1.rf", "4x2x1", ["sys-89074", "sys-89075"]),
+        ("powerai-rank_gen-4x2x3.rf", "4x2x3", [f"sys-{n}" for n in range(89074, 89080)]),
+    ],
+)
+def test_equals_what_rank_gen_wrote(capture: Callable[[str], Path], name: str, topology: str, hosts: list[str]) -> None:
+    theirs = capture("mpi-rankfile") / name
+    ours = rendered(placement(topology, hosts, machine("minsky")))
+    assert ours.splitlines(keepends=True)[1:] == theirs.read_bytes().decode().splitlines(keepends=True)[1:]
+
+
+@given(st.sampled_from(sorted(MACHINES)), st.integers(1, 8), st.integers(1, 5), st.integers(1, 3), st.data())
+def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st.DataObject) -> None:
+    described = machine(name)
+    x = min(x, len(described.cores))
+    order = data.draw(st.sampled_from(RankOrder))
+    placed = placement(f"{x}x{y}x{z}", [f"h{i}" for i in range(y * z)], described, order)
+    lines = parse(rendered(placed))
+    assert lines == tuple(Line(rank.rank, rank.host.name, slot_text(rank.seat, described)) for rank in placed.by_host())
+    assert lines[0].rank == 0
+    assert sorted(line.rank for line in lines) == list(range(x * y * z))
+
+
+@pytest.mark.parametrize(
+    "line", ["rank 0=a", "rank 0=a slot=", "rank x=a slot=0", "rank 0=a slot=0 #", "\trank 0=a slot=0"]
+)
+def test_a_line_that_is_none_has_its_number(line: str) -> None:
+    with pytest.raises(InputError, match="F, line 2:"):
+        parse(f"rank 0=a slot=0:0\n{line}\n", "F")
+
+
+@pytest.mark.parametrize("x", range(1, 9))
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_real_mpirun_puts_each_rank_where_the_placement_says(
+    name: str, x: int, major: int, mpirun: str, tmp_path: Path
+) -> None:
+    described = machine(name)
+    x = min(x, len(described.cores))
+    topology = hwloc_topology(name, tmp_path)
+    for order in RankOrder:
+        placed = placement(f"{x}x2x2", ["a", "b-1", "c.example.org", "10.0.0.4"], described, order)
+        assert map_ranks(major, rendered(placed), topology, mpirun=mpirun) == seats_by_package(placed)
+
+
+def test_a_real_mpirun_reads_128_hosts(major: int, mpirun: str) -> None:
+    placed = placement("4x16x8", [f"node{i:03}" for i in range(128)], machine("minsky"))
+    assert map_ranks(major, rendered(placed), MACHINES["minsky"][1], mpirun=mpirun) == seats_by_package(placed)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_a_real_mpirun_reads_the_goldens(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
+    topology, hosts, described, order = GOLDENS[name]
+    placed = placement(topology, hosts, machine(described), order)
+    found = map_ranks(major, (FOLDER / name).read_text(), hwloc_topology(described, tmp_path), mpirun=mpirun)
+    assert found == seats_by_package(placed)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SAFE, min_size=1, max_size=25, unique=True))
+def test_a_host_name_is_read_as_it_is_or_refused(major: int, mpirun: str, names: list[str]) -> None:
+    taken = []
+    for name in names:
+        try:
+            rendered(placement("1", [name], machine("1x2")))
+        except PlacementError as error:
+            assert repr(name) in str(error)
+        else:
+            taken.append(name)
+    # A major may know this machine by these names, and says its own name instead.
+    taken = [name for name in taken if name not in ("localhost", "127.0.0.1")]
+    if taken:
+        placed = placement(f"1x{len(taken)}", taken, machine("1x2"))
+        assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == seats_by_package(placed)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a_b", "Open MPI 4.1 cannot launch on a name with _"),
+        ("9n.example.com", "begins with a digit and has a dot"),
+        ("007", "reads it as a number"),
+        ("12345678901", "reads it as a number"),
+        ("slot", "a word of Open MPI's own grammar"),
+        ("fe80::1", "IPv6"),
+        ("h" * 55, "too long for Open MPI 4.1, which takes 54 characters"),
+    ],
+)
+def test_what_no_rank_file_can_carry_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(PlacementError, match=re.escape(repr(name))) as caught:
+        rendered(placement("2", [name], machine("1x2")))
+    assert reason in str(caught.value)
+
+
+def test_the_longest_line_that_open_mpi_takes(major: int, mpirun: str) -> None:
+    placed = placement("2", ["h" * 54], machine("1x2"))
+    assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == seats_by_package(placed)
+
+
+def test_cores_that_are_too_scattered_for_a_line() -> None:
+    whole = machine("2x22")
+    holes = whole._replace(cores=tuple(core._replace(usable=core.logical_index % 2 == 0) for core in whole.cores))
+    with pytest.raises(PlacementError, match="too scattered"):
+        rendered(placement("1", ["a"], holes))
+    assert "slot=1:0;1:2;1:4;" in rendered(placement("4", ["a"], holes))
+
+
+def test_every_host_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(PlacementError) as caught:
+        rendered(placement("1x3", ["a_b", "ok", "slot"], machine("1x2")))
+    assert len(caught.value.problems) == 2

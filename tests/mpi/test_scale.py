@@ -1,0 +1,192 @@
+"""Thousands of hosts that are not there: a whole plan, and work that grows as the hosts do: counted, not timed."""
+
+import json
+import resource
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddlrun.cli.inputs import load_machines
+from ddlrun.environment.exports import MOST_CHARACTERS, rank_variables
+from ddlrun.errors import PreflightError
+from ddlrun.hosts import Host, HostList, render_hostfile
+from ddlrun.mapping.rankfile import render
+from ddlrun.network.subnet_selection import Address, choose_network, network_variables
+from ddlrun.plan import placement_dict
+from ddlrun.preflight.judge import NAMES, OK
+from ddlrun.preflight.run import Question, Report, lines, look
+from ddlrun.rank import protocol
+from ddlrun.remote.probe import Reach
+from ddlrun.remote.processes import Finished
+from ddlrun.supervise.keepers import Keepers, Peer
+from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files, check_files
+from tests.conftest import MPIRUNS, launch_line
+from tests.support.shapes import machine, placement
+from tests.support.simulated import answers
+
+
+def test_a_launch_over_12500_hosts_is_planned(tmp_path: Path) -> None:
+    line = launch_line(MPIRUNS[4], tmp_path, "--dry-run", "--machine", "dgx-h100", "--topology", "8x25x500")
+    done = subprocess.run(
+        [*line, "-H", "n[00001-12500]", "true"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "100000 ranks on n[00001-12500], 8 per host" in done.stdout
+    assert len(done.stdout) < 10_000
+    rankfile = (tmp_path / "run" / "rankfile").read_text()
+    ranks = [line for line in rankfile.splitlines() if not line.startswith("#")]
+    assert len(ranks) == 100_000
+    assert (ranks[0].split(" slot")[0], ranks[-1].split(" slot")[0]) == ("rank 0=n00001", "rank 99999=n12500")
+    hosts = (tmp_path / "run" / "hostfile").read_text().splitlines()
+    assert (len(hosts), hosts[-1]) == (12_500, "n12500 slots=8")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    longest = max([*plan["command"], *(f"{name}={value}" for name, value in plan["variables"].items())], key=len)
+    assert len(longest) < 128 << 10, "no process can be started with a longer word"
+    assert any("TF_CONFIG: left out" in note for note in plan["notes"])
+
+
+class Name(str):
+    """A host's name that counts how often it is compared or looked up."""
+
+    __slots__ = ()
+    uses = 0
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as text does."""
+        Name.uses += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        """Hash as text does."""
+        Name.uses += 1
+        return str.__hash__(self)
+
+
+def named(count: int) -> HostList:
+    return HostList(tuple(Host(Name(f"n{host:05}")) for host in range(count)), "test")
+
+
+def planned(hosts: HostList, _: Path) -> None:
+    placed = placement("2x5x" + str(len(hosts) // 5), list(hosts.names), machine("minsky"))
+    assert "".join(render(placed, "test"))
+    assert render_hostfile(hosts)
+    assert rank_variables(placed, "p")
+    assert placement_dict(placed)
+    assert str(hosts)
+
+
+def looked(hosts: HostList, _: Path) -> Report:
+    """Ask hosts of which every third has another version of mpi4py, and the last resolves nobody rightly."""
+
+    def there(_: object) -> Iterator[tuple[str, Finished]]:
+        for number, (name, text) in enumerate(answers(hosts.names, time.time())):
+            said = text if number % 3 else text.replace("mpi4py 4.1.2", "mpi4py 4.0.0")
+            yield name, Finished(0, said if name != hosts.names[-1] else said.replace(" 10.", " 11."), "")
+
+    own = dict(answers(["head"], time.time()))["head"]
+    reach = Reach("head", lambda _: lambda: Finished(0, own, ""), lambda scripts: dict(there(scripts)))
+    return look(hosts, Question("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+
+
+def checked(hosts: HostList, folder: Path) -> None:
+    assert lines([one for one in looked(hosts, folder).findings if one.level != OK])
+
+
+def chosen(hosts: HostList, _: Path) -> None:
+    """Each host has a subnet of its own, too, and its interface another name."""
+    every = {
+        name: (
+            Address(f"eth{number}", f"10.{number // 250}.{number % 250}.1", 8),
+            Address("ib0", f"172.16.{number // 64}.{number % 64 * 4 + 1}", 30),
+        )
+        for number, name in enumerate(hosts.names)
+    }
+    network = choose_network(every)
+    assert network.subnets == ("10.0.0.0/8",)
+    assert len(network.said) < 10_000
+    assert all(len(value) < MOST_CHARACTERS for value in network_variables(network, 4)[0].values())
+
+
+def loaded(hosts: HostList, folder: Path) -> None:
+    folder /= str(len(hosts))
+    for name in hosts.names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "sysfs.txt").write_text("cpu/online:0\ncpu/cpu0/topology/thread_siblings_list:0\nddlrun:end\n")
+    (folder / "hosts").write_text(render_hostfile(hosts))
+    assert len(load_machines(str(folder), hosts)) == len(hosts)
+
+
+@pytest.mark.parametrize(("work", "few"), [(planned, 100), (checked, 100), (chosen, 200), (loaded, 40)])
+def test_work_grows_as_the_hosts_do(work: Callable[[HostList, Path], None], few: int, tmp_path: Path) -> None:
+    uses = []
+    for count in (few, 4 * few):
+        hosts = named(count)
+        Name.uses = 0
+        work(hosts, tmp_path)
+        uses.append(Name.uses)
+    assert uses[0] > 0
+    assert uses[1] < 5 * uses[0], "four times the hosts took more than five times the comparisons of names"
+
+
+def test_interfaces_of_too_many_hosts_fit_into_no_variable() -> None:
+    every = {
+        f"n{number:05}": (Address(f"eth{number}", f"10.{number >> 8}.{number & 255}.1", 8),) for number in range(9000)
+    }
+    variables, notes = network_variables(choose_network(every), 4)
+    assert "DDLRUN_IFNAMES" not in variables
+    assert any("left to Gloo" in note for note in notes)
+
+
+def test_like_hosts_share_a_machine_whatever_their_memory() -> None:
+    """A kernel of the same host type counts some KiB more or less."""
+    report = looked(named(30), Path())
+    assert len({id(one) for one in report.machines().values()}) == 1
+
+
+def test_keepers_that_come_all_at_once_are_let_in() -> None:
+    """Twice as many as ddlrun lets wait without a token."""
+    listener, epoll, heard = Listener(("127.0.0.1",)), select.epoll(), []
+
+    def hear(_: Peer, kind: bytes, text: bytes) -> None:
+        heard.append((kind, text))
+
+    keepers = Keepers(listener, epoll, hear, lambda _: pytest.fail("sent away"), lambda: pytest.fail("crowded"))
+    hello = protocol.pack(protocol.HELLO, listener.token.encode())
+    links = []
+    try:
+        for _ in range(400):
+            links.append(socket.create_connection(listener.socket.getsockname(), 10))
+            links[-1].sendall(hello)
+        end = time.monotonic() + 60
+        while len(heard) < len(links) and time.monotonic() < end:
+            for fd, event in epoll.poll(1):
+                keepers.event(fd, event)
+        assert [link.recv(protocol.HEAD) for link in links] == [protocol.pack(protocol.WELCOME)] * len(links)
+    finally:
+        for link in links:
+            link.close()
+        keepers.close()
+        listener.socket.close()
+        epoll.close()
+
+
+def test_files_for_all_ranks() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = before
+    most = 1_000_000 if hard == resource.RLIM_INFINITY else hard
+    try:
+        allow_files(soft + 1 - OTHER_FILES)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft + 1 or soft == hard
+    except ValueError:
+        assert soft == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    check_files(most - OTHER_FILES)
+    if hard != resource.RLIM_INFINITY:
+        with pytest.raises(PreflightError, match=f"only {hard} files may be open"):
+            check_files(hard)

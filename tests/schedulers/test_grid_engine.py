@@ -1,0 +1,60 @@
+"""The test cluster's Grid Engine is a real one: parallel jobs over hosts, remote starts by qrsh."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.grid_engine import GridEngineCluster, why_not
+from tests.conftest import launch_line
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+
+def test_parallel_job_sees_its_hosts(sge: GridEngineCluster, tmp_path: Path) -> None:
+    sge.wait_for(sge.submit("cat $PE_HOSTFILE; echo $NHOSTS $NSLOTS", "-pe", "fill", "6", "-o", f"{tmp_path}/out"))
+    hosts = sorted(tuple(line.split()[1:]) for line in (tmp_path / "out").read_text().splitlines()[:-1])
+    assert hosts in (
+        [("2", "all.q@h1", "UNDEFINED"), ("4", "all.q@h2", "UNDEFINED")],
+        [("2", "all.q@h2", "UNDEFINED"), ("4", "all.q@h1", "UNDEFINED")],
+    )
+    assert (tmp_path / "out").read_text().splitlines()[-1] == "2 6"
+
+
+def test_qrsh_reaches_each_host_of_the_job(sge: GridEngineCluster, tmp_path: Path) -> None:
+    script = "for host in h1 h2; do echo hostname | qrsh -inherit $host sh -s; done"
+    sge.wait_for(sge.submit(script, "-pe", "spread", "4", "-o", f"{tmp_path}/out"))
+    assert (tmp_path / "out").read_text() == "h1\nh2\n"
+
+
+TELL = """
+import os
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(world.rank, os.uname().nodename, *sorted(os.sched_getaffinity(0)), world.allreduce(1), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("slots", "options"), [("4", []), ("6", ["--launcher", "ssh", "--accelerators", "2"])])
+def test_ddlrun_launches_on_the_hosts_of_the_job(
+    sge: GridEngineCluster, mpirun: str, tmp_path: Path, slots: str, options: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(TELL)
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, f"{tmp_path}/script.py")
+    job = sge.submit(f"{shlex.join(line)} | sort", "-V", "-pe", "spread", slots, "-o", f"{tmp_path}/out")
+    sge.wait_for(job)
+    first, second = ("h1", "h2") if " h1 " in (tmp_path / "out").read_text().partition("\n")[0] else ("h2", "h1")
+    assert (tmp_path / "out").read_text().splitlines() == [
+        f"0 {first} 0 4", f"1 {first} 1 4", f"2 {second} 0 4", f"3 {second} 1 4",
+    ]  # fmt: skip
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["reasons"]["launcher"] == ("--launcher ssh" if options else f"qrsh: Grid Engine job {job}")
+
+
+def test_a_job_with_too_few_slots_says_so(sge: GridEngineCluster, tmp_path: Path) -> None:
+    script = f"{sys.executable} -m ddlrun launch --topology 4x2 true"
+    sge.wait_for(sge.submit(script, "-V", "-pe", "fill", "6", "-o", f"{tmp_path}/out"))
+    assert "offers 2 slots (Grid Engine job " in (tmp_path / "out").read_text()
+    assert "2x2x1 would fit" in (tmp_path / "out").read_text()

@@ -1,0 +1,207 @@
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.environment.exports import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, HostList
+from ddlrun.machine import PU
+from ddlrun.machine.cpus import cpu_list
+from ddlrun.mapping.placement import Policy, place
+from ddlrun.plan import START
+from ddlrun.rank.binding import seat
+from ddlrun.topology import RankOrder, Topology
+from tests.support.shapes import machine, placement
+
+
+def test_families_are_passed_on_and_the_rest_is_not() -> None:
+    environ = [
+        "PATH",
+        "OMP_NUM_THREADS",
+        "NCCL_DEBUG",
+        "HOME",
+        "PWD",
+        "BASH_FUNC_x%%",
+        "LC_ALL",
+        "SSH_AUTH_SOCK",
+        "A.B",
+    ]
+    assert exported(environ, ["MINE"]) == ("LC_ALL", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH")
+
+
+def test_names_that_no_shell_can_carry_are_left_out_of_families() -> None:
+    assert exported(["NCCL_A.B", "OMP_X%%"], []) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("A=1", ("A", "1")), ("A=", ("A", "")), ("A=b=c d\n", ("A", "b=c d\n"))]
+)
+def test_assignments(text: str, expected: tuple[str, str]) -> None:
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A-B=1", "A=\0"])
+def test_bad_assignments_do_not_show_their_value(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_assignment(text)
+    assert "=2" not in str(caught.value)
+
+
+def test_secrets_are_not_shown() -> None:
+    shown = redacted({"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "abc", "MY_PASSWORD": "abc", "OMP_NUM_THREADS": "4"})
+    assert "abc" not in shown.values()
+    assert shown["OMP_NUM_THREADS"] == "4"
+
+
+def test_horovod_settings_become_its_variables() -> None:
+    values = {
+        "fusion_threshold_mb": 64.5,
+        "cycle_time_ms": 3.5,
+        "hierarchical_allreduce": True,
+        "torus_allreduce": False,
+        "stall_check": False,
+        "log_with_timestamp": True,
+        "autotune": None,
+    }
+    assert horovod_variables(values) == {
+        "HOROVOD_FUSION_THRESHOLD": str(int(64.5 * 1048576)),
+        "HOROVOD_CYCLE_TIME": "3.5",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
+        "HOROVOD_TORUS_ALLREDUCE": "0",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_LOG_HIDE_TIME": "0",
+    }
+
+
+def test_each_horovod_option_stands_once() -> None:
+    assert len({knob.option for knob in HOROVOD}) == len(HOROVOD)
+    assert len({knob.yaml for knob in HOROVOD}) == len(HOROVOD)
+
+
+def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]]:
+    found = seat(told, rank, local_rank, size)
+    assert found is not None
+    return found.threads, found.cpus
+
+
+@given(
+    st.sampled_from(["1x2", "minsky", "4x6"]), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3),
+    st.integers(1, 2), st.sampled_from(RankOrder),
+)  # fmt: skip
+def test_each_rank_finds_its_own_seat(name: str, x: int, y: int, z: int, a: int, order: RankOrder) -> None:
+    hosts = [f"h{i}" for i in range(y * z * a)]
+    placed = placement(f"{x}x{y}x{z}x{a}", hosts, machine(name), order)
+    told = rank_variables(placed, "p")
+    for one in placed.by_host():
+        found = threads_and_cpus(told, one.rank, one.seat.local_rank, placed.topology.size)
+        assert found == (one.seat.threads, set())  # a described machine's CPUs are not known
+
+
+def test_seats_of_hosts_that_differ() -> None:
+    told = {
+        "DDLRUN_SEATS": "2*5@0-4@@;5@5-9@@/1*1@@@;1@8,10@@",
+        "DDLRUN_TOPOLOGY": "2x3x1",
+        "DDLRUN_RANK_ORDER": "host",
+    }
+    assert [threads_and_cpus(told, rank, rank % 2, 6) for rank in range(6)] == [
+        (5, {0, 1, 2, 3, 4}), (5, {5, 6, 7, 8, 9}), (5, {0, 1, 2, 3, 4}), (5, {5, 6, 7, 8, 9}),
+        (1, set()), (1, {8, 10}),
+    ]  # fmt: skip
+    ddl = {**told, "DDLRUN_RANK_ORDER": "ddl"}
+    assert [threads_and_cpus(ddl, rank, rank // 3, 6) for rank in (2, 5)] == [(1, set()), (1, {8, 10})]
+
+
+def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
+    names = [f"h{i}" for i in range(3000)]
+    one = machine("minsky")
+    machines = {
+        name: one._replace(
+            cores=tuple(core._replace(pus=(PU(1000 * i + core.logical_index),)) for core in one.cores), measured=True
+        )
+        for i, name in enumerate(names)
+    }
+    placed = place(Topology((4, 3000)), HostList(tuple(map(Host, names)), "test"), machines, RankOrder.HOST)
+    told = rank_variables(placed, "p")
+    assert len(told["DDLRUN_SEATS"]) < 120_000
+    assert threads_and_cpus(told, 11999, 3, 12000) == (5, set())
+
+
+def test_cores_that_are_left_are_told() -> None:
+    measured = machine("minsky")._replace(measured=True)  # 2 packages x 10 cores, SMT8: 0-7, 8-15, ...
+    plain = place(Topology((4,)), hosts(1), {"h0": measured}, RankOrder.HOST)
+    assert "DDLRUN_SPARES" not in rank_variables(plain, "p")
+    policy = Policy(reserve_cores=3, cores_per_rank=4, threads_per_core=1)
+    machines = {"h0": measured, "h1": measured, "h2": measured._replace(measured=False)}
+    placed = place(Topology((4, 3)), hosts(3), machines, RankOrder.HOST, policy)
+    told = rank_variables(placed, "p")
+    assert told["DDLRUN_SPARES"] == "2*0,8,80;120/1*;"
+    shown = "os.environ.get('DDLRUN_SPARE_CPUS')"
+    for rank, spares in ((0, "0,8,80;120"), (11, ";")):
+        done = started("1@@@;1@@@;1@@@;1@@@", shown, **told | {"OMPI_COMM_WORLD_RANK": str(rank), "DDLRUN_SEATS": ""})
+        assert done.stdout == "None\n"  # no plan for this one
+        seats = {"DDLRUN_SEATS": "3*1@@@;1@@@;1@@@;1@@@", "OMPI_COMM_WORLD_SIZE": "12"}
+        done = started("", shown, **told | seats | {"OMPI_COMM_WORLD_RANK": str(rank)})
+        assert done.stdout == f"{spares}\n", done.stderr
+
+
+def hosts(number: int) -> HostList:
+    return HostList(tuple(Host(f"h{i}") for i in range(number)), "test")
+
+
+def test_outside_of_a_launch_there_is_no_seat() -> None:
+    assert seat({}, 0, 0, 1) is None
+    assert seat({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None
+
+
+def started(seats: str, program: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Start one rank as mpirun does, with the affinity that we have."""
+    told = {
+        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1",
+        "DDLRUN_TOPOLOGY": "1x1x1", "DDLRUN_RANK_ORDER": "host", "DDLRUN_SEATS": f"1*{seats}",
+        "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    argv = [sys.executable, "-I", "-S", START, sys.executable, "-c", f"import os; print({program})"]
+    return subprocess.run(argv, env={**told, **more}, capture_output=True, text=True, check=False)
+
+
+def test_a_rank_keeps_to_the_hardware_threads_of_its_seat() -> None:
+    one = min(os.sched_getaffinity(0))
+    narrow = started(f"1@{one}@@", "sorted(os.sched_getaffinity(0))", DDLRUN_NARROW="1")
+    assert (narrow.stdout, narrow.stderr) == (f"[{one}]\n", "")
+    loose = started(f"1@{one}@@", "len(os.sched_getaffinity(0))")
+    assert loose.stdout == f"{len(os.sched_getaffinity(0))}\n"
+    assert "nothing binds it: --bind-to none" in loose.stderr
+    wider = started(f"1@{cpu_list({*os.sched_getaffinity(0), 4000})}@@", "1")
+    assert "a cgroup or taskset on that host leaves it fewer" in wider.stderr
+
+
+def test_near_nics() -> None:
+    shown = "os.environ['NCCL_IB_HCA'], os.environ['UCX_NET_DEVICES']"
+    seats = "1@@@mlx5_0;1@@@mlx5_1,mlx5_2"
+    two = {"OMPI_COMM_WORLD_SIZE": "2", "DDLRUN_TOPOLOGY": "2x1x1"}
+    assert started(seats, shown, **two).stdout == "=mlx5_0,mlx5_1,mlx5_2 mlx5_0:1\n"
+    assert started(seats, shown, NCCL_IB_HCA="x", UCX_NET_DEVICES="y").stdout == "x y\n"
+    assert started("1@@@", "os.environ.get('NCCL_IB_HCA')").stdout == "None\n"
+
+
+def test_gpus_that_nobody_measured_are_numbered() -> None:
+    placed = placement("2", ["a"], machine("minsky"), policy=Policy(gpu_order=(2, 0)))
+    told = rank_variables(placed, "p")["DDLRUN_SEATS"]
+    assert [seat.split("@")[2] for seat in told.partition("*")[2].split(";")] == ["nvidia=2,0,1,3", "nvidia=2,0,1,3"]
+    own = rank_variables(placed, "p", "own")["DDLRUN_SEATS"]
+    assert [seat.split("@")[2] for seat in own.partition("*")[2].split(";")] == ["nvidia=2", "nvidia=0"]
+    shown = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER']"
+    assert started("1@@nvidia=2,0@", shown).stdout == "2,0 PCI_BUS_ID\n"
+    assert rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"
+
+
+def test_gloo_gets_the_interface_of_its_own_host() -> None:
+    shown = "os.environ.get('GLOO_SOCKET_IFNAME')"
+    names = f"other=eth0 {os.uname().nodename}=ens3,ens4"
+    assert started("1@@@", shown, DDLRUN_IFNAMES=names).stdout == "ens3\n"
+    assert started("1@@@", shown, DDLRUN_IFNAMES=names, GLOO_SOCKET_IFNAME="mine").stdout == "mine\n"

@@ -1,0 +1,160 @@
+"""The order of imports between folders, and the only places that touch the world: read from the source."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ddlrun"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Each folder or module at the top, and what it may import beside itself. A line names only lines above it, so that
+# imports run one way. No folder of the launcher imports `ddl`, which training scripts import, or `measure`, a script of
+# that kind.
+ALLOWED = {
+    "errors": set(),
+    "topology": {"errors"},
+    "hosts": {"errors"},
+    "allreduce_algorithms": set(),
+    "machine": {"errors"},
+    "mapping": {"errors", "hosts", "machine", "topology"},
+    "schedulers": {"errors", "hosts", "topology"},
+    "environment": {"errors", "machine", "mapping"},
+    "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology"},
+    "rank": set(),
+    "remote": {"errors", "hosts", "machine", "schedulers"},
+    "process_managers": {"environment", "errors", "hosts", "machine", "remote"},
+    "plan": {
+        "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
+        "rank", "remote", "schedulers", "topology",
+    },
+    "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology"},
+    "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report"},
+    "runs": {"errors", "hosts", "mapping", "plan", "remote"},
+    "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},
+    "ddl": {"allreduce_algorithms", "errors", "topology"},
+    "measure": {"allreduce_algorithms", "ddl", "network", "topology"},
+    "cli": {
+        "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "plan", "preflight",
+        "process_managers", "remote", "report", "runs", "schedulers", "supervise", "topology",
+    },
+    "__main__": {"cli"},
+    "__init__": set(),
+}  # fmt: skip
+
+# What -> the folders that may import or name it.
+ALONE = {
+    "subprocess": {"remote", "rank"},
+    "ClusterShell.Task": {"remote"},
+    "click": {"cli"},
+    "mpi4py": {"ddl", "measure"},
+    "numpy": {"ddl", "measure"},
+    "torch": {"ddl", "measure"},
+    "keras": {"ddl"},
+    "rich": {"report"},
+    "jinja2": {"schedulers", "report"},
+    "matplotlib": {"report"},
+}
+
+
+# Frameworks -> the files below ddl that may import them; arrays asks for one dtype of a tensor that it was given.
+FRAMEWORKS = {
+    "torch": {
+        "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py", "staging.py",
+        "arrays.py", "lms/block.py", "lms/device.py", "lms/hooks.py", "lms/swap.py",
+    },
+    "keras": {"keras.py"},
+}  # fmt: skip
+
+
+def part(path: Path) -> str:
+    """Return the top-level module or package below ddlrun that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def names(path: Path) -> set[str]:
+    """Return attributes of os that a file uses."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+    }
+
+
+def folder_imports(path: Path) -> set[str]:
+    """Return the folders and modules at the top of ddlrun that a file imports, beside its own."""
+    names = {name.split(".")[1] for name in imports(path) if name.startswith("ddlrun.")}
+    return names - {"__version__", part(path)}
+
+
+def test_a_folder_imports_only_folders_above_it_in_the_table() -> None:
+    seen: set[str] = set()
+    for folder, allowed in ALLOWED.items():
+        assert allowed <= seen
+        seen.add(folder)
+
+
+def test_the_table_of_imports_is_exact() -> None:
+    used: dict[str, set[str]] = {folder: set() for folder in ALLOWED}
+    for path in MODULES:
+        used[part(path)] |= folder_imports(path)
+    assert used == ALLOWED
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
+    for what, where in ALONE.items():
+        used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
+        assert not used or part(path) in where
+    assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl", "measure"}
+    assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_framework_stands_in_a_module_of_its_own(framework: str) -> None:
+    below = PACKAGE / "ddl"
+    using = {p for p in below.rglob("*.py") if framework in {i.split(".")[0] for i in imports(p)}}
+    assert {str(p.relative_to(below)) for p in using} == FRAMEWORKS[framework]
+
+
+def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
+    used = {name for path in (PACKAGE / "rank").rglob("*.py") for name in imports(path)}
+    assert {name.split(".")[0] for name in used if not name.startswith("ddlrun.rank")} <= {
+        *sys.stdlib_module_names, "sitecustomize",
+    }  # fmt: skip
+    every_time = {name for path in sorted((PACKAGE / "rank").glob("*.py")) for name in at_the_top(path)}
+    assert {name for name in every_time if not name.startswith("ddlrun.rank")} == {
+        "__future__", "_socket", "os", "select", "signal", "sys", "time",
+    }  # fmt: skip
+
+
+def test_the_runtime_loads_frameworks_and_mpi_when_they_are_used() -> None:
+    code = "import sys; from ddlrun import ddl; print(*{'torch', 'numpy', 'mpi4py'} & set(sys.modules))"
+    alone = "; ddl.init(); ddl.all_reduce(1.0); print(*{'torch', 'mpi4py'} & set(sys.modules))"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    done = subprocess.run([sys.executable, "-c", code + alone], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n\n"
+
+
+def at_the_top(path: Path) -> set[str]:
+    """Return what a module imports as soon as it is imported itself."""
+    found = ast.Module([node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef)], [])
+    return {
+        name
+        for node in found.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [f"{node.module}"])
+    }

@@ -1,0 +1,347 @@
+"""What lscpu, numactl, ppc64_cpu and nvidia-smi print: every captured output, and broken text."""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.errors import UnreachableError
+from ddlrun.machine import Machine
+from ddlrun.machine.cpus import cpu_list
+from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
+from ddlrun.machine.numactl import parse_numactl
+from ddlrun.machine.nvidia_smi import parse_query, parse_topo, with_topology
+from ddlrun.machine.ppc64_cpu import machine_of, parse_ppc64_cpu
+from ddlrun.machine.preset import parse_machine
+from tests.mpi.test_machine import seen_by_hwloc, seen_by_us, unpacked
+
+Capture = Callable[[str], Path]
+
+# File -> what the machine is, or a part of the error. POWER7's lscpu calls each core a socket.
+SUMMARIES = {
+    "arm-A510-A710-A715-X3.txt": "its cores are of several kinds",
+    "armv7.txt": "1 package x 2 cores",
+    "derived-hwloc-48amd64-4pa2n6c-sparse.txt": "4 packages x 12 cores",
+    "derived-hwloc-8em64t-2s2ca2c-buggynuma.txt": "2 packages x 4 cores",
+    "derived-hwloc-nvidiagpunumanodes.txt": "2 packages x 4 cores, SMT4",
+    "derived-hwloc-offline-cpu0-node0.txt": "not the 17 CPUs on line ('2 x 8 x 1'); try lscpu -p",
+    "power9-2x16c-numa-0-8.txt": "2 packages x 16 cores, SMT4",
+    "ppc-qemu.txt": "1 package x 1 core",
+    "ppc64-POWER7-64cpu.txt": "16 packages x 1 core, SMT4",
+    "ppc64-POWER7.txt": "4 packages x 1 core, SMT4",
+    "s390-lpar-drawer.txt": "not the 8 CPUs on line",
+    "sparc64.txt": "6 packages x 1 core",
+    "vmware_fpe.txt": "2 packages x 4 cores, SMT2",
+    "x86_64-64cpu.txt": "4 packages x 8 cores, SMT2",
+    "x86_64-dell_e4310.txt": "1 package x 2 cores, SMT2",
+    "x86_64-epyc_7451.txt": "2 packages x 24 cores, SMT2",
+}
+
+
+def summary_of(text: str) -> str:
+    try:
+        return str(parse_lscpu_summary(text, "h"))
+    except UnreachableError as error:
+        assert str(error).startswith("host h: lscpu, line ")
+        return str(error)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_captured_summaries(capture: Capture, name: str) -> None:
+    text = (capture("lscpu") / name).read_text(errors="replace")
+    assert SUMMARIES[name] in summary_of(text)
+    # lscpu -J has the same fields.
+    fields = [line.partition(":") for line in text.splitlines() if ":" in line]
+    as_json = json.dumps({"lscpu": [{"field": f"{key.strip()}:", "data": value.strip()} for key, _, value in fields]})
+    assert SUMMARIES[name] in summary_of(as_json)
+
+
+def test_every_capture_of_lscpu_is_tried(capture: Capture) -> None:
+    assert {path.name for path in capture("lscpu").glob("*.txt") if "parseable" not in path.name} == set(SUMMARIES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["48amd64-4pa2n6c-sparse", "8em64t-2s2ca2c-buggynuma", "nvidiagpunumanodes", "offline-cpu0-node0"],
+)
+def test_captured_lists_are_what_hwloc_says(capture: Capture, name: str, tmp_path: Path) -> None:
+    machine = parse_lscpu((capture("lscpu") / f"derived-hwloc-{name}.parseable.txt").read_text(), name)
+    root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
+    assert sorted(seen_by_us(machine)) == sorted(seen_by_hwloc("--input", str(root)))
+    assert machine.measured
+
+
+def test_this_machine() -> None:
+    argv = ["lscpu", "-p=CPU,CORE,SOCKET,NODE,ONLINE"]
+    text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert seen_by_us(parse_lscpu(text, "here")) == seen_by_hwloc()
+    text = subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout
+    assert len(parse_lscpu_summary(text, "here").cores) == len(seen_by_hwloc())
+
+
+LIST = "# CPU,Core,Socket,Node,Online\n0,0,0,0,Y\n1,0,0,0,Y\n2,1,0,0,Y\n3,1,0,0,N\n4,0,1,8,Y\n5,0,1,8,Y\n"
+
+
+def test_a_core_number_may_come_again_in_another_socket() -> None:
+    machine = parse_lscpu(LIST, "h")
+    assert seen_by_us(machine) == [(0, (0, 1)), (0, (2,)), (1, (4, 5))]
+    assert [core.numa_node for core in machine.cores] == [0, 0, 8]
+    flat = parse_lscpu("# CPU,Core,Socket,Node\n0,0,,\n1,1,,\n", "h")
+    assert (flat.packaged, seen_by_us(flat)) == (False, [(0, (0,)), (0, (1,))])
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("0,0,0,0,Y\n", "line 1: no header"),
+        (LIST + "6,0\n", "line 8: 5 columns are wanted ('6,0')"),
+        (LIST + "5,1,1,8,Y\n", "line 8: a CPU stands there twice ('5')"),
+        (LIST + "6,1,,8,Y\n", "some CPUs have a socket, others have none ('6')"),
+        (LIST + "6,x,1,8,Y\n", "line 8: CORE is no number"),
+        (LIST + "6,1,1,8,?\n", "line 8: ONLINE is neither"),
+        ("# CPU,Core\n", "it ends too soon"),
+        ("", "it ends too soon"),
+        (LIST[:-1], "it ends too soon"),
+        ("{", "line 1"),
+        ('{"lscpu": 3}', "no list of fields"),
+        ('{"lscpu": [{"field": "CPU(s):", "data": "2"}]}', "does not list the CPUs"),
+    ],
+)
+def test_a_broken_lscpu_is_an_error_with_its_line(text: str, part: str) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        (parse_lscpu_summary if text.startswith("{") else parse_lscpu)(text, "h")
+    assert str(caught.value).startswith("host h: lscpu, line ")
+    assert part in str(caught.value)
+
+
+# File -> CPUs of each node, or a part of the error.
+NODES = {
+    "ac922-2x16c-gpu-memory-nodes.txt": {0: "0-63", 8: "64-127", 252: "", 253: "", 254: "", 255: ""},
+    "grace-fake-numa-same-cpus-in-4-nodes.txt": {0: "0-71", 1: "0-71", 2: "0-71", 3: "0-71"},
+    "grace-hopper-72c-9nodes-wrapped.txt": {0: "0-71", **dict.fromkeys(range(1, 9), "")},
+    "old-numactl-1.0.2-no-cpus-lines-16-nodes.txt": "this old numactl lists no CPUs",
+    "power8-2x10c-nodes-0-8.txt": {0: "0-79", 8: "80-159"},
+    "power8-minsky-2x10c-smt8.txt": {0: "0-79", 1: "80-159"},
+    "power9-2x16c-smt4-nodes-0-8.txt": {0: "0-63", 8: "64-127"},
+    "x86-2x20c-ht-interleaved-numbering.txt": {0: "0-19,40-59", 1: "20-39,60-79"},
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_captured_nodes(capture: Capture, name: str) -> None:
+    text, expected = (capture("numactl") / name).read_text(), NODES[name]
+    if isinstance(expected, str):
+        with pytest.raises(UnreachableError, match=expected):
+            parse_numactl(text, "h")
+    else:
+        assert {node: cpu_list(cpus) for node, cpus in parse_numactl(text, "h").items()} == expected
+
+
+def test_every_capture_of_numactl_is_tried(capture: Capture) -> None:
+    assert {path.name for path in capture("numactl").iterdir()} == set(NODES)
+
+
+def power(capture: Capture, numactl: str, ppc64: str) -> Machine:
+    nodes = parse_numactl((capture("numactl") / numactl).read_text(), "h")
+    return machine_of(nodes, parse_ppc64_cpu((capture("ppc64_cpu") / ppc64).read_text(), "h"), "h")
+
+
+@pytest.mark.parametrize("numactl", ["power8-minsky-2x10c-smt8.txt", "power8-2x10c-nodes-0-8.txt"])
+def test_power8_as_powerai_counts_it(capture: Capture, numactl: str) -> None:
+    machine = power(capture, numactl, "power8-20c-smt8-all-on.txt")
+    assert str(machine) == "2 packages x 10 cores, SMT8"
+    assert machine.source == "numactl + ppc64_cpu"
+    assert [core.index_in_package for core in machine.cores] == [*range(10), *range(10)]
+    assert [pu.os_index for pu in machine.packages[1][0].pus] == list(range(80, 88))
+
+
+# File -> CPUs on line of each core.
+CORES = {
+    "power8-20c-smt8-all-on.txt": [f"{8 * core}-{8 * core + 7}" for core in range(20)],
+    "power8-lpar-smt-off.txt": ["0", "8"],
+    "power9-4c-one-core-on-smt2.txt": ["0-1", "", "", ""],
+    "power9-4c-one-core-on.txt": ["0-3", "", "", ""],
+    "power9-4c-smt4.txt": ["0-3", "4-7", "8-11", "12-15"],
+}
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_captured_cores(capture: Capture, name: str) -> None:
+    cores = parse_ppc64_cpu((capture("ppc64_cpu") / name).read_text(), "h")
+    assert [cpu_list(cpu for cpu, on in slots if on) for slots in cores] == CORES[name]
+    online = frozenset(cpu for slots in cores for cpu, on in slots if on)
+    machine = machine_of({0: online}, cores, "h")
+    assert [cpu_list(pu.os_index for pu in core.pus) for core in machine.cores] == [
+        text for text in CORES[name] if text
+    ]
+
+
+def test_every_capture_of_ppc64_cpu_is_tried(capture: Capture) -> None:
+    assert {path.name for path in capture("ppc64_cpu").iterdir()} == set(CORES)
+
+
+def test_subcores_and_mixed_smt() -> None:
+    split = parse_ppc64_cpu(
+        "Core   0:\n  Subcore 0:  0*  1*\n  Subcore 1:  2*  3\nCore   1:\n  Subcore 2:  4*  5\n", "h"
+    )
+    assert [cpu_list(cpu for cpu, on in slots if on) for slots in split] == ["0-1", "2", "4"]
+    fake = machine_of(dict.fromkeys(range(4), frozenset({0, 1, 2, 4})), split, "h")
+    assert seen_by_us(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("Core 0: 0* 1*\nCore 2: 4* 5*\n", "line 2: core 1 is missing"),
+        ("Core 0: 0* 1*\nCore 1: 1* 2*\n", "line 2: a CPU stands there twice"),
+        ("Core 0: 0* 1*\nCore 1: 2*\n", "different numbers of thread slots"),
+        ("Core 0: 0* 1*\nCo", "line 2: no line of a core"),
+        ("Core 0: 0* 1*", "ends too soon"),
+        ("", "ends too soon"),
+    ],
+)
+def test_a_broken_ppc64_cpu_is_an_error_with_its_line(text: str, part: str) -> None:
+    with pytest.raises(UnreachableError, match="host h: ppc64_cpu --info, line") as caught:
+        parse_ppc64_cpu(text, "h")
+    assert part in str(caught.value)
+
+
+def test_tools_that_contradict_each_other() -> None:
+    cores = parse_ppc64_cpu("Core 0: 0* 1*\nCore 1: 2* 3*\n", "h")
+    with pytest.raises(UnreachableError, match="has CPUs 2-3 on line that numactl does not list"):
+        machine_of({0: frozenset({0, 1})}, cores, "h")
+    with pytest.raises(UnreachableError, match="lists 4 that are not"):
+        machine_of({0: frozenset(range(5))}, cores, "h")
+    with pytest.raises(UnreachableError, match="the core of CPUs 2-3 is in no package, or in several"):
+        machine_of({0: frozenset({0, 1, 2}), 8: frozenset({3})}, cores, "h")
+
+
+# File -> (NUMA node, number of CPUs, nearest NICs) of each GPU.
+SMI: dict[str, Sequence[tuple[int | None, int, tuple[str, ...]]]] = {
+    "2gpu-nvlink-numa-na.txt": [(None, 24, ())] * 2,
+    "2gpu-phb-numa-na.txt": [(None, 12, ())] * 2,
+    "8xA100-48c.txt": [(0, 24, ())] * 4 + [(1, 24, ())] * 4,
+    "8xH100-104c.txt": [(0, 52, ())] * 4 + [(1, 52, ())] * 4,
+    "8xH100-208t-ht.txt": [(0, 104, ())] * 4 + [(1, 104, ())] * 4,
+    "ac922-4xV100.txt": [(0, 64, ("mlx5_0", "mlx5_1"))] * 2 + [(8, 64, ("mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"))] * 2,
+    "dgx1-8xV100-4xIB-same-affinity.txt": [(None, 40, (f"mlx5_{gpu // 2}",)) for gpu in range(8)],
+    "x86-4gpu-nv1-nv2-sys.txt": [(0, 40, ())] * 2 + [(1, 40, ())] * 2,
+}
+
+
+@pytest.mark.parametrize("name", SMI)
+def test_captured_gpus(capture: Capture, name: str) -> None:
+    rows = parse_topo((capture("nvidia-smi") / name).read_text(), "h")
+    described = parse_machine(f"{{packages: 2, cores_per_package: 64, gpus: {len(rows)}}}", "test")
+    found = with_topology(described, rows, ())
+    assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in SMI[name]]
+    assert [gpu.nics for gpu in found.gpus] == [nics for _, _, nics in SMI[name]]
+
+
+def test_every_capture_of_nvidia_smi_is_tried(capture: Capture) -> None:
+    assert {path.name for path in capture("nvidia-smi").iterdir()} == set(SMI)
+
+
+TWO = parse_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,2,1,8\n3,3,1,8\n", "h")
+TOPO = (
+    "\x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tSYS\tPXB\t{0}\t{1}\t\tN/A\nGPU1\tSYS\t X \tSYS\t{2}\t{3}\t\tN/A\nNIC0\tPXB\tSYS\t X \n\n"
+    "NIC Legend:\n\n  NIC0: mlx5_7\n"
+)
+QUERY = (
+    "0, GPU-7f7a2c6e-0000-1111-2222-333344445555, 00000000:17:00.0, Tesla V100-SXM2-16GB\n"
+    "1, GPU-7f7a2c6e-0000-1111-2222-333344445556, 00000000:CA:00.0, NVIDIA A100, 80GB\n"
+)
+
+
+def test_what_nvidia_smi_adds_to_a_machine() -> None:
+    listed = parse_query(QUERY, "h")
+    assert listed[1].pci_address == "0000:ca:00.0"
+    assert listed[1].name == "NVIDIA A100, 80GB"
+    by_node = with_topology(TWO, parse_topo(TOPO.format("2-3", "8", "0-1", "0"), "h"), listed)
+    assert [(gpu.pci_address, gpu.package, gpu.numa_node, gpu.nics) for gpu in by_node.gpus] == [
+        ("0000:17:00.0", 1, 8, ("mlx5_7",)), ("0000:ca:00.0", 0, 0, ()),
+    ]  # fmt: skip
+    by_cpus = with_topology(TWO, parse_topo(TOPO.format("2-3", "N/A", "0-1", "N/A"), "h"), listed)
+    assert [gpu.package for gpu in by_cpus.gpus] == [1, 0]
+    nothing = with_topology(TWO, parse_topo(TOPO.format("0-3", "N/A", "0-3", "N/A"), "h"), listed)
+    assert [gpu.package for gpu in nothing.gpus] == [None, None]
+    known = with_topology(by_node, parse_topo(TOPO.format("0-1", "0", "2-3", "8"), "h"), listed)
+    assert known.gpus == by_node.gpus  # what is known stays
+    fewer = with_topology(by_node._replace(gpus=by_node.gpus[:1]), None, listed)
+    assert (len(fewer.gpus), fewer.notes) == (1, ("nvidia-smi shows 2 GPUs, 1 may be used",))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "couldn't communicate"),
+        ("No devices were found\n", "No devices were found"),
+        ("0, GPU-1\n", "line 1: no GPU's index, UUID, address and name"),
+    ],
+)
+def test_nvidia_smi_that_lists_nothing_says_why(text: str, part: str) -> None:
+    with pytest.raises(UnreachableError, match="host h: nvidia-smi, line 1") as caught:
+        parse_query(text, "h")
+    assert part in str(caught.value)
+    with pytest.raises(UnreachableError, match="host h: nvidia-smi, line 1"):
+        parse_topo(text, "h")
+
+
+NUMACTL = (
+    "available: 3 nodes (0,8,255)\nnode 0 cpus: 0 1 2\n3 4\nnode 0 size: 7 MB\nnode 0 free: 1 MB\n"
+    "node 8 cpus: 5-9\nnode 8 size: 7 MB\nnode 255 cpus:\nnode 255 size: 7 MB\nnode distances:\nnode 0 8\n"
+)
+POWER = "Core   0:    0*    1*    2     3\nCore   1:    4*    5*    6*    7*\n"
+PARSERS: dict[str, tuple[Callable[[str, str], object], str, str]] = {
+    "lscpu": (parse_lscpu, LIST, "lscpu"),
+    "lscpu -J": (
+        parse_lscpu_summary,
+        json.dumps({"lscpu": [
+            {"field": "On-line CPU(s) list:", "data": "0-7"}, {"field": "Thread(s) per core:", "data": "2"},
+            {"field": "Core(s) per socket:", "data": "2", "children": [{"field": "Socket(s):", "data": "2"}]},
+        ]}),
+        "lscpu",
+    ),
+    "numactl": (parse_numactl, NUMACTL, "numactl"),
+    "ppc64_cpu": (parse_ppc64_cpu, POWER, "ppc64_cpu"),
+    "nvidia-smi topo": (parse_topo, TOPO.format("0-1", "0", "2-3", "8"), "nvidia-smi"),
+    "nvidia-smi query": (parse_query, QUERY, "nvidia-smi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", PARSERS)
+@given(data=st.data())
+def test_changed_text_is_a_value_or_an_error_that_names_host_and_line(tool: str, data: st.DataObject) -> None:
+    parse, text, name = PARSERS[tool]
+    parse(text, "h")
+    place = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(place, min(len(text), place + 12)))
+    changed = (
+        text[:place] + data.draw(st.text("0123456789,-:*\n \tNYXxGPUnodecpus{}[]\"'\x1b\0é", max_size=9)) + text[end:]
+    )
+    for broken in (changed, text[:place], changed * 3, changed.replace("0-", "0-99999999999")):
+        try:
+            parse(broken, "h")
+        except UnreachableError as error:
+            assert str(error).startswith(f"host h: {name}")
+            assert ", line " in str(error)
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("tool", ["numactl", "ppc64_cpu", "nvidia-smi topo", "lscpu -J"])
+@given(data=st.data())
+def test_cut_text_is_never_a_smaller_machine(tool: str, data: st.DataObject) -> None:
+    parse, text, _ = PARSERS[tool]
+    whole = parse(text, "h")
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    if tool == "ppc64_cpu" and cut.endswith("\n"):
+        return  # cut between two cores: numactl, which it is always read with, lists more CPUs
+    try:
+        assert parse(cut, "h") == whole or tool == "nvidia-smi topo"  # its legend may be cut off
+    except UnreachableError:
+        return

@@ -1,0 +1,126 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.errors import InputError, PlacementError
+from ddlrun.hosts import Host, HostList
+from ddlrun.machine import Machine
+from ddlrun.machine.preset import parse_machine
+from ddlrun.mapping.placement import place, seat_ranks
+from ddlrun.topology import RankOrder, Topology, parse_topology
+from tests.support.shapes import machine, placement
+
+sizes = st.lists(st.integers(1, 24), min_size=1, max_size=6)
+
+
+def described(text: str) -> Machine:
+    return parse_machine(text, "test")
+
+
+def spread(text: str, ranks: int) -> list[list[tuple[int, int]]]:
+    """Return (package, core inside it) of each rank's cores."""
+    return [
+        [(core.package, core.index_in_package) for core in seat.cores] for seat in seat_ranks(described(text), ranks)
+    ]
+
+
+@given(sizes, st.data())
+def test_no_core_is_lost_or_shared_and_ranks_cross_packages_only_if_they_must(
+    packages: list[int], data: st.DataObject
+) -> None:
+    ranks = data.draw(st.integers(1, sum(packages)))
+    seats = seat_ranks(described(f"packages: {packages}"), ranks)
+    cores = [core.logical_index for seat in seats for core in seat.cores]
+    assert len(seats) == ranks
+    assert all(seat.cores for seat in seats)
+    assert len(set(cores)) == len(cores)
+    crossing = [seat for seat in seats if len({core.package for core in seat.cores}) > 1]
+    if ranks >= len(packages):
+        assert not crossing
+    if not crossing:
+        home = {seat.local_rank: seat.cores[0].package for seat in seats}
+        shares = [len(seat.cores) for seat in seats]
+        for package in set(home.values()):
+            inside = [share for rank, share in enumerate(shares) if home[rank] == package]
+            assert sum(inside) == packages[package]
+            assert max(inside) - min(inside) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "shares"),
+    [
+        ("{packages: 2, cores_per_package: 10}", 4, [5, 5, 5, 5]),
+        ("{packages: 2, cores_per_package: 10}", 1, [20]),
+        ("{packages: 2, cores_per_package: 10}", 3, [5, 5, 10]),
+        ("{packages: 4, cores_per_package: 6}", 2, [12, 12]),
+        ("{packages: 4, cores_per_package: 6}", 3, [6, 12, 6]),
+        ("{packages: [2, 2, 4]}", 2, [4, 4]),
+        ("{packages: [1, 1, 1, 9]}", 2, [3, 9]),
+        ("{packages: [8, 10]}", 2, [8, 10]),
+        ("{packages: [1, 20]}", 2, [10, 10]),
+        ("{packages: 1, cores_per_package: 7}", 3, [3, 2, 2]),
+    ],
+)
+def test_shares(text: str, ranks: int, shares: list[int]) -> None:
+    assert [len(cores) for cores in spread(text, ranks)] == shares
+
+
+def test_a_rank_sits_in_the_package_of_its_gpu() -> None:
+    text = "{packages: 2, cores_per_package: 4, gpus: [1, 0, 1, 0]}"
+    assert [cores[0][0] for cores in spread(text, 4)] == [1, 0, 1, 0]
+    assert [cores[0] for cores in spread(text, 2)] == [(1, 0), (0, 0)]
+
+
+def test_inside_a_package_ranks_sit_on_the_numa_nodes_of_their_gpus_or_beside() -> None:
+    text = "{packages: 1, cores_per_package: 8, numa_per_package: 4, gpus: [3, 3, 1, 1], gpus_by: numa}"
+    assert [cores[0][1] for cores in spread(text, 4)] == [6, 4, 2, 0]
+
+
+def test_gpus_whose_package_is_not_known_do_not_matter() -> None:
+    assert spread("{packages: 2, cores_per_package: 2, gpus: 4}", 4) == spread("{packages: 2, cores_per_package: 2}", 4)
+
+
+def test_ranks_and_coordinates_of_the_powerai_example() -> None:
+    hosts = [f"sys-{n}" for n in range(89074, 89080)]
+    placed = {rank.rank: rank for rank in placement("4x2x3", hosts, machine("minsky")).by_host()}
+    assert sorted(placed) == list(range(24))
+    assert (placed[0].host.name, placed[0].coords) == ("sys-89074", (0, 0, 0))
+    assert (placed[3].host.name, placed[3].coords) == ("sys-89075", (0, 1, 0))
+    assert (placed[22].host.name, placed[22].coords) == ("sys-89077", (3, 1, 1))
+    assert placed[22].seat.gpu is not None
+    assert placed[22].seat.gpu.number == 3
+
+
+def test_host_order_is_contiguous() -> None:
+    ranks = list(placement("2x2x1", ["a", "b"], machine("1x2"), RankOrder.HOST).by_host())
+    assert [(rank.rank, rank.host.name) for rank in ranks] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+def test_too_few_hosts_names_both_numbers_and_the_product() -> None:
+    with pytest.raises(InputError) as caught:
+        placement("4x2x3", ["a", "b"], machine("minsky"))
+    assert "4x2x3 needs 6 hosts (2 hosts per rack x 3 racks), but 2 are there (test: a,b)" in str(caught.value)
+
+
+def test_too_many_ranks_for_the_cores() -> None:
+    with pytest.raises(PlacementError, match="3 ranks on each host, but a has 2 usable cores") as caught:
+        placement("3x1x1", ["a"], machine("1x2"))
+    assert "make X at most 2" in str(caught.value)
+
+
+def test_too_few_slots_names_every_short_host() -> None:
+    hosts = HostList((Host("a", 2), Host("b", 4), Host("c", 1)), "hostfile F")
+    with pytest.raises(InputError) as caught:
+        place(parse_topology("4x3"), hosts, dict.fromkeys(hosts.names, machine("minsky")), RankOrder.DDL)
+    assert [problem.split("but ")[1] for problem in caught.value.problems] == [
+        "a offers 2 slots (hostfile F); 1x3x1 would fit",
+        "c offers 1 slot (hostfile F); 1x3x1 would fit",
+    ]
+
+
+def test_hosts_with_different_machines() -> None:
+    hosts = HostList((Host("a"), Host("b")), "test")
+    machines = {"a": machine("minsky"), "b": machine("2x22")}
+    placed = place(Topology((2, 2)), hosts, machines, RankOrder.HOST)
+    assert [rank.seat.threads for rank in placed.by_host()] == [5, 5, 22, 22]
+    assert [indexes for indexes, _, _ in placed.groups()] == [[0], [1]]

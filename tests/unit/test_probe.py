@@ -1,0 +1,240 @@
+"""Asking hosts with all their tools: what this machine says, what is kept, saved and loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.errors import UnreachableError
+from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
+from ddlrun.remote.probe import failures, group
+from ddlrun.report.machines import differences, render_groups
+from tests.mpi.test_launch import running, wait_for
+from tests.support.shapes import machine
+
+Ddlrun = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def answered(known: str = "") -> str:
+    return subprocess.run(
+        ["sh", "-s"], input=full_script(known), capture_output=True, text=True, check=True, cwd="/"
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return answered()
+
+
+def test_this_machine_says_the_same_whatever_tool_is_asked(text: str) -> None:
+    sections = dict(parse_answer(text, "h").sections)
+    whole = machine_of(sections, "h")
+    assert whole.source == "hwloc"
+    assert whole.notes == ()
+    for source in ("sysfs", "lscpu"):
+        sections.pop({"sysfs": "lstopo.xml", "lscpu": SYSFS}[source])
+        other = machine_of(sections, "h")
+        assert other.source == source
+        assert other.cores == whole.cores
+    sections.pop("lscpu.txt")
+    assert machine_of(sections, "h").source == "lscpu -J"
+    sections.pop("lscpu.json")
+    with pytest.raises(UnreachableError, match="host h: numactl alone does not say which CPUs share a core"):
+        machine_of({"numactl.txt": "available: 1 nodes (0)\n"}, "h")
+    with pytest.raises(UnreachableError, match="host h: no tool says what its cores are"):
+        machine_of({}, "h")
+
+
+def test_lstopo_and_sys_that_disagree_are_told_of(text: str) -> None:
+    sections = dict(parse_answer(text, "h").sections)
+    other = subprocess.run(["lstopo", "-i", "core:2 pu:1", "--of", "xml"], capture_output=True, text=True, check=True)
+    found = machine_of({**sections, "lstopo.xml": other.stdout}, "h")
+    if not found.packaged:  # where this machine happens to look like that, there is nothing to tell
+        assert found.cores == machine_of(sections, "h").cores or "lstopo and /sys differ" in found.notes[-1]
+
+
+def test_a_host_that_is_as_it_was_says_only_that(text: str) -> None:
+    key = parse_answer(text, "h").key
+    again = parse_answer(answered(key), "h")
+    assert (again.same, again.key, set(again.sections)) == (True, key, {SYSFS})
+    assert not parse_answer(answered("1"), "h").same
+
+
+@given(st.data())
+def test_an_answer_that_stops_is_an_error(text: str, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(text.rstrip()) - 1))
+    with pytest.raises(UnreachableError, match="host h: its answer stops"):
+        parse_answer(text[:cut], "h")
+
+
+@pytest.fixture
+def ddlrun(tmp_path: Path) -> Ddlrun:
+    """Run ddlrun with a cache of its own, and tools of ours before the machine's."""
+    (tmp_path / "bin").mkdir()
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+
+    def run(*words: str, before: tuple[str, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache"), **more}
+        argv = [*before, sys.executable, "-m", "ddlrun", *words]
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def tool(tmp_path: Path, name: str, body: str) -> Path:
+    """Put a program on the path that counts how often it is asked."""
+    path = tmp_path / "bin" / name
+    path.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/{name}.count\n{body}\n")
+    path.chmod(0o755)
+    return tmp_path / f"{name}.count"
+
+
+def times(count: Path) -> int:
+    return len(count.read_text().splitlines()) if count.exists() else 0
+
+
+def test_answers_are_kept_until_the_machine_changes(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    asked = tool(tmp_path, "lscpu", 'exec /usr/bin/lscpu "$@"')
+    first = ddlrun("probe")
+    assert (first.returncode, times(asked)) == (0, 2)
+    assert ddlrun("probe").stdout == first.stdout
+    assert times(asked) == 2
+    ddlrun("probe", "--refresh")
+    assert times(asked) == 4
+    changed = ddlrun("probe", before=("taskset", "-c", str(max(os.sched_getaffinity(0)))))
+    assert times(asked) == 6
+    assert len(os.sched_getaffinity(0)) == 1 or "1 cores usable" in changed.stdout
+    kept = next((tmp_path / "cache" / "ddlrun" / "hosts").iterdir())
+    os.utime(kept, (0, 0))
+    ddlrun("probe")
+    assert times(asked) == 8
+    kept.write_bytes(b"\xff broken")
+    assert ddlrun("probe").stdout == first.stdout
+
+
+def test_a_tool_that_fails_or_reads_our_script_does_no_harm(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    tool(tmp_path, "lstopo-no-graphics", "cat; exit 1")
+    tool(tmp_path, "nvidia-smi", "cat; exit 9")
+    done = ddlrun("probe")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(sysfs)" in done.stdout
+
+
+def test_what_nvidia_smi_says_is_taken(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    header = "\\tGPU0\\tGPU1\\tmlx5_0\\tCPU Affinity\\tNUMA Affinity"
+    rows = "GPU0\\t X \\tNV1\\tPIX\\t0\\t0\\nGPU1\\tNV1\\t X \\tSYS\\t0\\t0\\n"
+    listed = "0, GPU-1, 00000000:17:00.0, V100\\n1, GPU-2, 00000000:65:00.0, V100\\n"
+    tool(tmp_path, "nvidia-smi", f"[ \"$1\" = topo ] && printf '{header}\\n{rows}' || printf '{listed}'")
+    machine = json.loads(ddlrun("probe", "--json").stdout)["machines"][0]
+    assert [(gpu["pci_address"], gpu["package"], gpu["nics"]) for gpu in machine["gpus"]] == [
+        ("0000:17:00.0", 0, ["mlx5_0"]), ("0000:65:00.0", 0, []),
+    ]  # fmt: skip
+
+
+def test_what_is_saved_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
+    asked = ddlrun("probe", "localhost", "--save", folder)
+    assert asked.returncode == 0
+    assert {path.name for path in (tmp_path / "saved" / "localhost").iterdir()} >= {SYSFS, "lstopo.xml", "lscpu.txt"}
+    assert ddlrun("probe", "--load", folder).stdout == asked.stdout
+    assert ddlrun("show", "placement", "--load", folder, "--accelerators", "core").returncode == 0
+    assert ddlrun("gen-rankfile", "1", "localhost", "--load", folder).stdout.endswith("rank 0=localhost slot=0:0-1\n")
+    assert ddlrun("show", "machines", "--machine", f"{folder}/localhost").returncode == 0
+    wrong = ddlrun("probe", "other", "--load", folder)
+    assert (wrong.returncode, wrong.stderr) == (
+        2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
+    )  # fmt: skip
+    (tmp_path / "saved" / "localhost" / "lstopo.xml").write_text("<topology>")
+    assert "localhost: lstopo, line 1" in ddlrun("probe", "--load", folder).stderr
+    assert "no such folder" in ddlrun("probe", "--load", f"{folder}/nowhere").stderr
+
+
+def test_captured_machines_side_by_side(ddlrun: Ddlrun, capture: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in ("n1", "n2", "n3"):
+        (tmp_path / "saved" / name).mkdir(parents=True)
+        file = "fluxsched-sierra2-0.xml" if name != "n2" else "mpibind-coral-lassen.xml"
+        (tmp_path / "saved" / name / "lstopo.xml").write_text((capture("hwloc-xml") / file).read_text())
+    done = ddlrun("probe", "--load", str(tmp_path / "saved"))
+    assert done.stdout.splitlines() == [
+        "n[1,3]: 2 packages x 22 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 320 GiB (hwloc)",
+        "n2: 2 packages x 20 cores, SMT4, 4 GPUs, 6 NICs (4 RDMA), 256 GiB (hwloc)",
+        (
+            "  differs from n[1,3]: packages of 20+20 cores instead of packages of 22+22 cores; "
+            "NUMA nodes 0,8 instead of NUMA nodes 0,8,252-255; 256 GiB instead of 320 GiB"
+        ),
+    ]
+    # Each rank goes where its own host has its GPU, and lint knows what each host has.
+    ranks = ddlrun("gen-rankfile", "4x3", "n[1-3]", "--load", str(tmp_path / "saved"))
+    assert "rank 0=n1 slot=0:0-10\n" in ranks.stdout
+    assert "rank 1=n2 slot=0:0-9\n" in ranks.stdout
+    (tmp_path / "ranks").write_text(ranks.stdout)
+    assert ddlrun("lint", str(tmp_path / "ranks"), "--load", str(tmp_path / "saved")).stdout == ""
+    (tmp_path / "ranks").write_text(ranks.stdout.replace("n2 slot=0:0-9", "n2 slot=0:0-20"))
+    assert (
+        "package 0 has cores 0-19" in ddlrun("lint", str(tmp_path / "ranks"), "--load", str(tmp_path / "saved")).stdout
+    )
+
+
+def test_hosts_that_fail_alike_are_one_line() -> None:
+    many = {f"n{i}": f"ssh: no route to n{i}" for i in range(1, 7)}
+    assert failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
+        "hosts n[1-6]: ssh: no route to n1; try: ssh -p 2 n1 true",
+        "host m: no answer in time; try: ssh -p 2 m true",
+    ]
+    assert len(failures(dict(list(many.items())[:3]), "ssh")) == 3
+
+
+def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    done = ddlrun("probe", "nowhere.invalid", "--save", str(tmp_path / "saved"), "--timeout", "20")
+    assert done.returncode == 3
+    assert not (tmp_path / "saved").exists()
+
+
+def test_what_differs_is_said_in_words() -> None:
+    one = machine("minsky")
+    half = one._replace(cores=tuple(core._replace(usable=core.logical_index < 5) for core in one.cores))
+    assert differences(half, one) == ["usable cores 0-4 instead of all cores usable"]
+    assert differences(one._replace(gpus=one.gpus[:3]), one)[0] == "3 GPUs instead of 4 GPUs"
+    groups = group({"a": half, "b": one, "c": one})
+    assert [list(names) for _, names in groups] == [["b", "c"], ["a"]]
+    assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups)
+
+
+# What logging and others do at a fork, whose exceptions Python drops; and before anybody knows of the process.
+MOMENTS = {
+    "fork": "os.register_at_fork(after_in_parent=interrupt)",
+    "start": "sys.setprofile(lambda frame, event, _: "
+    "(event, frame.f_code.co_name) == ('return', '_execute_child') and interrupt())",
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_ctrl_c_while_a_process_starts_is_heard_and_leaves_none(moment: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    nap = f"60.{os.getpid()}"
+    agent.write_text(f"#!/bin/sh\nexec sleep {nap}\n")
+    agent.chmod(0o755)
+    program = f"""
+import os, signal, sys
+sent = []
+def interrupt():
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ddlrun.cli import main
+sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--timeout", "30"]
+{MOMENTS[moment]}
+main()
+"""
+    environ = os.environ | {"OMPI_MCA_plm_rsh_agent": str(agent)}
+    with (tmp_path / "said").open("w") as said:  # a pipe would be waited for until the last process has closed it
+        done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=said, stderr=said, check=False)
+    assert (done.returncode, (tmp_path / "said").read_text().strip()) == (130, "")
+    wait_for(lambda: not running(nap))

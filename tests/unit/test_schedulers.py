@@ -1,0 +1,447 @@
+"""What schedulers leave in a job's environment and files -> its hosts, slots, racks: recorded cases."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.errors import DdlrunError, InputError
+from ddlrun.hosts import Host, HostList
+from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.topology_request import Wish
+from ddlrun.schedulers import Allocation, World, job_end, read_job, signs
+from ddlrun.schedulers.lsf import parse_mcpu, parse_units
+from ddlrun.schedulers.scontrol import parse_topology_lines
+from ddlrun.schedulers.slurm import parse_tasks
+from ddlrun.topology import parse_topology
+
+RECORDED = Path(__file__).parent / "schedulers"
+
+
+def world(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> World:
+    def read(path: str) -> str:
+        if path not in files:
+            raise InputError(f"file {path}: No such file or directory")
+        return files[path]
+
+    def ask(argv: Sequence[str]) -> str | None:
+        return says.get(" ".join(argv))
+
+    return World(environ, read, ask)
+
+
+def job(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> Allocation:
+    found = read_job(world(environ, files, says))
+    assert found is not None
+    return found
+
+
+def slots(found: Allocation) -> list[tuple[str, int | None]]:
+    return [(host.name, host.slots) for host in found.hosts]
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "tux[08-10],gpu1", "SLURM_TASKS_PER_NODE": "2(x3),1"}
+
+
+def test_outside_of_any_job() -> None:
+    assert read_job(world({})) is None
+    assert read_job(world(SLURM), "none") is None
+    with pytest.raises(InputError, match=r"--scheduler lsf: this is no job of LSF \(LSB_JOBID is not set\)"):
+        read_job(world(SLURM), "lsf")
+
+
+def test_slurm_tasks_are_slots_where_they_were_asked_for() -> None:
+    asked = job({**SLURM, "SLURM_NTASKS": "7"})
+    assert slots(asked) == [("tux08", 2), ("tux09", 2), ("tux10", 2), ("gpu1", 1)]
+    assert slots(job(SLURM)) == [("tux08", None), ("tux09", None), ("tux10", None), ("gpu1", None)]
+    assert asked.title == "Slurm job 7"
+    assert asked.hosts.source == "Slurm job 7 (SLURM_JOB_NODELIST)"
+    assert asked.launcher == "srun"
+
+
+# Real environments of Slurm 22.05 (tests/unit/schedulers), by the options that they were made with.
+ASKED = {
+    "salloc-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "salloc-interactive-step": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "salloc-srun-n1": "h1 h2 h3 h4 by srun",
+    "salloc-srun-n1-overlap-pty": "h1 h2 h3 h4 by srun",
+    "sbatch-N1": "h1 by srun",
+    "sbatch-N2-c4": "h1:2 h2:2 by srun",
+    "sbatch-N2-exclusive": "h3 h4 by srun, 2 GPUs",
+    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",  # 7 tasks are no equal number a host
+    "sbatch-N4": "h1 h2 h3 h4 by srun",
+    "sbatch-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
+    "sbatch-arbitrary": "h1 h3 h4 by srun",
+    "sbatch-array-0": "h1:1 h2:1 by srun",
+    "sbatch-array-1": "h1:1 h2:1 by srun",
+    "sbatch-cyclic": "h1:2 h2:2 h3:2 h4:2 by srun, cyclic",
+    "sbatch-gpus-per-node": "h1 h2 by srun, 2 GPUs",
+    "sbatch-gpus-per-task": "h1:2 h2:2 by srun, 2 GPUs",
+    "sbatch-gpus-per-task-srun-task1": "srun starts ddlrun 4 times",
+    "sbatch-gres-gpu": "h1 h2 by srun, 2 GPUs",
+    "sbatch-het-colon": "h1:2 h2:1 by ssh",
+    "sbatch-het-srun-task2": "srun starts ddlrun 3 times",
+    "sbatch-hetjob": "h1:1 h2:1 h3:1 by ssh",
+    "sbatch-hostfile-no-distribution": "h1 h3 h4 by srun",
+    "sbatch-n6": "h1:6 by srun",
+    "srun-N4-ntasks-per-node2-task3": "srun starts ddlrun 8 times",
+}
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    sections = (RECORDED / "slurm-22.05.txt").read_text().split("@ ")[1:]
+    named = (section.partition("\n")[::2] for section in sections)
+    return {name: dict(line.split("=", 1) for line in lines.splitlines()) for name, lines in named}
+
+
+def test_slurm_as_it_really_is() -> None:
+    found = {}
+    for name, environ in recorded().items():
+        try:
+            one = job(environ)
+        except InputError as error:
+            found[name] = str(error).partition(": ")[2].partition(",")[0]
+            continue
+        hosts = " ".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in one.hosts)
+        more = (f", {one.gpus} GPUs" if one.gpus else "") + (", cyclic" if one.cyclic else "")
+        found[name] = f"{hosts} by {one.launcher}{more}"
+    assert found == ASKED
+
+
+def test_slurm_names_with_several_brackets() -> None:
+    found = job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "r[1-2]n[01-02]-ib,login"})
+    assert found.hosts.names == ("r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib", "login")
+
+
+@pytest.mark.parametrize("tasks", ["2(x3)", "2(x3),1,1", "2(x)", "x", "2(x99999999)"])
+def test_slurm_tasks_that_do_not_fit(tasks: str) -> None:
+    with pytest.raises(InputError, match="SLURM_TASKS_PER_NODE"):
+        job({**SLURM, "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": tasks})
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(1, 9)), min_size=1))
+def test_slurm_tasks_of_any_length(runs: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{tasks}(x{times})" if times > 1 else str(tasks) for tasks, times in runs)
+    assert list(parse_tasks(text, "tasks")) == [tasks for tasks, times in runs for _ in range(times)]
+
+
+def test_slurm_heterogeneous_jobs() -> None:
+    for size, ending in (("SLURM_HET_SIZE", "HET"), ("SLURM_PACK_SIZE", "PACK")):
+        found = job({
+            "SLURM_JOB_ID": "7", size: "2",
+            f"SLURM_JOB_NODELIST_{ending}_GROUP_0": "a[1-2]", f"SLURM_TASKS_PER_NODE_{ending}_GROUP_0": "1(x2)",
+            f"SLURM_NTASKS_{ending}_GROUP_0": "2",
+            f"SLURM_JOB_NODELIST_{ending}_GROUP_1": "b1", f"SLURM_TASKS_PER_NODE_{ending}_GROUP_1": "4",
+            f"SLURM_NTASKS_{ending}_GROUP_1": "4",
+        })  # fmt: skip
+        assert slots(found) == [("a1", 1), ("a2", 1), ("b1", 4)]
+        assert found.launcher == "ssh"
+
+
+def test_slurm_distributions() -> None:
+    assert job({**SLURM, "SLURM_DISTRIBUTION": "cyclic"}).cyclic
+    assert not job({**SLURM, "SLURM_DISTRIBUTION": "block"}).cyclic
+    told = {**SLURM, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "/l"}
+    found = job(told, {"/l": "gpu1\ntux08\ngpu1\n"})
+    assert slots(found) == [("gpu1", 2), ("tux08", 1)]
+
+
+def test_slurm_gpus_and_requeues() -> None:
+    assert job({**SLURM, "SLURM_GPUS_ON_NODE": "4"}).gpus == 4
+    assert job({**SLURM, "SLURM_JOB_GPUS": "2,3"}).gpus == 2
+    assert job(SLURM).gpus is None
+    assert job({**SLURM, "SLURM_RESTART_COUNT": "2"}).restarts == 2
+
+
+DETAILS = (
+    "JobId=7 NumNodes=2 NumTasks=4 CPUs/Task=1 ReqB:S:C:T=0:0:*:* JOB_GRES=gpu:3 Nodes=tux08 CPU_IDs=10 Mem=0 "
+    "GRES=gpu:2(IDX:0-1) Nodes=tux[09-10] CPU_IDs=0,10 Mem=0 GRES=gpu:a100:1(IDX:3),shard:0(IDX:) "
+    "NtasksPerN:B:S:C=2:0:*:* TresPerJob=gres:gpu:3"
+)
+
+
+def test_slurms_details_give_gpus_and_a_steps_tasks() -> None:
+    says = {"scontrol --details --oneliner show job 7": DETAILS}
+    found = job(SLURM, says=says)
+    assert found.gpu_numbers == {"tux08": "0,1", "tux09": "3", "tux10": "3"}
+    assert found.gpus is None  # not as many everywhere
+    step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    assert [count for _, count in slots(job(step, says=says))] == [2, 2, 2, 2]
+
+
+def test_an_arrays_number_is_also_its_last_tasks() -> None:
+    tasks = (
+        "JobId=9 ArrayJobId=7 ArrayTaskId=0 JobState=RUNNING Restarts=0\n"
+        "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Restarts=0\n"
+        "JobId=8 ArrayJobId=7 ArrayTaskId=2 JobState=CANCELLED Restarts=0\n"
+    )
+    assert job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": tasks}), job(SLURM)) is None
+
+
+def test_tasks_that_slurm_spread_unevenly() -> None:
+    spread = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "6"}
+    found = job({**spread, "SLURM_TASKS_PER_NODE": "4,1(x2)"})
+    assert slots(found) == [("n1", 2), ("n2", 2), ("n3", 2)]
+    assert found.notes[0] == "Slurm spread 6 tasks as 4, 1, 1: taken as 2 on each host (sbatch --ntasks-per-node=2)"
+    assert slots(job({**spread, "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,1(x2)"}))[0] == ("n1", 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "states", "code", "words"),
+    [
+        ("JobState=RUNNING Reason=None Restarts=0", "", None, ""),
+        ("", "", None, ""),
+        ("JobState=COMPLETING Reason=None Restarts=0", "tux08 mixed\ntux09 idle\n", 143, "was cancelled"),
+        (
+            "JobState=COMPLETING Reason=None Restarts=0",
+            "tux08 mixed\ntux09 down*\n",
+            3,
+            "Slurm says that tux09 is down",
+        ),
+        ("JobState=COMPLETING Reason=None Restarts=1", "", 143, "goes back into the queue"),
+        ("JobState=TIMEOUT Reason=TimeLimit TimeLimit=01:00:00", "", 124, "its time limit (01:00:00)"),
+        ("JobState=NODE_FAIL Reason=None", "", 3, "NODE_FAIL"),
+    ],
+)
+def test_how_slurm_ends_a_job(said: str, states: str, code: int | None, words: str) -> None:
+    sinfo = "sinfo --noheader --Node --nodes=tux[08-10],gpu1 --format=%N %T"
+    end = job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": said, sinfo: states}), job(SLURM))
+    assert (end.exit_code if end else None) == code
+    assert words in (end.words if end else "")
+
+
+def test_srun_of_ddlrun_is_refused() -> None:
+    step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    with pytest.raises(InputError, match="srun starts ddlrun 4 times"):
+        job({**step, "SLURM_STEP_NUM_TASKS": "4"})
+    one = job({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"})
+    assert slots(one)[0] == ("tux08", None)
+
+
+TREE = """SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=tux[08-09]
+SwitchName=rack1 Level=0 LinkSpeed=1 Nodes=tux10,gpu1
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=tux[08-10],gpu1 Switches=rack[0-1]
+"""
+BLOCK = """BlockName=b1 BlockIndex=0 Nodes=tux[08-09] BlockSize=2
+BlockName=b2 BlockIndex=1 Nodes=tux10,gpu1 BlockSize=2
+AggregatedBlock=b[1-2] BlockIndex=2 Nodes=tux[08-10],gpu1 BlockSize=4
+"""
+
+
+@pytest.mark.parametrize(("text", "names"), [(TREE, ["rack0", "rack1"]), (BLOCK, ["b1", "b2"])])
+def test_slurm_topologies_give_racks(text: str, names: list[str]) -> None:
+    found = job(SLURM, says={"scontrol show topology": text})
+    assert [host.rack for host in found.hosts] == [names[0], names[0], names[1], names[1]]
+
+
+def test_slurm_topology_conf_where_there_is_no_scontrol(capture: Callable[[str], Path]) -> None:
+    text = capture("scheduler/slurm-topology.conf.txt").read_text()
+    racks = parse_topology_lines(text)
+    assert racks == {f"tux{number}": f"s{number // 4}" for number in range(16)}
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "tux[3-4]", "SLURM_CONF": "/c/slurm.conf"}
+    found = job(environ, {"/c/topology.conf": text})
+    assert [host.rack for host in found.hosts] == ["s0", "s1"]
+
+
+@given(st.text())
+def test_no_text_breaks_the_topology_reader(text: str) -> None:
+    assert all(racks for racks in parse_topology_lines(text).values())
+
+
+LSF = {"LSB_JOBID": "12"}
+
+
+def test_lsf_hostfile_is_a_slot_a_line() -> None:
+    found = job({**LSF, "LSB_DJOB_HOSTFILE": "/f", "LSB_MCPU_HOSTS": "other 1"}, {"/f": "a\na\nb\nb\na\n"})
+    assert slots(found) == [("a", 3), ("b", 2)]
+    assert found.hosts.loose
+    assert found.hosts.source == "LSF job 12 (LSB_DJOB_HOSTFILE /f)"
+
+
+def test_lsf_launch_host_goes(capture: Callable[[str], Path]) -> None:
+    text = capture("scheduler/lsf-LSB_DJOB_RANKFILE-lightning.txt").read_text()
+    found = job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": text})
+    assert found.hosts.names == tuple(f"10.10.10.{number}" for number in range(4))
+    assert "batch only launches" in found.notes[0]
+    csm = {**LSF, "LSB_DJOB_HOSTFILE": "/r", "CSM_ALLOCATION_ID": "9"}
+    assert job(csm, {"/r": "c699\n" + "c1\n" * 42 + "c2\n" * 42}).hosts.names == ("c1", "c2")
+    assert job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": "a\nb\nb\n"}).hosts.names == ("a", "b")
+    assert job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": "batch1\nbatch2\n"}).hosts.names == ("batch1", "batch2")
+
+
+def test_lsf_lists(capture: Callable[[str], Path]) -> None:
+    assert slots(job({**LSF, "LSB_MCPU_HOSTS": "hostA 4 hostB 4", "LSB_HOSTS": ""})) == [("hostA", 4), ("hostB", 4)]
+    assert slots(job({**LSF, "LSB_HOSTS": "a a b b"})) == [("a", 2), ("b", 2)]
+    text = capture("scheduler/lsf-LSB_AFFINITY_HOSTFILE.txt").read_text()
+    assert slots(job({**LSF, "LSB_AFFINITY_HOSTFILE": "/a"}, {"/a": text})) == [("Host1", 2)]
+    with pytest.raises(InputError, match="none of LSB_DJOB_HOSTFILE"):
+        job(LSF)
+    with pytest.raises(InputError, match="'hostB' has no number of slots"):
+        parse_mcpu(["hostA", "4", "hostB"])
+
+
+def test_lsf_compute_units_give_racks() -> None:
+    text = (
+        "NAME                 TYPE                 HOSTS\n"
+        "encl1                enclosure            hostA hostB\n"
+        "encl2                enclosure            hostC hostD\n"
+        "rack1                rack                 encl1/ encl2/\n"
+    )
+    assert parse_units(text) == {"hostA": "encl1", "hostB": "encl1", "hostC": "encl2", "hostD": "encl2"}
+    found = job({**LSF, "LSB_MCPU_HOSTS": "hostA.site 4 hostC 4"}, says={"bmgroup -cu -w": text})
+    assert [host.rack for host in found.hosts] == ["encl1", "encl2"]
+    assert job({**LSF, "LSB_JOBINDEX": "3", "LSB_MCPU_HOSTS": "a 1"}).job == "12[3]"
+
+
+def test_pbs() -> None:
+    environ = {"PBS_JOBID": "5.server", "PBS_NODEFILE": "/n"}
+    assert slots(job(environ, {"/n": "n2\nn2\nn1\nn2\n"})) == [("n2", 3), ("n1", 1)]
+    assert slots(job(environ, {"/n": "n2\nn1\n"})) == [("n2", None), ("n1", None)]
+    with pytest.raises(InputError, match="PBS_NODEFILE /n, line 2"):
+        job(environ, {"/n": "n2\nn 1\n"})
+    with pytest.raises(InputError, match="/n: No such file"):
+        job(environ)
+    with pytest.raises(InputError, match="no hosts there"):
+        job(environ, {"/n": "\n"})
+    with pytest.raises(InputError, match="PBS_NODEFILE, which names the job's hosts, is not set"):
+        job({"PBS_JOBID": "5"})
+
+
+def test_grid_engine() -> None:
+    environ = {"JOB_ID": "3", "PE_HOSTFILE": "/p", "RESTARTED": "0"}
+    text = (
+        "node01.site 4 all.q@node01 UNDEFINED\nnode02.site 2 all.q@node02 <NULL>\nnode01.site 1 b.q@node01 UNDEFINED\n"
+    )
+    found = job(environ, {"/p": text})
+    assert slots(found) == [("node01.site", 5), ("node02.site", 2)]
+    assert (found.launcher, found.restarts) == ("qrsh", 0)
+    assert job({**environ, "RESTARTED": "1"}, {"/p": text}).restarts == 1
+    with pytest.raises(InputError, match="PE_HOSTFILE /p, line 1: 'node01' is no host with its slots"):
+        job(environ, {"/p": "node01\n"})
+
+
+def test_flux() -> None:
+    says = {"flux hostlist local": "corona[82-83,171]\n"}
+    assert job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "3"}, says=says).hosts.names == (
+        "corona82", "corona83", "corona171",
+    )  # fmt: skip
+    assert job({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, says=says).job == "f1"
+    with pytest.raises(InputError, match="gives no hosts"):
+        job({"FLUX_JOB_ID": "f1"})
+    with pytest.raises(InputError, match="FLUX_JOB_NNODES is 2"):
+        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, says=says)
+    with pytest.raises(InputError, match="runs ddlrun 8 times"):
+        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "8"}, says=says)
+
+
+def test_kubernetes() -> None:
+    environ = {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+    two = "pi-worker-0.pi.default.svc slots=2\npi-worker-1.pi.default.svc slots=2\n"
+    found = job(environ, {"/etc/mpi/hostfile": two})
+    assert slots(found) == [("pi-worker-0.pi.default.svc", 2), ("pi-worker-1.pi.default.svc", 2)]
+    assert found.launcher == "ssh"
+    one = {**environ, "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
+    found = job(one, {"/etc/mpi/hostfile": "7pi-worker-0 slots=1\n"})
+    assert (found.hosts.names, found.launcher) == (("7pi-worker-0",), "agent")
+
+
+def test_cobalt() -> None:
+    found = job({"COBALT_JOBID": "9", "COBALT_NODEFILE": "/c"}, {"/c": "nid00001\nnid00002\n"})
+    assert slots(found) == [("nid00001", None), ("nid00002", None)]
+
+
+def test_several_at_once_have_an_order() -> None:
+    both = {**SLURM, "OMPI_MCA_orte_default_hostfile": "/h", "JOB_ID": "3"}
+    assert signs(both) == ["kubernetes", "slurm"]
+    found = job(both, {"/h": "w slots=1\n"})
+    assert found.scheduler == "kubernetes"
+    assert "a job of Slurm too; Kubernetes is the innermost" in found.notes[-1]
+    named = read_job(world(both), "slurm")
+    assert named is not None
+    assert named.scheduler == "slurm"
+    assert not any("innermost" in note for note in named.notes)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            "SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_TASKS_PER_NODE SLURM_NTASKS LSB_JOBID LSB_MCPU_HOSTS LSB_HOSTS "
+            "PBS_JOBID PBS_NODEFILE JOB_ID PE_HOSTFILE COBALT_JOBID COBALT_NODEFILE FLUX_JOB_ID "
+            "SLURM_RESTART_COUNT SLURM_HET_SIZE SLURM_GPUS_ON_NODE".split()
+        ),
+        st.one_of(st.text(min_size=1), st.from_regex(r"[a-c1-3(x),\[\]-]{1,9}", fullmatch=True)),
+    ),
+    st.text(),
+)
+def test_broken_variables_are_errors_of_ours(environ: dict[str, str], text: str) -> None:
+    try:
+        found = read_job(World(environ, lambda _: text, lambda _: text))
+    except DdlrunError:
+        return
+    assert found is None or len(found.hosts)
+
+
+def racked(*sizes: int) -> HostList:
+    named = [(f"r{rack}h{place}", f"r{rack}") for rack, size in enumerate(sizes) for place in range(size)]
+    return HostList(tuple(Host(name, None, rack) for name, rack in named), "test")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ((2, 2), (2, 2)),
+        ((4,), (4, 1)),
+        ((1, 1, 1), (1, 3)),
+        ((4, 2, 2), (2, 4)),
+        ((3, 3, 2), (8, 1)),
+        ((16, 8), (8, 3)),
+    ],
+)
+def test_racks_make_y_and_z(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
+    found = arrange(Wish(), racked(*sizes))
+    assert (found.wish.nodes, found.wish.racks) == shape
+    assert len(found.hosts) == sum(sizes)
+    assert bool(found.said) == (len(set(sizes)) > 1)
+    groups = [found.hosts.hosts[at : at + shape[0]] for at in range(0, sum(sizes), shape[0])]
+    if shape[1] > 1:
+        assert all(len({host.rack for host in group}) == 1 for group in groups)
+
+
+def test_unequal_racks_are_told_in_words() -> None:
+    said = arrange(Wish(), racked(3, 3, 2)).said[-1]
+    assert (
+        "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in said
+    )
+    assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in said
+    assert "--topology Xx3x4 would keep to racks" in arrange(Wish(), racked(3, 7, 4)).said[-1]
+    assert "taken as 4 groups of 2 hosts, none across racks" in arrange(Wish(), racked(4, 2, 2)).said[-1]
+
+
+def test_hosts_come_in_the_order_of_their_racks() -> None:
+    mixed = HostList(
+        tuple(Host(name, None, rack) for name, rack in (("a", "R"), ("b", "S"), ("c", "R"), ("d", "S"))), "test"
+    )
+    found = arrange(Wish(), mixed)
+    assert found.hosts.names == ("a", "c", "b", "d")
+    assert "in the order of their racks" in found.said[0]
+    half = HostList((Host("a", None, "r"), Host("b")), "test")
+    assert arrange(Wish(), half).wish == Wish()
+    assert "nothing says the rack of b" in arrange(Wish(), half).said[0]
+
+
+def test_a_topology_takes_whole_groups() -> None:
+    told = Wish(topology=parse_topology("4x2x2"))
+    found = arrange(told, racked(3, 3, 2))
+    assert found.hosts.names == ("r0h0", "r0h1", "r1h0", "r1h1")
+    assert [host.name for host in found.left_out] == ["r0h2", "r1h2", "r2h0", "r2h1"]
+    assert "left out, as --topology 4x2x2 needs 4 hosts" in found.said[-1]
+    crossing = arrange(Wish(topology=parse_topology("4x4x2")), racked(3, 3, 2))
+    assert len(crossing.hosts) == 8
+    assert "2 of 2 groups of 4 hosts cross racks" in crossing.said[-1]
+    sized = arrange(Wish(nodes=4), racked(2, 2))
+    assert sized.said == ("1 of 1 group of 4 hosts cross racks",)
+    plain = HostList(tuple(map(Host, "abc")), "test")
+    assert arrange(Wish(topology=parse_topology("4x2")), plain).hosts.names == ("a", "b", "c")
+    assert arrange(Wish(topology=parse_topology("4x2")), plain, choose=True).hosts.names == ("a", "b")

@@ -1,0 +1,104 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.environment.exports import HOROVOD
+from ddlrun.errors import InputError
+from ddlrun.plan.settings import OURS, parse_config
+
+JOBS = Path(__file__).parents[2] / "configs" / "jobs"
+
+HOROVODS_OWN = """
+controller: mpi
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 5
+  cache_capacity: 2048
+  hierarchical_allreduce: true
+  hierarchical_allgather: false
+  torus_allreduce: false
+autotune: {enabled: true, log_file: /tmp/log.csv, warmup_samples: 3, steps_per_sample: 10,
+  bayes_opt_max_samples: 20, gaussian_process_noise: 0.8}
+timeline: {filename: /tmp/timeline.json, mark_cycles: true}
+stall_check: {enabled: true, warning_time_seconds: 60, shutdown_time_seconds: 0}
+library_options: {mpi_threads_disable: false, num_nccl_streams: 1, thread_affinity: 0, gloo_timeout_seconds: 30}
+logging: {level: INFO, with_timestamp: true, hide_timestamp: false}
+"""
+
+
+def test_horovods_file_is_taken_as_it_is() -> None:
+    found = parse_config(HOROVODS_OWN, "F")
+    assert set(found) == {knob.parameter for knob in HOROVOD}
+    assert found["hierarchical_allreduce"] is True
+    assert found["cycle_time_ms"] == "5"
+
+
+def test_our_keys() -> None:
+    text = "hosts: [a, 'b:2']\nmpi: {args: --verbose}\nssh: {port: 2222}\nddl: {mode: p}\nenv: {A: 1, B: true, C: }\n"
+    assert parse_config(text, "F") == {
+        "hosts": "a,b:2",
+        "mpi_args": "--verbose",
+        "ssh_port": "2222",
+        "mode": "p",
+        "assignments": ["A=1", "B=true", "C="],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("params: {fusion_treshold_mb: 1}", "'params.fusion_treshold_mb' is not known; did you mean params.fusion_thr"),
+        ("topolgy: 4x2", "did you mean topology?"),
+        ("controller: gloo", "controller: 'gloo': ddlrun starts Horovod over MPI; leave it out"),
+        ("topology: [4, 2]", "topology: [4, 2] is not what it takes"),
+        ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True is not what it takes"),
+        ("env: {A: [1, 2]}", "env.A: one value is wanted"),
+        ("- a\n- b", "'key: value' is wanted"),
+        ("a: [", "line 1"),
+    ],
+)
+def test_mistakes(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=re.escape(part)) as caught:
+        parse_config(text, "config file F")
+    assert all(problem.startswith("config file F: ") and "\n" not in problem for problem in caught.value.problems)
+
+
+def test_all_unknown_keys_come_together() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config("a: 1\nb: 2\n", "F")
+    assert len(caught.value.problems) == 2
+
+
+def test_placement() -> None:
+    text = "placement: {reserve_cores: 2, gpu_order: [1, 0], overload: true, packing: pack}\nrankfile: F\n"
+    assert parse_config(text, "F") == {
+        "reserve_cores": "2", "gpu_order": "1,0", "overload": True, "packing": "pack", "rankfile": "F",
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"F: placement\.overload: 'x' is not what it takes"):
+        parse_config("placement: {overload: x}", "F")
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_job_examples(path: Path) -> None:
+    assert parse_config(path.read_text(), path.name)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*OURS, *(knob.yaml for knob in HOROVOD)]), st.booleans() | st.integers() | st.text()
+    )
+)
+def test_any_value_is_taken_or_refused(found: dict[str, object]) -> None:
+    nested: dict[str, dict[str, object]] = {}
+    for key, value in found.items():
+        section, _, name = key.rpartition(".")
+        nested.setdefault(section, {})[name] = value
+    flat = {**nested.pop("", {}), **nested}
+    try:
+        assert len(parse_config(yaml.safe_dump(flat), "F")) == len(found)
+    except InputError as error:
+        assert all(problem.startswith("F: ") for problem in error.problems)

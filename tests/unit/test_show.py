@@ -1,0 +1,79 @@
+"""ddlrun show: every joint of a launch, for hosts that are not there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ddlrun.machine.preset import parse_machine
+from ddlrun.report.picture import ASCII, render_placement, render_svg
+from tests.support.shapes import machine, placement
+
+JOB = ["--machine", "s822lc", "--topology", "4x2x3", "-H", "n[1-6]"]
+
+
+def show(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ddlrun", "show", *words]
+    return subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("what", ["placement", "rankfile", "machines", "command", "env", "hosts"])
+def test_each_joint_as_text_and_as_json(what: str) -> None:
+    text, as_json = show(what, *JOB, "true"), show(what, "--json", *JOB, "true")
+    assert (text.returncode, text.stderr) == (0, "")
+    assert text.stdout
+    assert json.loads(as_json.stdout)
+
+
+def test_what_they_say() -> None:
+    assert "rank 23=n6 slot=1:5-9\n" in show("rankfile", *JOB).stdout
+    assert show("hosts", *JOB).stdout.splitlines()[2] == "n3  rack 1  host 0  ranks 8,9,10,11"
+    assert "n[1-6]: 2 packages x 10 cores, SMT8, 4 GPUs (preset s822lc)" in show("machines", *JOB).stdout
+    assert "-np 24" in show("command", *JOB, "train").stdout
+    assert show("command", *JOB, "train").stdout.rstrip().endswith(" train")
+    env = show("env", *JOB, "--env", "MY_TOKEN=geheim").stdout
+    assert "MY_TOKEN=<redacted>" in env
+    assert "DDLRUN_TOPOLOGY=4x2x3" in env
+    placed = json.loads(show("placement", "--json", *JOB, "--rank-order", "ddl").stdout)
+    assert placed["ranks"][1]["rank"] == 6
+    assert placed["machines"][0]["packages"][1][0] == {
+        "core": 10, "numa_node": 1, "pus": list(range(80, 88)), "usable": True,
+    }  # fmt: skip
+
+
+def test_a_script_that_is_not_there_and_a_word_that_is_not_known() -> None:
+    assert "script 'nowhere.py' is not there" in show("command", *JOB, "nowhere.py").stderr
+    assert "'ranks' is none of placement, rankfile" in show("ranks").stderr
+    assert show().returncode == 2
+    assert "--svg draws a placement" in show("hosts", "--svg", "x").stderr
+    assert "placement|rankfile|machines" in show("--help").stdout
+
+
+def test_a_terminal_without_utf8_gets_ascii() -> None:
+    done = show("placement", *JOB, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "  + package 0 --+ + package 1 --+\n" in done.stdout
+    assert "  | GPU 0 -> 0  | | GPU 2 -> 2  |\n" in done.stdout
+
+
+def test_the_picture_wraps_and_sums_up() -> None:
+    many = parse_machine("{packages: 8, cores_per_package: 40, gpus: 3}", "test")
+    lines = render_placement(placement("80", ["a"], many), 60, ASCII).splitlines()
+    assert max(map(len, lines[:-1])) <= 60
+    assert any("| YYYY ZZZZ ++++" in line for line in lines)  # ranks beyond the signs
+    assert "GPUs whose package is not known: GPU 0, GPU 1, GPU 2" in lines[-2]
+
+
+def test_svg(tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    assert show("placement", *JOB, "--svg", str(path)).returncode == 0
+    root = ET.fromstring(path.read_text())
+    said = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert said[0] == "core 0, CPUs 0,1,2,3,4,5,6,7, local rank 0"
+    assert len(said) == 20
+    strange = machine("minsky")._replace(source="<&>")
+    assert "&lt;&amp;&gt;" in render_svg(placement("1", ["a"], strange))
