@@ -63,8 +63,8 @@ ALONE = {
 # Frameworks -> the files below ddl that may import them; arrays asks for one dtype of a tensor that it was given.
 FRAMEWORKS = {
     "torch": {
-        "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py", "staging.py",
-        "arrays.py", "lms/block.py", "lms/device.py", "lms/hooks.py", "lms/swap.py",
+        "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
+        "staging.py", "arrays.py", "lms/block.py", "lms/device.py", "lms/hooks.py", "lms/swap.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip
