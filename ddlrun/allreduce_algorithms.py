@@ -41,7 +41,7 @@ BETWEEN_HOSTS = Tuning()
 ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 
 
-class Way(NamedTuple):
+class AllreduceAlgorithm(NamedTuple):
     """How an array is reduced.
 
     `how` is "flat" (one MPI_Allreduce), "native" (MPI's collectives, dimension by dimension) or "chunks": our own
@@ -62,8 +62,12 @@ class Way(NamedTuple):
         return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.how]
 
 
-class Case(NamedTuple):
-    """What is to be reduced: bytes, type, whether over the whole grid, whether the caller waits for it, Way.wire."""
+class MessageClass(NamedTuple):
+    """One allreduce, as far as the choice of an algorithm goes.
+
+    `size` is in bytes; `whole` is set where it spans the whole grid, `blocking` where the caller waits for it;
+    `wire` is that of `AllreduceAlgorithm`.
+    """
 
     size: int
     dtype: str
@@ -77,38 +81,40 @@ def algorithm(mode: str, learners: int) -> str:
     return ALGORITHMS.get(mode) or ("direct" if learners <= MOST_DIRECT else "ring")
 
 
-def usual_way(mode: str, tuning: Tuning, learners: Sequence[int], case: Case) -> Way:
+def usual_way(mode: str, tuning: Tuning, learners: Sequence[int], case: MessageClass) -> AllreduceAlgorithm:
     """Return the way of a mode without measuring; `learners` are those of each dimension."""
     if case.whole and case.blocking and mode in MAY_GO_FLAT and case.size <= tuning.flat:
-        return Way("flat")
+        return AllreduceAlgorithm("flat")
     if mode == "m":
-        return Way("native")
-    return Way("chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth, case.wire)
+        return AllreduceAlgorithm("native")
+    return AllreduceAlgorithm(
+        "chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth, case.wire
+    )
 
 
-class Space(NamedTuple):
+class AlgorithmSpace(NamedTuple):
     """What to look for: the usual way, our own messages' usual way, learners of each dimension, bytes."""
 
-    usual: Way
-    chunks: Way
+    usual: AllreduceAlgorithm
+    chunks: AllreduceAlgorithm
     learners: tuple[int, ...]
     size: int
     blocking: bool
 
 
-def first_ways(space: Space) -> Iterator[Way]:
+def first_ways(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
     """Yield what is worth a try: the usual way, MPI's own where the caller waits, float32, chunks of several sizes."""
     yield space.usual
     if space.blocking:
-        yield Way("flat")
-        yield Way("native")
+        yield AllreduceAlgorithm("flat")
+        yield AllreduceAlgorithm("native")
     if space.chunks.wire:
         yield space.chunks._replace(wire="")  # where links are fast the conversions cost more than they save
     whole = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
     yield from (space.chunks._replace(chunk=chunk) for chunk in CHUNKS if chunk <= whole)
 
 
-def near_ways(best: Way, space: Space) -> Iterator[Way]:
+def near_ways(best: AllreduceAlgorithm, space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
     """Yield other depths and, a dimension at a time, other algorithms; none if the best is MPI's own."""
     if best.how != "chunks":
         return

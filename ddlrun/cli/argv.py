@@ -6,7 +6,7 @@ from typing import NamedTuple
 import click
 
 
-class Words(NamedTuple):
+class SplitArgv(NamedTuple):
     """`options`: each option with its own words, in their order; `rest`: from the script on, or from a -- before it.
 
     An option that is not known, or lacks its value, begins the rest: click says what is wrong with it.
@@ -17,7 +17,7 @@ class Words(NamedTuple):
     rest: tuple[str, ...]
 
 
-def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:
+def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> SplitArgv:
     """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word comes back once, in its order."""
     known = {
         name: param for param in params if isinstance(param, click.Option)
@@ -38,7 +38,7 @@ def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> Words
             break
         options.append((found[0], tuple(args[at : at + found[1]])))
         at += found[1]
-    return Words(topology, tuple(options), tuple(args[at:]))
+    return SplitArgv(topology, tuple(options), tuple(args[at:]))
 
 
 def option_of(word: str, known: dict[str, click.Option]) -> tuple[click.Option, int] | None:

@@ -13,11 +13,11 @@ from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.judge import NAMES, WARNING
-from ddlrun.preflight.run import Question, Report, lines, preflight
+from ddlrun.preflight.run import PreflightReport, PreflightRequest, lines, preflight
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.process_managers.installation import find_mpirun
 from ddlrun.process_managers.openmpi import Mpirun
-from ddlrun.remote.agent import Way
+from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import check_distinct
 
 
@@ -55,14 +55,14 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
 def run_checks(
     hosts: HostList,
     mpirun: Mpirun,
-    way: Way,
+    way: AgentLauncher,
     options: dict[str, Any],
     *,
     program: str | None,
     path: str | None,
     only: frozenset[str],
     logs: str | None = None,
-) -> Report:
+) -> PreflightReport:
     """Run the checks that the options ask for. Raises InputError where --network is no subnet."""
     if options["network"] is not None:
         parse_cidr(options["network"])
@@ -71,11 +71,13 @@ def run_checks(
         only -= {"names"}
     names = tuple(filter(None, (options["network_interface"] or "").split(",")))
     network = options["network"]
-    question = Question(mpirun.path, mpirun.major, program, logs, network, names, only, way.shown, seconds, path)
+    question = PreflightRequest(
+        mpirun.path, mpirun.major, program, logs, network, names, only, way.shown, seconds, path
+    )
     return preflight(hosts, question, lambda left: reach(way, left))
 
 
-def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> Report:
+def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> PreflightReport:
     """Ask a job's hosts, and check them unless it is a dry run or --skip-checks is given; say what is odd."""
     only = read_only(options["only_checks"])
     if options["dry_run"] or options["skip_checks"]:

@@ -16,7 +16,7 @@ from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement, place, placement_notes
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
-from ddlrun.mapping.topology_request import Wish
+from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.remote.probe import check_distinct, probe
 from ddlrun.topology import RankOrder, parse_topology
 
@@ -57,7 +57,9 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     """
     shape = parse_topology(topology)
     job = None if hosts or options["hostfile"] else find_job("auto")
-    arranged = arrange(Wish(topology=shape), read_hosts(hosts, options["hostfile"], job=job), choose=job is not None)
+    arranged = arrange(
+        TopologyRequest(topology=shape), read_hosts(hosts, options["hostfile"], job=job), choose=job is not None
+    )
     listed = arranged.hosts
     for note in arranged.said:
         click.echo(f"ddlrun: note: {note}", err=True)

@@ -11,15 +11,15 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
-from ddlrun.remote.agent import Way, as_named, choose_way
-from ddlrun.remote.probe import Reach, is_local, probe
-from ddlrun.remote.processes import Finished, begin, run_on_hosts
-from ddlrun.schedulers import Allocation, World, read_job
+from ddlrun.remote.agent import AgentLauncher, as_named, choose_way
+from ddlrun.remote.probe import ProbeTarget, is_local, probe
+from ddlrun.remote.processes import FinishedProcess, begin, run_on_hosts
+from ddlrun.schedulers import Allocation, SchedulerContext, read_job
 
 DEFAULT_PROBE_SECONDS = 30.0
 # What a scheduler's own command may take to answer.
 SCHEDULER_SECONDS = 10.0
-SSH = Way()
+SSH = AgentLauncher()
 
 
 def read_text(path: str, what: str) -> str:
@@ -54,9 +54,9 @@ def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
         raise
 
 
-def world() -> World:
+def world() -> SchedulerContext:
     """Return what the readers of schedulers may ask."""
-    return World(os.environ, lambda path: read_text(path, "file"), _ask)
+    return SchedulerContext(os.environ, lambda path: read_text(path, "file"), _ask)
 
 
 def _ask(argv: Sequence[str]) -> str | None:
@@ -159,7 +159,7 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(*(problem.removeprefix("host ") for problem in error.problems)) from error
 
 
-def reach(way: Way, seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
+def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:
     """Return how hosts are asked: this one directly, the others as `way` says, all within so many seconds.
 
     GPUs that are chosen by number here are chosen there too, as mpirun passes the variable on; not where
@@ -172,13 +172,13 @@ def reach(way: Way, seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
     own_name = os.uname().nodename
     own = next((f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items() if is_local(name, own_name)), "")
 
-    def there(scripts: Mapping[str, str]) -> Mapping[str, Finished]:
+    def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         given = {name: f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items()}
         return run_on_hosts(
             {name: chosen + given.get(name, "") + script for name, script in scripts.items()}, way, seconds
         )
 
-    return Reach(
+    return ProbeTarget(
         own_name,
         lambda script: begin(["sh", "-c", own + script], "", seconds),
         there,
@@ -186,7 +186,9 @@ def reach(way: Way, seconds: float = DEFAULT_PROBE_SECONDS) -> Reach:
     )
 
 
-def read_machines(hosts: HostList, machine: str | None, load: str | None, way: Way = SSH) -> dict[str, Machine]:
+def read_machines(
+    hosts: HostList, machine: str | None, load: str | None, way: AgentLauncher = SSH
+) -> dict[str, Machine]:
     """Return each host's machine: described (--machine), saved (--load), or what the hosts themselves say."""
     if machine and load:
         raise InputError(f"--machine {machine} and --load {load} exclude each other; give one of them")
@@ -208,19 +210,19 @@ def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:
     return dict.fromkeys(hosts.names, machine)
 
 
-def ssh_way(options: Mapping[str, Any]) -> Way:
+def ssh_way(options: Mapping[str, Any]) -> AgentLauncher:
     """Return ssh with the options' port and key. Raises InputError where the key is not there."""
     return SSH._replace(words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
 
 
-def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, Way]:
+def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, AgentLauncher]:
     """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
     hosts = as_named(read_hosts(expression, options["hostfile"], job=job), job)
     return hosts, read_way(options, job, hosts)
 
 
-def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> Way:
+def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
     """Return what starts programs on the hosts. Raises InputError where --launcher cannot serve there."""
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
     return choose_way(options["launcher"], job, hosts, ssh, os.environ)

@@ -16,16 +16,23 @@ from click.core import ParameterSource
 from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, read_text, read_way
 from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
 from ddlrun.cli.profile_store import read_profiles
-from ddlrun.environment.exports import HOROVOD, Knob, check_name, horovod_variables, lms_variables, parse_assignment
+from ddlrun.environment.exports import (
+    HOROVOD,
+    HorovodSetting,
+    check_name,
+    horovod_variables,
+    lms_variables,
+    parse_assignment,
+)
 from ddlrun.environment.frameworks import FRAMEWORKS, parse_frameworks
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.rack_layout import Arrangement, arrange
-from ddlrun.mapping.spare_hosts import Crew
-from ddlrun.mapping.topology_request import UNITS, Wish
+from ddlrun.mapping.rack_layout import RackLayout, arrange
+from ddlrun.mapping.spare_hosts import HostAssignment
+from ddlrun.mapping.topology_request import UNITS, TopologyRequest
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Settings, parse_config
-from ddlrun.plan.supervision import Style, Watch
+from ddlrun.plan.supervision import OutputStyle, SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
 from ddlrun.remote.agent import as_named
 from ddlrun.runs.store import default_run_dir
@@ -35,7 +42,7 @@ from ddlrun.topology import parse_topology
 CONFIG_ENV = "ddlrun.config_env"
 
 
-class Seconds(click.FloatRange):
+class SecondsType(click.FloatRange):
     """A number of seconds."""
 
     name = "SECONDS"
@@ -51,7 +58,7 @@ class Seconds(click.FloatRange):
         return number
 
 
-SECONDS = Seconds()
+SECONDS = SecondsType()
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # Options of mpirun that would contradict the rank file.
@@ -70,7 +77,7 @@ def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _kind(knob: Knob) -> Any:  # noqa: ANN401 - what click takes as a type
+def _kind(knob: HorovodSetting) -> Any:  # noqa: ANN401 - what click takes as a type
     """Return what values a setting takes: no negative numbers, as horovodrun."""
     if knob.option == "log-level":
         return click.Choice(["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"], case_sensitive=False)
@@ -79,11 +86,11 @@ def _kind(knob: Knob) -> Any:  # noqa: ANN401 - what click takes as a type
     return {int: click.IntRange(min=0), float: click.FloatRange(min=0)}.get(knob.kind, knob.kind)
 
 
-def _spelled(knob: Knob) -> str:
+def _spelled(knob: HorovodSetting) -> str:
     return f"--{knob.option}/--no-{knob.option}" if knob.kind is bool else f"--{knob.option}"
 
 
-class Accelerators(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """A number, or what one rank stands for."""
 
     name = "N|gpu|package|numa|core"
@@ -120,7 +127,7 @@ job_options = all_of(
     option(
         "Shape",
         "--accelerators",
-        type=Accelerators(),
+        type=AcceleratorsType(),
         metavar="N|gpu|package|numa|core",
         help="X: a number, or one rank a GPU, package, NUMA node or core.",
     ),
@@ -249,9 +256,9 @@ def _variables(options: dict[str, Any]) -> tuple[dict[str, str], tuple[str, ...]
     return {**horovod_variables(options), **lms_variables(options), **dict(assigned)}, tuple(named)
 
 
-def _arranged(options: dict[str, Any], job: Allocation | None) -> Arrangement:
+def _arranged(options: dict[str, Any], job: Allocation | None) -> RackLayout:
     """Return the hosts in the order of their racks, and the shape that these give."""
-    wish = Wish(
+    wish = TopologyRequest(
         parse_topology(options["topology"], "--topology") if options["topology"] else None,
         options["processes"], options["accelerators"], options["nodes"], options["racks"], options["aisles"],
         gpus=job.gpus if job is not None else None,
@@ -286,7 +293,7 @@ def _again(folder: str, job: Allocation | None) -> str:
     return f"{folder}/requeue-{job.restarts}" if job is not None and job.restarts else folder
 
 
-def read_crew(settings: Settings, spare: str | None) -> Crew:
+def read_crew(settings: Settings, spare: str | None) -> HostAssignment:
     """Return the hosts of the job and those that stand by. Raises InputError where they overlap."""
     hosts = list(settings.hosts)
     topology = settings.wish.topology
@@ -297,19 +304,19 @@ def read_crew(settings: Settings, spare: str | None) -> Crew:
     if both:
         raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
     racks = len(hosts) // (topology.dims[1] if topology else settings.wish.nodes or len(hosts))
-    return Crew(settings.hosts, tuple(more), max(1, racks))
+    return HostAssignment(settings.hosts, tuple(more), max(1, racks))
 
 
-def read_watch(options: dict[str, Any], job: Allocation | None = None) -> Watch:
+def read_watch(options: dict[str, Any], job: Allocation | None = None) -> SupervisionOptions:
     """Return how the job is watched. Raises InputError on ranks or signals that are none."""
     folder = options["output_filename"]
-    style = Style(
+    style = OutputStyle(
         tag=options["tag"], timestamp=options["timestamp_output"],
         folder=_again(os.path.abspath(folder), job) if folder else None,
         ranks=read_ranks(options["shown_ranks"]) if options["shown_ranks"] else None,
     )  # fmt: skip
     colour = os.isatty(1) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return Watch(
+    return SupervisionOptions(
         0, start=options.get("start_timeout") or 0.0, grace=options["grace"],
         heartbeat=options["heartbeat"], timeout=options["timeout"],
         stall=options["stall_timeout"], forward=read_signals(options["forward_signals"]), style=style, colour=colour,

@@ -16,7 +16,7 @@ from ddlrun.environment.frameworks import MOST_WORKERS, NAMES
 from ddlrun.environment.rendezvous_ports import is_free_here
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.machine import Machine
-from ddlrun.mapping.spare_hosts import Crew, refill
+from ddlrun.mapping.spare_hosts import HostAssignment, refill
 from ddlrun.network.subnet_selection import Network
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
@@ -32,7 +32,7 @@ from ddlrun.topology import Topology, parse_topology
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
-    from ddlrun.preflight.run import Report
+    from ddlrun.preflight.run import PreflightReport
 
 
 class Launch(Sections):
@@ -149,7 +149,7 @@ class _Job(NamedTuple):
     """What is asked for, and the hosts that take part."""
 
     settings: Settings
-    crew: Crew
+    crew: HostAssignment
     least: Topology | None
     options: dict[str, Any]
 
@@ -209,7 +209,7 @@ def _prepare(job: _Job, mpirun: Callable[[], Mpirun]) -> tuple[_Job, Plan, str |
     return job._replace(settings=settings), plan, _checked(report, job.options)
 
 
-def _checked(report: "Report | None", options: dict[str, Any]) -> str | None:
+def _checked(report: "PreflightReport | None", options: dict[str, Any]) -> str | None:
     if report is None or options["skip_checks"] or options["dry_run"]:
         return None
     from ddlrun.preflight.table import check_json  # noqa: PLC0415 - as for the check itself
@@ -217,7 +217,7 @@ def _checked(report: "Report | None", options: dict[str, Any]) -> str | None:
     return check_json(report)
 
 
-def _free_ports(report: "Report | None") -> Callable[[int], bool]:
+def _free_ports(report: "PreflightReport | None") -> Callable[[int], bool]:
     """Return what tells whether a port is free where ranks meet: on rank 0's host, and for TensorFlow on all."""
     if report is None:
         return is_free_here
@@ -228,7 +228,7 @@ def _free_ports(report: "Report | None") -> Callable[[int], bool]:
 
 def _ask(
     settings: Settings, mpirun: Callable[[], Mpirun], options: dict[str, Any]
-) -> tuple[Callable[[], Mapping[str, Machine]], Network | None, "Report | None"]:
+) -> tuple[Callable[[], Mapping[str, Machine]], Network | None, "PreflightReport | None"]:
     """Return what gives each host's machine, and what the hosts talk over; hosts that ssh leads to are checked too."""
     described = options["machine"] or options["load"]
     alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)

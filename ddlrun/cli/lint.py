@@ -12,7 +12,7 @@ from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankf
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.rankfile_lint import Finding, MachineOf, fix, hosts_of, lint
+from ddlrun.mapping.rankfile_lint import LintFinding, MachineOf, fix, hosts_of, lint
 from ddlrun.remote.probe import probe
 
 
@@ -61,7 +61,7 @@ def _asked(options: dict[str, Any]) -> bool:
     return any(options[way] for way in ("machine", "load", "probe"))
 
 
-def render(name: str, findings: Sequence[Finding]) -> str:
+def render(name: str, findings: Sequence[LintFinding]) -> str:
     """Write findings as a compiler does, each with what the majors would do and the remedy."""
     blocks = []
     for one in findings:

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.job_options import Accelerators
+from ddlrun.cli.job_options import AcceleratorsType
 from ddlrun.cli.options import COUNT, all_of, job_from, network_options, option, ssh_options, start_timeout
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
-from ddlrun.mapping.topology_request import Wish
+from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.network.quantities import parse_seconds
 from ddlrun.remote.probe import check_distinct
 from ddlrun.remote.processes import read_lines
@@ -38,12 +38,15 @@ measuring_options = all_of(
     option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
 )
 shape_options = all_of(
-    option("Shape", "--topology", metavar="XxYxZ",
-           help="X ranks per host, Y hosts per rack, Z racks; default: as launch."),
-    option("Shape", "--accelerators", type=Accelerators(), metavar="N|gpu|package|numa|core", help="X, as for launch."),
+    option(
+        "Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch."
+    ),
+    option(
+        "Shape", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core", help="X, as for launch."
+    ),
     option("Shape", "--racks", type=COUNT, help="Z: racks."),
     option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
-)  # fmt: skip
+)
 # What each program needs of launch: no ports; where GPUs count, no more ranks than GPUs.
 FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
 # So many can load an uplink.
@@ -84,7 +87,7 @@ def read_budget(text: str, least: float) -> float:
 def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostList:
     """Return the hosts that take part, in the order that launch finds: rack by rack, where racks are known."""
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
-    hosts = arrange(Wish(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
+    hosts = arrange(TopologyRequest(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
     check_distinct(hosts, os.uname().nodename)
     if shape is not None and len(hosts) < shape.hosts:
         check_hosts(shape, hosts)
@@ -99,7 +102,7 @@ def rack_numbers(hosts: HostList) -> list[int]:
     return [] if None in racks else [racks.index(rack) for rack in racks]
 
 
-class MeasuringError(DdlrunError):
+class MeasurementError(DdlrunError):
     """The measuring job failed; it has said why."""
 
     def __init__(self, code: int) -> None:
@@ -131,7 +134,7 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
                     _complain("ddlrun: interrupted; nothing is kept\n")
             raise
     if code or not isinstance(result, dict):
-        raise MeasuringError(code or 1)
+        raise MeasurementError(code or 1)
     shutil.rmtree(run_dir, ignore_errors=True)
     if "problem" in result:
         raise InputError(f"{hosts.source}: {result['problem']}")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ddlrun.errors import InputError
-from ddlrun.mapping.placement import BINDINGS, Policy
+from ddlrun.mapping.placement import BINDINGS, PlacementPolicy
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 
@@ -122,7 +122,7 @@ placement_options = all_of(
 )  # fmt: skip
 
 
-def read_policy(options: Mapping[str, Any]) -> Policy:
+def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
     """Turn placement options into a Policy. Raises InputError on a list of GPUs that is none."""
     order = options["gpu_order"]
     words = str(order).split(",") if order is not None else []
@@ -130,7 +130,7 @@ def read_policy(options: Mapping[str, Any]) -> Policy:
         raise InputError(f"--gpu-order {order!r}: write each GPU's number once, as in 2,3,0,1")
     if options["packing"] not in (None, "spread", "pack"):
         raise InputError(f"placement.packing: {options['packing']!r} is neither spread nor pack")
-    return Policy(
+    return PlacementPolicy(
         reserve_cores=options["reserve_cores"] or 0,
         cores_per_rank=options["cores_per_rank"],
         bind=options["bind"],

@@ -14,13 +14,13 @@ from ddlrun.cli.options import COUNT, Sections, job_from, option, ssh_options
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
-from ddlrun.mapping.topology_request import Wish, choose_topology
+from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
 from ddlrun.network.fabric import Fabric, parse_fabric
-from ddlrun.network.forecast import Work, forecasts, indivisible, mistakes, wiring_of
+from ddlrun.network.forecast import TrainingStep, forecasts, indivisible, mistakes, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.network.quantities import parse_bytes, parse_seconds
 from ddlrun.remote.agent import as_named
-from ddlrun.report.forecast import Prospect, prospect_dict, render_prospect
+from ddlrun.report.forecast import ForecastReport, prospect_dict, render_prospect
 from ddlrun.topology import Topology, parse_topology
 
 MODEL = "resnet50"
@@ -89,9 +89,9 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or found.per_rack)
     gradient, source = read_gradient(options)
     compute = parse_seconds(options["compute"], "--compute") if options["compute"] else None
-    work = Work(gradient, options["mode"], compute, options["overlap"])
+    work = TrainingStep(gradient, options["mode"], compute, options["overlap"])
     wiring = wiring_of(topology, fabric)
-    prospect = Prospect(
+    prospect = ForecastReport(
         topology, found.reason, wiring, fabric, work, source, forecasts(topology, wiring, fabric, work),
         mistakes(topology, wiring),
     )  # fmt: skip
@@ -105,7 +105,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         click.echo(render_prospect(prospect), nl=False)
 
 
-class Cluster(NamedTuple):
+class ClusterTopology(NamedTuple):
     """The topology that launch would take, why, and how many hosts its largest rack has (None: nobody says)."""
 
     topology: Topology
@@ -123,7 +123,7 @@ def _described(text: str | None) -> Fabric | None:
     return parse_fabric(read_text(text, "network"), f"network {text}") if is_file else None
 
 
-def _cluster(options: dict[str, Any], per_rack: int | None) -> Cluster:
+def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     """Return the cluster: hosts that are named, the job's, or what is described; `per_rack` as the network says."""
     named = options["hosts"] or options["hostfile"]
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
@@ -131,7 +131,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> Cluster:
         raise InputError(f"--hosts {options['count']}, but hosts are named too; leave one of them out")
     if options["count"] or (shape is not None and not named):
         return _on_paper(shape, options, per_rack)
-    wish = Wish(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
+    wish = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
     job = find_job(options["scheduler"], named=bool(named))
     hosts = as_named(read_hosts(options["hosts"], options["hostfile"], job=job), job)
     arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
@@ -148,10 +148,10 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> Cluster:
         profile = None if wish.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
         if profile is not None and profile.topology != topology:
             reason += f", but for the {profile}, {profile.topology}"
-    return Cluster(topology, reason, largest)
+    return ClusterTopology(topology, reason, largest)
 
 
-def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> Cluster:
+def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     """Return the cluster that is described by numbers. Raises InputError where they contradict each other."""
     x, count, racks = options["accelerators"], options["count"], options["racks"]
     if shape is not None:
@@ -165,16 +165,16 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
                     for name, (value, there) in wrong.items()
                 )
             )
-        return Cluster(shape, f"--topology {shape}")
+        return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
         raise InputError(f"--hosts {count}: how many learners has each? give --gpus-per-host N")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts, as the network says"
     if racks is None and per_rack is None:
-        return Cluster(Topology((x, count)), "one rack, as nothing says the racks")
+        return ClusterTopology(Topology((x, count)), "one rack, as nothing says the racks")
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
         raise InputError(f"--hosts {count} are no equal {reason}; take a multiple, or say the shape: --topology XxYxZ")
-    return Cluster(Topology((x, y, count // y)), reason)
+    return ClusterTopology(Topology((x, y, count // y)), reason)
 
 
 def read_gradient(options: Mapping[str, Any]) -> tuple[int, str]:

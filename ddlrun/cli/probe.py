@@ -15,7 +15,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.plan import machine_dict
-from ddlrun.remote.probe import Probed, check_distinct, failures, group, probe_fully
+from ddlrun.remote.probe import ProbedHost, check_distinct, failures, group, probe_fully
 from ddlrun.report.machines import render_groups
 
 CACHE_SECONDS = 3600
@@ -51,7 +51,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     else:
         listed, way = read_job_hosts(hosts, options)
         check_distinct(listed, os.uname().nodename)
-        cache = FileCache(_cache_folder(), refresh=options["refresh"])
+        cache = ProbeFileCache(_cache_folder(), refresh=options["refresh"])
         found = probe_fully(listed, reach(way, options["timeout"]), cache)
         if options["save"]:
             _save(options["save"], listed, found)
@@ -79,7 +79,7 @@ def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
     return json.dumps({"machines": groups, "problems": problems}, indent=2) + "\n"
 
 
-def _save(folder: str, hosts: HostList, found: Mapping[str, Probed]) -> None:
+def _save(folder: str, hosts: HostList, found: Mapping[str, ProbedHost]) -> None:
     there = {name: one for name, one in found.items() if one.sections}
     try:
         for name, one in there.items():
@@ -96,7 +96,7 @@ def _cache_folder() -> str:
     return f"{os.environ.get('XDG_CACHE_HOME') or os.environ['HOME'] + '/.cache'}/ddlrun/hosts"
 
 
-class FileCache:
+class ProbeFileCache:
     """Answers in a folder, a file a host. What cannot be read or written is as if it were not there."""
 
     def __init__(self, folder: str, *, refresh: bool) -> None:

@@ -13,7 +13,7 @@ from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.remote.probe import check_distinct
-from ddlrun.report.racks import Hierarchy, hierarchy_dict, render_hierarchy
+from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
 
 # Ranks give cores away while they wait: they may share them with other work.
 YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
@@ -39,7 +39,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         check_place(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
     found = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
-    hierarchy = Hierarchy(listed, found)
+    hierarchy = MeasuredHierarchy(listed, found)
     if options["as_json"]:
         click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))
     else:

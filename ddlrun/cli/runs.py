@@ -14,9 +14,9 @@ from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_way
 from ddlrun.cli.options import Sections, all_of, option, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import fold
-from ddlrun.remote.probe import Reach, failures, is_local, why_silent
-from ddlrun.remote.processes import Finished
-from ddlrun.runs.orphans import Process, end_runs, find_processes, orphans
+from ddlrun.remote.probe import ProbeTarget, failures, is_local, why_silent
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, forget, known_runs
 from ddlrun.runs.store import state_folder
 
@@ -110,7 +110,7 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
 
 def _processes(
     hosts: str | None, runs: Sequence[Run], options: Options
-) -> tuple[dict[str, list[Process]], dict[str, Finished]]:
+) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
     if hosts or options["hostfile"]:
         names: Sequence[str] = read_hosts(hosts, options["hostfile"]).names
     else:
@@ -120,11 +120,11 @@ def _processes(
     return find_processes(names, _reach(options))
 
 
-def _reach(options: Options, more: float = 0.0) -> Reach:
+def _reach(options: Options, more: float = 0.0) -> ProbeTarget:
     return reach(ssh_way(options), options["timeout"] + more)
 
 
-def _complain(failed: Mapping[str, Finished], options: Options) -> None:
+def _complain(failed: Mapping[str, FinishedProcess], options: Options) -> None:
     if failed:
         raise UnreachableError(*failures({name: why_silent(one) for name, one in failed.items()}, _reach(options).ssh))
 
@@ -134,7 +134,7 @@ def _counted(ended: Mapping[str, int]) -> str:
     return f"; processes that were left: {', '.join(found)}" if found else ""
 
 
-def _table(runs: Sequence[Run], there: Mapping[str, Sequence[Process]]) -> str:
+def _table(runs: Sequence[Run], there: Mapping[str, Sequence[OrphanProcess]]) -> str:
     known = {run.run: run for run in runs}
     names = [*known, *sorted({p.run for found in there.values() for p in found} - set(known))]
     over = [name for name in names if name in known and known[name].alive() is False]
@@ -158,7 +158,7 @@ def _table(runs: Sequence[Run], there: Mapping[str, Sequence[Process]]) -> str:
     return "".join(f"{line}\n" for line in lines or ["no runs"])
 
 
-def _state(run: Run | None, on: Mapping[str, Sequence[Process]]) -> str:
+def _state(run: Run | None, on: Mapping[str, Sequence[OrphanProcess]]) -> str:
     alive = run.alive() if run else None
     if alive:
         return f"runs, ddlrun is process {run.pid if run else '?'} on {run.host if run else '?'}"
@@ -167,7 +167,7 @@ def _state(run: Run | None, on: Mapping[str, Sequence[Process]]) -> str:
     return f"over, but {fold(on)} has leftovers: ddlrun clean {fold(on)}" if on else "over: ddlrun clean forgets it"
 
 
-def _as_json(runs: Sequence[Run], there: Mapping[str, Sequence[Process]]) -> str:
+def _as_json(runs: Sequence[Run], there: Mapping[str, Sequence[OrphanProcess]]) -> str:
     processes = {host: [{**p._asdict(), "keeper": p.keeper} for p in found] for host, found in there.items()}
     told = [{**run._asdict(), "alive": run.alive()} for run in runs]
     return json.dumps({"runs": told, "processes": processes}, indent=2) + "\n"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import click
 
 from ddlrun.errors import InputError
-from ddlrun.remote.batch_job import Submitted, follow, run
-from ddlrun.schedulers.submit import Batch, Scheduler, filled
+from ddlrun.remote.batch_job import SubmittedJob, follow, run
+from ddlrun.schedulers.submit import BatchJob, Scheduler, filled
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 
 # What another job has set around us, and sbatch or ddlrun would take for the new one's.
@@ -71,7 +71,7 @@ def ask_when_free(scheduler: Scheduler, text: str) -> int:
     return 0
 
 
-def submit(scheduler: Scheduler, batch: Batch, text: str, *, wait: bool) -> int:
+def submit(scheduler: Scheduler, batch: BatchJob, text: str, *, wait: bool) -> int:
     """Submit a script and print the job's id; stay until it has ended if `wait`, and return its exit code.
 
     Raises InputError with the scheduler's words where it does not take the job.
@@ -83,7 +83,7 @@ def submit(scheduler: Scheduler, batch: Batch, text: str, *, wait: bool) -> int:
     if done.code != 0 or found is None:
         said = " ".join(f"{done.err} {done.out}".split()) or "no answer"
         raise InputError(f"{scheduler.command} did not take the job: {said}; look at the script: ddlrun submit --print")
-    job = Submitted(scheduler, found[1], _log(scheduler, batch, found[1]), before)
+    job = SubmittedJob(scheduler, found[1], _log(scheduler, batch, found[1]), before)
     click.echo(job.job_id)
     log = job.log or shlex.join(filled(scheduler.stream or (), job.job_id))
     say(f"{scheduler.title} job {job.job_id}; log: {log}")
@@ -98,7 +98,7 @@ def submit(scheduler: Scheduler, batch: Batch, text: str, *, wait: bool) -> int:
         raise
 
 
-def _log(scheduler: Scheduler, batch: Batch, job_id: str) -> str | None:
+def _log(scheduler: Scheduler, batch: BatchJob, job_id: str) -> str | None:
     """Return where the log will be, as far as we can say."""
     if scheduler.stream:
         return None

@@ -193,6 +193,6 @@ def _width() -> int:
 
 
 def _look() -> Any:  # noqa: ANN401 - report.picture is imported for pictures alone
-    from ddlrun.report.picture import ASCII, Look  # noqa: PLC0415 - for pictures alone
+    from ddlrun.report.picture import ASCII, BoxStyle  # noqa: PLC0415 - for pictures alone
 
-    return Look() if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII
+    return BoxStyle() if (sys.stdout.encoding or "").lower().startswith("utf") else ASCII

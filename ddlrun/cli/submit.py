@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.argv import Words, split_words
+from ddlrun.cli.argv import SplitArgv, split_words
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.job_options import read_program, read_settings
@@ -18,7 +18,7 @@ from ddlrun.cli.options import COUNT, Option, Sections, all_of, option
 from ddlrun.cli.scheduler import ask_when_free, choose, has_gpus, submit
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_wish
-from ddlrun.schedulers.submit import Batch, Scheduler
+from ddlrun.schedulers.submit import BatchJob, Scheduler
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render
 from ddlrun.schedulers.submit.units import parse_memory, parse_time
@@ -120,7 +120,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     Prints the job's id. All options of ddlrun launch are taken too: they go through into the job's
     script as they stand. Status and cancelling are the scheduler's own.
     """
-    words: Words = ctx.meta[WORDS]
+    words: SplitArgv = ctx.meta[WORDS]
     topology = _check(ctx, words, script, args, options)
     scheduler = choose(options["queued_by"])
     batch = _batch(scheduler, topology, words, script, options)
@@ -136,7 +136,9 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     return submit(scheduler, batch, text, wait=options["wait"])
 
 
-def _check(ctx: click.Context, words: Words, script: str, args: tuple[str, ...], options: dict[str, Any]) -> Topology:
+def _check(
+    ctx: click.Context, words: SplitArgv, script: str, args: tuple[str, ...], options: dict[str, Any]
+) -> Topology:
     """Find now what launch would find after hours in the queue; return the topology."""
     given = {param.name: own[0] for param, own in words.options}
     problems = [
@@ -163,14 +165,16 @@ def _check(ctx: click.Context, words: Words, script: str, args: tuple[str, ...],
     return topology
 
 
-def _batch(scheduler: Scheduler, topology: Topology, words: Words, script: str, options: dict[str, Any]) -> Batch:
+def _batch(
+    scheduler: Scheduler, topology: Topology, words: SplitArgv, script: str, options: dict[str, Any]
+) -> BatchJob:
     try:
         container = tuple(shlex.split(options["container"] or ""))
     except ValueError as error:
         raise InputError(f"--container {options['container']!r}: {error}; quote it as for a shell") from error
     own = [word for param, these in words.options if param in LAUNCH for word in these]
     plain = options["container"] is not None or scheduler.name == "kubernetes"
-    batch = Batch(
+    batch = BatchJob(
         topology=topology,
         command=(*_ddlrun(plain=plain), "launch", "--topology", str(words.topology), *own, *words.rest),
         folder=os.getcwd(),

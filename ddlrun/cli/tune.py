@@ -78,7 +78,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         plan = {"budget": budget - share, "gradient": gradient}
         try:
             found["horovod"] = measurement_job.measure(listed, options, words, ["horovod", json.dumps(plan)])
-        except measurement_job.MeasuringError as error:
+        except measurement_job.MeasurementError as error:
             code = error.exit_code if options["horovod"] else 0
             click.echo("ddlrun: note: Horovod was not tuned, as said above; the rest is kept", err=True)
     found |= {"gradient": gradient, "profile": path, "hosts": list(names)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import Case, Space, Way, usual_way
+from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, usual_way
 from ddlrun.ddl import autotune
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from ddlrun.ddl.options import Options
 
 
-class Choice(NamedTuple):
+class AlgorithmSelector(NamedTuple):
     """Made by all ranks together; `comm` has them all, None where there is one learner."""
 
     options: Options
     tuning: Tuning
     learners: tuple[int, ...]
     comm: Intracomm | None
-    memory: autotune.Memory | None
+    memory: autotune.AutotuneCache | None
 
-    def way(self, case: Case, trial: Callable[[], autotune.Measure]) -> Way:
+    def way(self, case: MessageClass, trial: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
         """Return the way of a case; `trial()` gives what measures one, in seconds that are the same on all ranks."""
         if self.memory is None or not case.whole or case.size <= autotune.SMALLEST:
             return self._usual(case)
@@ -36,12 +36,12 @@ class Choice(NamedTuple):
         known = self.memory.get(name)
         return self._explored(name, case, trial()) if known is None else known
 
-    def _usual(self, case: Case) -> Way:
+    def _usual(self, case: MessageClass) -> AllreduceAlgorithm:
         return usual_way(self.options.mode, self.tuning, self.learners, case)
 
-    def _explored(self, name: str, case: Case, measure: autotune.Measure) -> Way:
+    def _explored(self, name: str, case: MessageClass, measure: autotune.Measure) -> AllreduceAlgorithm:
         usual, chunks = (self._usual(case._replace(blocking=blocking)) for blocking in (case.blocking, False))
-        space = Space(usual, chunks, self.learners, case.size, case.blocking)
+        space = AlgorithmSpace(usual, chunks, self.learners, case.size, case.blocking)
         found = autotune.search(space, measure, self.tuning.explore)
         if self.memory is not None and self.comm is not None:
             kept = self.memory.keep(name, found.way, write=self.comm.rank == 0)
@@ -56,14 +56,14 @@ class Choice(NamedTuple):
 
 def make_choice(
     grid: Grid, options: Options, tuning: Tuning, comm: Intracomm | None, environ: Mapping[str, str]
-) -> Choice:
+) -> AlgorithmSelector:
     """Return what chooses; all ranks call it together. Rank 0 reads what was explored before, for all."""
     explores = comm is not None and options.mode == "p" and tuning.explore > 0
     memory = _remembered(grid, comm, environ) if comm is not None and explores else None
-    return Choice(options, tuning, grid.topology.dims, comm, memory)
+    return AlgorithmSelector(options, tuning, grid.topology.dims, comm, memory)
 
 
-def _remembered(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> autotune.Memory:
+def _remembered(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> autotune.AutotuneCache:
     from mpi4py import MPI  # noqa: PLC0415 - it is loaded
 
     names = comm.gather(MPI.Get_processor_name())
@@ -77,4 +77,4 @@ def _remembered(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> auto
         }
         path = autotune.memory_path(environ, key)
         found = path, key, autotune.read(path)
-    return autotune.Memory(*comm.bcast(found))
+    return autotune.AutotuneCache(*comm.bcast(found))

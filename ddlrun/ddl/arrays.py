@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Flat(NamedTuple):
+class FlatArray(NamedTuple):
     """One array: its elements in a row, the name of their type (bfloat16 lies there as uint16), its shape.
 
     `whole` is the caller's memory where `elements` had to be a copy of it; else it is None. On a device (`Row` in
@@ -33,7 +33,7 @@ class Flat(NamedTuple):
             self.whole[...] = self.elements.reshape(self.shape)
 
 
-def flat(x: Any) -> Flat:  # noqa: ANN401
+def flat(x: Any) -> FlatArray:  # noqa: ANN401
     """Return x in a row: a copy if a device has it or it is not contiguous. Raises InputError on what is no array."""
     if on_device(x):
         from ddlrun.ddl.staging import staged  # noqa: PLC0415 - it needs torch, which made x
@@ -43,8 +43,8 @@ def flat(x: Any) -> Flat:  # noqa: ANN401
     if not view.flags.writeable:
         raise InputError(f"{type(x).__name__} of {dtype} is only to be read; pass a copy")
     if view.flags.c_contiguous:
-        return Flat(view.reshape(-1), dtype, view.shape)
-    return Flat(np.ascontiguousarray(view).reshape(-1), dtype, view.shape, view)
+        return FlatArray(view.reshape(-1), dtype, view.shape)
+    return FlatArray(np.ascontiguousarray(view).reshape(-1), dtype, view.shape, view)
 
 
 def on_device(x: Any) -> bool:  # noqa: ANN401

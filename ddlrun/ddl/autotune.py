@@ -10,14 +10,14 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddlrun.allreduce_algorithms import Space, Way, first_ways, near_ways
+from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, first_ways, near_ways
 from ddlrun.ddl.schedule import REDUCES
 from ddlrun.ddl.wire_compression import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    Measure = Callable[[Way], float]
+    Measure = Callable[[AllreduceAlgorithm], float]
 
 # Sizes between two powers of 2 share what was found for the upper one.
 SMALLEST, LARGEST = 8 * 1024, 64 * 1024 * 1024
@@ -33,10 +33,10 @@ RUNS = 3
 SHORT, SHORT_RUNS, THIRDS = 10e-3, 5, 3
 
 
-class Found(NamedTuple):
+class AutotuneResult(NamedTuple):
     """The best way, how many reductions that took, and how long in seconds."""
 
-    way: Way
+    way: AllreduceAlgorithm
     runs: int
     seconds: float
 
@@ -50,7 +50,7 @@ def size_class(size: int) -> int:
     return min(max(1 << max(size - 1, 0).bit_length(), SMALLEST), LARGEST)
 
 
-def search(space: Space, measure: Measure, most: int) -> Found:
+def search(space: AlgorithmSpace, measure: Measure, most: int) -> AutotuneResult:
     """Find the best way to reduce so many bytes by at most `most` calls of `measure`, which returns seconds.
 
     Short ones count a third. All learners must get the same seconds: they decide by them alone.
@@ -60,23 +60,23 @@ def search(space: Space, measure: Measure, most: int) -> Found:
     race.seen.clear()
     best = race.best(space.usual, first_ways(space))
     best = race.best(best, near_ways(best, space))
-    return Found(best, race.runs, race.seconds)
+    return AutotuneResult(best, race.runs, race.seconds)
 
 
 class _Race:
     def __init__(self, measure: Measure, most: int) -> None:
         self._measure, self._left = measure, THIRDS * most
         self.runs, self.seconds = 0, 0.0
-        self.seen: dict[Way, list[float]] = {}
+        self.seen: dict[AllreduceAlgorithm, list[float]] = {}
 
-    def try_once(self, way: Way) -> None:
+    def try_once(self, way: AllreduceAlgorithm) -> None:
         if self._left >= THIRDS and self.seconds < PATIENCE:
             took = self._measure(way)
             self.seen.setdefault(way, []).append(took)
             self.runs, self.seconds = self.runs + 1, self.seconds + took
             self._left -= 1 if took <= SHORT else THIRDS
 
-    def best(self, held: Way, others: Iterable[Way]) -> Way:
+    def best(self, held: AllreduceAlgorithm, others: Iterable[AllreduceAlgorithm]) -> AllreduceAlgorithm:
         ways = list(dict.fromkeys([held, *others]))
         for number in range(SHORT_RUNS):
             for way in self._worth(ways, number):
@@ -86,36 +86,36 @@ class _Race:
         winner = min(hopeful, key=self._time, default=held)
         return winner if held not in hopeful or self._time(winner) < BETTER * self._time(held) else held
 
-    def _worth(self, ways: list[Way], number: int) -> list[Way]:
+    def _worth(self, ways: list[AllreduceAlgorithm], number: int) -> list[AllreduceAlgorithm]:
         """Return what to measure for the time `number`, from 0: all at first, the short ones twice."""
         short = self._least(ways) <= SHORT
         if number >= (SHORT_RUNS if short else RUNS):
             return []
         return ways if number < 1 + short else self._hopeful(ways)
 
-    def _least(self, ways: Iterable[Way]) -> float:
+    def _least(self, ways: Iterable[AllreduceAlgorithm]) -> float:
         return min((min(self.seen[way]) for way in ways if self.seen.get(way)), default=0.0)
 
-    def _hopeful(self, ways: Sequence[Way]) -> list[Way]:
+    def _hopeful(self, ways: Sequence[AllreduceAlgorithm]) -> list[AllreduceAlgorithm]:
         least = self._least(ways)
         return [way for way in ways if self.seen.get(way) and min(self.seen[way]) <= HOPELESS * least]
 
-    def _time(self, way: Way) -> float:
+    def _time(self, way: AllreduceAlgorithm) -> float:
         return statistics.median(self.seen[way])
 
 
-class Memory:
+class AutotuneCache:
     """What was found for these hosts, this shape and this MPI, in a file of rank 0's user; all ranks hold a copy."""
 
     def __init__(self, path: str | None, key: Mapping[str, Any], text: str) -> None:
         self.path, self._key = path, key
         self._ways = _parse(text, key)
 
-    def get(self, case: str) -> Way | None:
+    def get(self, case: str) -> AllreduceAlgorithm | None:
         """Return the way that was found for a case."""
         return self._ways.get(case)
 
-    def keep(self, case: str, way: Way, *, write: bool) -> bool:
+    def keep(self, case: str, way: AllreduceAlgorithm, *, write: bool) -> bool:
         """Remember a way; one rank writes, and says whether it could. Else the next job finds it again."""
         self._ways[case] = way
         if not write or self.path is None:
@@ -148,7 +148,7 @@ def read(path: str | None) -> str:
     return ""
 
 
-def _parse(text: str, key: Mapping[str, Any]) -> dict[str, Way]:
+def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
     """Return case -> way; nothing from a file that is cut short, of other hosts, or not ours."""
     try:
         found = json.loads(text) if text else {}
@@ -162,11 +162,11 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, Way]:
         return {}
 
 
-def _way(axes: int, how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> Way:
+def _way(axes: int, how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> AllreduceAlgorithm:
     sane = how in {"flat", "native"} or (
         how == "chunks" and min(int(chunk), int(depth)) > 0 and len(algorithms) == axes
     )
     sane &= wire.partition(":")[0] in {*FORMATS, ""}
     if not sane or not REDUCES.keys() >= set(algorithms):
         raise ValueError(how)
-    return Way(how, tuple(algorithms), int(chunk), int(depth), wire)
+    return AllreduceAlgorithm(how, tuple(algorithms), int(chunk), int(depth), wire)

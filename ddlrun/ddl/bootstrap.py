@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.ddl.algorithm_selection import make_choice
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.launch_context import SIZES, Host, find_shape, find_world
+from ddlrun.ddl.launch_context import SIZES, HostPosition, find_shape, find_world
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.tuning_parameters import parse_tuning
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.algorithm_selection import Choice
+    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.options import Options
 
 
@@ -30,7 +30,7 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
     told = next((environ[name] for name in SIZES if name in environ), str(size))
     asked, topology, order = find_shape(options, size, environ, part=comm is not None and told != str(comm.size))
     grid = Grid(topology, order, world)
-    host = Host() if world is None else _host(world, grid)
+    host = HostPosition() if world is None else _host(world, grid)
     text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
     sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
     flat = None if world is None else grid.communicator(grid.axes)
@@ -40,15 +40,15 @@ def begin(options: str | None, comm: Intracomm | None, tuning: str | None, envir
     return learner
 
 
-def _learner(grid: Grid, choice: Choice, host: Host, environ: Mapping[str, str]) -> Learner:
+def _learner(grid: Grid, choice: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> Learner:
     if not (choice.options.dump_iter or choice.options.rebind_iter):
         return Learner(grid, choice, host)
-    from ddlrun.ddl.monitor.instrumented_learner import Watched  # noqa: PLC0415 - for those who ask for it
+    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - for those who ask for it
 
-    return Watched(grid, choice, host, environ)
+    return InstrumentedLearner(grid, choice, host, environ)
 
 
-def _host(world: Intracomm, grid: Grid) -> Host:
+def _host(world: Intracomm, grid: Grid) -> HostPosition:
     from mpi4py import MPI  # noqa: PLC0415 - it is loaded
 
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
@@ -57,7 +57,7 @@ def _host(world: Intracomm, grid: Grid) -> Host:
         sum(1 << at for at, axis in enumerate(grid.axes) if not here.issuperset(grid.peers(axis))), MPI.BOR
     )
     axes = "".join(axis for at, axis in enumerate(grid.axes) if leaving >> at & 1)
-    place = Host(local.rank, local.size, world.allreduce(int(local.rank == 0)), axes)
+    place = HostPosition(local.rank, local.size, world.allreduce(int(local.rank == 0)), axes)
     local.Free()
     return place
 

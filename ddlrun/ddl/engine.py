@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.monitor.traffic_meter import Meter
-    from ddlrun.ddl.reduce_ops import Kind
-    from ddlrun.ddl.schedule import Step
+    from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
+    from ddlrun.ddl.reduce_ops import ReduceOp
+    from ddlrun.ddl.schedule import ScheduleStep
 
     Array = NDArray[Any]
-    Schedule = Callable[[int, str], tuple[Step, ...]]
+    Schedule = Callable[[int, str], tuple[ScheduleStep, ...]]
 
 # Seconds: how long to look for messages without a rest; the least and longest rest then, a tenth of the wait so far.
 SPIN, SHORT, LONG = 100e-6, 50e-6, 500e-6
@@ -41,12 +41,12 @@ LONGEST = 1 << 30
 TAGS = 32767  # what every MPI has; chunks in flight are far fewer
 
 
-class Work:
+class Operation:
     """One operation under way on one flat array; done when its last chunk is."""
 
     __slots__ = ("array", "combine", "depth", "itemsize", "left", "memory")
 
-    def __init__(self, array: Array, kind: Kind, chunks: int, depth: int) -> None:
+    def __init__(self, array: Array, kind: ReduceOp, chunks: int, depth: int) -> None:
         self.array, self.combine, self.left, self.depth = array, kind.combine, chunks, depth
         # numpy has no byte view of an empty array; nothing asks for one.
         self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
@@ -57,7 +57,7 @@ class _Chunk:
 
     __slots__ = ("at", "open", "parts", "scratch", "start", "steps", "tag", "work")
 
-    def __init__(self, work: Work, steps: tuple[Step, ...], start: int, tag: int) -> None:
+    def __init__(self, work: Operation, steps: tuple[ScheduleStep, ...], start: int, tag: int) -> None:
         self.work, self.steps, self.start, self.tag = work, steps, start, tag
         self.at = self.open = 0
         self.scratch: bytearray | None = None
@@ -75,28 +75,28 @@ class Engine:
         self._scratch: list[bytearray] = []
         self._converters = {dtype: Converter(dtype) for dtype in FORMATS}
         self._begun = self._in_flight = 0
-        self.meter: Meter | None = None  # set while nothing is under way
+        self.meter: TrafficMeter | None = None  # set while nothing is under way
         atexit.register(self._leave)
 
-    def start(self, array: Array, kind: Kind, schedule: Schedule, longest: int, depth: int = 1) -> Work:
+    def start(self, array: Array, kind: ReduceOp, schedule: Schedule, longest: int, depth: int = 1) -> Operation:
         """Begin an operation in place on `array`, in chunks of at most `longest` elements, `depth` of them at once.
 
         `schedule(count, average)` gives the steps for a chunk of `count` elements.
         """
         parts = spans(len(array), longest) if len(array) else []
-        work = Work(array, kind, len(parts), depth)
+        work = Operation(array, kind, len(parts), depth)
         for low, high in parts:
             self._waiting.append(_Chunk(work, schedule(high - low, kind.average), low, self._begun % TAGS))
             self._begun += 1
         self._fill()
         return work
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: Operation) -> None:
         """Return when `work` is done; whatever else is under way goes on meanwhile."""
         while work.left:
             self._settle(self._ready())
 
-    def test(self, work: Work) -> bool:
+    def test(self, work: Operation) -> bool:
         """Move on what is ready; say whether `work` is done."""
         while work.left and (ready := MPI.Request.Testsome(self._requests)):
             self._settle(ready)
@@ -187,7 +187,7 @@ class Engine:
         chunk.work.left -= 1
         self._in_flight -= 1
 
-    def _post(self, chunk: _Chunk, step: Step) -> None:
+    def _post(self, chunk: _Chunk, step: ScheduleStep) -> None:
         if step.wire:
             self._post_narrow(chunk, step)
             return
@@ -207,7 +207,7 @@ class Engine:
             for at in range(0, len(source), LONGEST):
                 self._add(chunk, comm.Isend([source[at : at + LONGEST], MPI.BYTE], peer, tag))
 
-    def _post_narrow(self, chunk: _Chunk, step: Step) -> None:
+    def _post_narrow(self, chunk: _Chunk, step: ScheduleStep) -> None:
         """Post messages of 16 bits an element, which come to scratch and go from there."""
         converter, start = self._converters[step.wire], chunk.start
         blocks = {message[1:]: message.high - message.low for message in step.sends}  # one may go to several
@@ -232,7 +232,7 @@ class Engine:
         self._owners.append(chunk)
         chunk.open += 1
 
-    def _room(self, chunk: _Chunk, step: Step, filled: int, wanted: int) -> tuple[memoryview, int]:
+    def _room(self, chunk: _Chunk, step: ScheduleStep, filled: int, wanted: int) -> tuple[memoryview, int]:
         """Return room for a message that is to be combined; scratch goes from chunk to chunk."""
         if not filled:
             whole = sum(m.high - m.low for m in step.receives) * chunk.work.itemsize

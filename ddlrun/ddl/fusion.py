@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.arrays import Flat
+from ddlrun.ddl.arrays import FlatArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ddlrun.allreduce_algorithms import Tuning
 
 
-def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:
+def buckets(flats: Sequence[FlatArray], tuning: Tuning) -> list[list[FlatArray]]:
     """Deal arrays into buckets of one type and at most `tuning.bucket` bytes; one of a chunk or more is alone."""
-    done, filling, sizes = list[list[Flat]](), dict[str, list[Flat]](), dict[str, int]()
+    done, filling, sizes = list[list[FlatArray]](), dict[str, list[FlatArray]](), dict[str, int]()
     for one in flats:
         size = one.elements.nbytes
         if size >= min(tuning.chunk, tuning.bucket):
@@ -28,7 +28,7 @@ def buckets(flats: Sequence[Flat], tuning: Tuning) -> list[list[Flat]]:
     return done + list(filling.values())
 
 
-def deal_out(bucket: Sequence[Flat], elements: Any) -> None:  # noqa: ANN401
+def deal_out(bucket: Sequence[FlatArray], elements: Any) -> None:  # noqa: ANN401
     """Write a bucket's results to the arrays that it was made of."""
     at = 0
     for one in bucket if len(bucket) > 1 else ():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddlrun.ddl import nccl_pipeline
-from ddlrun.ddl.arrays import Flat, flat, on_device
+from ddlrun.ddl.arrays import FlatArray, flat, on_device
 from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.process_groups import ProcessGroups
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ddlrun.ddl.learner import Learner
-    from ddlrun.ddl.nccl_pipeline import Flight
+    from ddlrun.ddl.nccl_pipeline import PipelinedReduction
 
 BY_NCCL = "bn"
 # Bytes of a chunk in mode b, if the tuning's are fewer: those are for MPI, and each chunk costs NCCL some launches.
@@ -32,7 +32,7 @@ BY_NCCL = "bn"
 CHUNK = 8 << 20
 
 
-class Row(Flat):
+class DeviceBuffer(FlatArray):
     """A tensor whose own memory is worked on, or a contiguous copy of it."""
 
     __slots__ = ()
@@ -47,10 +47,10 @@ class DeviceHandle(Handle):
     def __init__(self, staged_ones: Handle, last: Callable[[], None]) -> None:
         super().__init__(None)
         self._staged, self._last = staged_ones, last
-        self._flights: list[tuple[Flight, Callable[[], None]]] = []
+        self._flights: list[tuple[PipelinedReduction, Callable[[], None]]] = []
         self._over = False
 
-    def add_flight(self, flight: Flight, done: Callable[[], None]) -> None:
+    def add_flight(self, flight: PipelinedReduction, done: Callable[[], None]) -> None:
         """Count one more in; `done` runs once, when it is waited for."""
         self._flights.append((flight, done))
 
@@ -73,7 +73,7 @@ class DeviceHandle(Handle):
         return True
 
 
-class Devices:
+class GpuReduction:
     """What a learner needs for tensors on accelerators; `free` it with the learner, all together."""
 
     def __init__(self, learner: Learner, comm: Intracomm | None) -> None:
@@ -128,7 +128,7 @@ class Devices:
             and not self.groups.why_no_nccl
         )
 
-    def _flats(self, arrays: Sequence[Any], op: str) -> list[Flat]:
+    def _flats(self, arrays: Sequence[Any], op: str) -> list[FlatArray]:
         """Return arrays in a row, those on devices copied into the host's memory with one wait for all."""
         with self._named():
             copies = iter(staged([x for x in arrays if on_device(x)]))
@@ -162,10 +162,10 @@ class Devices:
             handle.add_flight(flight, partial(deal_out, bucket, elements))
 
 
-def _row(tensor: Any) -> Row:  # noqa: ANN401 - a tensor
+def _row(tensor: Any) -> DeviceBuffer:  # noqa: ANN401 - a tensor
     if tensor.is_contiguous():
-        return Row(tensor.view(-1), _name(tensor), tuple(tensor.shape))
-    return Row(tensor.contiguous().view(-1), _name(tensor), tuple(tensor.shape), tensor)
+        return DeviceBuffer(tensor.view(-1), _name(tensor), tuple(tensor.shape))
+    return DeviceBuffer(tensor.contiguous().view(-1), _name(tensor), tuple(tensor.shape), tensor)
 
 
 def _name(x: Any) -> str:  # noqa: ANN401

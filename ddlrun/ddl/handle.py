@@ -9,7 +9,7 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddlrun.ddl.engine import Engine, Work
+    from ddlrun.ddl.engine import Engine, Operation
 
 
 class Handle:
@@ -17,9 +17,9 @@ class Handle:
 
     def __init__(self, engine: Engine | None, what: str = "") -> None:
         self._engine, self._what = engine, what
-        self._open: list[tuple[Work, Callable[[], None]]] = []
+        self._open: list[tuple[Operation, Callable[[], None]]] = []
 
-    def add(self, work: Work, done: Callable[[], None]) -> None:
+    def add(self, work: Operation, done: Callable[[], None]) -> None:
         """Count one more work in; `done` runs once, when it is found complete."""
         self._open.append((work, done))
 

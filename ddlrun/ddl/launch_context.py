@@ -38,7 +38,7 @@ def find_world(environ: Mapping[str, str]) -> Intracomm | None:
     return world
 
 
-class Host(NamedTuple):
+class HostPosition(NamedTuple):
     """The place of a learner among those of its host, and how many hosts there are, as MPI sees them.
 
     `leaving` are the dimensions in which some learner has a peer on another host, the same on all learners.
@@ -50,7 +50,7 @@ class Host(NamedTuple):
     leaving: str = ""
 
 
-class Shape(NamedTuple):
+class LaunchContext(NamedTuple):
     """Options with the topology filled in, and the order of ranks."""
 
     options: Options
@@ -58,7 +58,7 @@ class Shape(NamedTuple):
     order: RankOrder
 
 
-def find_shape(options: str | None, size: int, environ: Mapping[str, str], *, part: bool = False) -> Shape:
+def find_shape(options: str | None, size: int, environ: Mapping[str, str], *, part: bool = False) -> LaunchContext:
     """Return what was asked for: by `options`, else DDL_OPTIONS, else the launcher, else one ring of all learners.
 
     `part`: the learners are some of the job's, so the shape of the whole job says nothing of them. Raises InputError if
@@ -71,7 +71,7 @@ def find_shape(options: str | None, size: int, environ: Mapping[str, str], *, pa
         where, topology = "DDLRUN_TOPOLOGY", parse_topology(environ["DDLRUN_TOPOLOGY"], "DDLRUN_TOPOLOGY")
     topology = topology or Topology((size,))
     check_size(topology, size, where)
-    return Shape(asked, topology, _order(environ.get("DDLRUN_RANK_ORDER", "ddl")))
+    return LaunchContext(asked, topology, _order(environ.get("DDLRUN_RANK_ORDER", "ddl")))
 
 
 def _order(text: str) -> RankOrder:

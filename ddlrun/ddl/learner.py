@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import MAY_GO_FLAT, Case, algorithm
+from ddlrun.allreduce_algorithms import MAY_GO_FLAT, MessageClass, algorithm
 from ddlrun.ddl import schedule
-from ddlrun.ddl.arrays import Flat, copied, flat, like, on_device
+from ddlrun.ddl.arrays import FlatArray, copied, flat, like, on_device
 from ddlrun.ddl.fusion import buckets, deal_out
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.reduce_ops import kind_of
@@ -20,15 +20,15 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddlrun.allreduce_algorithms import Way
-    from ddlrun.ddl.algorithm_selection import Choice
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.autotune import Measure
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.engine import Engine, Work
-    from ddlrun.ddl.gpu_reduction import Devices
-    from ddlrun.ddl.launch_context import Host
-    from ddlrun.ddl.mpi_collectives import Quick
-    from ddlrun.ddl.reduce_ops import Kind
+    from ddlrun.ddl.engine import Engine, Operation
+    from ddlrun.ddl.gpu_reduction import GpuReduction
+    from ddlrun.ddl.launch_context import HostPosition
+    from ddlrun.ddl.mpi_collectives import SmallMessagePath
+    from ddlrun.ddl.reduce_ops import ReduceOp
 
 
 # Bytes of a broadcast; MPI counts to 2^31 - 1.
@@ -38,7 +38,7 @@ LONGEST = 1 << 30
 class Learner:
     """Runs collectives over a grid. Made by all ranks together; `free` it before MPI ends."""
 
-    def __init__(self, grid: Grid, choice: Choice, host: Host) -> None:
+    def __init__(self, grid: Grid, choice: AlgorithmSelector, host: HostPosition) -> None:
         self.grid, self.host, self._choice = grid, host, choice
         self.options, self.tuning = choice.options, choice.tuning
         options, comm = choice.options, choice.comm
@@ -49,7 +49,7 @@ class Learner:
         self._usual_wire = self._wire(None)
         self._quick = self._make_quick() if options.mode in MAY_GO_FLAT and not options.dbg_level else None
         self._dimensions = lru_cache(maxsize=16)(self._find_dimensions)
-        self._devices: Devices | None = None
+        self._devices: GpuReduction | None = None
 
     def free(self) -> None:
         """Free the communicators."""
@@ -60,12 +60,12 @@ class Learner:
         self.grid.free()
 
     @property
-    def devices(self) -> Devices:
+    def devices(self) -> GpuReduction:
         """Return what reduces tensors on accelerators, and has the process groups."""
         if self._devices is None:
-            from ddlrun.ddl.gpu_reduction import Devices  # noqa: PLC0415 - it needs torch
+            from ddlrun.ddl.gpu_reduction import GpuReduction  # noqa: PLC0415 - it needs torch
 
-            self._devices = Devices(self, self._comm)
+            self._devices = GpuReduction(self, self._comm)
         return self._devices
 
     def all_reduce(self, x: Any, op: str, axes: str, in_place: bool, wire: str | None = None) -> Any:  # noqa: ANN401, FBT001
@@ -105,7 +105,7 @@ class Learner:
         one = self._flat(copied(x), "allgather")
         rows = np.empty((self.grid.size, len(one.elements)), one.elements.dtype)
         rows[self.grid.index] = one.elements
-        bytes_ = Flat(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
+        bytes_ = FlatArray(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
         self._whole(bytes_, kind_of("uint8", "sum"), partial(self._steps, "allgather"))
         places = [self.grid.index_of(rank) for rank in range(self.grid.size)]
         ordered = rows if places == sorted(places) else rows[places]
@@ -143,12 +143,12 @@ class Learner:
 
         return Engine(self.grid.base.Dup())
 
-    def _make_quick(self) -> Quick | None:
+    def _make_quick(self) -> SmallMessagePath | None:
         if self._comm is None:
             return None
-        from ddlrun.ddl.mpi_collectives import Quick  # noqa: PLC0415 - it needs MPI
+        from ddlrun.ddl.mpi_collectives import SmallMessagePath  # noqa: PLC0415 - it needs MPI
 
-        return Quick(self._comm)
+        return SmallMessagePath(self._comm)
 
     def _reduce(self, arrays: Sequence[Any], op: str, axes: str, wire: str | None, *, blocking: bool = True) -> Handle:
         travels = self._wire(wire)
@@ -158,7 +158,7 @@ class Learner:
         return self.reduce_flat(flats, op, axes, travels, blocking=blocking)
 
     def reduce_flat(
-        self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
+        self, flats: Sequence[FlatArray], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
     ) -> Handle:
         """Begin to reduce flat arrays in place; small ones are done at once where `blocking` allows that."""
         self.compare(flats, op, axes, wire)
@@ -169,12 +169,12 @@ class Learner:
         return handle
 
     def _reduce_bucket(
-        self, bucket: list[Flat], op: str, axes: str, wire: str, handle: Handle, *, may_be_flat: bool
+        self, bucket: list[FlatArray], op: str, axes: str, wire: str, handle: Handle, *, may_be_flat: bool
     ) -> None:
         kind = kind_of(bucket[0].dtype, op)
         elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([one.elements for one in bucket])
         whole = not axes or set(axes) == set(self.grid.axes)
-        case = Case(elements.nbytes, kind.dtype, whole, may_be_flat)
+        case = MessageClass(elements.nbytes, kind.dtype, whole, may_be_flat)
         if kind.dtype == "float32" and case.size > self.tuning.flat:
             case = case._replace(wire=wire)
         way = self._choice.way(case, lambda: self._trial(np.ones_like(elements), kind))
@@ -183,7 +183,7 @@ class Learner:
         work, done = self._go(way, elements, kind, axes), partial(deal_out, bucket, elements)
         handle.add(work, done) if work is not None else done()
 
-    def _go(self, way: Way, elements: Any, kind: Kind, axes: str) -> Work | None:  # noqa: ANN401
+    def _go(self, way: AllreduceAlgorithm, elements: Any, kind: ReduceOp, axes: str) -> Operation | None:  # noqa: ANN401
         """Reduce elements in place; return the work where it goes on."""
         if way.how == "flat":
             self._flat_way(elements, kind)
@@ -195,7 +195,7 @@ class Learner:
         steps = partial(self._schedule, "all_reduce", axes, algorithms=way.algorithms, wire=way.wire)
         return self._engine.start(elements, kind, steps, longest, way.depth)
 
-    def _trial(self, elements: Any, kind: Kind) -> Measure:  # noqa: ANN401
+    def _trial(self, elements: Any, kind: ReduceOp) -> Measure:  # noqa: ANN401
         """Return what reduces elements in a way, and tells the slowest rank's seconds."""
         from mpi4py import MPI  # noqa: PLC0415 - it is loaded where there is something to try
 
@@ -204,7 +204,7 @@ class Learner:
         comm, engine = self._comm, self._engine
         engine.drain()
 
-        def measure(way: Way) -> float:
+        def measure(way: AllreduceAlgorithm) -> float:
             comm.Barrier()
             start = time.perf_counter()
             work = self._go(way, elements, kind, "")
@@ -214,30 +214,32 @@ class Learner:
 
         return measure
 
-    def _flat_way(self, elements: Any, kind: Kind) -> None:  # noqa: ANN401
+    def _flat_way(self, elements: Any, kind: ReduceOp) -> None:  # noqa: ANN401
         from ddlrun.ddl.mpi_collectives import flat_allreduce  # noqa: PLC0415 - it needs MPI
 
         if self._comm is not None:
             flat_allreduce(self._comm, elements, kind)
 
-    def _native_way(self, elements: Any, kind: Kind, axes: str) -> None:  # noqa: ANN401
+    def _native_way(self, elements: Any, kind: ReduceOp, axes: str) -> None:  # noqa: ANN401
         from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
         comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
         allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, kind)
 
-    def _whole(self, one: Flat, kind: Kind, steps: Callable[[int, str], tuple[schedule.Step, ...]]) -> None:
+    def _whole(
+        self, one: FlatArray, kind: ReduceOp, steps: Callable[[int, str], tuple[schedule.ScheduleStep, ...]]
+    ) -> None:
         """Run steps on a whole array at once: its blocks must lie where the caller expects them."""
         if self._engine is not None:
             self._engine.wait(self._engine.start(one.elements, kind, steps, max(len(one.elements), 1)))
         one.give_back()
 
-    def _steps(self, what: str, count: int, average: str) -> tuple[schedule.Step, ...]:
+    def _steps(self, what: str, count: int, average: str) -> tuple[schedule.ScheduleStep, ...]:
         return self._schedule(what, "", count, average)
 
     def _find_schedule(
         self, what: str, axes: str, count: int, average: str, algorithms: tuple[str, ...] = (), wire: str = ""
-    ) -> tuple[schedule.Step, ...]:
+    ) -> tuple[schedule.ScheduleStep, ...]:
         dimensions = self._dimensions(axes, algorithms, wire)
         if average and schedule.wire_of(dimensions) == "float16":
             average = "each"  # or sums would leave its range
@@ -262,7 +264,7 @@ class Learner:
         except InputError as error:
             raise InputError(f"{self}: {error}") from error
 
-    def _flat(self, x: object, what: str, op: str = "") -> Flat:
+    def _flat(self, x: object, what: str, op: str = "") -> FlatArray:
         try:
             one = flat(x)
             kind_of(one.dtype, op) if op else None
@@ -270,7 +272,7 @@ class Learner:
             raise InputError(f"{self}: {what}: {error}") from error
         return one
 
-    def compare(self, flats: Sequence[Flat], op: str, axes: str = "", wire: str = "") -> None:
+    def compare(self, flats: Sequence[FlatArray], op: str, axes: str = "", wire: str = "") -> None:
         """With -dbg_level, see that all learners reduce the same: else messages of other lengths would meet."""
         if not self.options.dbg_level or self._comm is None:
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.reduce_ops import Kind
+    from ddlrun.ddl.reduce_ops import ReduceOp
 
     Array = NDArray[Any]
 
@@ -24,7 +24,7 @@ IN_PLACE = MPI.IN_PLACE
 MOST_KNOWN = 1000
 
 
-class Quick:
+class SmallMessagePath:
     """Numpy arrays straight to MPI_Allreduce, as it is called by hand: at 64 KiB each microsecond is five per cent.
 
     Knows the sizes, types and operations that have gone that way once.
@@ -34,7 +34,7 @@ class Quick:
         self._allreduce, self._size = comm.Allreduce, comm.size
         self._known: dict[tuple[str, str, int], tuple[MPI.Op, int]] = {}
 
-    def learn(self, array: Array, kind: Kind) -> None:
+    def learn(self, array: Array, kind: ReduceOp) -> None:
         """Note that arrays like this one go this way, unless that needs a conversion."""
         if kind.dtype in WIDE and len(self._known) < MOST_KNOWN:
             operation = getattr(MPI, OPERATIONS[kind.op][1])
@@ -53,7 +53,7 @@ class Quick:
 
 
 @np.errstate(all="ignore")
-def flat_allreduce(comm: MPI.Intracomm, array: Array, kind: Kind) -> None:
+def flat_allreduce(comm: MPI.Intracomm, array: Array, kind: ReduceOp) -> None:
     """Reduce in place by one MPI_Allreduce; half precision travels as float32."""
     wide = widened(array, kind.dtype)
     comm.Allreduce(MPI.IN_PLACE, wide, getattr(MPI, OPERATIONS[kind.op][1]))
@@ -64,7 +64,7 @@ def flat_allreduce(comm: MPI.Intracomm, array: Array, kind: Kind) -> None:
 
 
 @np.errstate(all="ignore")
-def allreduce_by_dimension(comms: Sequence[MPI.Intracomm], array: Array, kind: Kind) -> None:
+def allreduce_by_dimension(comms: Sequence[MPI.Intracomm], array: Array, kind: ReduceOp) -> None:
     """Reduce in place: MPI_Reduce_scatter along each communicator, then MPI_Allgatherv in mirrored order."""
     wide = widened(array, kind.dtype) if kind.dtype in HALF else array
     operation = getattr(MPI, OPERATIONS[kind.op][1])

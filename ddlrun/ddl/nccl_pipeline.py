@@ -27,7 +27,7 @@ OPERATIONS = {"sum": "SUM", "avg": "AVG", "max": "MAX", "min": "MIN", "prod": "P
 TYPES = frozenset("float16 bfloat16 float32 float64 int8 uint8 int32 int64".split())
 
 
-class Along(NamedTuple):
+class DimensionGroup(NamedTuple):
     """One dimension: its process group, the learners in it, this one's place among them."""
 
     group: Any
@@ -44,7 +44,7 @@ class _Calls(NamedTuple):
     divide: bool
 
 
-class Flight:
+class PipelinedReduction:
     """A reduction that is issued: `wait` before the tensor is used, `test` whether that would take time."""
 
     def __init__(self, row: Tensor, lanes: Sequence[Any]) -> None:
@@ -65,7 +65,7 @@ class Flight:
         return all(event.query() for event in self._events)
 
 
-def start(row: Tensor, op: str, dimensions: Sequence[Along], longest: int) -> Flight:
+def start(row: Tensor, op: str, dimensions: Sequence[DimensionGroup], longest: int) -> PipelinedReduction:
     """Begin to reduce a flat, contiguous tensor in place over all learners of the dimensions, all calling it alike.
 
     In chunks of at most `longest` elements. Tensors on a GPU: everything is issued when this returns, on streams of
@@ -73,14 +73,14 @@ def start(row: Tensor, op: str, dimensions: Sequence[Along], longest: int) -> Fl
     """
     dimensions = [along for along in dimensions if along.size > 1]
     if not dimensions or not len(row):
-        return Flight(row, ())
+        return PipelinedReduction(row, ())
     walks = list(_walks(row, dimensions, longest, _calls(op, gpu=row.is_cuda)))
     steps = 2 * len(dimensions)
     lanes = [torch.cuda.Stream(row.device) for _ in walks[:steps]] if row.is_cuda else []
     for lane in lanes:
         lane.wait_stream(torch.cuda.current_stream(row.device))
     _issue(walks, steps, lanes)
-    return Flight(row, lanes)
+    return PipelinedReduction(row, lanes)
 
 
 def _calls(op: str, *, gpu: bool) -> _Calls:
@@ -112,7 +112,7 @@ def _on(lanes: Sequence[Any], number: int) -> AbstractContextManager[Any]:
     return torch.cuda.stream(lanes[number % len(lanes)]) if lanes else nullcontext()
 
 
-def _walks(row: Tensor, dimensions: Sequence[Along], longest: int, calls: _Calls) -> Iterator[Iterator[Any]]:
+def _walks(row: Tensor, dimensions: Sequence[DimensionGroup], longest: int, calls: _Calls) -> Iterator[Iterator[Any]]:
     """Yield the walk of each chunk. Chunks divide among the learners; what is left over travels padded, as the last."""
     if len(dimensions) == 1:
         yield _plain(row, dimensions[0], calls)
@@ -127,14 +127,14 @@ def _walks(row: Tensor, dimensions: Sequence[Along], longest: int, calls: _Calls
         yield _padded(row[whole * size :], size, dimensions, calls)
 
 
-def _plain(row: Tensor, along: Along, calls: _Calls) -> Iterator[Any]:
+def _plain(row: Tensor, along: DimensionGroup, calls: _Calls) -> Iterator[Any]:
     """With one dimension there is nothing to overlap: the backend's own allreduce."""
     yield distributed.all_reduce(row, calls.op, along.group, async_op=True)
     if calls.divide:
         row /= along.size
 
 
-def _walk(chunk: Tensor, dimensions: Sequence[Along], calls: _Calls) -> Iterator[Any]:
+def _walk(chunk: Tensor, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:
     """Yield a chunk's works, each issued when the one before is waited for; all in the chunk's own memory."""
     pieces = [chunk]
     for group, size, me in dimensions:
@@ -148,7 +148,7 @@ def _walk(chunk: Tensor, dimensions: Sequence[Along], calls: _Calls) -> Iterator
         yield calls.all_gather(whole, own, group, async_op=True)
 
 
-def _padded(rest: Tensor, size: int, dimensions: Sequence[Along], calls: _Calls) -> Iterator[Any]:
+def _padded(rest: Tensor, size: int, dimensions: Sequence[DimensionGroup], calls: _Calls) -> Iterator[Any]:
     padded = rest.new_zeros(size)
     padded[: len(rest)] = rest
     yield from _walk(padded, dimensions, calls)

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from ddlrun.ddl.dimensions import coords_of, rank_at
-from ddlrun.ddl.nccl_pipeline import Along
+from ddlrun.ddl.nccl_pipeline import DimensionGroup
 from ddlrun.ddl.rendezvous import meeting_address
 from ddlrun.errors import InputError
 
@@ -25,17 +25,17 @@ GLOO, BOTH = "gloo", "cpu:gloo,cuda:nccl"
 REMEDY = "begin it with rank=ddl.rank(), world_size=ddl.size(), or leave it to ddlrun.ddl.torch.init_process_group()"
 
 
-class Gpu(NamedTuple):
+class GpuSupport(NamedTuple):
     """What a rank has for NCCL: whether its torch was built with it, and its current GPU ("": none)."""
 
     nccl: bool
     gpu: str
 
 
-def why_no_nccl(found: Sequence[Gpu]) -> str:
+def why_no_nccl(found: Sequence[GpuSupport]) -> str:
     """Say why the ranks' GPUs cannot talk by NCCL; empty if they can.
 
-    >>> why_no_nccl([Gpu(True, "a"), Gpu(True, "b"), Gpu(True, "a")])
+    >>> why_no_nccl([GpuSupport(True, "a"), GpuSupport(True, "b"), GpuSupport(True, "a")])
     'ranks 0 and 2 are on one GPU; call torch.cuda.set_device(ddl.local_rank()) before, or start one rank a GPU'
     """
     owners: dict[str, int] = {}
@@ -96,11 +96,11 @@ class ProcessGroups:
         mesh: DeviceMesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=tuple(axes))
         return mesh
 
-    def along(self, axes: str) -> list[Along]:
+    def along(self, axes: str) -> list[DimensionGroup]:
         """Return the dimensions that have more than one learner, with their groups."""
         grid = self._grid
         places = [i for i in grid.places(axes or grid.axes) if grid.topology.dims[i] > 1]
-        return [Along(self.group(grid.axes[i]), grid.topology.dims[i], grid.coords[i]) for i in places]
+        return [DimensionGroup(self.group(grid.axes[i]), grid.topology.dims[i], grid.coords[i]) for i in places]
 
     def free(self) -> None:
         """End what was begun here; all learners together."""
@@ -174,10 +174,10 @@ def _members(grid: Grid, axes: str) -> list[int]:
     return sorted(rank_at(grid.topology, grid.order, spot) for spot in spots)
 
 
-def _gpu() -> Gpu:
+def _gpu() -> GpuSupport:
     if not torch.cuda.is_available():
-        return Gpu(distributed.is_nccl_available(), "")
+        return GpuSupport(distributed.is_nccl_available(), "")
     device = torch.cuda.current_device()
     known = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     # Before torch 2.4 it was not told: then the number, which each host counts for itself.
-    return Gpu(distributed.is_nccl_available(), str(known or f"{os.uname().nodename} {device}"))
+    return GpuSupport(distributed.is_nccl_available(), str(known or f"{os.uname().nodename} {device}"))

@@ -27,7 +27,7 @@ WIDE = frozenset("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uin
 HALF = frozenset(("float16", "bfloat16"))
 
 
-class Kind(NamedTuple):
+class ReduceOp(NamedTuple):
     """An element type and an operation. `combine(mine, theirs, divisor)` works in place in `mine`."""
 
     dtype: str
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def kind_of(dtype: str, op: str) -> Kind:
+def kind_of(dtype: str, op: str) -> ReduceOp:
     """Return how to reduce elements of `dtype`; bfloat16 comes as uint16. Raises InputError on what has no meaning."""
     if op not in OPERATIONS:
         raise InputError(f"unknown operation {op!r}; known are {', '.join(OPERATIONS)}")
@@ -51,9 +51,9 @@ def kind_of(dtype: str, op: str) -> Kind:
         raise InputError(f"the average of {dtype} is no {dtype}; use op 'sum', or cast to float32")
     function = OPERATIONS[op][0]
     if dtype in WIDE:
-        return Kind(dtype, op, _wide(function))
+        return ReduceOp(dtype, op, _wide(function))
     widen, narrow = (_from_bfloat, _to_bfloat) if dtype == "bfloat16" else (_from_half, _to_half)
-    return Kind(dtype, op, _half(function, widen, narrow))
+    return ReduceOp(dtype, op, _half(function, widen, narrow))
 
 
 def widened(values: Array, dtype: str) -> Array:

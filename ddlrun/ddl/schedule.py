@@ -18,7 +18,7 @@ class Message(NamedTuple):
     high: int
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """Messages that travel at once. What is received is combined into the buffer, or stored where `combine` is not set.
 
     `divisor`, for averages: what the last block received is divided by, as its sum is complete with it. `wire` is the
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     settled: str = ""
 
 
-Steps = list[Step]
+Steps = list[ScheduleStep]
 Reduce = Callable[[int, Sequence[int]], Steps]
 
 
@@ -48,7 +48,7 @@ def ring(me: int, bounds: Sequence[int]) -> Steps:
     def message(peer: int, block: int) -> tuple[Message, ...]:
         return _message(peer % size, bounds, block % size, block % size + 1)
 
-    return [Step(message(me + 1, me - s - 1), message(me - 1, me - s - 2)) for s in range(size - 1)]
+    return [ScheduleStep(message(me + 1, me - s - 1), message(me - 1, me - s - 2)) for s in range(size - 1)]
 
 
 def direct(me: int, bounds: Sequence[int]) -> Steps:
@@ -56,7 +56,7 @@ def direct(me: int, bounds: Sequence[int]) -> Steps:
     others = [peer for peer in range(len(bounds) - 1) if peer != me]
     sends = [message for peer in others for message in _message(peer, bounds, peer, peer + 1)]
     receives = [message for peer in others for message in _message(peer, bounds, me, me + 1)]
-    return [Step(tuple(sends), tuple(receives))] * bool(others)
+    return [ScheduleStep(tuple(sends), tuple(receives))] * bool(others)
 
 
 def halving(me: int, bounds: Sequence[int]) -> Steps:
@@ -75,7 +75,7 @@ def halving(me: int, bounds: Sequence[int]) -> Steps:
         backs = [pair for pair in downs if me in pair]
         to_upper = [m for pair in ups for m in _message(pair[not upper], bounds, middle, high)]
         to_lower = [m for pair in backs for m in _message(pair[not upper], bounds, low, middle)]
-        steps.append(Step(tuple(to_lower if upper else to_upper), tuple(to_upper if upper else to_lower)))
+        steps.append(ScheduleStep(tuple(to_lower if upper else to_upper), tuple(to_upper if upper else to_lower)))
         low, high = (middle, high) if upper else (low, middle)
     return steps
 
@@ -118,9 +118,9 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, average: str 
     return steps
 
 
-def backwards(steps: Sequence[Step]) -> Steps:
+def backwards(steps: Sequence[ScheduleStep]) -> Steps:
     """Return the allgather that undoes a reduce-scatter."""
-    return [Step(step.receives, step.sends, combine=False, wire=step.wire) for step in reversed(steps)]
+    return [ScheduleStep(step.receives, step.sends, combine=False, wire=step.wire) for step in reversed(steps)]
 
 
 def wire_of(dimensions: Sequence[Dimension]) -> str:
@@ -151,6 +151,6 @@ def _message(peer: int, bounds: Sequence[int], first: int, end: int) -> tuple[Me
     return (Message(peer, low, high),) if low < high else ()
 
 
-def _named(step: Step, peers: Sequence[int]) -> Step:
+def _named(step: ScheduleStep, peers: Sequence[int]) -> ScheduleStep:
     sends, receives = (tuple(m._replace(peer=peers[m.peer]) for m in part) for part in step[:2])
     return step._replace(sends=sends, receives=receives)

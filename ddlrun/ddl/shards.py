@@ -17,16 +17,16 @@ def part(items: Any, rank: int, size: int, *, drop_last: bool = False) -> Any:  
     """Return every size-th item from `rank` on, in what suits the kind of items; see `ddl.shard`."""
     data = sys.modules.get("torch.utils.data")  # what is not loaded has made no items
     if isinstance(items, getattr(data, "Sampler", ())):
-        return SamplerPart(items, rank, size, drop_last=drop_last)
+        return SamplerShard(items, rank, size, drop_last=drop_last)
     if isinstance(items, getattr(getattr(sys.modules.get("tensorflow"), "data", None), "Dataset", ())):
         return _tensorflow_part(items, rank, size, drop_last=drop_last)
     _refuse(items)
     streams: Any = getattr(data, "IterableDataset", None)
     if streams and isinstance(items, streams):
-        streams.register(Stream)  # torch's DataLoader asks isinstance
+        streams.register(StreamShard)  # torch's DataLoader asks isinstance
     elif hasattr(items, "__len__"):
         return _indexed(items, _places(len(items), rank, size, drop_last=drop_last))
-    return Stream(items, rank, size, drop_last=drop_last)
+    return StreamShard(items, rank, size, drop_last=drop_last)
 
 
 def _indexed(items: Any, places: range) -> Any:  # noqa: ANN401
@@ -34,10 +34,10 @@ def _indexed(items: Any, places: range) -> Any:  # noqa: ANN401
         return [items[place % len(items)] for place in places]
     if hasattr(items, "__array_interface__") or hasattr(items, "__dlpack__"):
         return items[np.array(places, dtype=np.int64) % max(len(items), 1)]
-    return Part(items, places)
+    return DatasetShard(items, places)
 
 
-class Part(Sequence[Any]):
+class DatasetShard(Sequence[Any]):
     """The items of a dataset at some places, each read when it is asked for; places beyond the end begin anew."""
 
     def __init__(self, dataset: Any, places: range) -> None:  # noqa: ANN401
@@ -50,7 +50,7 @@ class Part(Sequence[Any]):
 
     def __getitem__(self, at: Any) -> Any:  # noqa: ANN401
         if isinstance(at, slice):
-            return Part(self.dataset, self._places[at])
+            return DatasetShard(self.dataset, self._places[at])
         return self.dataset[self._places[at] % self._count]
 
     def __getitems__(self, wanted: Iterable[int]) -> Any:  # noqa: ANN401
@@ -60,7 +60,7 @@ class Part(Sequence[Any]):
         return several(places) if several else [self.dataset[place] for place in places]
 
 
-class Stream:
+class StreamShard:
     """Every size-th item of what can only be read from its beginning; each learner reads all of it."""
 
     def __init__(self, source: Iterable[Any], rank: int, size: int, *, drop_last: bool = False) -> None:
@@ -81,7 +81,7 @@ class Stream:
                 yield first[(self._rank - len(group)) % len(first)]
 
 
-class SamplerPart:
+class SamplerShard:
     """A torch sampler's indices dealt out to the learners, in rank 0's order; all begin to iterate together."""
 
     def __init__(self, sampler: Any, rank: int, size: int, *, drop_last: bool = False) -> None:  # noqa: ANN401

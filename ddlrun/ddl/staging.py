@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddlrun.ddl.arrays import Flat, as_numpy
+from ddlrun.ddl.arrays import FlatArray, as_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Staged(Flat):
+class StagedTensor(FlatArray):
     """A tensor of a device; `elements` are its copy in the host's memory, `whole` is the tensor and that copy."""
 
     __slots__ = ()
@@ -25,7 +25,7 @@ class Staged(Flat):
         tensor.copy_(host, non_blocking=tensor.is_cuda)
 
 
-def staged(tensors: Sequence[Tensor]) -> list[Staged]:
+def staged(tensors: Sequence[Tensor]) -> list[StagedTensor]:
     """Copy tensors into pinned memory and wait for that: MPI reads what is there, it knows no streams.
 
     Raises InputError on a dtype that numpy does not know.
@@ -36,8 +36,8 @@ def staged(tensors: Sequence[Tensor]) -> list[Staged]:
     return found
 
 
-def _copy(tensor: Tensor) -> Staged:
+def _copy(tensor: Tensor) -> StagedTensor:
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     host.copy_(tensor, non_blocking=tensor.is_cuda)
     view, dtype = as_numpy(host)
-    return Staged(view.reshape(-1), dtype, view.shape, (tensor, host))
+    return StagedTensor(view.reshape(-1), dtype, view.shape, (tensor, host))

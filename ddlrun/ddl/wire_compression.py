@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 BLOCK = 32768
 
 
-class Wire(NamedTuple):
+class WireFormat(NamedTuple):
     """The type that float32 travels as ("": as it is) in the dimensions `axes` ("": those that leave the host)."""
 
     dtype: str = ""
     axes: str = ""
 
 
-def parse_wire(text: str, where: str = "wire") -> Wire:
+def parse_wire(text: str, where: str = "wire") -> WireFormat:
     """Parse "bfloat16" or "float16:YZ"; "" and "float32" are float32 as it is. Raises InputError on other types.
 
     >>> parse_wire("bfloat16:YZ")
-    Wire(dtype='bfloat16', axes='YZ')
+    WireFormat(dtype='bfloat16', axes='YZ')
     """
     dtype, colon, axes = text.partition(":")
     if dtype not in (*FORMATS, "float32", "") or (colon and not axes):
@@ -39,7 +39,7 @@ def parse_wire(text: str, where: str = "wire") -> Wire:
             f"{where} {text!r}: float32 travels as {', '.join(FORMATS)} or float32; write for example bfloat16, or "
             "bfloat16:YZ for dimensions Y and Z alone"
         )
-    return Wire(dtype, axes) if dtype in FORMATS else Wire()
+    return WireFormat(dtype, axes) if dtype in FORMATS else WireFormat()
 
 
 def find_wire(text: str, mode: str, axes: str, leaving: str) -> str:

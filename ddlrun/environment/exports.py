@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.mapping.placement import Placement, Policy, Seat, spare_cores
+from ddlrun.mapping.placement import LocalRankPlacement, Placement, PlacementPolicy, spare_cores
 
 # Passed on by name where the user has them; a pattern ends in *.
 FAMILIES = (
@@ -44,7 +44,7 @@ def _megabytes(value: object) -> str:
     return str(int(float(str(value)) * 1048576))
 
 
-class Knob(NamedTuple):
+class HorovodSetting(NamedTuple):
     """One Horovod setting: its option, its place in Horovod's YAML, its variable and how it is written."""
 
     option: str
@@ -62,55 +62,181 @@ class Knob(NamedTuple):
 
 # Horovod 0.28's launcher: horovod/runner/common/util/config_parser.py has the same names.
 HOROVOD = (
-    Knob("fusion-threshold-mb", "params.fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD", float, _megabytes,
-         "Fuse tensors up to this size, in MB; 0: no fusion."),
-    Knob("cycle-time-ms", "params.cycle_time_ms", "HOROVOD_CYCLE_TIME", float,
-         help="Milliseconds between two looks for ready tensors."),
-    Knob("cache-capacity", "params.cache_capacity", "HOROVOD_CACHE_CAPACITY", int,
-         help="Tensor responses kept in the cache; 0: none."),
-    Knob("hierarchical-allreduce", "params.hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE", bool, _flag,
-         "Allreduce inside each host first, then between hosts."),
-    Knob("hierarchical-allgather", "params.hierarchical_allgather", "HOROVOD_HIERARCHICAL_ALLGATHER", bool, _flag,
-         "Allgather inside each host first, then between hosts."),
-    Knob("torus-allreduce", "params.torus_allreduce", "HOROVOD_TORUS_ALLREDUCE", bool, _flag,
-         "Allreduce as a 2D torus of local and crossing rings."),
-    Knob("autotune", "autotune.enabled", "HOROVOD_AUTOTUNE", bool, _flag,
-         "Let Horovod tune its parameters while it runs."),
-    Knob("autotune-log-file", "autotune.log_file", "HOROVOD_AUTOTUNE_LOG", str,
-         help="Write what autotuning tries to this CSV file."),
-    Knob("autotune-warmup-samples", "autotune.warmup_samples", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", int,
-         help="Samples that autotuning throws away first."),
-    Knob("autotune-steps-per-sample", "autotune.steps_per_sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", int,
-         help="Steps in one sample of autotuning."),
-    Knob("autotune-bayes-opt-max-samples", "autotune.bayes_opt_max_samples",
-         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", int, help="Most samples that autotuning takes."),
-    Knob("autotune-gaussian-process-noise", "autotune.gaussian_process_noise",
-         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", float, help="Noise that autotuning assumes, 0 to 1."),
-    Knob("timeline-filename", "timeline.filename", "HOROVOD_TIMELINE", str,
-         help="Write Horovod's timeline (Chrome tracing JSON) to this file."),
-    Knob("timeline-mark-cycles", "timeline.mark_cycles", "HOROVOD_TIMELINE_MARK_CYCLES", bool, _flag,
-         "Mark cycles in the timeline."),
-    Knob("stall-check", "stall_check.enabled", "HOROVOD_STALL_CHECK_DISABLE", bool, _inverse,
-         "Warn when ranks wait for each other too long."),
-    Knob("stall-check-warning-time-seconds", "stall_check.warning_time_seconds",
-         "HOROVOD_STALL_CHECK_TIME_SECONDS", int, help="Seconds until a stalled rank is warned of."),
-    Knob("stall-check-shutdown-time-seconds", "stall_check.shutdown_time_seconds",
-         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", int, help="Seconds until a stalled job is ended; 0: never."),
-    Knob("mpi-threads-disable", "library_options.mpi_threads_disable", "HOROVOD_MPI_THREADS_DISABLE", bool, _flag,
-         "Start MPI without thread support."),
-    Knob("num-nccl-streams", "library_options.num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int,
-         help="NCCL streams."),
-    Knob("thread-affinity", "library_options.thread_affinity", "HOROVOD_THREAD_AFFINITY", str,
-         help="CPUs of Horovod's background threads."),
-    Knob("gloo-timeout-seconds", "library_options.gloo_timeout_seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS", int,
-         help="Seconds until a Gloo operation fails."),
-    Knob("log-level", "logging.level", "HOROVOD_LOG_LEVEL", str,
-         help="Horovod's log level: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL."),
-    Knob("log-with-timestamp", "logging.with_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, _inverse,
-         "Write times into Horovod's log."),
-    Knob("log-hide-timestamp", "logging.hide_timestamp", "HOROVOD_LOG_HIDE_TIME", bool, _flag,
-         "Leave times out of Horovod's log."),
-)  # fmt: skip
+    HorovodSetting(
+        "fusion-threshold-mb",
+        "params.fusion_threshold_mb",
+        "HOROVOD_FUSION_THRESHOLD",
+        float,
+        _megabytes,
+        "Fuse tensors up to this size, in MB; 0: no fusion.",
+    ),
+    HorovodSetting(
+        "cycle-time-ms",
+        "params.cycle_time_ms",
+        "HOROVOD_CYCLE_TIME",
+        float,
+        help="Milliseconds between two looks for ready tensors.",
+    ),
+    HorovodSetting(
+        "cache-capacity",
+        "params.cache_capacity",
+        "HOROVOD_CACHE_CAPACITY",
+        int,
+        help="Tensor responses kept in the cache; 0: none.",
+    ),
+    HorovodSetting(
+        "hierarchical-allreduce",
+        "params.hierarchical_allreduce",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        bool,
+        _flag,
+        "Allreduce inside each host first, then between hosts.",
+    ),
+    HorovodSetting(
+        "hierarchical-allgather",
+        "params.hierarchical_allgather",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        bool,
+        _flag,
+        "Allgather inside each host first, then between hosts.",
+    ),
+    HorovodSetting(
+        "torus-allreduce",
+        "params.torus_allreduce",
+        "HOROVOD_TORUS_ALLREDUCE",
+        bool,
+        _flag,
+        "Allreduce as a 2D torus of local and crossing rings.",
+    ),
+    HorovodSetting(
+        "autotune",
+        "autotune.enabled",
+        "HOROVOD_AUTOTUNE",
+        bool,
+        _flag,
+        "Let Horovod tune its parameters while it runs.",
+    ),
+    HorovodSetting(
+        "autotune-log-file",
+        "autotune.log_file",
+        "HOROVOD_AUTOTUNE_LOG",
+        str,
+        help="Write what autotuning tries to this CSV file.",
+    ),
+    HorovodSetting(
+        "autotune-warmup-samples",
+        "autotune.warmup_samples",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        int,
+        help="Samples that autotuning throws away first.",
+    ),
+    HorovodSetting(
+        "autotune-steps-per-sample",
+        "autotune.steps_per_sample",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        int,
+        help="Steps in one sample of autotuning.",
+    ),
+    HorovodSetting(
+        "autotune-bayes-opt-max-samples",
+        "autotune.bayes_opt_max_samples",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        int,
+        help="Most samples that autotuning takes.",
+    ),
+    HorovodSetting(
+        "autotune-gaussian-process-noise",
+        "autotune.gaussian_process_noise",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        float,
+        help="Noise that autotuning assumes, 0 to 1.",
+    ),
+    HorovodSetting(
+        "timeline-filename",
+        "timeline.filename",
+        "HOROVOD_TIMELINE",
+        str,
+        help="Write Horovod's timeline (Chrome tracing JSON) to this file.",
+    ),
+    HorovodSetting(
+        "timeline-mark-cycles",
+        "timeline.mark_cycles",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        bool,
+        _flag,
+        "Mark cycles in the timeline.",
+    ),
+    HorovodSetting(
+        "stall-check",
+        "stall_check.enabled",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        bool,
+        _inverse,
+        "Warn when ranks wait for each other too long.",
+    ),
+    HorovodSetting(
+        "stall-check-warning-time-seconds",
+        "stall_check.warning_time_seconds",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        int,
+        help="Seconds until a stalled rank is warned of.",
+    ),
+    HorovodSetting(
+        "stall-check-shutdown-time-seconds",
+        "stall_check.shutdown_time_seconds",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        int,
+        help="Seconds until a stalled job is ended; 0: never.",
+    ),
+    HorovodSetting(
+        "mpi-threads-disable",
+        "library_options.mpi_threads_disable",
+        "HOROVOD_MPI_THREADS_DISABLE",
+        bool,
+        _flag,
+        "Start MPI without thread support.",
+    ),
+    HorovodSetting(
+        "num-nccl-streams", "library_options.num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int, help="NCCL streams."
+    ),
+    HorovodSetting(
+        "thread-affinity",
+        "library_options.thread_affinity",
+        "HOROVOD_THREAD_AFFINITY",
+        str,
+        help="CPUs of Horovod's background threads.",
+    ),
+    HorovodSetting(
+        "gloo-timeout-seconds",
+        "library_options.gloo_timeout_seconds",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        int,
+        help="Seconds until a Gloo operation fails.",
+    ),
+    HorovodSetting(
+        "log-level",
+        "logging.level",
+        "HOROVOD_LOG_LEVEL",
+        str,
+        help="Horovod's log level: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL.",
+    ),
+    HorovodSetting(
+        "log-with-timestamp",
+        "logging.with_timestamp",
+        "HOROVOD_LOG_HIDE_TIME",
+        bool,
+        _inverse,
+        "Write times into Horovod's log.",
+    ),
+    HorovodSetting(
+        "log-hide-timestamp",
+        "logging.hide_timestamp",
+        "HOROVOD_LOG_HIDE_TIME",
+        bool,
+        _flag,
+        "Leave times out of Horovod's log.",
+    ),
+)
 
 
 def horovod_variables(values: Mapping[str, object]) -> dict[str, str]:
@@ -190,13 +316,13 @@ def _spares(placement: Placement) -> str:
     return whole if len(whole) <= MOST_CHARACTERS else ""
 
 
-def _spare_text(seats: Sequence[Seat], machine: Machine, policy: Policy) -> str:
+def _spare_text(seats: Sequence[LocalRankPlacement], machine: Machine, policy: PlacementPolicy) -> str:
     per_core = policy.threads_per_core
     groups = spare_cores(machine, seats, policy) if machine.measured else ((), ())
     return ";".join(cpu_list(pu.os_index for core in cores for pu in core.pus[:per_core]) for cores in groups)
 
 
-def _seat_texts(seats: Sequence[Seat], machine: Machine, visible_gpus: str, *, cpus: bool) -> str:
+def _seat_texts(seats: Sequence[LocalRankPlacement], machine: Machine, visible_gpus: str, *, cpus: bool) -> str:
     measured = machine.measured and cpus
     return ";".join(
         f"{seat.threads}@"
@@ -206,7 +332,7 @@ def _seat_texts(seats: Sequence[Seat], machine: Machine, visible_gpus: str, *, c
     )
 
 
-def _visible(seats: Sequence[Seat], seat: Seat, machine: Machine, visible_gpus: str) -> str:
+def _visible(seats: Sequence[LocalRankPlacement], seat: LocalRankPlacement, machine: Machine, visible_gpus: str) -> str:
     """Return the GPUs that a rank may see, in the order that it counts them in."""
     if seat.gpu is None or seat.gpu.vendor is None or visible_gpus == "unchanged":
         return ""

@@ -57,7 +57,7 @@ else:
 """
 
 
-class Build(NamedTuple):
+class FrameworkBuild(NamedTuple):
     """What a library says of itself: its version (None: it is not installed), what it was built with, or what is wrong.
 
     `has` maps kinds (mpi, gloo, nccl, ddl, ccl, cuda, rocm; for MPI and JAX its name) to whether they are in it.
@@ -73,23 +73,25 @@ class Build(NamedTuple):
         return self.version is not None and not self.problem
 
 
-def parse_build(out: str, err: str = "", code: int | None = 0) -> Build:
+def parse_build(out: str, err: str = "", code: int | None = 0) -> FrameworkBuild:
     r"""Parse what PROGRAM printed; of one that died, the last that it said.
 
     >>> parse_build('noise\n@build {"version": "2.1", "has": {"gloo": true}}\n')
-    Build(version='2.1', has={'gloo': True}, problem='')
+    FrameworkBuild(version='2.1', has={'gloo': True}, problem='')
     >>> parse_build("", "Segmentation fault", -11).problem
     'ended with -11: Segmentation fault'
     """
     found = re.findall(r"(?m)^@build (.*)$", out)
     if not found:
         said = (err.strip().splitlines() or ["no word"])[-1]
-        return Build("?", problem=("no answer in time" if code is None else f"ended with {code}: {said[:200]}"))
+        return FrameworkBuild(
+            "?", problem=("no answer in time" if code is None else f"ended with {code}: {said[:200]}")
+        )
     known = json.loads(found[-1])
-    return Build(known["version"], known.get("has", {}), known.get("problem", ""))
+    return FrameworkBuild(known["version"], known.get("has", {}), known.get("problem", ""))
 
 
-def render_builds(builds: Mapping[str, Build], heading: str) -> str:
+def render_builds(builds: Mapping[str, FrameworkBuild], heading: str) -> str:
     """Write what is there as horovodrun --check-build does: a box a thing, crossed where it works."""
     plain = [name for name in builds if not name.startswith("horovod")]
     horovods = {name: build for name, build in builds.items() if name not in plain}
@@ -108,7 +110,7 @@ def _box(text: str, *, on: bool) -> str:
     return f"    [{'X' if on else ' '}] {text}"
 
 
-def _line(title: str, build: Build) -> str:
+def _line(title: str, build: FrameworkBuild) -> str:
     if build.version is None:
         return _box(title, on=False)
     kinds = ", ".join(kind for kind, on in build.has.items() if on)

@@ -11,7 +11,7 @@ from ddlrun.mapping.placement import Placement
 class Framework(NamedTuple):
     """What a framework's ranks find in their environment.
 
-    `job`: variable -> the same for all ranks, in braces what `Meeting` knows. `rank`: variable -> what the
+    `job`: variable -> the same for all ranks, in braces what `Rendezvous` knows. `rank`: variable -> what the
     rank fills in: rank, size, local_rank, local_size, host, hosts, gpu or workers (see rank/introduce.py).
     """
 
@@ -68,7 +68,7 @@ def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
     return () if "auto" in names else tuple(dict.fromkeys(names))
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where ranks find each other: the address of each host, in the hosts' order, and the first free port.
 
     The port is rank 0's for torch, the next one JAX's; from the third on TensorFlow has one a local rank.
@@ -111,7 +111,7 @@ def resolve(named: Sequence[str], *, horovod: bool, ddl: bool) -> tuple[tuple[st
 
 
 def framework_variables(
-    chosen: Iterable[str], placement: Placement, meeting: Meeting, own: Iterable[str], exported: Iterable[str]
+    chosen: Iterable[str], placement: Placement, meeting: Rendezvous, own: Iterable[str], exported: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables of the whole job, and notes on what is not as one may expect.
 
@@ -143,13 +143,13 @@ def framework_variables(
     return variables, notes
 
 
-def _tested(variables: Mapping[str, str], meeting: Meeting) -> str:
+def _tested(variables: Mapping[str, str], meeting: Rendezvous) -> str:
     """Return the ports of ours that rank 0 is to find free: NAME=PORT."""
     ports = {"MASTER_PORT": meeting.port, "JAX_COORDINATOR_ADDRESS": meeting.port + 1}
     return " ".join(f"{name}={port}" for name, port in ports.items() if name in variables)
 
 
-def _workers(placement: Placement, meeting: Meeting) -> tuple[str, str]:
+def _workers(placement: Placement, meeting: Rendezvous) -> tuple[str, str]:
     """Return what TF_CONFIG is made of in each rank: `PORT ADDRESS,ADDRESS...`; empty, and perhaps why, without it."""
     topology = placement.topology
     if topology.size == 1:  # TensorFlow then is a cluster of one by itself

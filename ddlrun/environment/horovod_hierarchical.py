@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddlrun.environment.framework_builds import Build
+from ddlrun.environment.framework_builds import FrameworkBuild
 
 # Horovod's settings that need something of its build or of the job, and what they do there.
 HIERARCHICAL = {
@@ -14,7 +14,7 @@ HIERARCHICAL = {
 HAN = {"OMPI_MCA_coll_han_priority": "100", "OMPI_MCA_coll_han_use_simple_allreduce": "1"}
 
 
-class Where(NamedTuple):
+class HorovodContext(NamedTuple):
     """Where Horovod is to run: hosts, have they GPUs, Open MPI's major, and who chose its collectives already."""
 
     hosts: int
@@ -29,7 +29,7 @@ def asked_hierarchical(knobs: Mapping[str, object]) -> list[str]:
 
 
 def hierarchical(
-    knobs: Mapping[str, object], builds: Mapping[str, Build], where: Where
+    knobs: Mapping[str, object], builds: Mapping[str, FrameworkBuild], where: HorovodContext
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables that make hierarchical settings work, and notes on those that do nothing there.
 
@@ -57,7 +57,7 @@ def hierarchical(
     return variables, notes
 
 
-def _idle(name: str, builds: Mapping[str, Build], where: Where) -> str | None:
+def _idle(name: str, builds: Mapping[str, FrameworkBuild], where: HorovodContext) -> str | None:
     """Say why a setting does nothing; None: it does something."""
     working = {library: build for library, build in builds.items() if build.works}
     if not working:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import PU, THREADS_ALONE, Core, Machine
 from ddlrun.machine.cpus import MOST_PUS, cpu_list
-from ddlrun.machine.pci import Device, attach, gpu_vendor, installed_memory
+from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
 _NETWORK, _RDMA = "2", "3"
@@ -32,8 +32,8 @@ class _Found:
         self.cores = 0
         self.pus: list[tuple[int | None, int | None, int]] = []
         self.nodes: dict[int, tuple[frozenset[int], int]] = {}
-        self.gpus: list[tuple[Device, frozenset[int], int | None]] = []
-        self.nics: list[tuple[Device, frozenset[int], int | None]] = []
+        self.gpus: list[tuple[PciDevice, frozenset[int], int | None]] = []
+        self.nics: list[tuple[PciDevice, frozenset[int], int | None]] = []
 
 
 def parse_hwloc(text: str, host: str, allowed: frozenset[int] | None = None) -> Machine:
@@ -129,7 +129,7 @@ def _on_bus(item: ET.Element, inside: _Inside, found: _Found) -> _Inside:
     words = item.get("pci_type", "").replace("[", " ").replace("]", " ").replace(":", " ").split()
     vendor = gpu_vendor(words[1], words[2], words[0]) if item.get("type") == "PCIDev" and len(words) > 2 else None
     if vendor:
-        found.gpus.append((Device(vendor, where, path=inside.path), inside.cpus, inside.package))
+        found.gpus.append((PciDevice(vendor, where, path=inside.path), inside.cpus, inside.package))
     return inside
 
 
@@ -137,7 +137,7 @@ def _os_device(item: ET.Element, inside: _Inside, found: _Found) -> None:
     name = item.get("name", "")
     kind = _OS_DEVICES.get(item.get("osdev_type", ""))
     if kind and inside.path and name:
-        found.nics.append((Device(kind, name, path=inside.path), inside.cpus, inside.package))
+        found.nics.append((PciDevice(kind, name, path=inside.path), inside.cpus, inside.package))
 
 
 def _check(found: _Found, there: frozenset[int]) -> None:

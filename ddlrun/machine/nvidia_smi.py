@@ -22,7 +22,7 @@ class GPULinks(NamedTuple):
     links: Mapping[str, str]
 
 
-class Listed(NamedTuple):
+class ListedGpu(NamedTuple):
     """A GPU as --query-gpu lists it."""
 
     number: int
@@ -76,12 +76,12 @@ def _row(
         _fail(host, number, str(error), line)
 
 
-def parse_query(text: str, host: str) -> tuple[Listed, ...]:
+def parse_query(text: str, host: str) -> tuple[ListedGpu, ...]:
     """Parse `nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader`.
 
     Addresses are as Linux writes them. Raises UnreachableError with the line, or with nvidia-smi's own words.
     """
-    found: list[Listed] = []
+    found: list[ListedGpu] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -90,11 +90,11 @@ def parse_query(text: str, host: str) -> tuple[Listed, ...]:
         if not match:
             _fail(host, number, "no GPU's index, UUID, address and name", line)
         address = f"{match[3][-4:]}:{match[4]}".lower()
-        found.append(Listed(int(match[1]), match[2], address, cells[3]))
+        found.append(ListedGpu(int(match[1]), match[2], address, cells[3]))
     return tuple(found)
 
 
-def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Sequence[Listed]) -> Machine:
+def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Sequence[ListedGpu]) -> Machine:
     """Fill in what a machine does not know of its GPUs: that there are any, their package, node and NICs.
 
     What it knows already stays. Where the numbers of GPUs differ, it gets a note and is else as it was.

@@ -12,7 +12,7 @@ _VGA, _PROCESSING = "0300", "12"
 _SERVER_DISPLAYS = ("515e", "5159", "5969", "4752", "4753")  # ATI's RN50, ES1000, Rage: they compute nothing
 
 
-class Device(NamedTuple):
+class PciDevice(NamedTuple):
     """A GPU or NIC on a bus. `kind`: nvidia, amd, intel; net, or an RDMA class such as infiniband.
 
     `path` has the buses and bridges from the root to the device, its own address last. `package` only
@@ -39,7 +39,7 @@ def gpu_vendor(vendor: str, device: str, pci_class: str) -> str | None:
 
 
 def attach(
-    cores: Sequence[Core], gpus: Iterable[Device], nics: Iterable[Device]
+    cores: Sequence[Core], gpus: Iterable[PciDevice], nics: Iterable[PciDevice]
 ) -> tuple[tuple[GPU, ...], tuple[NIC, ...]]:
     """Give each device its package and NUMA node, and each GPU its nearest NICs.
 
@@ -50,7 +50,7 @@ def attach(
     package_of = {core.numa_node: core.package for core in reversed(cores) if core.numa_node is not None}
     packages = len({core.package for core in cores})
 
-    def home(device: Device) -> tuple[int | None, int | None]:
+    def home(device: PciDevice) -> tuple[int | None, int | None]:
         if device.numa_node in package_of:
             return package_of[device.numa_node], device.numa_node
         return (0 if packages == 1 else device.package), None
@@ -132,7 +132,7 @@ def installed_memory(kib: int) -> int | None:
     return -(-int(gib + 0.999) // step) * step
 
 
-def _cards(nics: Iterable[Device]) -> Iterator[tuple[Device, str | None]]:
+def _cards(nics: Iterable[PciDevice]) -> Iterator[tuple[PciDevice, str | None]]:
     """Yield each card once: its interface with the RDMA device on the same bus address, or that alone."""
     devices = list(nics)
     rdma = {address(card.path) or card.name: card for card in devices if card.kind != "net"}

@@ -22,7 +22,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 
 
-class Description(msgspec.Struct, forbid_unknown_fields=True):
+class MachineDescription(msgspec.Struct, forbid_unknown_fields=True):
     """The YAML file's keys."""
 
     packages: Count | Annotated[list[Count], msgspec.Meta(min_length=1, max_length=256)]
@@ -41,7 +41,7 @@ def parse_machine(text: str, source: str) -> Machine:
     Raises InputError with the key that is wrong.
     """
     try:
-        told = msgspec.yaml.decode(text, type=Description)
+        told = msgspec.yaml.decode(text, type=MachineDescription)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"machine {source}: {_one_line(error)}") from error
     if isinstance(told.packages, int) == (told.cores_per_package is None):
@@ -52,10 +52,10 @@ def parse_machine(text: str, source: str) -> Machine:
 
 def simple_machine(packages: int, cores: int) -> Machine:
     """Return a machine of so many packages with so many cores each, and nothing else known."""
-    return build([cores] * packages, Description(packages), f"--sockets {packages} --cores {cores}")
+    return build([cores] * packages, MachineDescription(packages), f"--sockets {packages} --cores {cores}")
 
 
-def build(sizes: Sequence[int], told: Description, source: str) -> Machine:
+def build(sizes: Sequence[int], told: MachineDescription, source: str) -> Machine:
     """Make the Machine; PUs and NUMA nodes are numbered in order, as nothing better is known."""
     cores: list[Core] = []
     for package, size in enumerate(sizes):
@@ -71,7 +71,7 @@ def build(sizes: Sequence[int], told: Description, source: str) -> Machine:
     return Machine(tuple(cores), gpus, nics, source, measured=False, numa_nodes=nodes)
 
 
-def _gpus(told: Description, packages: int, source: str) -> tuple[GPU, ...]:
+def _gpus(told: MachineDescription, packages: int, source: str) -> tuple[GPU, ...]:
     if isinstance(told.gpus, int):
         return tuple(GPU(number, vendor=told.gpu_vendor) for number in range(told.gpus))
     per_package = told.numa_per_package if told.gpus_by == "numa" else 1

@@ -27,7 +27,7 @@ SYSFS = "sysfs.txt"
 SECTIONS = (SYSFS, *TOOLS)
 
 
-class Answer(NamedTuple):
+class ProbeReply(NamedTuple):
     """A host's sections, and the key that changes with a reboot or with the machine; `same`: as KNOWN said."""
 
     key: str
@@ -61,7 +61,7 @@ echo '@ddlrun done'
 """
 
 
-def parse_answer(text: str, host: str) -> Answer:
+def parse_answer(text: str, host: str) -> ProbeReply:
     """Parse what `full_script` printed. Raises UnreachableError where its end is missing."""
     sections: dict[str, list[str]] = {}
     key, same, done = "", False, False
@@ -86,7 +86,7 @@ def parse_answer(text: str, host: str) -> Answer:
         raise UnreachableError(
             f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
         )
-    return Answer(key, same, {name: "".join(lines).rstrip("\n") + "\n" for name, lines in sections.items()})
+    return ProbeReply(key, same, {name: "".join(lines).rstrip("\n") + "\n" for name, lines in sections.items()})
 
 
 def machine_of(sections: Mapping[str, str], host: str) -> Machine:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.cpus import number_cores, parse_cpu_list
-from ddlrun.machine.pci import Device, allotted, attach, gpu_vendor, granted, installed_memory
+from ddlrun.machine.pci import PciDevice, allotted, attach, gpu_vendor, granted, installed_memory
 
 # One POSIX sh script that needs nothing but a shell and grep, and writes nothing. ROOT is empty but
 # where the files of another machine lie in a folder. A device that may not be opened is not offered.
@@ -184,7 +184,7 @@ def _pairs(said: Sequence[Sequence[str]], kind: str) -> dict[str, str]:
     return {words[1]: words[2].strip() if len(words) > 2 else "" for words in said if words[0] == kind}
 
 
-def _gpus(found: Mapping[str, str], said: Sequence[Sequence[str]]) -> Iterator[Device]:
+def _gpus(found: Mapping[str, str], said: Sequence[Sequence[str]]) -> Iterator[PciDevice]:
     paths = _pairs(said, "@bus")
     for path, content in found.items():
         address, _, name = path.partition("/")
@@ -192,14 +192,14 @@ def _gpus(found: Mapping[str, str], said: Sequence[Sequence[str]]) -> Iterator[D
             maker, device = (found.get(f"{address}/{name}", "")[2:] for name in ("vendor", "device"))
             vendor = gpu_vendor(maker, device, content[2:])
             if vendor:
-                yield Device(vendor, address, _node(found.get(f"{address}/numa_node")), _bus(paths.get(address, "")))
+                yield PciDevice(vendor, address, _node(found.get(f"{address}/numa_node")), _bus(paths.get(address, "")))
 
 
-def _nics(said: Sequence[Sequence[str]]) -> Iterator[Device]:
+def _nics(said: Sequence[Sequence[str]]) -> Iterator[PciDevice]:
     for words in said:
         if words[0] == "@nic":
             name, node, path = words[2].split(" ", 2)
-            yield Device(words[1], name, _node(node), _bus(path))
+            yield PciDevice(words[1], name, _node(node), _bus(path))
 
 
 def _node(text: str | None) -> int | None:

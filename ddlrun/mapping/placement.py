@@ -11,7 +11,7 @@ from ddlrun.machine import GPU, Core, Machine
 from ddlrun.topology import RankOrder, Topology, describe
 
 
-class Policy(NamedTuple):
+class PlacementPolicy(NamedTuple):
     """How the user wants ranks placed.
 
     `reserve_cores`: cores a host that are left to the system. `cores_per_rank`: exactly so many, None: an
@@ -35,7 +35,7 @@ class Policy(NamedTuple):
 BINDINGS = ("core", "numa", "package", "none")
 
 
-class Seat(NamedTuple):
+class LocalRankPlacement(NamedTuple):
     """What one local rank gets on a machine. `nics` are RDMA devices, where some are nearer than others."""
 
     local_rank: int
@@ -51,7 +51,7 @@ class PlacedRank(NamedTuple):
     rank: int
     host: Host
     coords: tuple[int, ...]
-    seat: Seat
+    seat: LocalRankPlacement
 
 
 class Placement(NamedTuple):
@@ -61,8 +61,8 @@ class Placement(NamedTuple):
     order: RankOrder
     hosts: HostList
     machines: tuple[Machine, ...]
-    seats: tuple[tuple[Seat, ...], ...]
-    policy: Policy = Policy()
+    seats: tuple[tuple[LocalRankPlacement, ...], ...]
+    policy: PlacementPolicy = PlacementPolicy()
 
     def by_host(self) -> Iterator[PlacedRank]:
         """Yield all ranks, host after host, rank 0 first."""
@@ -80,9 +80,9 @@ class Placement(NamedTuple):
             for _, _, seats in self.groups()
         )
 
-    def groups(self) -> list[tuple[list[int], Machine, tuple[Seat, ...]]]:
+    def groups(self) -> list[tuple[list[int], Machine, tuple[LocalRankPlacement, ...]]]:
         """Return hosts that look the same together: (host indexes, machine, seats)."""
-        found: dict[int, tuple[list[int], Machine, tuple[Seat, ...]]] = {}
+        found: dict[int, tuple[list[int], Machine, tuple[LocalRankPlacement, ...]]] = {}
         for index, (machine, seats) in enumerate(zip(self.machines, self.seats, strict=True)):
             found.setdefault(id(seats), ([], machine, seats))[0].append(index)
         return list(found.values())
@@ -93,7 +93,7 @@ def place(
     hosts: HostList,
     machines: Mapping[str, Machine],
     order: RankOrder,
-    policy: Policy = Policy(),  # noqa: B008 - a value
+    policy: PlacementPolicy = PlacementPolicy(),  # noqa: B008 - a value
 ) -> Placement:
     """Place every rank.
 
@@ -108,7 +108,7 @@ def place(
     for name, machine in zip(hosts.names, chosen, strict=True):
         alike.setdefault(id(machine), []).append(name)
     kinds = {id(machine): machine for machine in chosen}
-    seats: dict[int, tuple[Seat, ...]] = {}
+    seats: dict[int, tuple[LocalRankPlacement, ...]] = {}
     problems = []
     for key, kind in kinds.items():
         try:
@@ -159,7 +159,11 @@ def _few(names: Sequence[str]) -> str:
     return fold(names) if len(names) <= 64 else f"{names[0]} ... {names[-1]}"
 
 
-def seat_ranks(machine: Machine, ranks: int, policy: Policy = Policy()) -> tuple[Seat, ...]:  # noqa: B008 - a value
+def seat_ranks(
+    machine: Machine,
+    ranks: int,
+    policy: PlacementPolicy = PlacementPolicy(),  # noqa: B008 - a value
+) -> tuple[LocalRankPlacement, ...]:
     """Share a machine's usable cores among `ranks` local ranks.
 
     Each rank stays inside one package where there are at least as many ranks as packages, and inside one
@@ -190,7 +194,9 @@ def seat_ranks(machine: Machine, ranks: int, policy: Policy = Policy()) -> tuple
     )
 
 
-def spare_cores(machine: Machine, seats: Sequence[Seat], policy: Policy) -> tuple[list[Core], list[Core]]:
+def spare_cores(
+    machine: Machine, seats: Sequence[LocalRankPlacement], policy: PlacementPolicy
+) -> tuple[list[Core], list[Core]]:
     """Return the usable cores that no rank has: those that were reserved, and others."""
     taken = {core.logical_index for seat in seats for core in seat.cores}
     packages = [[core for core in package if core.usable] for package in machine.packages]
@@ -205,14 +211,14 @@ def place_cores(
     machines: Mapping[str, Machine],
     order: RankOrder,
     cores: Mapping[int, Sequence[Core]],
-    policy: Policy = Policy(),  # noqa: B008 - a value
+    policy: PlacementPolicy = PlacementPolicy(),  # noqa: B008 - a value
 ) -> Placement:
     """Return the placement that gives each rank the `cores` that somebody else chose for it.
 
     Hosts that look the same share their seats. Raises InputError where the hosts do not fit the topology.
     """
     check_hosts(topology, hosts)
-    known: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[Seat, ...]] = {}
+    known: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[LocalRankPlacement, ...]] = {}
     seats = []
     for index, name in enumerate(hosts.names):
         machine = machines[name]
@@ -237,7 +243,7 @@ def placement_notes(placement: Placement) -> list[str]:
     return found
 
 
-def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
+def _seat_notes(machine: Machine, seats: Sequence[LocalRankPlacement]) -> Iterator[str]:
     for seat in seats:
         at = {core.package for core in seat.cores}
         if seat.gpu is not None and seat.gpu.package is not None and seat.gpu.package not in at:
@@ -257,7 +263,7 @@ def _seat_notes(machine: Machine, seats: Sequence[Seat]) -> Iterator[str]:
         yield f"{len(seats)} of {len(machine.gpus)} GPUs are used: {used}"
 
 
-def _crowded(usable: int, ranks: int, policy: Policy) -> str:
+def _crowded(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     kept = f" beyond the {policy.reserve_cores} reserved" if policy.reserve_cores else ""
     if not policy.cores_per_rank or usable < policy.cores_per_rank:
         most = usable // (policy.cores_per_rank or 1)
@@ -282,7 +288,7 @@ def _without_reserved(packages: Sequence[list[Core]], count: int) -> list[list[C
     return [[core for core in package if core not in reserved] for package in packages]
 
 
-def _choose_gpus(machine: Machine, ranks: int, policy: Policy) -> list[GPU | None]:
+def _choose_gpus(machine: Machine, ranks: int, policy: PlacementPolicy) -> list[GPU | None]:
     """Return each rank's GPU; where there are fewer GPUs than ranks none, or each in turn if they are shared."""
     gpus = list(machine.gpus)
     if policy.gpu_order is not None:
@@ -313,7 +319,7 @@ def _packed(packages: Sequence[list[Core]], wanted: int) -> list[list[Core]]:
     return kept
 
 
-def _cut(share: Sequence[Core], gpu: GPU | None, policy: Policy) -> Sequence[Core]:
+def _cut(share: Sequence[Core], gpu: GPU | None, policy: PlacementPolicy) -> Sequence[Core]:
     """Take so many cores of a share, those of the GPU's NUMA node first."""
     count = policy.cores_per_rank or len(share)
     if len(share) < count and not policy.overload:
@@ -339,12 +345,17 @@ def _widened(share: Sequence[Core], every: Sequence[Core], bind: str) -> Sequenc
 
 
 def _seat(
-    local_rank: int, share: Sequence[Core], gpu: GPU | None, machine: Machine, cores: Sequence[Core], policy: Policy
-) -> Seat:
+    local_rank: int,
+    share: Sequence[Core],
+    gpu: GPU | None,
+    machine: Machine,
+    cores: Sequence[Core],
+    policy: PlacementPolicy,
+) -> LocalRankPlacement:
     per_core = policy.threads_per_core
     threads = sum(len(core.pus[:per_core]) for core in share) if per_core else len(share)
     given = [core._replace(pus=core.pus[:per_core]) for core in cores] if per_core else cores
-    return Seat(local_rank, tuple(given), gpu, threads, _near_nics(machine, gpu, share))
+    return LocalRankPlacement(local_rank, tuple(given), gpu, threads, _near_nics(machine, gpu, share))
 
 
 def _near_nics(machine: Machine, gpu: GPU | None, share: Sequence[Core]) -> tuple[str, ...]:

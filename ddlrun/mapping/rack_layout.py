@@ -6,17 +6,17 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
-from ddlrun.mapping.topology_request import Wish
+from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.topology import Topology
 
 Rack = Sequence[Host]
 
 
-class Arrangement(NamedTuple):
+class RackLayout(NamedTuple):
     """The hosts that take part, rack by rack, the wish with Y and Z worked out, and who is left out."""
 
     hosts: HostList
-    wish: Wish
+    wish: TopologyRequest
     left_out: tuple[Host, ...] = ()
     said: tuple[str, ...] = ()
     """What was done, and why, in words."""
@@ -38,7 +38,7 @@ def shape_reason(hosts: HostList) -> str:
     return f"{'the racks' if known else 'one rack, as nothing says the racks'} of {hosts.source}"
 
 
-def arrange(wish: Wish, hosts: HostList, *, choose: bool = False) -> Arrangement:
+def arrange(wish: TopologyRequest, hosts: HostList, *, choose: bool = False) -> RackLayout:
     """Order hosts by rack and work out Y and Z, as far as the wish leaves them open.
 
     Y is the size of the racks; where they differ, their greatest common divisor, so that no host is left out
@@ -50,16 +50,16 @@ def arrange(wish: Wish, hosts: HostList, *, choose: bool = False) -> Arrangement
     if wish.topology is not None:
         return _as_told(wish, wish.topology, hosts, list(racks.values()), said, choose=choose or bool(racks))
     if not racks:
-        return Arrangement(hosts, wish, said=said)
+        return RackLayout(hosts, wish, said=said)
     ordered = hosts.take(host for rack in racks.values() for host in rack)
     if ordered.names != hosts.names:
         said = (*said, f"hosts in the order of their racks: {ordered}")
     if wish.nodes or wish.racks or wish.aisles:
         size = wish.nodes or max(1, len(hosts) // ((wish.racks or 1) * (wish.aisles or 1)))
         whole, groups = sum(len(rack) // size for rack in racks.values()), len(hosts) // size
-        return Arrangement(ordered, wish, said=(*said, _crossing(whole, size, groups)) if whole < groups else said)
+        return RackLayout(ordered, wish, said=(*said, _crossing(whole, size, groups)) if whole < groups else said)
     per_rack, words = _common_size(racks)
-    return Arrangement(ordered, wish._replace(nodes=per_rack, racks=len(hosts) // per_rack), said=(*said, *words))
+    return RackLayout(ordered, wish._replace(nodes=per_rack, racks=len(hosts) // per_rack), said=(*said, *words))
 
 
 def _unknown(hosts: HostList) -> tuple[str, ...]:
@@ -94,12 +94,18 @@ def _common_size(racks: dict[str, list[Host]]) -> tuple[int, list[str]]:
 
 
 def _as_told(
-    wish: Wish, topology: Topology, hosts: HostList, racks: Sequence[Rack], said: tuple[str, ...], *, choose: bool
-) -> Arrangement:
+    wish: TopologyRequest,
+    topology: Topology,
+    hosts: HostList,
+    racks: Sequence[Rack],
+    said: tuple[str, ...],
+    *,
+    choose: bool,
+) -> RackLayout:
     """Take the hosts of a topology: groups of Y that do not leave their racks, if there are enough."""
     if not choose or len(hosts) < topology.hosts:
         ordered = [host for rack in racks for host in rack] or list(hosts)
-        return Arrangement(hosts.take(ordered), wish, said=said)
+        return RackLayout(hosts.take(ordered), wish, said=said)
     per_rack, count = topology.dims[1], topology.hosts // topology.dims[1]
     groups = [[rack[at : at + per_rack] for at in range(0, len(rack) - per_rack + 1, per_rack)] for rack in racks]
     # One of each rack first; then a second one.
@@ -117,4 +123,4 @@ def _as_told(
             *said,
             f"left out, as --topology {topology} needs {topology.hosts} hosts: {fold(one.name for one in out)}",
         )
-    return Arrangement(hosts.take(host for host in ordered if host.name in chosen), wish, out, said)
+    return RackLayout(hosts.take(host for host in ordered if host.name in chosen), wish, out, said)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.machine import Machine
-from ddlrun.mapping.placement import Placement, Seat
+from ddlrun.mapping.placement import LocalRankPlacement, Placement
 from ddlrun.topology import AXES
 
 # Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
@@ -34,7 +34,7 @@ _KEYWORDS = frozenset(
 _LINE = r"rank (\d+)=(\S+) slot=(\S+)"
 
 
-class Line(NamedTuple):
+class RankFileLine(NamedTuple):
     """One line of a rank file: the slot text is kept as it stands."""
 
     rank: int
@@ -66,7 +66,7 @@ def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]
         yield templates[id(seats)].replace("\0", host.name) % numbers
 
 
-def parse(text: str, where: str = "rank file") -> tuple[Line, ...]:
+def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
     """Parse what `render` writes; comments and blank lines are skipped.
 
     Raises InputError with the line that is not `rank N=HOST slot=CORES`.
@@ -78,11 +78,11 @@ def parse(text: str, where: str = "rank file") -> tuple[Line, ...]:
         match = re.fullmatch(_LINE, line)
         if not match:
             raise InputError(f"{where}, line {number}: {line!r} is not 'rank N=HOST slot=CORES'")
-        lines.append(Line(int(match[1]), match[2], match[3]))
+        lines.append(RankFileLine(int(match[1]), match[2], match[3]))
     return tuple(lines)
 
 
-def slot_text(seat: Seat, machine: Machine) -> str:
+def slot_text(seat: LocalRankPlacement, machine: Machine) -> str:
     """Write a seat's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
 
     `P:a-b;Q:c-d` would do for two packages, but is too long for many. Where packages differ in
@@ -141,7 +141,7 @@ def name_problem(name: str) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), "Open MPI cannot parse it")
 
 
-def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[Seat, ...]]]:
+def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[LocalRankPlacement, ...]]]:
     return ((id(seats), machine, seats) for _, machine, seats in placement.groups())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
-from ddlrun.mapping.placement import Seat
+from ddlrun.mapping.placement import LocalRankPlacement
 from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, name_problem, slot_text
 
 MachineOf = Callable[[str], Machine | None]
@@ -24,7 +24,7 @@ _SYNTAX = "stops with a syntax error"
 _MISSING = '"A rank is missing its location specification"'
 
 
-class Finding(NamedTuple):
+class LintFinding(NamedTuple):
     """One thing that a rank file says otherwise than it is read: where, what each major really does, the remedy.
 
     `line` and `column` count from 1, None: the file as a whole. What is no `error` is a warning.
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
         return f"Open MPI {self.open_mpi_4}" if same else f"4.1 {self.open_mpi_4}, 5.0 {self.open_mpi_5}"
 
 
-class Part(NamedTuple):
+class CoreRange(NamedTuple):
     """Cores of a slot text: `low` to `high` inside a package, or over the host; no bounds: the whole package."""
 
     package: int | None
@@ -65,7 +65,7 @@ class Part(NamedTuple):
     high: int | None
 
 
-class Entry(NamedTuple):
+class RankEntry(NamedTuple):
     """A line that gives a rank its place; `parts` is None where its slot text cannot be read."""
 
     line: int
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
     host: str
     slot: str
     column: int
-    parts: tuple[Part, ...] | None
+    parts: tuple[CoreRange, ...] | None
     comment: str
 
 
@@ -82,7 +82,7 @@ def lint(
     machine_of: MachineOf = lambda _: None,
     ranks: int | None = None,
     hosts: Collection[str] | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[LintFinding, ...]:
     """Return every finding, by line.
 
     `machine_of` gives a host's machine, None: only what the text alone shows. `ranks` is the number of
@@ -96,7 +96,7 @@ def lint(
     return tuple(sorted(findings, key=lambda one: (one.line is None, one.line or 0, one.column or 0)))
 
 
-def fix(text: str, machine_of: MachineOf = lambda _: None) -> tuple[str, tuple[Finding, ...]]:
+def fix(text: str, machine_of: MachineOf = lambda _: None) -> tuple[str, tuple[LintFinding, ...]]:
     """Return the file written so that both majors read it alike, and what only a person can mend.
 
     Comments stay; rank 0 comes first. Lines that cannot be read stay as they are.
@@ -124,9 +124,9 @@ def places(text: str, machine_of: Callable[[str], Machine]) -> dict[int, tuple[s
     return {entry.rank: (entry.host, tuple(_cores(entry.parts or (), machine_of(entry.host)))) for entry in entries}
 
 
-def _read(text: str) -> tuple[list[Entry], list[Finding]]:
-    entries: list[Entry] = []
-    findings: list[Finding] = []
+def _read(text: str) -> tuple[list[RankEntry], list[LintFinding]]:
+    entries: list[RankEntry] = []
+    findings: list[LintFinding] = []
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         last = number == len(lines)
@@ -140,7 +140,7 @@ def _read(text: str) -> tuple[list[Entry], list[Finding]]:
             continue
         if re.fullmatch(_NO_SLOT, line.rstrip("\r")):
             what, five = f"{_shown(line.strip())} says no cores", "binds the rank to none, without a word"
-            findings.append(Finding(number, 1, True, what, 'stops ("Sorry! ...")', five, "say which: slot=0:0-4"))
+            findings.append(LintFinding(number, 1, True, what, 'stops ("Sorry! ...")', five, "say which: slot=0:0-4"))
             continue
         match = re.fullmatch(_LINE, line.rstrip("\r"))
         if not match or len(match[1]) > 9 or not (match[3] + match[4]).replace("\t", " ").isprintable():
@@ -160,7 +160,7 @@ def _read(text: str) -> tuple[list[Entry], list[Finding]]:
     return entries, findings
 
 
-def _parse(number: int, match: re.Match[str]) -> tuple[Entry, list[Finding]]:
+def _parse(number: int, match: re.Match[str]) -> tuple[RankEntry, list[LintFinding]]:
     column = match.start(3) + 1
     parts, findings = _parse_slot(match[3], number, column)
     if match[4].strip():
@@ -168,10 +168,10 @@ def _parse(number: int, match: re.Match[str]) -> tuple[Entry, list[Finding]]:
         findings.append(
             _both(number, match.start(4) + 1, what, "does not read it", "leave it out, or put a # before", error=False)
         )
-    return Entry(number, int(match[1]), match[2], match[3], column, parts, match[5] or ""), findings
+    return RankEntry(number, int(match[1]), match[2], match[3], column, parts, match[5] or ""), findings
 
 
-def _parse_slot(text: str, line: int, column: int) -> tuple[tuple[Part, ...] | None, list[Finding]]:
+def _parse_slot(text: str, line: int, column: int) -> tuple[tuple[CoreRange, ...] | None, list[LintFinding]]:
     """Read a slot text as it was meant; find what is not read so."""
     if not text:
         return None, [
@@ -181,8 +181,8 @@ def _parse_slot(text: str, line: int, column: int) -> tuple[tuple[Part, ...] | N
         what = f"slot={text}"
         got = "gives core 0 alone" if text == "*" else "gives package 0 alone"
         return None, [_both(line, column, what, got, "name the cores: slot=0-19 counts them over the host")]
-    parts: list[Part] = []
-    findings: list[Finding] = []
+    parts: list[CoreRange] = []
+    findings: list[LintFinding] = []
     package: int | None = None
     for separator, term in re.findall(r"(^|[;,])([^;,]*)", text):
         match = re.fullmatch(_TERM, term)
@@ -191,13 +191,13 @@ def _parse_slot(text: str, line: int, column: int) -> tuple[tuple[Part, ...] | N
                 continue
             return None, [_unreadable(term, line, column, text)]
         if match["whole"]:
-            parts.append(Part(int(match["whole"]), None, None))
+            parts.append(CoreRange(int(match["whole"]), None, None))
         elif match["flat"]:
             package = package if separator == "," else None
-            parts.append(Part(package, *_bounds(match["flat"])))
+            parts.append(CoreRange(package, *_bounds(match["flat"])))
         else:
             package = int(match["package"])
-            parts.append(Part(package, *_bounds(match["inside"])))
+            parts.append(CoreRange(package, *_bounds(match["inside"])))
     backwards = [part for part in parts if part.low is not None and part.high is not None and part.low > part.high]
     if backwards:
         what = f"slot={text}: a range runs backwards"
@@ -216,27 +216,29 @@ def _bounds(text: str) -> tuple[int | None, int | None]:
     return int(low), int(high or low)
 
 
-def _unreadable(term: str, line: int, column: int, text: str) -> Finding:
+def _unreadable(term: str, line: int, column: int, text: str) -> LintFinding:
     what = f"slot={_shown(text)}: {_shown(term)} names no cores"
     remedy = "write PACKAGE:FIRST-LAST, such as 0:0-4, or FIRST-LAST over the host"
     if re.fullmatch(r"[pP]\d+", term):
-        return Finding(line, column, True, what, "gives another core than 5.0", "gives the whole package", remedy)
+        return LintFinding(line, column, True, what, "gives another core than 5.0", "gives the whole package", remedy)
     return _both(line, column, what, "takes a core of its own choice, or fails", remedy)
 
 
-def _comma(text: str, line: int, column: int) -> Finding:
+def _comma(text: str, line: int, column: int) -> LintFinding:
     what = f"slot={text}: a comma between cores of a package"
     remedy = "one range: 0:0-4; several are parted by ; each with its package"
     if re.search(r",[^,;:]*:", text):
         kept = "reads it as it is meant, if every part names its package"
-        return Finding(line, column, True, what, kept, "counts what follows in the first package, or drops it", remedy)
+        return LintFinding(
+            line, column, True, what, kept, "counts what follows in the first package, or drops it", remedy
+        )
     dropped = "drops what follows a range" if re.search(r"-\d+,", text) else "reads it"
-    return Finding(
+    return LintFinding(
         line, column, True, what, "takes the first core alone, or fails with two cryptic lines", dropped, remedy
     )
 
 
-def _entry(entry: Entry, machine: Machine | None, hosts: Collection[str] | None) -> Iterator[Finding]:
+def _entry(entry: RankEntry, machine: Machine | None, hosts: Collection[str] | None) -> Iterator[LintFinding]:
     """Find what is wrong with one line: its host, its length, and its cores on that machine."""
     yield from _host(entry, hosts)
     length = len(entry.host) + BETWEEN + len(entry.slot)
@@ -246,12 +248,12 @@ def _entry(entry: Entry, machine: Machine | None, hosts: Collection[str] | None)
         if len(entry.slot) > _MOST_SLOT:
             five = f"drops what is beyond {_MOST_SLOT} characters of the slot text"
         remedy = f"at most {MOST_CHARACTERS - BETWEEN}: ranges, shorter names"
-        yield Finding(entry.line, entry.column, True, what, four, five, remedy)
+        yield LintFinding(entry.line, entry.column, True, what, four, five, remedy)
     if machine is not None and entry.parts:
         yield from _on_machine(entry, entry.parts, machine)
 
 
-def _host(entry: Entry, hosts: Collection[str] | None) -> Iterator[Finding]:
+def _host(entry: RankEntry, hosts: Collection[str] | None) -> Iterator[LintFinding]:
     """Find what is wrong with the name of a line's host."""
     line, name = entry.line, entry.host
     column = len("rank =") + len(str(entry.rank)) + 1
@@ -263,21 +265,21 @@ def _host(entry: Entry, hosts: Collection[str] | None) -> Iterator[Finding]:
         what = f"host {_shown(name)}: {problem}"
         five = "reads it" if "4.1" in problem else "refuses it, or means another host"
         four = "crashes" if "4.1" in problem else five
-        yield Finding(line, column, True, what, four, five, "give it another name in /etc/hosts")
+        yield LintFinding(line, column, True, what, four, five, "give it another name in /etc/hosts")
     elif "." in name and not name.replace(".", "").isdigit():
         what = f"host {name!r} has a dot"
         four, five = (
             f"cuts it there, unless --{word} is 1"
             for word in ("mca orte_keep_fqdn_hostnames", "prtemca prte_keep_fqdn_hostnames")
         )
-        yield Finding(line, column, False, what, four, five, "ddlrun launch --rankfile sees to it")
+        yield LintFinding(line, column, False, what, four, five, "ddlrun launch --rankfile sees to it")
     if hosts is not None and name not in hosts:
         what, got = f"host {name!r} is none of the job's", '"All nodes which are allocated ... already filled"'
         remedy = f"take one of {', '.join(sorted(hosts)[:8])}"
         yield _both(line, column, what, f"{got}, or it starts there", remedy)
 
 
-def _on_machine(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterator[Finding]:
+def _on_machine(entry: RankEntry, parts: Sequence[CoreRange], machine: Machine) -> Iterator[LintFinding]:
     """Find what is wrong with a line's cores: one that is not there hides all else."""
     line, column, what = entry.line, entry.column, _slot_on(entry, machine)
     missing = _missing(entry, parts, machine)
@@ -287,7 +289,7 @@ def _on_machine(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterat
     cores = list(_cores(parts, machine))
     if not machine.uniform and any(part.package for part in parts):
         told, meant = f"{what}: packages of different sizes", slot_text(_seat(cores), machine)
-        yield Finding(
+        yield LintFinding(
             line,
             column,
             True,
@@ -305,7 +307,7 @@ def _on_machine(entry: Entry, parts: Sequence[Part], machine: Machine) -> Iterat
         yield _both(line, column, told, "does so", remedy, error=False)
 
 
-def _missing(entry: Entry, parts: Sequence[Part], machine: Machine) -> Finding | None:
+def _missing(entry: RankEntry, parts: Sequence[CoreRange], machine: Machine) -> LintFinding | None:
     """Return the first of a line's packages or cores that the machine does not have."""
     line, column, what = entry.line, entry.column, _slot_on(entry, machine)
     packages = machine.packages
@@ -316,7 +318,7 @@ def _missing(entry: Entry, parts: Sequence[Part], machine: Machine) -> Finding |
             if (part.high or 0) >= len(machine.cores):
                 told, remedy = f"{what}: there is no core {part.high}", f"cores 0-{len(machine.cores) - 1}"
                 four, five = "ends with 1 and no message at all", "refuses the line"
-                return Finding(line, column, True, told, four, five, remedy)
+                return LintFinding(line, column, True, told, four, five, remedy)
         elif part.package >= len(packages):
             told = f"{what}: there is no package {part.package}"
             return _both(line, column, told, "fails", f"packages 0-{len(packages) - 1}")
@@ -325,15 +327,15 @@ def _missing(entry: Entry, parts: Sequence[Part], machine: Machine) -> Finding |
             last = part.package == len(packages) - 1
             four = "fails with two cryptic lines"
             five = "refuses the line" if last else f"silently takes cores of package {part.package + 1}"
-            return Finding(line, column, True, told, four, five, "keep to the package's own cores")
+            return LintFinding(line, column, True, told, four, five, "keep to the package's own cores")
     return None
 
 
-def _slot_on(entry: Entry, machine: Machine) -> str:
+def _slot_on(entry: RankEntry, machine: Machine) -> str:
     return f"slot={entry.slot} on {entry.host} ({machine})"
 
 
-def _cores(parts: Sequence[Part], machine: Machine) -> Iterator[Core]:
+def _cores(parts: Sequence[CoreRange], machine: Machine) -> Iterator[Core]:
     """Yield the cores that are meant, each once, in order."""
     numbers: set[int] = set()
     for part in parts:
@@ -343,7 +345,7 @@ def _cores(parts: Sequence[Part], machine: Machine) -> Iterator[Core]:
     return (machine.cores[number] for number in sorted(numbers))
 
 
-def _ranks(entries: Sequence[Entry], ranks: int | None) -> Iterator[Finding]:
+def _ranks(entries: Sequence[RankEntry], ranks: int | None) -> Iterator[LintFinding]:
     """Find ranks that come twice, are missing, or are too many; rank 0 has to come first."""
     seen: dict[int, int] = {}
     for entry in entries:
@@ -370,7 +372,7 @@ def _ranks(entries: Sequence[Entry], ranks: int | None) -> Iterator[Finding]:
         )
 
 
-def _shared(entries: Sequence[Entry], machine_of: MachineOf) -> Iterator[Finding]:
+def _shared(entries: Sequence[RankEntry], machine_of: MachineOf) -> Iterator[LintFinding]:
     """Find cores that two ranks of a host have."""
     owners: dict[tuple[str, int | None, int], int] = {}
     for entry in entries:
@@ -382,13 +384,13 @@ def _shared(entries: Sequence[Entry], machine_of: MachineOf) -> Iterator[Finding
         for other, (package, core) in shared.items():
             name = f"core {core}" if package is None else f"core {core} of package {package}"
             what = f"rank {entry.rank} has {name} of {entry.host}, as rank {other} has"
-            yield Finding(
+            yield LintFinding(
                 entry.line, entry.column, True, what, "lets them share it, without a word",
                 "refuses the file, unless --bind-to core:overload-allowed", "a core of its own for each rank",
             )  # fmt: skip
 
 
-def _keys(entry: Entry, machine: Machine | None) -> Iterator[tuple[int | None, int]]:
+def _keys(entry: RankEntry, machine: Machine | None) -> Iterator[tuple[int | None, int]]:
     """Yield what stands for an entry's cores: (None, logical index) where the machine is known."""
     parts = entry.parts or ()
     if machine is not None and all(_there(part, machine) for part in parts):
@@ -401,11 +403,11 @@ def _keys(entry: Entry, machine: Machine | None) -> Iterator[tuple[int | None, i
             )
 
 
-def _there(part: Part, machine: Machine) -> bool:
+def _there(part: CoreRange, machine: Machine) -> bool:
     return part.package is None or part.package < len(machine.packages)
 
 
-def _shape(entries: Sequence[Entry]) -> Iterator[Finding]:
+def _shape(entries: Sequence[RankEntry]) -> Iterator[LintFinding]:
     """Find hosts with different numbers of ranks: no XxYxZ."""
     counts: dict[str, int] = {}
     for entry in entries:
@@ -416,7 +418,7 @@ def _shape(entries: Sequence[Entry]) -> Iterator[Finding]:
         yield _both(None, None, what, "runs them so", "the same number on each host, for a topology XxYxZ", error=False)
 
 
-def _written(entry: Entry, machine_of: MachineOf) -> str:
+def _written(entry: RankEntry, machine_of: MachineOf) -> str:
     """Write a line so that both majors read it as it was meant, as far as that can be known."""
     slot, machine = entry.slot, machine_of(entry.host)
     if entry.parts is not None:
@@ -427,19 +429,21 @@ def _written(entry: Entry, machine_of: MachineOf) -> str:
     return f"rank {entry.rank}={entry.host} slot={slot}" + (f" {entry.comment}" if entry.comment else "")
 
 
-def _term(part: Part) -> str:
+def _term(part: CoreRange) -> str:
     inside = "*" if part.low is None else f"{part.low}" if part.low == part.high else f"{part.low}-{part.high}"
     return inside if part.package is None else f"{part.package}:{inside}"
 
 
-def _seat(cores: Sequence[Core]) -> Seat:
-    return Seat(0, tuple(cores), None, len(cores))
+def _seat(cores: Sequence[Core]) -> LocalRankPlacement:
+    return LocalRankPlacement(0, tuple(cores), None, len(cores))
 
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def _both(line: int | None, column: int | None, what: str, really: str, remedy: str, *, error: bool = True) -> Finding:
+def _both(
+    line: int | None, column: int | None, what: str, really: str, remedy: str, *, error: bool = True
+) -> LintFinding:
     """Return a finding that both majors agree about."""
-    return Finding(line, column, error, what, really, really, remedy)
+    return LintFinding(line, column, error, what, really, really, remedy)

@@ -8,7 +8,7 @@ from ddlrun.hosts import Host, HostList, fold
 from ddlrun.topology import Topology
 
 
-class Crew(NamedTuple):
+class HostAssignment(NamedTuple):
     """The hosts of a job, those that stand by, and the racks that the first are in."""
 
     hosts: HostList
@@ -24,7 +24,7 @@ class Crew(NamedTuple):
         return len(self.hosts) // self.racks
 
 
-def refill(crew: Crew, bad: Mapping[str, str], least: Topology | None) -> Crew:
+def refill(crew: HostAssignment, bad: Mapping[str, str], least: Topology | None) -> HostAssignment:
     """Return a crew without the bad hosts (name -> why): spares take their places, or Y or Z shrinks to `least`.
 
     The order of the others stays, so each rack keeps its hosts. Raises InputError where neither is possible.
@@ -42,13 +42,13 @@ def refill(crew: Crew, bad: Mapping[str, str], least: Topology | None) -> Crew:
             hosts.append(None)
     if None not in hosts:
         kept = tuple(host for host in hosts if host is not None)
-        return Crew(crew.hosts.take(kept), tuple(spares), crew.racks, tuple(said))
+        return HostAssignment(crew.hosts.take(kept), tuple(spares), crew.racks, tuple(said))
     return _shrink(crew, hosts, bad, least, said)
 
 
 def _shrink(
-    crew: Crew, hosts: Sequence[Host | None], bad: Mapping[str, str], least: Topology | None, said: list[str]
-) -> Crew:
+    crew: HostAssignment, hosts: Sequence[Host | None], bad: Mapping[str, str], least: Topology | None, said: list[str]
+) -> HostAssignment:
     gone = [host.name for host in crew.hosts if host.name in bad]
     if least is None:
         raise InputError(f"nothing takes the place of {fold(gone)}; name --spare-hosts, or allow fewer: --min-topology")
@@ -65,4 +65,4 @@ def _shrink(
     said.append(f"{size}x{crew.racks} hosts shrink to {per_rack}x{racks}: {fold(gone)} cannot ({bad[gone[0]]})")
     if out:
         said.append(f"left out, as racks must be equal: {fold(host.name for host in out)}")
-    return Crew(crew.hosts.take(kept), tuple(out), racks, tuple(said))
+    return HostAssignment(crew.hosts.take(kept), tuple(out), racks, tuple(said))

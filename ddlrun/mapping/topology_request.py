@@ -21,7 +21,7 @@ UNITS: dict[str, Callable[[Machine], int]] = {
 PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "usable cores"}
 
 
-class Wish(NamedTuple):
+class TopologyRequest(NamedTuple):
     """What the user said, None where nothing: a topology, -np, --accelerators, --nodes, --racks, --aisles."""
 
     topology: Topology | None = None
@@ -34,7 +34,7 @@ class Wish(NamedTuple):
     """GPUs that the scheduler gave on each host."""
 
 
-def check_wish(wish: Wish, hosts: HostList) -> None:
+def check_wish(wish: TopologyRequest, hosts: HostList) -> None:
     """Raise InputError for what contradicts itself whatever the hosts are made of."""
     stated = _stated(wish, hosts)
     clashes = _clashes(stated)
@@ -49,7 +49,7 @@ def check_wish(wish: Wish, hosts: HostList) -> None:
         raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
 
 
-def choose_topology(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
+def choose_topology(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
     """Return the topology and why it is that one.
 
     Raises InputError where two wishes contradict each other (both are shown), or where hosts do not
@@ -68,7 +68,7 @@ def choose_topology(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]
     return Topology((value, *shape)), reason
 
 
-def _stated(wish: Wish, hosts: HostList) -> list[Claim]:
+def _stated(wish: TopologyRequest, hosts: HostList) -> list[Claim]:
     """Collect what is said of X in numbers, the strongest first."""
     claims: list[Claim] = []
     if wish.topology is not None:
@@ -98,7 +98,7 @@ def _divided(processes: int, hosts: HostList) -> Claim:
     return share, f"-np {processes} over {len(hosts)} host{'s' * (len(hosts) > 1)}"
 
 
-def _by_slots(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> Claim | None:
+def _by_slots(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> Claim | None:
     """Take X from the slots; where these may be cores, one rank a GPU is enough."""
     if not hosts.loose or not all(machines[name].gpus for name in hosts.names):
         return _slots(hosts)
@@ -120,13 +120,13 @@ def _slots(hosts: HostList) -> Claim | None:
     return next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}"
 
 
-def _by_machine(wish: Wish, hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
+def _by_machine(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
     if all(machines[name].gpus for name in hosts.names):
         return _count("gpu", wish, hosts, machines, "one rank a GPU")
     return _count("package", wish, hosts, machines, "one rank a package, as there are no GPUs")
 
 
-def _count(unit: str, wish: Wish, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
+def _count(unit: str, wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
     counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
     if len(set(counts.values())) > 1:
         first = {count: name for name, count in reversed(counts.items())}
@@ -141,7 +141,7 @@ def _count(unit: str, wish: Wish, hosts: HostList, machines: Mapping[str, Machin
     return count, reason
 
 
-def _hosts_shape(wish: Wish, hosts: HostList) -> tuple[int, ...]:
+def _hosts_shape(wish: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
     """Return (Y, Z, A): what is not said is worked out, so that the product is the number of hosts."""
     aisles = wish.aisles or 1
     known = (wish.nodes or 1) * (wish.racks or 1) * aisles
@@ -157,7 +157,7 @@ def _hosts_shape(wish: Wish, hosts: HostList) -> tuple[int, ...]:
     return nodes, wish.racks or (rest if wish.nodes else 1), aisles
 
 
-def _topology_clashes(wish: Wish, topology: Topology) -> list[str]:
+def _topology_clashes(wish: TopologyRequest, topology: Topology) -> list[str]:
     _, nodes, racks, aisles = (*topology.dims, 1)[:4]
     named = (("nodes", wish.nodes, "Y", nodes), ("racks", wish.racks, "Z", racks), ("aisles", wish.aisles, "A", aisles))
     clashes = [

@@ -13,13 +13,13 @@ from mpi4py import MPI
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
 from ddlrun.measure.fusion import tune_horovod
-from ddlrun.measure.hierarchy import Found, find_levels
+from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.links import fabric_of, measure_links
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
-from ddlrun.measure.tuning import Search, Step, found_dict
-from ddlrun.network.candidates import Space, usual
+from ddlrun.measure.tuning import StepBenchmark, TuningSearch, found_dict
+from ddlrun.network.candidates import TuningSpace, usual
 from ddlrun.network.fabric import parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.quantities import shown_bytes, shown_seconds, shown_size
@@ -63,7 +63,7 @@ def racks(comm: MPI.Intracomm) -> None:
     say("result", told(found, traffic, time.perf_counter() - start) | {"rate": usually})
 
 
-def told(found: Found, traffic: Traffic, seconds: float) -> dict[str, Any]:
+def told(found: HierarchyResult, traffic: Traffic, seconds: float) -> dict[str, Any]:
     """Return what was found as JSON can carry it; latencies of pairs inside of the first level's groups and across."""
     groups = found.levels[0].groups if found.levels else ()
     place = {host: number for number, group in enumerate(groups) for host in group}
@@ -178,7 +178,7 @@ def tune(comm: MPI.Intracomm) -> None:
     racks = plan["racks"]
     links = {} if plan["links"] else links_of(comm, topology, racks)
     fabric = parse_fabric(plan["links"], "") if plan["links"] else fabric_of(links, topology, "ddlrun tune", racks)
-    space = Space(topology, wiring_of(topology, fabric), fabric, plan["gradient"])
+    space = TuningSpace(topology, wiring_of(topology, fabric), fabric, plan["gradient"])
     plain = usual(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
     expected = space.expected(plain)
     if expected > plan["budget"] and not plan["exhaustive"]:
@@ -186,8 +186,8 @@ def tune(comm: MPI.Intracomm) -> None:
         say("result", {"problem": words}) if comm.rank == 0 else None
         return
     left = float(comm.bcast(plan["budget"] - (time.perf_counter() - start)))
-    step = Step(comm, plan["gradient"], plan["lead"], os.environ)
-    search = Search(comm, step, max(left, 1e-3), shower(comm))
+    step = StepBenchmark(comm, plan["gradient"], plan["lead"], os.environ)
+    search = TuningSearch(comm, step, max(left, 1e-3), shower(comm))
     found = search.run_all(plain, space) if plan["exhaustive"] else search.run(plain, space)
     step.free()
     if comm.rank == 0:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.allreduce_algorithms import Way
+from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.bootstrap import begin
 from ddlrun.ddl.learner import Learner
-from ddlrun.network.cost import Model, axes_of
+from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric
 from ddlrun.topology import Topology
 
@@ -54,7 +54,7 @@ def least_seconds(collective: str, size: int, topology: Topology, fabric: Fabric
         volumes = [float(size * there) for there in levels]
     else:
         share = 1.0 if collective == "allreduce" else 0.5
-        cost = Model(axes_of(topology), topology, fabric).cost(Way("native"), size)
+        cost = CostModel(axes_of(topology), topology, fabric).cost(AllreduceAlgorithm("native"), size)
         volumes = [share * volume for volume in cost.volumes]
     return max(volume / link.capacity for volume, link in zip(volumes, fabric.links, strict=True))
 

@@ -18,7 +18,7 @@ TENSORS = 64
 RUNS = 5
 
 
-class Setting(NamedTuple):
+class FusionSetting(NamedTuple):
     """Bytes and milliseconds; None: as Horovod has it."""
 
     fusion: int | None = None
@@ -34,9 +34,9 @@ class Setting(NamedTuple):
 def tune_horovod(comm: MPI.Intracomm, gradient: int, budget: float, say: Callable[[str, float], None]) -> Any:  # noqa: ANN401
     """Return what was measured, the best first, as JSON can carry it: variables, and the seconds of a step."""
     start = time.perf_counter()
-    seen: dict[Setting, float] = {}
+    seen: dict[FusionSetting, float] = {}
 
-    def measure(setting: Setting) -> None:
+    def measure(setting: FusionSetting) -> None:
         spent = float(comm.bcast((time.perf_counter() - start) / budget))
         if spent < 1 or not seen:
             say(f"Horovod {' '.join(setting.variables.values())}", min(spent, 1.0))
@@ -44,32 +44,32 @@ def tune_horovod(comm: MPI.Intracomm, gradient: int, budget: float, say: Callabl
 
     whole = next((fusion for fusion in sorted(FUSIONS) if fusion >= gradient), max(FUSIONS))
     fusions = [fusion for fusion in FUSIONS if fusion <= whole]
-    measure(Setting())
+    measure(FusionSetting())
     for fusion in fusions:
-        measure(Setting(fusion))
+        measure(FusionSetting(fusion))
     best = min(seen, key=seen.__getitem__)
     for cycle in CYCLES:
         measure(best._replace(cycle=cycle))
     best = min(seen, key=seen.__getitem__)
-    for setting in dict.fromkeys((Setting(), best)):  # what was best by luck is so once only
+    for setting in dict.fromkeys((FusionSetting(), best)):  # what was best by luck is so once only
         seen[setting] = _seconds(comm, setting, gradient)
-    if seen[best] > BETTER * seen[Setting()]:
-        best = Setting()
+    if seen[best] > BETTER * seen[FusionSetting()]:
+        best = FusionSetting()
     rows = [{"variables": setting.variables, "seconds": took} for setting, took in seen.items()]
     return {
         "measured": sorted(rows, key=lambda row: float(str(row["seconds"]))),
         "best": {"variables": best.variables, "seconds": seen[best]},
-        "usual": seen[Setting()],
+        "usual": seen[FusionSetting()],
         "complete": len(seen) == 1 + len(fusions) + len(CYCLES),
     }
 
 
-def _seconds(comm: MPI.Intracomm, setting: Setting, gradient: int) -> float:
+def _seconds(comm: MPI.Intracomm, setting: FusionSetting, gradient: int) -> float:
     """Return the median seconds of the slowest rank, for all gradients of a step."""
     import horovod.torch as hvd  # noqa: PLC0415 - where it is there
     import torch  # noqa: PLC0415
 
-    for name in Setting(1, 1).variables:
+    for name in FusionSetting(1, 1).variables:
         os.environ.pop(name, None)
     os.environ.update(setting.variables)
     hvd.init()

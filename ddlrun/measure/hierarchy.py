@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlrun.measure.pair_rates import SLOW, Meetings, Pair, Unit
+from ddlrun.measure.pair_rates import SLOW, Pair, PairRates, Unit
 
 Measure = Callable[[Sequence[Pair]], Sequence[float]]
 """Let pairs of hosts, of which each host is in one at most, talk both ways at once; return bytes/s of each."""
@@ -31,7 +31,7 @@ LEAST_UNITS = 4
 TESTS = 4
 
 
-class Level(NamedTuple):
+class HierarchyLevel(NamedTuple):
     """Groups of units (racks of hosts, aisles of racks), and how sure that is.
 
     `inside` and `across`: bytes/s of a pair of hosts, one direction, when all pairs inside groups, or across, talk at
@@ -44,10 +44,10 @@ class Level(NamedTuple):
     doubts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-class Found(NamedTuple):
+class HierarchyResult(NamedTuple):
     """Levels from the racks upwards, none where the network is flat; rounds that were played."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[HierarchyLevel, ...]
     rounds: int
 
 
@@ -68,10 +68,10 @@ def tournament(players: int, shuffle: random.Random) -> Iterator[list[Pair]]:
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def find_levels(hosts: int, measure: Measure, seed: int = 1) -> Found:
+def find_levels(hosts: int, measure: Measure, seed: int = 1) -> HierarchyResult:
     """Find racks, and what racks are grouped by, and so on until what is left is flat."""
     field = _Field(measure, random.Random(seed))  # noqa: S311 - an order of meetings
-    levels: list[Level] = []
+    levels: list[HierarchyLevel] = []
     units: list[Unit] = [(host,) for host in range(hosts)]
     while len(units) >= LEAST_UNITS:
         level = field.split(units)
@@ -81,7 +81,7 @@ def find_levels(hosts: int, measure: Measure, seed: int = 1) -> Found:
         if level.doubts:
             break
         units = list(level.groups)
-    return Found(tuple(levels), field.rounds)
+    return HierarchyResult(tuple(levels), field.rounds)
 
 
 class _Field:
@@ -91,9 +91,9 @@ class _Field:
         self._measure, self._shuffle = measure, shuffle
         self.rounds = 0
 
-    def split(self, units: Sequence[Unit]) -> Level | None:
+    def split(self, units: Sequence[Unit]) -> HierarchyLevel | None:
         """Return the groups of units; None where load shows none."""
-        meetings = Meetings(len(units))
+        meetings = PairRates(len(units))
         level = None
         for _ in range(max(MOST_TRIES, len(units) // MOST_HOSTS)):
             self._play(units, meetings)
@@ -104,9 +104,9 @@ class _Field:
             if level is not None and not level.doubts:
                 return level
         every = tuple(host for unit in units for host in unit)
-        return level or Level(tuple(units), 0.0, 0.0, (("slow at times, in no order", every),))
+        return level or HierarchyLevel(tuple(units), 0.0, 0.0, (("slow at times, in no order", every),))
 
-    def _play(self, units: Sequence[Unit], meetings: Meetings) -> None:
+    def _play(self, units: Sequence[Unit], meetings: PairRates) -> None:
         """Let all units meet twice or more, or a sample of them."""
         played = tournaments = 0
         many = len(units) > MOST_HOSTS
@@ -129,7 +129,7 @@ class _Field:
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
         ]  # fmt: skip
 
-    def _tested(self, units: Sequence[Unit], groups: Sequence[Unit], meetings: Meetings) -> Level | None:
+    def _tested(self, units: Sequence[Unit], groups: Sequence[Unit], meetings: PairRates) -> HierarchyLevel | None:
         """Load the groups inside, then across, in turn; None where that makes no difference."""
         met: dict[str, list[tuple[Pair, float]]] = {"inside": [], "across": []}
         for _ in range(TESTS):
@@ -146,7 +146,7 @@ class _Field:
             doubts.append(("not at the full rate inside their racks", tuple(range(len(units)))))
         inside, across = (float(np.median([rate for _, rate in met[name]])) for name in met)
         named = tuple((why, _hosts(units, some)) for why, some in doubts)
-        return Level(tuple(_hosts(units, group) for group in groups), inside, across, named)
+        return HierarchyLevel(tuple(_hosts(units, group) for group in groups), inside, across, named)
 
     def _inside(self, groups: Sequence[Unit]) -> list[Pair]:
         pairs = []

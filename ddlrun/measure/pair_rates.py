@@ -15,7 +15,7 @@ SLOW = 0.8
 GAP = 0.1
 
 
-class Meetings:
+class PairRates:
     """What units reached together so far, bytes/s."""
 
     def __init__(self, units: int) -> None:

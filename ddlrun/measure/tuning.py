@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from ddlrun.ddl.bootstrap import begin
 from ddlrun.measure.timing import stable
-from ddlrun.network.candidates import KNOBS, Candidate, Space
+from ddlrun.network.candidates import KNOBS, Candidate, TuningSpace
 
 if TYPE_CHECKING:
     from ddlrun.ddl.handle import Handle
@@ -30,7 +30,7 @@ BETTER = 0.98
 MOMENTS = 64
 
 
-class Step:
+class StepBenchmark:
     """What a training step does with its gradients: each bucket starts when it is ready, then all are waited for."""
 
     def __init__(self, comm: MPI.Intracomm, gradient: int, lead: float, environ: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ class Step:
         return time.perf_counter() - start
 
 
-class Measure(Protocol):
+class CandidateTimer(Protocol):
     """What is searched for the least of."""
 
     def __call__(self, one: Candidate) -> float:
@@ -89,7 +89,7 @@ class Measure(Protocol):
         """Take note that it will not be asked for again."""
 
 
-class Found(NamedTuple):
+class TuningResult(NamedTuple):
     """All that was measured (seconds, in their order), the best one, and whether the time was enough."""
 
     seen: dict[Candidate, list[float]]
@@ -97,29 +97,31 @@ class Found(NamedTuple):
     complete: bool
 
 
-class Search:
+class TuningSearch:
     """Looks for the best candidate; all ranks decide alike, by rank 0's clock and the slowest rank's seconds."""
 
-    def __init__(self, comm: MPI.Intracomm, measure: Measure, budget: float, say: Callable[[str, float], None]) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, measure: CandidateTimer, budget: float, say: Callable[[str, float], None]
+    ) -> None:
         self._comm, self._measure, self._say = comm, measure, say
         self._start, self._budget = self._now(), budget
         self._seen: dict[Candidate, list[float]] = {}
         self._complete = True
 
-    def run(self, usual: Candidate, space: Space) -> Found:
+    def run(self, usual: Candidate, space: TuningSpace) -> TuningResult:
         """Measure the best few of plan, then from knob to knob what differs in it from the best of those."""
         best = self._race(usual, [usual, *space.first()], space)
         for knob in KNOBS:
             best = self._race(usual, [*best, *(near for one in best for near in space.near(one, knob))], space)
         return self._final(usual)
 
-    def run_all(self, usual: Candidate, space: Space) -> Found:
+    def run_all(self, usual: Candidate, space: TuningSpace) -> TuningResult:
         """Measure everything, whatever the time."""
         self._budget = float("inf")
         self._race(usual, [usual, *space.everything()], space)
         return self._final(usual)
 
-    def _final(self, usual: Candidate) -> Found:
+    def _final(self, usual: Candidate) -> TuningResult:
         few = list(dict.fromkeys([*self._fastest(), usual]))
         while not all(stable(self._seen[one]) for one in few) and len(self._seen[few[0]]) < FINAL_RUNS:
             if not self._left(1.0, sum(map(self._time, few))):
@@ -128,9 +130,9 @@ class Search:
                 self._try(one)
         best = min(few, key=self._time)
         kept = self._time(best) >= BETTER * self._time(usual)
-        return Found(self._seen, usual if kept else best, self._complete)
+        return TuningResult(self._seen, usual if kept else best, self._complete)
 
-    def _race(self, usual: Candidate, candidates: Sequence[Candidate], space: Space) -> list[Candidate]:
+    def _race(self, usual: Candidate, candidates: Sequence[Candidate], space: TuningSpace) -> list[Candidate]:
         """Measure each, the hopeful ones and the usual one again; return the fastest few of all so far."""
         for number in range(RUNS):
             for one in dict.fromkeys(candidates):
@@ -168,7 +170,7 @@ class Search:
         return float(self._comm.bcast(time.perf_counter()))
 
 
-def found_dict(found: Found, space: Space) -> dict[str, Any]:
+def found_dict(found: TuningResult, space: TuningSpace) -> dict[str, Any]:
     """Return what was found as JSON can carry it."""
     rows = [
         {

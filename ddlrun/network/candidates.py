@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, Tuning, Way, algorithm
-from ddlrun.network.cost import Model, axes_of
+from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, algorithm
+from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric
 from ddlrun.network.forecast import decompositions
 from ddlrun.topology import Topology
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
         return f"{sizes}bucket={self.bucket // MIB}M"
 
 
-class Space(NamedTuple):
+class TuningSpace(NamedTuple):
     """The job: its topology, its wiring (learners a host, hosts a rack, racks), the links, bytes of gradients."""
 
     topology: Topology
@@ -49,14 +49,16 @@ class Space(NamedTuple):
 
     def expected(self, one: Candidate) -> float:
         """Return the seconds that the model of network.cost expects."""
-        model = Model(axes_of(one.topology), self.wiring, self.fabric)
+        model = CostModel(axes_of(one.topology), self.wiring, self.fabric)
         bucket = min(one.bucket, self.gradient)
         if one.mode == "m":
-            return self.gradient / bucket * model.cost(Way("native"), bucket).seconds
+            return self.gradient / bucket * model.cost(AllreduceAlgorithm("native"), bucket).seconds
         if not one.chunk:
             return model.best(one.mode, self.gradient, blocking=False).seconds
         algorithms = tuple(algorithm(one.mode, size) for size in one.topology.dims)
-        return model.cost(Way("chunks", algorithms, min(one.chunk, bucket), one.depth), self.gradient).seconds
+        return model.cost(
+            AllreduceAlgorithm("chunks", algorithms, min(one.chunk, bucket), one.depth), self.gradient
+        ).seconds
 
     def shapes(self) -> list[Topology]:
         """Return the decompositions that differ: 2x4x1 and 2x1x4 are one, and the job's own stands for its like."""

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, Case, Space, Way, first_ways, near_ways, usual_way
+from ddlrun.allreduce_algorithms import (
+    BETWEEN_HOSTS,
+    ONE_HOST,
+    AlgorithmSpace,
+    AllreduceAlgorithm,
+    MessageClass,
+    first_ways,
+    near_ways,
+    usual_way,
+)
 from ddlrun.network.fabric import LEVELS, Fabric
 from ddlrun.topology import Topology
 
@@ -18,14 +27,14 @@ from ddlrun.topology import Topology
 MOST_LOOKED_AT = 64
 
 
-class Axis(NamedTuple):
+class GridAxis(NamedTuple):
     """A dimension of the grid: its learners, and how far two neighbours are apart, hosts and racks in their order."""
 
     size: int
     stride: int
 
 
-class Stage(NamedTuple):
+class CostStage(NamedTuple):
     """Steps that are alike: how many; bytes through the busiest link of each level, one direction, in one of them."""
 
     steps: int
@@ -42,28 +51,28 @@ class Cost(NamedTuple):
     is the last to be done; "latency" where steps rather than bytes take the time. `steps`: messages one after another.
     """
 
-    way: Way
+    way: AllreduceAlgorithm
     seconds: float
     volumes: tuple[float, ...]
     busiest: str
     steps: int
 
 
-def axes_of(topology: Topology) -> list[Axis]:
+def axes_of(topology: Topology) -> list[GridAxis]:
     """Return the dimensions over hosts that stand rack by rack."""
     strides = [1]
     for size in topology.dims:
         strides.append(strides[-1] * size)
-    return [Axis(size, stride) for size, stride in zip(topology.dims, strides, strict=False)]
+    return [GridAxis(size, stride) for size, stride in zip(topology.dims, strides, strict=False)]
 
 
-def interleaved(topology: Topology) -> list[Axis]:
+def interleaved(topology: Topology) -> list[GridAxis]:
     """Return the dimensions over hosts that stand a rack after the other in turn: what a careless hostfile does."""
     x, *others = topology.dims
-    axes, stride = [Axis(x, 1)], topology.size
+    axes, stride = [GridAxis(x, 1)], topology.size
     for size in others:
         stride //= size
-        axes.append(Axis(size, stride))
+        axes.append(GridAxis(size, stride))
     return axes
 
 
@@ -75,7 +84,7 @@ def blocks_of(wiring: Topology) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def ring(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
+def ring(axis: GridAxis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
     """Yield steps, the size of a message, and how many leave a block at once: each learner sends to the next.
 
     Patarasuk and Yuan, 2009: p - 1 steps of 1/p.
@@ -96,7 +105,7 @@ def ring(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]
     yield size - 1, 1 / size, max(map(leaving, range(0, min(total, block * MOST_LOOKED_AT), block)))
 
 
-def direct(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
+def direct(axis: GridAxis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
     """Yield what `ring` does, for one step in which each learner sends to all others of its group."""
     size, stride = axis
     period = size * stride
@@ -114,7 +123,7 @@ def direct(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int
     yield 1, 1 / size, max(map(leaving, range(0, min(total, block * MOST_LOOKED_AT), block)))
 
 
-def halving(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
+def halving(axis: GridAxis, block: int, total: int) -> Iterator[tuple[int, float, int]]:
     """Yield what `ring` does, for ceil(lg p) steps with the other half of a group that halves (Rabenseifner).
 
     Exact for p = 2^k in a block that holds a whole number of halves or is held by one; else at most that.
@@ -128,12 +137,12 @@ def halving(axis: Axis, block: int, total: int) -> Iterator[tuple[int, float, in
         part = apart
 
 
-MESSAGES: dict[str, Callable[[Axis, int, int], Iterator[tuple[int, float, int]]]] = {
+MESSAGES: dict[str, Callable[[GridAxis, int, int], Iterator[tuple[int, float, int]]]] = {
     "ring": ring, "direct": direct, "halving": halving,
 }  # fmt: skip
 
 
-def stages(axes: Sequence[Axis], algorithms: Sequence[str], blocks: Sequence[int]) -> list[Stage]:
+def stages(axes: Sequence[GridAxis], algorithms: Sequence[str], blocks: Sequence[int]) -> list[CostStage]:
     """Return the steps of the reduce-scatters; the allgathers are the same ones backwards.
 
     Dimension i works on what those before it left: 1/(p_1 ... p_(i-1)) of the buffer (BlueConnect: Cho and others,
@@ -152,19 +161,19 @@ def stages(axes: Sequence[Axis], algorithms: Sequence[str], blocks: Sequence[int
                     *leaving,
                 )  # the rest of what a learner sends stays in the host
                 furthest = max((level for level, count in enumerate(counts) if count), default=0)
-                found.append(Stage(steps, tuple(count * share * piece for count in counts), furthest))
+                found.append(CostStage(steps, tuple(count * share * piece for count in counts), furthest))
         piece /= axis.size
     return found
 
 
-class Model(NamedTuple):
+class CostModel(NamedTuple):
     """The dimensions of a grid on the links of a cluster; `wiring`: learners a host, hosts a rack, racks an aisle."""
 
-    axes: Sequence[Axis]
+    axes: Sequence[GridAxis]
     wiring: Topology
     fabric: Fabric
 
-    def cost(self, way: Way, size: int) -> Cost:
+    def cost(self, way: AllreduceAlgorithm, size: int) -> Cost:
         """Return what reducing `size` bytes takes in a way."""
         if way.how == "flat":
             return min(self._flat(way, size), key=lambda cost: cost.seconds)
@@ -177,18 +186,18 @@ class Model(NamedTuple):
         """Return what reducing takes in a mode of DDL; p tries what it tries when it runs."""
         sizes = tuple(axis.size for axis in self.axes)
         tuning = ONE_HOST if self.wiring.hosts == 1 else BETWEEN_HOSTS
-        usual, chunks = (usual_way(mode, tuning, sizes, Case(size, "", True, one)) for one in (blocking, False))
+        usual, chunks = (usual_way(mode, tuning, sizes, MessageClass(size, "", True, one)) for one in (blocking, False))
         if mode != "p":
             return self.cost(usual, size)
-        space = Space(usual, chunks, sizes, size, blocking)
+        space = AlgorithmSpace(usual, chunks, sizes, size, blocking)
         first = min((self.cost(way, size) for way in first_ways(space)), key=lambda cost: cost.seconds)
         near = (self.cost(way, size) for way in near_ways(first.way, space))
         return min((first, *near), key=lambda cost: cost.seconds)
 
-    def _flat(self, way: Way, size: int) -> Iterator[Cost]:
+    def _flat(self, way: AllreduceAlgorithm, size: int) -> Iterator[Cost]:
         """Yield MPI's allreduce over all learners in their order: ring, and recursive doubling for small sizes."""
         blocks, total = blocks_of(self.wiring), math.prod(axis.size for axis in self.axes)
-        world = Axis(total, 1)
+        world = GridAxis(total, 1)
         whole = [stage._replace(steps=2 * stage.steps) for stage in stages([world], ["ring"], blocks)]
         yield self._cost(way, whole, size, size, 1)
         halves = stages([world], ["halving"], blocks)
@@ -199,7 +208,7 @@ class Model(NamedTuple):
         ]
         yield self._cost(way, doubling, size, size, 1)
 
-    def _cost(self, way: Way, steps: Sequence[Stage], size: int, chunk: int, depth: int) -> Cost:
+    def _cost(self, way: AllreduceAlgorithm, steps: Sequence[CostStage], size: int, chunk: int, depth: int) -> Cost:
         """Add up: the first chunk walks alone; the rest comes as fast as the busiest link, or `depth` walks at once."""
         per_byte = [sum(stage.steps * stage.loads[level] for stage in steps) for level in range(len(LEVELS))]
         volumes = tuple(size * each for each in per_byte)
@@ -213,7 +222,7 @@ class Model(NamedTuple):
         busiest = LEVELS[busy.index(max(busy))] if max(busy) > seconds / 2 else "latency"
         return Cost(way, seconds, volumes, busiest, sum(stage.steps for stage in steps))
 
-    def _walk(self, steps: Sequence[Stage], size: float) -> float:
+    def _walk(self, steps: Sequence[CostStage], size: float) -> float:
         """Return the seconds that so many bytes take for all steps, one after another."""
         links = self.fabric.links
         # A message that goes further takes no less; of a level that is not described nobody knows more.

@@ -3,13 +3,13 @@
 import math
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import Way
-from ddlrun.network.cost import Cost, Model, axes_of, blocks_of, interleaved
+from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+from ddlrun.network.cost import Cost, CostModel, axes_of, blocks_of, interleaved
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.topology import Topology
 
 
-class Work(NamedTuple):
+class TrainingStep(NamedTuple):
     """What a step is: bytes of gradients, the mode of DDL, seconds of computing (None: not said).
 
     `overlap`: the share of the computing during which gradients already travel; 0: they wait for its end.
@@ -30,14 +30,14 @@ class Forecast(NamedTuple):
     efficiency: float | None
 
 
-class Data(NamedTuple):
+class UnevenData(NamedTuple):
     """Data that do not divide: steps of an epoch, and the best efficiency that they leave."""
 
     steps: int
     ceiling: float
 
 
-class Mistakes(NamedTuple):
+class OrderPenalties(NamedTuple):
     """What a wrong order of hosts or ranks would cost, as times the bytes through the busiest link of a level.
 
     `hosts`: hosts of all racks in turn, (level, times); `ranks`: a flat collective (MPI_Allreduce) under ranks in ddl
@@ -57,16 +57,16 @@ def decompositions(topology: Topology) -> list[Topology]:
     return shapes if topology in shapes else [topology, *shapes]
 
 
-def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -> Forecast:
+def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> Forecast:
     """Return what a decomposition costs on a network wired as XxYxZ: learners a host, hosts a rack, racks."""
-    cost = Model(axes_of(topology), wiring, fabric).best(work.mode, work.gradient, blocking=not work.overlap)
+    cost = CostModel(axes_of(topology), wiring, fabric).best(work.mode, work.gradient, blocking=not work.overlap)
     if work.compute is None:
         return Forecast(topology, cost, None, None)
     step = work.compute + max(0.0, cost.seconds - work.overlap * work.compute)
     return Forecast(topology, cost, step, work.compute / step)
 
 
-def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: Work) -> list[Forecast]:
+def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> list[Forecast]:
     """Return all decompositions, the fastest first; of those that are as fast, `topology` comes first."""
     found = [forecast(one, wiring, fabric, work) for one in decompositions(topology)]
     return sorted(found, key=lambda one: (_shown(one), one.topology != topology, one.cost.seconds))
@@ -77,17 +77,17 @@ def _shown(one: Forecast) -> float:
     return float(f"{one.cost.seconds:.3g}" if one.step is None else f"{one.step:.4g}")
 
 
-def indivisible(items: int, learners: int, batch: int = 1) -> Data:
+def indivisible(items: int, learners: int, batch: int = 1) -> UnevenData:
     """Return what is left where items do not divide: every learner takes as many steps as the one with most.
 
     >>> indivisible(228, 16)
-    Data(steps=15, ceiling=0.95)
+    UnevenData(steps=15, ceiling=0.95)
     """
     steps = -(-items // (learners * batch))
-    return Data(steps, items / (steps * learners * batch))
+    return UnevenData(steps, items / (steps * learners * batch))
 
 
-def mistakes(topology: Topology, wiring: Topology) -> Mistakes:
+def mistakes(topology: Topology, wiring: Topology) -> OrderPenalties:
     """Return what a wrong order of hosts, or of ranks for a flat collective, would move more than the right one.
 
     In ddl order every next rank is in another rack (or, where there is one rack, on another host), so what a ring
@@ -95,13 +95,13 @@ def mistakes(topology: Topology, wiring: Topology) -> Mistakes:
     docs/explanation/network.md, where 8.7 and 2.9 were measured.
     """
     right, wrong = (
-        Model(axes, wiring, Fabric((Link(),) * len(LEVELS))).cost(Way("native"), 1).volumes
+        CostModel(axes, wiring, Fabric((Link(),) * len(LEVELS))).cost(AllreduceAlgorithm("native"), 1).volumes
         for axes in (axes_of(topology), interleaved(topology))
     )
     times = {level: wrong[level] / right[level] for level in range(1, len(LEVELS)) if right[level]}
     hosts = max((level for level, more in times.items() if more > 1), default=None)
     ranks = max((level for level, block in enumerate(blocks_of(wiring)) if 1 < block < topology.size), default=None)
-    return Mistakes(
+    return OrderPenalties(
         None if hosts is None else (LEVELS[hosts], times[hosts]),
         None if ranks is None else (LEVELS[ranks], float(blocks_of(wiring)[ranks])),
     )

@@ -9,15 +9,15 @@ from ddlrun.hosts import HostList, fold
 from ddlrun.machine import THREADS_ALONE, Machine
 from ddlrun.mapping.placement import Placement, place, place_cores, placement_notes
 from ddlrun.mapping.rankfile import check_names
-from ddlrun.mapping.topology_request import Wish, check_wish, choose_topology
+from ddlrun.mapping.topology_request import TopologyRequest, check_wish, choose_topology
 from ddlrun.network.subnet_selection import Network, tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.rank_environment import surroundings
 from ddlrun.plan.settings import Settings
 from ddlrun.process_managers.installation import find_mpirun, mca_files
 from ddlrun.process_managers.openmpi import (
-    Job,
     Mpirun,
+    MpirunJob,
     Transport,
     choose_transport,
     command,
@@ -91,7 +91,7 @@ def _place_as_told(
         raise PlacementError(f"{name}: {len(told)} ranks on {len(settings.hosts)} hosts are no topology XxYxZ")
     wish = settings.wish
     if (wish.topology, wish.accelerators, wish.nodes, wish.racks, wish.aisles, wish.processes) == (None,) * 6:
-        wish = Wish(topology=Topology((share, len(settings.hosts))))
+        wish = TopologyRequest(topology=Topology((share, len(settings.hosts))))
     topology, _ = choose_topology(wish, settings.hosts, machines)
     if topology.size != len(told):
         raise PlacementError(
@@ -191,8 +191,8 @@ def _transport(
     return choose_transport(settings.hosts, placement.machines, chosen, site_excludes(files))
 
 
-def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> Job:
-    return Job(
+def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> MpirunJob:
+    return MpirunJob(
         ranks=placement.topology.size,
         hosts=settings.hosts,
         rankfile=settings.run_dir.rankfile,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ddlrun.environment.exports import exported, rank_variables
-from ddlrun.environment.frameworks import Meeting, framework_variables, ports_needed, resolve
-from ddlrun.environment.horovod_hierarchical import Where, asked_hierarchical, collectives_chosen, hierarchical
+from ddlrun.environment.frameworks import Rendezvous, framework_variables, ports_needed, resolve
+from ddlrun.environment.horovod_hierarchical import HorovodContext, asked_hierarchical, collectives_chosen, hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports
 from ddlrun.errors import InputError
 from ddlrun.mapping.placement import Placement
@@ -21,7 +21,7 @@ from ddlrun.remote.probe import is_local
 from ddlrun.topology import Topology, parse_topology
 
 
-class Surroundings(NamedTuple):
+class RankEnvironment(NamedTuple):
     """Variables that ddlrun sets, those of ours that ranks get by name, those that they do not; what is said of them.
 
     `ports`: those for the frameworks. `network`: which one is used, in words. Warnings are among the notes.
@@ -45,7 +45,7 @@ def surroundings(
     files: Mapping[str, str],
     network: Network | None,
     is_free: Callable[[int], bool],
-) -> Surroundings:
+) -> RankEnvironment:
     """Return what ranks find; `files` are texts of mpirun's own, `network` and `is_free` as for `make_plan`.
 
     Raises InputError.
@@ -63,10 +63,12 @@ def surroundings(
     exports, removed, unset = _exports(settings, {**environ, **variables})
     used = "left to MPI" if network is None else network.said + ("" if over else "; left to MPI")
     warnings = (*words, *said, *idle)
-    return Surroundings(variables, exports, removed, (*notes, found, *warnings, *more, *unset), warnings, ports, used)
+    return RankEnvironment(
+        variables, exports, removed, (*notes, found, *warnings, *more, *unset), warnings, ports, used
+    )
 
 
-class Tuned(NamedTuple):
+class TunedSettings(NamedTuple):
     """What a profile gives: the mode of DDL, and variables."""
 
     mode: str
@@ -75,14 +77,16 @@ class Tuned(NamedTuple):
 
 def _tuned(
     settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]
-) -> tuple[Tuned, list[str]]:
+) -> tuple[TunedSettings, list[str]]:
     """Return what the profile of these hosts gives where the user has not said otherwise, and what is said of it."""
     topology, profiles = placement.topology, settings.profiles
     profile = profiles.fitting(topology, mpirun.major)
     if profile is None:
-        return Tuned("p", {}), [profiles.said] * bool(profiles.said)
+        return TunedSettings("p", {}), [profiles.said] * bool(profiles.said)
     if profile.topology != topology:
-        return Tuned("p", {}), [f"the {profile} is left out: it is for {profile.topology}, the job is {topology}"]
+        return TunedSettings("p", {}), [
+            f"the {profile} is left out: it is for {profile.topology}, the job is {topology}"
+        ]
     taken = {**environ, **settings.variables}
     autotuned = taken.get("HOROVOD_AUTOTUNE", "0") != "0"
     variables = {} if autotuned else {name: value for name, value in profile.horovod.items() if name not in taken}
@@ -95,7 +99,7 @@ def _tuned(
             words.append(profile.tuning)
     given = ", ".join([str(topology), *words])
     said = [profiles.said] * bool(profiles.said)
-    return Tuned(mode, variables), [f"the {profile} gives {given}; --profile none to do without", *said]
+    return TunedSettings(mode, variables), [f"the {profile} gives {given}; --profile none to do without", *said]
 
 
 def _daemons(settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
@@ -140,7 +144,7 @@ def _frameworks(
     needed = ports_needed(placement.topology.accelerators)
     port = choose_ports(settings.run_id, needed, is_free)
     variables, said = framework_variables(
-        chosen, placement, Meeting(addresses, port), (*settings.variables, *settings.named), environ
+        chosen, placement, Rendezvous(addresses, port), (*settings.variables, *settings.named), environ
     )
     return f"frameworks: {', '.join(chosen)} ({why})", variables, said, range(port, port + needed)
 
@@ -159,7 +163,7 @@ def _hierarchical(
         builds |= ask_builds(python, ["horovod.tensorflow"], library)
     chosen = collectives_chosen(settings.mpi_args, environ, files)
     gpus = any(machine.gpus for machine in placement.machines)
-    return hierarchical(settings.knobs, builds, Where(len(settings.hosts), gpus, mpirun.major, chosen))
+    return hierarchical(settings.knobs, builds, HorovodContext(len(settings.hosts), gpus, mpirun.major, chosen))
 
 
 # The user's own ways to bind threads, which the plan knows nothing of.
@@ -171,7 +175,7 @@ BOUND: dict[bool | None, dict[str, str]] = {
 
 
 def _variables(
-    settings: Settings, mpirun: Mpirun, placement: Placement, tuned: Tuned, environ: Mapping[str, str]
+    settings: Settings, mpirun: Mpirun, placement: Placement, tuned: TunedSettings, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return what ddlrun sets for the ranks, and notes on what the user had set already."""
     own = {*settings.variables, *settings.named}

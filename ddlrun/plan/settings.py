@@ -7,13 +7,13 @@ from typing import NamedTuple
 from ddlrun.environment.exports import HOROVOD
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.placement import Policy
-from ddlrun.mapping.spare_hosts import Crew
-from ddlrun.mapping.topology_request import Wish
+from ddlrun.mapping.placement import PlacementPolicy
+from ddlrun.mapping.spare_hosts import HostAssignment
+from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import Watch
+from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
-from ddlrun.remote.agent import Way
+from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import Topology
 
@@ -160,7 +160,7 @@ def _unknown(key: str, where: str) -> str:
 class Settings(NamedTuple):
     """What a launch was asked for, read once at the edge."""
 
-    wish: Wish
+    wish: TopologyRequest
     hosts: HostList
     rank_order: str
     mode: str | None
@@ -169,7 +169,7 @@ class Settings(NamedTuple):
     run_id: str = ""
     mpirun: str | None = None
     mpi_args: tuple[str, ...] = ()
-    way: Way = Way()
+    way: AgentLauncher = AgentLauncher()
     """What starts programs on the hosts."""
     job: Allocation | None = None
     """The scheduler's job that we run in."""
@@ -181,7 +181,7 @@ class Settings(NamedTuple):
     """What is to be said of the hosts, beyond what the plan says."""
     variables: Mapping[str, str] = {}
     named: tuple[str, ...] = ()
-    policy: Policy = Policy()
+    policy: PlacementPolicy = PlacementPolicy()
     visible_gpus: str | None = None
     """None: all, or a rank's own where the frameworks would take more."""
     frameworks: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ class Settings(NamedTuple):
     strict_binding: bool = False
     rankfile: tuple[str, str] | None = None
     """The user's own rank file: its name and text."""
-    watch: Watch = Watch(0)
+    watch: SupervisionOptions = SupervisionOptions(0)
     """How the job is watched; the number of ranks is the plan's."""
     profiles: Profiles = Profiles()
     tcp: bool = False
@@ -213,7 +213,7 @@ def again(settings: Settings, attempt: int) -> Settings:
     return settings._replace(run_dir=run_dir, run_id=run_id, variables=variables, watch=watch)
 
 
-def adapt(settings: Settings, crew: Crew) -> Settings:
+def adapt(settings: Settings, crew: HostAssignment) -> Settings:
     """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
     wish, profiles = settings.wish, settings.profiles
     if profiles.known and crew.hosts.names != settings.hosts.names:
@@ -222,7 +222,7 @@ def adapt(settings: Settings, crew: Crew) -> Settings:
         each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
         if wish.topology is not None:
             dims = (wish.topology.accelerators, crew.per_rack, crew.racks)
-            wish = Wish(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
+            wish = TopologyRequest(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
         else:
-            wish = Wish(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
+            wish = TopologyRequest(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
     return settings._replace(hosts=crew.hosts, wish=wish, profiles=profiles)

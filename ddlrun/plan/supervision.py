@@ -9,7 +9,7 @@ from ddlrun.machine.cpus import cpu_list
 LOOPBACK = ("127.0.0.1",)
 
 
-class Style(NamedTuple):
+class OutputStyle(NamedTuple):
     """How output is shown."""
 
     tag: bool | None = None
@@ -21,7 +21,7 @@ class Style(NamedTuple):
     """Where each rank's output goes to files of its own."""
 
 
-class Watch(NamedTuple):
+class SupervisionOptions(NamedTuple):
     """How a job is watched; times are in seconds, 0: never."""
 
     ranks: int
@@ -35,7 +35,7 @@ class Watch(NamedTuple):
     stall: float = 0.0
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
-    style: Style = Style()
+    style: OutputStyle = OutputStyle()
     addresses: tuple[str, ...] = LOOPBACK
     """This host's addresses that the ranks' hosts reach."""
     status_line: bool = False
@@ -44,7 +44,7 @@ class Watch(NamedTuple):
     def named(self, ranks: Iterable[int]) -> str:
         """Say which ranks, and on which hosts.
 
-        >>> Watch(4, host_of=lambda rank: f"n{rank // 2}").named([2, 1, 0])
+        >>> SupervisionOptions(4, host_of=lambda rank: f"n{rank // 2}").named([2, 1, 0])
         'ranks 0-2 on n[0-1]'
         """
         numbers = sorted(ranks)

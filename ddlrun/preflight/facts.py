@@ -17,7 +17,7 @@ PACKAGES = ("mpi4py", "torch", "horovod")
 START, END = "@facts begin", "@facts end"
 
 
-class Wanted(NamedTuple):
+class FactsRequest(NamedTuple):
     """What a host is asked for: paths as this host has them, the names that it must resolve, the program.
 
     `path` is the PATH on which ranks look for the program; None: the host's own.
@@ -32,14 +32,14 @@ class Wanted(NamedTuple):
     path: str | None = None
 
 
-class Content(NamedTuple):
+class FileDigest(NamedTuple):
     """A file's size in bytes and its checksum (cksum)."""
 
     size: int
     checksum: int
 
 
-class Leftover(NamedTuple):
+class LeftoverProcess(NamedTuple):
     """A process that an earlier run left behind."""
 
     pid: int
@@ -47,7 +47,7 @@ class Leftover(NamedTuple):
     command: str
 
 
-class Facts(NamedTuple):
+class HostFacts(NamedTuple):
     """What a host says of itself; None: it could not say."""
 
     noise: tuple[str, ...]
@@ -65,7 +65,7 @@ class Facts(NamedTuple):
     packages: Mapping[str, str]
     """Package -> version and folder."""
     folder: bool
-    program: Content | str | None
+    program: FileDigest | str | None
     """A file's content; of any other program its path; None: it is not there."""
     machine: Machine | None
     driver: str | None
@@ -75,12 +75,12 @@ class Facts(NamedTuple):
     logs: int | None
     memlock: str
     files: str
-    leftovers: tuple[Leftover, ...]
+    leftovers: tuple[LeftoverProcess, ...]
     ports: frozenset[int] = frozenset()
     """Local ports in use, of those on which ranks may meet (see ports.py)."""
 
 
-def facts_script(wanted: Wanted, daemon: str) -> str:
+def facts_script(wanted: FactsRequest, daemon: str) -> str:
     """Return the POSIX sh script that says all of it; it writes nothing and needs nothing but a shell.
 
     `daemon` is the name of Open MPI's daemon: orted or prted. Every value goes in as a quoted literal.
@@ -151,7 +151,7 @@ wait
 """
 
 
-def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -> Facts:
+def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -> HostFacts:
     r"""Parse what `facts_script` printed on `host`. Raises UnreachableError where its end is missing.
 
     `alike` keeps the machines of hosts that say the same, which then share one object.
@@ -164,7 +164,7 @@ def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -
     first = {key: values[0] for key, values in said.items()}
     rooms = {words[0]: words[1:] for words in map(str.split, said.get("room", ())) if len(words) > 2}
     limits = dict(value.partition(" ")[::2] for value in said.get("limit", ()))
-    return Facts(
+    return HostFacts(
         noise=tuple(line for line in before.splitlines() if line.strip()),
         clock=_float(first.get("clock", "")),
         hostname=first.get("hostname", ""),
@@ -217,10 +217,10 @@ def _float(text: str) -> float | None:
         return None
 
 
-def _program(first: Mapping[str, str]) -> Content | str | None:
+def _program(first: Mapping[str, str]) -> FileDigest | str | None:
     words = first.get("content", "").split()
     if len(words) == 2 and all(map(str.isdigit, words)):
-        return Content(int(words[1]), int(words[0]))
+        return FileDigest(int(words[1]), int(words[0]))
     return first.get("program")
 
 
@@ -245,8 +245,10 @@ def _free(room: Sequence[str] | None) -> int | None:
     return int(room[0]) if room and room[0].isdigit() else None
 
 
-def _leftovers(lines: Sequence[str]) -> "list[Leftover]":
+def _leftovers(lines: Sequence[str]) -> "list[LeftoverProcess]":
     found = [line.split(" ", 2) for line in lines]
     return [
-        Leftover(int(pid), run, command) for pid, run, command in (f for f in found if len(f) == 3) if pid.isdigit()
+        LeftoverProcess(int(pid), run, command)
+        for pid, run, command in (f for f in found if len(f) == 3)
+        if pid.isdigit()
     ]

@@ -11,17 +11,17 @@ from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.network.subnet_selection import Network, choose_network, on
-from ddlrun.preflight.facts import Facts, Wanted, facts_script, parse_facts
-from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
+from ddlrun.preflight.facts import FactsRequest, HostFacts, facts_script, parse_facts
+from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, PreflightFacts, PreflightFinding, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.remote.probe import Reach, ask, is_local
+from ddlrun.remote.probe import ProbeTarget, ask, is_local
 
 MOST_NAMES = 8
 TCP_SECONDS = 8.0
 
 
-class Question(NamedTuple):
+class PreflightRequest(NamedTuple):
     """What a preflight is asked for, beyond the hosts."""
 
     mpirun: str
@@ -36,22 +36,22 @@ class Question(NamedTuple):
     path: str | None = None
 
 
-class Report(NamedTuple):
+class PreflightReport(NamedTuple):
     """What came of it: findings of all checks, each host's facts, and the network that the hosts share."""
 
-    findings: tuple[Finding, ...]
-    facts: Mapping[str, Facts]
+    findings: tuple[PreflightFinding, ...]
+    facts: Mapping[str, HostFacts]
     network: Network | None
     here: tuple[str, str | None]
     """This machine's name among the hosts, or its own, and its address on the network; None: it has none."""
 
     @property
-    def failures(self) -> list[Finding]:
+    def failures(self) -> list[PreflightFinding]:
         """Return what is wrong, but for hosts that cannot be reached."""
         return [one for one in self.findings if one.level == FAILURE and one.check != "ssh"]
 
     @property
-    def unreachable(self) -> list[Finding]:
+    def unreachable(self) -> list[PreflightFinding]:
         """Return the hosts that cannot be reached."""
         return [one for one in self.findings if one.level == FAILURE and one.check == "ssh"]
 
@@ -82,7 +82,7 @@ class Report(NamedTuple):
             raise PreflightError(*lines(self.failures))
 
 
-def preflight(hosts: HostList, question: Question, reach: Callable[[float], Reach]) -> Report:
+def preflight(hosts: HostList, question: PreflightRequest, reach: Callable[[float], ProbeTarget]) -> PreflightReport:
     """Ask every host for its facts, judge them, and let the hosts connect to each other; two round trips in all.
 
     `reach` takes seconds. Never raises for a host: its findings say what is wrong.
@@ -101,19 +101,25 @@ def preflight(hosts: HostList, question: Question, reach: Callable[[float], Reac
     return report._replace(findings=(*report.findings, *said))
 
 
-def _connect(hosts: Sequence[str], network: Network, reach: Callable[[float], Reach], end: float) -> Iterable[Finding]:
+def _connect(
+    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], end: float
+) -> Iterable[PreflightFinding]:
     left = end - time.monotonic()
     if left < 1:
-        return [Finding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts]
+        return [
+            PreflightFinding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts
+        ]
     scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
     answers = {host: answer.out for host, answer in ask(scripts, reach(left)).items()}
     return judge_tcp(hosts, answers, network)
 
 
-def look(hosts: HostList, question: Question, reach: Reach) -> Report:
+def look(hosts: HostList, question: PreflightRequest, reach: ProbeTarget) -> PreflightReport:
     """Ask every host for its facts and judge them, in one round trip."""
     daemon = {4: "orted", 5: "prted"}[question.major]
-    wanted = Wanted(question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs, question.path)
+    wanted = FactsRequest(
+        question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs, question.path
+    )
     here_name = next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name)
     names = names_to_resolve(hosts.names, reach.own_name)
     scripts = {host: facts_script(wanted._replace(names=names[host], logs=None), daemon) for host in hosts.names}
@@ -123,37 +129,41 @@ def look(hosts: HostList, question: Question, reach: Reach) -> Report:
     end = time.time()
     machines: dict[str, Machine] = {}
     here = parse_facts(asked().out, "this machine", machines)
-    facts: dict[str, Facts] = {}
+    facts: dict[str, HostFacts] = {}
     findings = []
     for host in hosts.names:
         try:
             facts[host] = parse_facts(answers[host].out, host, machines)
-            findings.append(Finding(host, "ssh", OK, "ok"))
+            findings.append(PreflightFinding(host, "ssh", OK, "ok"))
         except UnreachableError:
             why = trouble(host, answers[host], question.ssh, question.seconds)
             if shutil.which(question.ssh[0]) is None:
                 why = NO_CLIENT
-            findings.append(Finding(host, "ssh", FAILURE, why.what, why.remedy))
+            findings.append(PreflightFinding(host, "ssh", FAILURE, why.what, why.remedy))
     every = tuple(dict.fromkeys(name for host in facts for name in names[host]))
-    seen = Seen(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
+    seen = PreflightFacts(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
     findings += judge(seen, question.only)
     network, said = _network(facts, question)
     own = next((one.ip for one in here.addresses if network and on(one, network.subnets)), None)
     if network and here_name not in hosts.names:
         network = network._replace(daemons=own is not None)
-    return Report((*findings, *said), facts, network, (here_name, own))
+    return PreflightReport((*findings, *said), facts, network, (here_name, own))
 
 
-def _network(facts: Mapping[str, Facts], question: Question) -> tuple[Network | None, list[Finding]]:
+def _network(
+    facts: Mapping[str, HostFacts], question: PreflightRequest
+) -> tuple[Network | None, list[PreflightFinding]]:
     addresses = {host: one.addresses for host, one in facts.items()}
     if len(addresses) < 2:
         return None, []
     try:
         network = choose_network(addresses, question.network, question.interfaces)
     except PreflightError as error:
-        return None, [Finding(next(iter(facts)), "network", FAILURE, str(error))]
+        return None, [PreflightFinding(next(iter(facts)), "network", FAILURE, str(error))]
     level = OK if network.subnets else WARNING
-    return network, [Finding(host, "network", level, network.said) for host in facts if "network" in question.only]
+    return network, [
+        PreflightFinding(host, "network", level, network.said) for host in facts if "network" in question.only
+    ]
 
 
 def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ...]]:
@@ -168,16 +178,16 @@ def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ..
     }
 
 
-def alike(findings: Iterable[Finding]) -> list[list[Finding]]:
+def alike(findings: Iterable[PreflightFinding]) -> list[list[PreflightFinding]]:
     """Return findings that say the same of different hosts together."""
-    found: dict[tuple[str, ...], list[Finding]] = {}
+    found: dict[tuple[str, ...], list[PreflightFinding]] = {}
     for one in findings:
         words = (text.replace(one.host, "*") for text in (one.what, one.remedy))
         found.setdefault((one.check, one.level, *words), []).append(one)
     return list(found.values())
 
 
-def lines(findings: Iterable[Finding]) -> list[str]:
+def lines(findings: Iterable[PreflightFinding]) -> list[str]:
     """Return a line a finding; hosts of which the same is said share one."""
     found = []
     for same in alike(findings):

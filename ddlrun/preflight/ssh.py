@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddlrun.remote.processes import Finished
+from ddlrun.remote.processes import FinishedProcess
 
 
-class Trouble(NamedTuple):
+class SshFailure(NamedTuple):
     """What ssh's failure is, as `kind`, what it said, and what mends it."""
 
     kind: str
@@ -16,7 +16,9 @@ class Trouble(NamedTuple):
     remedy: str
 
 
-NO_CLIENT = Trouble("no ssh here", "there is no ssh on this machine's PATH", "install openssh-client on this machine")
+NO_CLIENT = SshFailure(
+    "no ssh here", "there is no ssh on this machine's PATH", "install openssh-client on this machine"
+)
 # What ssh says -> kind and remedy; {ssh} is its command line without the host.  The first wins.
 _TROUBLES = (
     (
@@ -47,7 +49,7 @@ _TROUBLES = (
 )
 
 
-def trouble(host: str, answer: Finished, ssh: Sequence[str], seconds: float) -> Trouble:
+def trouble(host: str, answer: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:
     """Say why there is no whole answer of a host; `ssh` is the command line without the host."""
     said = [line.strip() for line in answer.err.splitlines() if line.strip()]
     port = ssh[ssh.index("-p") + 1] if "-p" in ssh else "22"
@@ -61,19 +63,19 @@ def trouble(host: str, answer: Finished, ssh: Sequence[str], seconds: float) -> 
     for pattern, kind, remedy in _TROUBLES:
         line = next((line for line in said if re.search(pattern, line)), None)
         if line is not None:
-            return Trouble(kind, _worded(kind, host, line), remedy.format(**fields))
+            return SshFailure(kind, _worded(kind, host, line), remedy.format(**fields))
     if answer.code is None:
         remedy = "try: {ssh} {host} true (is it up, does a firewall drop port {port}?)".format(**fields)
-        return Trouble("timed out", f"no answer in time ({seconds:g} s)", remedy)
+        return SshFailure("timed out", f"no answer in time ({seconds:g} s)", remedy)
     if answer.code == 0 or "@" in answer.out:
         what = f"its shell ended early (exit code {answer.code})"
-        return Trouble(
+        return SshFailure(
             "shell",
             said[-1] if said else what,
             "see what its shell's start files do: {ssh} {host} true".format(**fields),
         )
     last = said[-1] if said else f"exit code {answer.code}"
-    return Trouble("other", last, "try: {ssh} {host} true".format(**fields))
+    return SshFailure("other", last, "try: {ssh} {host} true".format(**fields))
 
 
 def _worded(kind: str, host: str, line: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight import peer
-from ddlrun.preflight.judge import FAILURE, OK, WARNING, Finding
+from ddlrun.preflight.judge import FAILURE, OK, WARNING, PreflightFinding
 
 ALL_PAIRS = 8
 AT_ONCE = 100  # they have to run at the same time, and ssh goes to 128 hosts at once
@@ -66,7 +66,7 @@ def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: f
     return scripts
 
 
-def judge_tcp(hosts: Sequence[str], answers: Mapping[str, str], network: Network) -> Iterator[Finding]:
+def judge_tcp(hosts: Sequence[str], answers: Mapping[str, str], network: Network) -> Iterator[PreflightFinding]:
     """Yield a finding for each connection that failed, as the one direction of two where it is; `answers` are texts."""
     told = {host: _parse(answers.get(host, "")) for host in hosts}
     where = f" on {', '.join(network.subnets)}" if network.subnets else ""
@@ -83,18 +83,20 @@ def judge_tcp(hosts: Sequence[str], answers: Mapping[str, str], network: Network
         report = told[host]
         if report is None:
             why = "there is no Python" if "@tcp null" in answers.get(host, "") else "no answer came"
-            yield Finding(host, "tcp", WARNING, f"not tried, as {why}")
+            yield PreflightFinding(host, "tcp", WARNING, f"not tried, as {why}")
         elif not report["listening"]:
-            yield Finding(host, "tcp", FAILURE, f"cannot listen{where}: its address is gone or its ports are taken")
+            yield PreflightFinding(
+                host, "tcp", FAILURE, f"cannot listen{where}: its address is gone or its ports are taken"
+            )
         elif host not in by_host:
-            yield Finding(host, "tcp", OK, "ok")
+            yield PreflightFinding(host, "tcp", OK, "ok")
         for error, others in by_host.get(host, {}).items():
             back = [other for other in others if (other, host) in failed]
             way = "" if len(back) == len(others) else " (the other direction works)"
             if back and way:
                 way = f" (the other direction works from {fold(other for other in others if other not in back)})"
             fix = "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network"
-            yield Finding(host, "tcp", FAILURE, f"cannot connect to {fold(others)}{where}: {error}{way}", fix)
+            yield PreflightFinding(host, "tcp", FAILURE, f"cannot connect to {fold(others)}{where}: {error}{way}", fix)
 
 
 def _parse(text: str) -> dict[str, dict[str, str]] | None:

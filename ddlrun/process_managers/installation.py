@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
-from ddlrun.environment.framework_builds import PROGRAM, Build, parse_build
+from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun, parse_version
-from ddlrun.remote.processes import Finished, begin
+from ddlrun.remote.processes import FinishedProcess, begin
 
 # Importing TensorFlow from a slow file system.
 BUILD_SECONDS = 60.0
@@ -34,7 +34,7 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], M
     return cache(partial(_version, os.path.abspath(path), reason, begin([path, "--version"])))
 
 
-def _version(path: str, reason: str, answered: Callable[[], Finished]) -> Mpirun:
+def _version(path: str, reason: str, answered: Callable[[], FinishedProcess]) -> Mpirun:
     answer = answered()
     if answer.code != 0:
         said = (answer.err or answer.out).strip().splitlines()[:1]
@@ -52,7 +52,7 @@ def _prefix(mpirun: str) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
 
 
-def ask_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, Build]:
+def ask_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:
     """Ask libraries of a Python what they are built with, all at once: a process each."""
     setting = [f"{name}={value}" for name, value in environ.items()]
     asked = {name: begin(["env", *setting, python, "-c", PROGRAM, name], "", BUILD_SECONDS) for name in libraries}

@@ -145,7 +145,7 @@ def site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-class Job(NamedTuple):
+class MpirunJob(NamedTuple):
     """What a command is made of, beyond the Mpirun."""
 
     ranks: int
@@ -160,7 +160,7 @@ class Job(NamedTuple):
     overload: bool = False
 
 
-def command(mpirun: Mpirun, job: Job) -> tuple[str, ...]:
+def command(mpirun: Mpirun, job: MpirunJob) -> tuple[str, ...]:
     """Return the argv that starts the job. Raises PreflightError on a path that Open MPI 5 cannot be given."""
     dialect = mpirun.dialect
     bad = sorted(set(job.rankfile) & set(":,"))

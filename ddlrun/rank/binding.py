@@ -34,7 +34,7 @@ def settle(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     return "\t".join([str(rank), host, cpus, _shown(planned.cpus), gpus, " ".join(problems)]), problems
 
 
-class Seat:
+class RankBinding:
     """What the plan gives a rank: threads, CPUs (empty: not known), the GPUs to be seen, near RDMA devices."""
 
     def __init__(self, text: str, host_nics: list[str]) -> None:
@@ -48,13 +48,13 @@ class Seat:
         self.host_nics = host_nics
 
 
-def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> Seat | None:
+def seat(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> RankBinding | None:
     """Return a rank's seat from DDLRUN_SEATS (see environment.py); None where it says nothing."""
     texts = _of_host("DDLRUN_SEATS", environ, rank, size) if local_rank >= 0 else []
     if not texts:
         return None
     nics = {nic for one in texts for nic in one.split("@")[3].split(",") if nic}
-    return Seat(texts[local_rank], sorted(nics))
+    return RankBinding(texts[local_rank], sorted(nics))
 
 
 def _of_host(name: str, environ: Mapping[str, str], rank: int, size: int) -> list[str]:
@@ -70,7 +70,7 @@ def _of_host(name: str, environ: Mapping[str, str], rank: int, size: int) -> lis
     return []
 
 
-def _bind(planned: Seat) -> str | None:
+def _bind(planned: RankBinding) -> str | None:
     """Compare the affinity with the plan; say what differs and why that may be."""
     granted = os.sched_getaffinity(0)
     if "DDLRUN_NARROW" in os.environ and planned.cpus and planned.cpus <= granted:
@@ -87,7 +87,7 @@ def _bind(planned: Seat) -> str | None:
     return f"bound to CPUs {_shown(granted)}, planned {_shown(planned.cpus)}; {why}"
 
 
-def _show_gpus(planned: Seat) -> str | None:
+def _show_gpus(planned: RankBinding) -> str | None:
     """Set the variable that says which GPUs the rank sees; return what is wrong with them."""
     if not planned.gpus:
         return None
@@ -126,7 +126,7 @@ def _uuid(vendor: str, address: str) -> str | None:
     return None
 
 
-def _point_to_nics(planned: Seat) -> None:
+def _point_to_nics(planned: RankBinding) -> None:
     """Point UCX to the near RDMA devices and NCCL to those near to any rank here, unless the user did."""
     if planned.nics:
         # NCCL chooses among them by itself, and all ranks of a host must see the same.

@@ -248,7 +248,7 @@ class Keeper:
         why = self._why
         if number == signal.SIGKILL and not self._ordered:
             why = explain_kill(self._pid, kills) or why
-        ended = protocol.Ended(
+        ended = protocol.ProgramEnd(
             code=os.WEXITSTATUS(status) if not number else 128 + number, signal=number,
             seconds=round(time.monotonic() - self._started, 3), max_rss_kib=self._max_rss, oom_kills=kills,
             ordered=int(self._ordered), why=why, tail=self._tail if status else b"",

@@ -65,7 +65,7 @@ class Unpacker:
         return found
 
 
-class Ended:
+class ProgramEnd:
     """How a rank's program ended, as its keeper saw it."""
 
     FIELDS = ("code", "signal", "seconds", "max_rss_kib", "oom_kills", "ordered", "why")
@@ -90,7 +90,7 @@ class Ended:
         return fields.encode(errors="replace") + b"\n" + self.tail
 
     @classmethod
-    def parse(cls, text: bytes) -> "Ended":
+    def parse(cls, text: bytes) -> "ProgramEnd":
         """Read the text of the message."""
         line, _, tail = text.partition(b"\n")
         words = line.decode(errors="replace").split("\t")

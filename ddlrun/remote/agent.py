@@ -15,7 +15,7 @@ OWNERS = {"srun": "slurm", "blaunch": "lsf", "qrsh": "sge"}
 LAUNCHERS = ("ssh", "srun", "blaunch", "qrsh", "agent")
 
 
-class Way(NamedTuple):
+class AgentLauncher(NamedTuple):
     """How programs are started on hosts."""
 
     launcher: str = "ssh"
@@ -51,7 +51,7 @@ def as_named(hosts: HostList, job: Allocation | None) -> HostList:
 
 def choose_way(
     wanted: str, job: Allocation | None, hosts: HostList, ssh: Sequence[str], environ: Mapping[str, str]
-) -> Way:
+) -> AgentLauncher:
     """Return what starts programs: the job's own launcher for its own hosts, else ssh.
 
     `wanted` is auto or one of LAUNCHERS. Raises InputError where that one cannot serve here.
@@ -70,13 +70,13 @@ def choose_way(
     words = tuple(ssh) or _given(environ, ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args"))
     if wanted == "auto" and (job is None or foreign or ssh):
         why = "-p and -i are ssh's" if job and not foreign else "not a job's own hosts" if job else "no scheduler's job"
-        return Way("ssh", words, f"ssh: {why}", gpus)
+        return AgentLauncher("ssh", words, f"ssh: {why}", gpus)
     launcher = job.launcher if wanted == "auto" and job is not None else wanted
     reason = f"{launcher}: {job.title}" if wanted == "auto" and job is not None else f"--launcher {wanted}"
     gres = step_gres(job, environ) if job is not None else None
     step = (f"--jobid={job.job}", *([f"--gres={gres}"] if gres else [])) if job else ()
     own = {"ssh": words, "agent": agent, "srun": step}
-    return Way(launcher, own.get(launcher, ()), reason, gpus)
+    return AgentLauncher(launcher, own.get(launcher, ()), reason, gpus)
 
 
 def _given(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
@@ -110,7 +110,13 @@ _OF_QRSH = {
 
 
 def daemon_variables(
-    way: Way, major: int, job: Allocation | None, ranks: int, environ: Mapping[str, str], *, alone: bool = False
+    way: AgentLauncher,
+    major: int,
+    job: Allocation | None,
+    ranks: int,
+    environ: Mapping[str, str],
+    *,
+    alone: bool = False,
 ) -> dict[str, str]:
     """Return the variables that make mpirun start its daemons that way, and take each host for `ranks` slots.
 

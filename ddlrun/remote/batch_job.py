@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
-from ddlrun.remote.processes import Finished, Shown, begin, show
-from ddlrun.schedulers.submit import Scheduler, State, filled, understood
+from ddlrun.remote.processes import FinishedProcess, ShownCommand, begin, show
+from ddlrun.schedulers.submit import JobState, Scheduler, filled, understood
 
 # Seconds between two questions: schedulers have many users.
 FIRST, LAST = 2.0, 10.0
@@ -17,7 +17,7 @@ FIRST, LAST = 2.0, 10.0
 FORGOTTEN, LOST = 6, 60
 
 
-class Submitted(NamedTuple):
+class SubmittedJob(NamedTuple):
     """A job: who has it, its id, and where its log is, as far as known; `shown` is what was in that file before."""
 
     scheduler: Scheduler
@@ -26,20 +26,20 @@ class Submitted(NamedTuple):
     shown: int = 0
 
 
-def follow(job: Submitted, say: Callable[[str], None]) -> int:
+def follow(job: SubmittedJob, say: Callable[[str], None]) -> int:
     """Stay with a job until it has ended: `say` its states, copy its log to standard output, return its exit code.
 
     Raises UnreachableError where the scheduler does not know it any more, or answers no longer.
     """
-    log: _File | _Stream = _Stream(job) if job.scheduler.stream else _File(job.log, job.shown)
+    log: _LogFile | _LogCommand = _LogCommand(job) if job.scheduler.stream else _LogFile(job.log, job.shown)
     with contextlib.closing(log):
         code = _watch(job, log, say)
         log.finish()
     return code
 
 
-def _watch(job: Submitted, log: "_File | _Stream", say: Callable[[str], None]) -> int:
-    state = State("")
+def _watch(job: SubmittedJob, log: "_LogFile | _LogCommand", say: Callable[[str], None]) -> int:
+    state = JobState("")
     pause, silent, forgotten = FIRST, 0, 0
     while True:
         answer, (gone, words) = ask(job)
@@ -64,7 +64,7 @@ def _watch(job: Submitted, log: "_File | _Stream", say: Callable[[str], None]) -
         pause = min(pause * 1.25, LAST)
 
 
-def ask(job: Submitted) -> tuple[State | None, tuple[bool, str]]:
+def ask(job: SubmittedJob) -> tuple[JobState | None, tuple[bool, str]]:
     """Return a job's state, or None, whether the scheduler does not know it, and its words."""
     gone, words = False, ""
     for question in job.scheduler.questions:
@@ -78,19 +78,19 @@ def ask(job: Submitted) -> tuple[State | None, tuple[bool, str]]:
     return None, (gone, words or "no answer")
 
 
-def run(argv: Sequence[str], stdin: str = "") -> Finished:
+def run(argv: Sequence[str], stdin: str = "") -> FinishedProcess:
     """Run a scheduler's command; a busy one may take its time."""
     return begin(argv, stdin, 60.0)()
 
 
-class _File:
+class _LogFile:
     """A log that a file system shows us: what is new in it goes to standard output."""
 
     def __init__(self, path: str | None, shown: int) -> None:
         self.path = path
         self.at = shown
 
-    def look(self, state: State) -> None:
+    def look(self, state: JobState) -> None:
         """Take the path that the scheduler names."""
         self.path = state.log or self.path
 
@@ -115,16 +115,16 @@ class _File:
         """Nothing is open."""
 
 
-class _Stream:
+class _LogCommand:
     """A log that a command prints for as long as the job runs."""
 
-    def __init__(self, job: Submitted) -> None:
+    def __init__(self, job: SubmittedJob) -> None:
         self.argv = filled(job.scheduler.stream or (), job.job_id)
-        self.shown: Shown | None = None
+        self.shown: ShownCommand | None = None
         self.began = 0.0
         self.since: str | None = None
 
-    def look(self, state: State) -> None:
+    def look(self, state: JobState) -> None:
         """Start it when there is something to show, and again where the connection broke."""
         self.copy()
         if self.shown is None and (state.word == "Running" or (state.code is not None and self.since is None)):

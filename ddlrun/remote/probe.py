@@ -8,23 +8,23 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT, machine_kind, parse_sysfs
-from ddlrun.remote.processes import Finished
+from ddlrun.remote.processes import FinishedProcess
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
-    from ddlrun.machine.probe_reply import Answer
+    from ddlrun.machine.probe_reply import ProbeReply
 
 
-class Reach(NamedTuple):
+class ProbeTarget(NamedTuple):
     """How hosts are reached: this one's name, what starts a sh script here, and runs some on others (all at once)."""
 
     own_name: str
-    here: Callable[[str], Callable[[], Finished]]
-    there: Callable[[Mapping[str, str]], Mapping[str, Finished]]
+    here: Callable[[str], Callable[[], FinishedProcess]]
+    there: Callable[[Mapping[str, str]], Mapping[str, FinishedProcess]]
     ssh: str = "ssh"
 
 
-class Cache(Protocol):
+class ProbeCache(Protocol):
     """Earlier answers by host."""
 
     def get(self, host: str) -> str | None:
@@ -34,7 +34,7 @@ class Cache(Protocol):
         """Keep a host's answer."""
 
 
-class Probed(NamedTuple):
+class ProbedHost(NamedTuple):
     """A host's machine and the texts that it was made of, or why there is none."""
 
     machine: Machine | None
@@ -83,7 +83,7 @@ def await_names(names: Sequence[str], seconds: float) -> None:
         time.sleep(0.5)
 
 
-def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
+def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
     """Return each host's machine as /sys has it; hosts that say the same share one object.
 
     Raises UnreachableError naming every host that could not be asked, and why.
@@ -103,7 +103,7 @@ def probe(hosts: HostList, reach: Reach) -> dict[str, Machine]:
     return machines
 
 
-def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> dict[str, Probed]:
+def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = None) -> dict[str, ProbedHost]:
     """Return what each host says with all its tools; a host that is as it was in the cache skips the tools.
 
     Hosts that look the same share one Machine. Never raises for a host: its Probed has the problem.
@@ -114,10 +114,10 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
     known = {name: answer.key for name, answer in kept.items() if answer}
     answers = ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
     kinds: dict[Machine, Machine] = {}
-    found: dict[str, Probed] = {}
+    found: dict[str, ProbedHost] = {}
     for name in hosts.names:
         if "@ddlrun" not in answers[name].out:
-            found[name] = Probed(None, {}, why_silent(answers[name]))
+            found[name] = ProbedHost(None, {}, why_silent(answers[name]))
             continue
         found[name] = _read(name, answers[name].out, kept.get(name))
         if found[name].problem is None and cache and not found[name].cached:
@@ -127,19 +127,19 @@ def probe_fully(hosts: HostList, reach: Reach, cache: Cache | None = None) -> di
     return found
 
 
-def _read(name: str, text: str, kept: "Answer | None") -> Probed:
+def _read(name: str, text: str, kept: "ProbeReply | None") -> ProbedHost:
     from ddlrun.machine.probe_reply import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
 
     try:
         answer = parse_answer(text, name)
         cached = answer.same and kept is not None
         sections = {**kept.sections, **answer.sections} if cached and kept else answer.sections
-        return Probed(machine_of(sections, name), sections, cached=cached)
+        return ProbedHost(machine_of(sections, name), sections, cached=cached)
     except UnreachableError as error:
-        return Probed(None, {}, str(error).removeprefix(f"host {name}: "))
+        return ProbedHost(None, {}, str(error).removeprefix(f"host {name}: "))
 
 
-def _kept(text: str | None, name: str) -> "Answer | None":
+def _kept(text: str | None, name: str) -> "ProbeReply | None":
     from ddlrun.machine.probe_reply import parse_answer  # noqa: PLC0415 - see probe_fully
 
     try:
@@ -148,7 +148,7 @@ def _kept(text: str | None, name: str) -> "Answer | None":
         return None
 
 
-def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
+def ask(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
     """Return what each host's script printed; the local ones run here, the others all at once."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
     remote = {name: script for name, script in scripts.items() if name not in local}
@@ -156,7 +156,7 @@ def ask(scripts: Mapping[str, str], reach: Reach) -> dict[str, Finished]:
     return answers | {name: finish() for name, finish in local.items()}
 
 
-def why_silent(answer: Finished) -> str:
+def why_silent(answer: FinishedProcess) -> str:
     """Return in a few words why a host gave no answer."""
     said = [line for line in answer.err.strip().splitlines() if line.strip()]
     return "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")

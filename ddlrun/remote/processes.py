@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
-from ddlrun.remote.agent import PARTS, Way, join_scripts, split_labels
+from ddlrun.remote.agent import PARTS, AgentLauncher, join_scripts, split_labels
 
 Process = subprocess.Popen[bytes]
 TimeoutExpired = subprocess.TimeoutExpired
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-class Finished(NamedTuple):
+class FinishedProcess(NamedTuple):
     """A process that ended: its exit code (None: no answer in time) and what it printed."""
 
     code: int | None
@@ -30,7 +30,7 @@ class Finished(NamedTuple):
     err: str
 
 
-def begin(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], Finished]:
+def begin(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], FinishedProcess]:
     """Start a short command on this machine; return what waits for it and says what it said.
 
     Neither raises for what the command does; `timeout` is in seconds.
@@ -41,27 +41,27 @@ def begin(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callab
             argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
     except OSError as error:
-        failed = Finished(127, "", str(error))
+        failed = FinishedProcess(127, "", str(error))
         return lambda: failed
 
-    def finish() -> Finished:
+    def finish() -> FinishedProcess:
         with process:
             try:
                 out, err = process.communicate(stdin, timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return Finished(None, "", "")
-        return Finished(process.returncode, out, err)
+                return FinishedProcess(None, "", "")
+        return FinishedProcess(process.returncode, out, err)
 
     return finish
 
 
-def run_on_hosts(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[str, Finished]:
+def run_on_hosts(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
     """Run each host's sh script there, all at once, within one deadline in seconds; never asks for a password."""
     return _run_by_srun(scripts, way, timeout) if way.launcher == "srun" else _run_one_by_one(scripts, way, timeout)
 
 
-def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[str, Finished]:
+def _run_one_by_one(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
     """Start ssh, or what the way says, once a host."""
     from ClusterShell.Task import task_self  # noqa: PLC0415 - 40 ms, for jobs over several hosts alone
 
@@ -92,7 +92,7 @@ def _run_one_by_one(scripts: Mapping[str, str], way: Way, timeout: float) -> dic
     for code, nodes in task.iter_retcodes():
         codes.update(dict.fromkeys(nodes, code))
     return {
-        name: Finished(codes.get(name), _text(worker.node_buffer(name)), _text(worker.node_error(name)))
+        name: FinishedProcess(codes.get(name), _text(worker.node_buffer(name)), _text(worker.node_error(name)))
         for name, worker in workers.items()
     }
 
@@ -130,25 +130,27 @@ def _kill_children(since: float) -> None:
                 child.kill()
 
 
-def _run_by_srun(scripts: Mapping[str, str], way: Way, timeout: float) -> dict[str, Finished]:
+def _run_by_srun(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
     """Start one step over all hosts; a step a host would keep Slurm's controller busy.
 
     One host that is down fails the whole step: then it is told of that, and the others are asked again.
     """
     end = time.monotonic() + timeout
-    answers: dict[str, Finished] = {}
+    answers: dict[str, FinishedProcess] = {}
     while left := {name: script for name, script in scripts.items() if name not in answers}:
         code, out, err = _srun(left, way, end - time.monotonic())
-        answers |= {name: Finished(done, said, more) for name, (said, more, done) in split_labels(out, err).items()}
+        answers |= {
+            name: FinishedProcess(done, said, more) for name, (said, more, done) in split_labels(out, err).items()
+        }
         failed = {name: why for name, why in _failed_nodes(err, left).items() if name in left}
-        answers |= {name: Finished(code, "", why) for name, why in failed.items()}
+        answers |= {name: FinishedProcess(code, "", why) for name, why in failed.items()}
         if not failed or time.monotonic() > end - 1:
             said = "\n".join(line for line in err.splitlines() if line.startswith("srun: "))
-            return {name: answers.get(name, Finished(code if said else None, "", said)) for name in scripts}
+            return {name: answers.get(name, FinishedProcess(code if said else None, "", said)) for name in scripts}
     return answers
 
 
-def _srun(scripts: Mapping[str, str], way: Way, timeout: float) -> tuple[int, str, str]:
+def _srun(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> tuple[int, str, str]:
     count = str(len(scripts))
     argv = [
         "env", *(word for name in PARTS for word in ("-u", name)),
@@ -233,7 +235,7 @@ def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool
     return process
 
 
-class Shown(NamedTuple):
+class ShownCommand(NamedTuple):
     """A command that prints to our standard output.
 
     `wait` waits so many seconds at most and returns its exit code, None where it goes on; `end` kills it.
@@ -243,7 +245,7 @@ class Shown(NamedTuple):
     end: Callable[[], None]
 
 
-def show(argv: Sequence[str]) -> Shown | None:
+def show(argv: Sequence[str]) -> ShownCommand | None:
     """Start a command that prints to our standard output; None where it cannot be started."""
     try:
         process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
@@ -262,7 +264,7 @@ def show(argv: Sequence[str]) -> Shown | None:
         process.kill()
         process.wait()
 
-    return Shown(wait, end)
+    return ShownCommand(wait, end)
 
 
 @contextmanager

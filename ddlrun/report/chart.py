@@ -8,7 +8,7 @@ from typing import NamedTuple
 MOST_POINTS, MOST_LINES = 400, 32
 
 
-class Frame(NamedTuple):
+class ChartFrame(NamedTuple):
     """A chart's size in pixels, and where the lines' edges are in it."""
 
     width: int = 440
@@ -19,7 +19,7 @@ class Frame(NamedTuple):
     bottom: int = 190
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """Values at each iteration (None: not known), and what they are of; `rank` None: of no single rank."""
 
     name: str
@@ -27,7 +27,7 @@ class Line(NamedTuple):
     rank: int | None = None
 
 
-class Drawn(NamedTuple):
+class RenderedLine(NamedTuple):
     """A line as the template draws it: `points` of an SVG polyline, `style` a number, `middle` the median."""
 
     name: str
@@ -42,14 +42,14 @@ class Chart(NamedTuple):
 
     title: str
     said: str
-    lines: tuple[Drawn, ...]
+    lines: tuple[RenderedLine, ...]
     across: tuple[tuple[float, str], ...]
     up: tuple[tuple[float, str], ...]
     note: str
-    frame: Frame = Frame()
+    frame: ChartFrame = ChartFrame()
 
 
-def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[Line]) -> Chart:
+def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[ChartLine]) -> Chart:
     """Draw lines over iterations, at least one; of many lines those with the largest values, of many points some."""
     shown = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
     every = -(-len(iterations) // MOST_POINTS)
@@ -58,7 +58,7 @@ def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Se
     up = ticks(0.0, top)
     low, high = iterations[0], iterations[-1]
     across = ticks(low, high, whole=True)
-    frame = Frame()
+    frame = ChartFrame()
 
     def x(iteration: float) -> float:
         share = (iteration - low) / (high - low) if high > low else 0.5
@@ -73,7 +73,7 @@ def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Se
         return " ".join(drawn * 2 if len(drawn) == 1 else drawn)  # a line of one point would not be seen
 
     drawn = tuple(
-        Drawn(
+        RenderedLine(
             line.name, points(line.values), line.rank, number if line.rank is None else line.rank, _middle(line, unit)
         )
         for number, line in enumerate(shown)
@@ -102,10 +102,10 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def _largest(line: Line) -> float:
+def _largest(line: ChartLine) -> float:
     return max((value for value in line.values if value is not None), default=0.0)
 
 
-def _middle(line: Line, unit: str) -> str:
+def _middle(line: ChartLine, unit: str) -> str:
     known = [value for value in line.values if value is not None]
     return f"{statistics.median(known):.3g} {unit}" if known else "-"

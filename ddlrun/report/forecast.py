@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddlrun.network.fabric import LEVELS, Fabric
-from ddlrun.network.forecast import Data, Forecast, Mistakes, Work
+from ddlrun.network.forecast import Forecast, OrderPenalties, TrainingStep, UnevenData
 from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
 from ddlrun.topology import RankOrder, Topology, describe
 
@@ -23,29 +23,29 @@ OUT = {"nic": "out of a host", "uplink": "of a rack", "aisle": "of an aisle"}
 SHARED = {"nic": "NICs", "uplink": "uplinks", "aisle": "aisles' uplinks"}
 
 
-class Prospect(NamedTuple):
+class ForecastReport(NamedTuple):
     """What `ddlrun plan` has found: the topology that launch takes and why, the network, all decompositions."""
 
     topology: Topology
     reason: str
     wiring: Topology
     fabric: Fabric
-    work: Work
+    work: TrainingStep
     gradient_source: str
     found: Sequence[Forecast]
-    mistakes: Mistakes
-    data: Data | None = None
+    mistakes: OrderPenalties
+    data: UnevenData | None = None
     images: int = 0
     batch: int = 1
 
 
-def render_prospect(prospect: Prospect) -> str:
+def render_prospect(prospect: ForecastReport) -> str:
     """Write the decompositions, the fastest first, on one screen."""
     lines = [*_head(prospect), "", *_table(prospect), "", *_foot(prospect)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _head(prospect: Prospect) -> Iterator[str]:
+def _head(prospect: ForecastReport) -> Iterator[str]:
     topology, work = prospect.topology, prospect.work
     yield f"{_counted(topology.size, 'learner')}, wired as {prospect.wiring}: {describe(prospect.wiring.dims)}"
     source = f", {prospect.fabric.source}" if prospect.fabric.source else ""
@@ -68,11 +68,11 @@ def _overlap(share: float) -> str:
     return f"gradients travel during {100 * share:g} % of it" if share else "gradients travel after it"
 
 
-def _used(prospect: Prospect, level: str) -> bool:
+def _used(prospect: ForecastReport, level: str) -> bool:
     return any(one.cost.volumes[LEVELS.index(level)] for one in prospect.found)
 
 
-def _table(prospect: Prospect) -> Iterator[str]:
+def _table(prospect: ForecastReport) -> Iterator[str]:
     levels = [level for level in LEVELS[1:] if _used(prospect, level)]
     steps = prospect.work.compute is not None
     heads = [
@@ -106,7 +106,7 @@ def shown(found: Sequence[Forecast], topology: Topology) -> list[Forecast]:
     return [*found[: MOST_ROWS - len(own)], *own]
 
 
-def _foot(prospect: Prospect) -> Iterator[str]:
+def _foot(prospect: ForecastReport) -> Iterator[str]:
     best, own = prospect.found[0], next(one for one in prospect.found if one.topology == prospect.topology)
     times = f"{own.cost.seconds / best.cost.seconds:.2f}" if best.cost.seconds else "1.00"
     more = f", {times} times the time of {best.topology}" if times != "1.00" else ""
@@ -131,14 +131,14 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count > 1)}"
 
 
-def _attained(own: Forecast, data: Data) -> str:
+def _attained(own: Forecast, data: UnevenData) -> str:
     if own.efficiency is None or own.step is None:
         return ""
     epoch = shown_seconds(data.steps * own.step)
     return f"; with the allreduce {100 * own.efficiency * data.ceiling:.1f} %, an epoch {epoch}"
 
 
-def prospect_dict(prospect: Prospect) -> dict[str, Any]:
+def prospect_dict(prospect: ForecastReport) -> dict[str, Any]:
     """Return what `--json` prints: bytes and seconds; null stands for no limit or for what was not said."""
     return {
         "topology": str(prospect.topology),
@@ -161,7 +161,7 @@ def prospect_dict(prospect: Prospect) -> dict[str, Any]:
         ],
         "wrong_order": {
             name: None if found is None else {"level": found[0], "times": found[1]}
-            for name, found in zip(Mistakes._fields, prospect.mistakes, strict=True)
+            for name, found in zip(OrderPenalties._fields, prospect.mistakes, strict=True)
         },
         "data": None if prospect.data is None else {"images": prospect.images, **prospect.data._asdict()},
     }  # fmt: skip

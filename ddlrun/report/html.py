@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddlrun.report.chart import Chart, Line, chart
+from ddlrun.report.chart import Chart, ChartLine, chart
 from ddlrun.report.outcome import in_words
 from ddlrun.report.picture import LEGEND, draw
 from ddlrun.report.plan import shown_cores
-from ddlrun.report.record import Fields, Rank, Record
+from ddlrun.report.record import Fields, RankRecord, RecordedRun
 
 MOST_RANKS = 1024
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
@@ -17,10 +17,10 @@ CAUSES = {"queue": "others run on its CPUs"}
 WHATS = {"slow": "slow", "better": "faster after the move", "not better": "no gain by the move"}
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     """A rank as the table shows it; `level` is ok, dim or failure, `slow`: a check found it so."""
 
-    rank: Rank
+    rank: RankRecord
     place: Fields
     cores: str
     bound: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     slow: bool
 
 
-def render_page(record: Record, *, going: bool, now: float) -> str:
+def render_page(record: RecordedRun, *, going: bool, now: float) -> str:
     """Write the page; `going`: the run had not ended `now` (seconds since 1970)."""
     import jinja2  # noqa: PLC0415 - 40 ms, for pages alone
 
@@ -50,13 +50,13 @@ def render_page(record: Record, *, going: bool, now: float) -> str:
     )  # fmt: skip
 
 
-def _level(record: Record, *, going: bool) -> str:
+def _level(record: RecordedRun, *, going: bool) -> str:
     if going or record.outcome is None:
         return "warning"
     return "failure" if record.outcome["exit_code"] else "ok"
 
 
-def _status(record: Record, *, going: bool) -> str:
+def _status(record: RecordedRun, *, going: bool) -> str:
     outcome = record.outcome
     if outcome is None and not record.started:
         return "was planned, and not started"
@@ -72,7 +72,7 @@ def _status(record: Record, *, going: bool) -> str:
     return f"{'was ended' if outcome['wanted'] else 'failed'} with exit code {outcome['exit_code']} {took}{why}"
 
 
-def _program(record: Record) -> Sequence[str]:
+def _program(record: RecordedRun) -> Sequence[str]:
     words = list(record.plan["command"])
     start = next((at for at, word in enumerate(words) if word.endswith("/ddlrun/rank/start.py")), -1)
     return words[start + 1 :] if start >= 0 else words
@@ -82,7 +82,7 @@ def _legend() -> str:
     return LEGEND.replace("a character a core: ", "Each square is a core: ")
 
 
-def _rows(record: Record) -> Iterator[Row]:
+def _rows(record: RecordedRun) -> Iterator[RankRow]:
     slow = {one["rank"] for one in record.findings if one["event"] == "slow"}
     last = record.dumps[-1] if record.dumps else None
     for rank in record.ranks:
@@ -90,7 +90,7 @@ def _rows(record: Record) -> Iterator[Row]:
         known = last is not None and rank.number < len(last["compute"])
         bound, end = rank.bound, rank.end
         bad = bool(end and end.exit_code and not end.ordered)
-        yield Row(
+        yield RankRow(
             rank, rank.planned, shown_cores(seat.cores),
             "" if bound is None else bound["problem"] or bound["cpus"],
             f"{1e3 * last['compute'][rank.number]:.2f}" if last and known else "",
@@ -100,7 +100,7 @@ def _rows(record: Record) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _charts(record: Record) -> Iterator[Chart]:
+def _charts(record: RecordedRun) -> Iterator[Chart]:
     dumps = record.dumps
     if not dumps:
         return
@@ -110,17 +110,19 @@ def _charts(record: Record) -> Iterator[Chart]:
         iterations.append(before)
     ranks = range(len(dumps[0]["compute"]))
 
-    def by_rank(what: str, times: float) -> list[Line]:
+    def by_rank(what: str, times: float) -> list[ChartLine]:
         return [
-            Line(f"rank {rank}", [times * dump[what][rank] if rank < len(dump[what]) else None for dump in dumps], rank)
+            ChartLine(
+                f"rank {rank}", [times * dump[what][rank] if rank < len(dump[what]) else None for dump in dumps], rank
+            )
             for rank in ranks
         ]
 
     names = list(dict.fromkeys(_dimension(one) for dump in dumps for one in dump["dimensions"]))
-    rates = [Line(name, [_rate(dump, name) for dump in dumps]) for name in names]
+    rates = [ChartLine(name, [_rate(dump, name) for dump in dumps]) for name in names]
     yield chart("Bandwidth by dimension", "MB a second that a learner sends", "MB/s", iterations, rates)
     middle = [(_median(dump["compute"]), _median(dump["reduce"])) for dump in dumps]
-    parts = [Line(name, [1e3 * one[at] for one in middle]) for at, name in enumerate(("computing", "reducing"))]
+    parts = [ChartLine(name, [1e3 * one[at] for one in middle]) for at, name in enumerate(("computing", "reducing"))]
     yield chart("An iteration", "ms, median of all ranks", "ms", iterations, parts)
     yield chart("Computing by rank", "ms of an iteration", "ms", iterations, by_rank("compute", 1e3))
     yield chart("Jitter by rank", "% of the computing time", "%", iterations, by_rank("jitter", 100.0))
@@ -138,7 +140,7 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _slow(record: Record) -> list[dict[str, Any]]:
+def _slow(record: RecordedRun) -> list[dict[str, Any]]:
     return [
         {
             **one,

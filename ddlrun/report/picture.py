@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, Core, Machine
-from ddlrun.mapping.placement import Placement, Seat
+from ddlrun.mapping.placement import LocalRankPlacement, Placement
 
 # A local rank's character; a package's cores stand in rows of at most so many.
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -13,7 +13,7 @@ ROW = 32
 LEGEND = "a character a core: the local rank on it (0-9a-zA-Z, then +); . nobody, * several, x not usable"
 
 
-class Look(NamedTuple):
+class BoxStyle(NamedTuple):
     """The characters that boxes are drawn with: corners, lines, and what ties a GPU to its rank."""
 
     top: str = "┌─┐"
@@ -22,10 +22,10 @@ class Look(NamedTuple):
     tie: str = "→"
 
 
-ASCII = Look("+-+", "+-+", "|", "->")
+ASCII = BoxStyle("+-+", "+-+", "|", "->")
 
 
-class Box(NamedTuple):
+class PackageBox(NamedTuple):
     """A package: its number, its cores by NUMA node (`labelled`: worth naming), and what hangs on it."""
 
     package: int
@@ -35,7 +35,7 @@ class Box(NamedTuple):
     nics: tuple[NIC, ...]
 
 
-def boxes(machine: Machine) -> tuple[tuple[Box, ...], tuple[GPU, ...], tuple[NIC, ...]]:
+def boxes(machine: Machine) -> tuple[tuple[PackageBox, ...], tuple[GPU, ...], tuple[NIC, ...]]:
     """Return a machine's packages, and the GPUs and NICs of which nobody knows the package."""
     drawn = []
     homes = {core.numa_node for core in machine.cores}
@@ -46,13 +46,15 @@ def boxes(machine: Machine) -> tuple[tuple[Box, ...], tuple[GPU, ...], tuple[NIC
             nodes.setdefault(core.numa_node, []).append(core)
         gpus = tuple(gpu for gpu in machine.gpus if gpu.package == package)
         nics = tuple(nic for nic in machine.nics or () if nic.package == package)
-        drawn.append(Box(package, labelled, tuple((node, tuple(inside)) for node, inside in nodes.items()), gpus, nics))
+        drawn.append(
+            PackageBox(package, labelled, tuple((node, tuple(inside)) for node, inside in nodes.items()), gpus, nics)
+        )
     lost_gpus = tuple(gpu for gpu in machine.gpus if gpu.package is None)
     lost_nics = tuple(nic for nic in machine.nics or () if nic.package is None and machine.measured)
     return tuple(drawn), lost_gpus, lost_nics
 
 
-def render_placement(placement: Placement, width: int, look: Look = Look()) -> str:  # noqa: B008 - a value
+def render_placement(placement: Placement, width: int, look: BoxStyle = BoxStyle()) -> str:  # noqa: B008 - a value
     """Draw who sits where, at most `width` columns wide where boxes fit."""
     lines: list[str] = []
     for indexes, machine, seats in placement.groups():
@@ -61,12 +63,12 @@ def render_placement(placement: Placement, width: int, look: Look = Look()) -> s
     return "".join(f"{line}\n" for line in (*lines, LEGEND))
 
 
-def render_machine(machine: Machine, width: int, look: Look = Look()) -> str:  # noqa: B008 - a value
+def render_machine(machine: Machine, width: int, look: BoxStyle = BoxStyle()) -> str:  # noqa: B008 - a value
     """Draw a machine without ranks."""
     return "".join(f"{line}\n" for line in _machine_lines(machine, (), width, look))
 
 
-def owners(seats: Sequence[Seat]) -> Mapping[int, list[int]]:
+def owners(seats: Sequence[LocalRankPlacement]) -> Mapping[int, list[int]]:
     """Return the local ranks on each core (logical index)."""
     found: dict[int, list[int]] = {}
     for seat in seats:
@@ -75,7 +77,7 @@ def owners(seats: Sequence[Seat]) -> Mapping[int, list[int]]:
     return found
 
 
-def _machine_lines(machine: Machine, seats: Sequence[Seat], width: int, look: Look) -> Iterator[str]:
+def _machine_lines(machine: Machine, seats: Sequence[LocalRankPlacement], width: int, look: BoxStyle) -> Iterator[str]:
     drawn, gpus, nics = boxes(machine)
     where = owners(seats)
     blocks = [list(_box_lines(box, where, seats, look)) for box in drawn]
@@ -92,11 +94,13 @@ def _machine_lines(machine: Machine, seats: Sequence[Seat], width: int, look: Lo
         yield f"  NICs whose package is not known: {', '.join(map(_nic, nics))}"
 
 
-def _blank(block: Sequence[str], look: Look) -> str:
+def _blank(block: Sequence[str], look: BoxStyle) -> str:
     return f"{look.side}{' ' * (len(block[0]) - 2)}{look.side}"
 
 
-def _box_lines(box: Box, where: Mapping[int, list[int]], seats: Sequence[Seat], look: Look) -> Iterator[str]:
+def _box_lines(
+    box: PackageBox, where: Mapping[int, list[int]], seats: Sequence[LocalRankPlacement], look: BoxStyle
+) -> Iterator[str]:
     content = list(_content(box, where, seats, look))
     title = f" package {box.package} "
     inner = max(len(title) + 1, *(len(line) + 2 for line in content))
@@ -106,7 +110,9 @@ def _box_lines(box: Box, where: Mapping[int, list[int]], seats: Sequence[Seat], 
     yield look.bottom[0] + look.bottom[1] * inner + look.bottom[2]
 
 
-def _content(box: Box, where: Mapping[int, list[int]], seats: Sequence[Seat], look: Look) -> Iterator[str]:
+def _content(
+    box: PackageBox, where: Mapping[int, list[int]], seats: Sequence[LocalRankPlacement], look: BoxStyle
+) -> Iterator[str]:
     labels = [f"NUMA {node}" if box.labelled and node is not None else "" for node, _ in box.nodes]
     margin = max(map(len, labels)) + 1 if box.labelled else 0
     for label, (_, cores) in zip(labels, box.nodes, strict=True):
@@ -136,7 +142,7 @@ def _sign(core: Core, where: Mapping[int, list[int]]) -> str:
     return "." if not ranks else SIGNS[ranks[0]] if ranks[0] < len(SIGNS) else "+"
 
 
-def _gpu(gpu: GPU, seats: Sequence[Seat], look: Look) -> str:
+def _gpu(gpu: GPU, seats: Sequence[LocalRankPlacement], look: BoxStyle) -> str:
     ranks = ",".join(str(seat.local_rank) for seat in seats if seat.gpu == gpu)
     return f"GPU {gpu.number}" + (f" {look.tie} {ranks}" if ranks else "")
 
@@ -164,7 +170,7 @@ def render_svg(placement: Placement) -> str:
     )
 
 
-def draw(groups: Iterable[tuple[str, Machine, Sequence[Seat]]]) -> str:
+def draw(groups: Iterable[tuple[str, Machine, Sequence[LocalRankPlacement]]]) -> str:
     """Draw hosts that look the same (their names, machine and seats) as one SVG picture.
 
     What a page may colour anew, or fade, has a class; a core the local ranks on it in `data-local`.
@@ -183,7 +189,9 @@ def draw(groups: Iterable[tuple[str, Machine, Sequence[Seat]]]) -> str:
     return "\n".join([head, '<rect class="paper" width="100%" height="100%" fill="white"/>', *parts, "</svg>", ""])
 
 
-def _svg_machine(machine: Machine, seats: Sequence[Seat], top: float) -> tuple[list[str], tuple[float, float]]:
+def _svg_machine(
+    machine: Machine, seats: Sequence[LocalRankPlacement], top: float
+) -> tuple[list[str], tuple[float, float]]:
     drawn, gpus, nics = boxes(machine)
     where = owners(seats)
     parts: list[str] = []
@@ -193,7 +201,7 @@ def _svg_machine(machine: Machine, seats: Sequence[Seat], top: float) -> tuple[l
         parts += inside
         left += size[0] + 10
         height = max(height, size[1])
-    loose = [*(_gpu(gpu, seats, Look()) for gpu in gpus), *map(_nic, nics)]
+    loose = [*(_gpu(gpu, seats, BoxStyle()) for gpu in gpus), *map(_nic, nics)]
     if loose:
         height += 20
         parts.append(_svg_text(10, top + height - 4, "package not known: " + ", ".join(loose)))
@@ -201,7 +209,7 @@ def _svg_machine(machine: Machine, seats: Sequence[Seat], top: float) -> tuple[l
 
 
 def _svg_box(
-    box: Box, where: Mapping[int, list[int]], seats: Sequence[Seat], left: float, top: float
+    box: PackageBox, where: Mapping[int, list[int]], seats: Sequence[LocalRankPlacement], left: float, top: float
 ) -> tuple[list[str], tuple[float, float]]:
     parts: list[str] = []
     step = _CELL + _GAP
@@ -225,10 +233,10 @@ def _svg_box(
     return [frame, title, *parts], (width, y - top + 4)
 
 
-def _svg_devices(box: Box, seats: Sequence[Seat]) -> Iterator[tuple[str, str]]:
+def _svg_devices(box: PackageBox, seats: Sequence[LocalRankPlacement]) -> Iterator[tuple[str, str]]:
     for gpu in box.gpus:
         rank = next((seat.local_rank for seat in seats if seat.gpu == gpu), None)
-        yield _gpu(gpu, seats, Look()), _GREY if rank is None else _COLOURS[rank % len(_COLOURS)]
+        yield _gpu(gpu, seats, BoxStyle()), _GREY if rank is None else _COLOURS[rank % len(_COLOURS)]
     for nic in box.nics:
         yield _nic(nic), _HATCHED
 

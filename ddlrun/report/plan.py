@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.mapping.placement import Placement, Seat, placement_notes
+from ddlrun.mapping.placement import LocalRankPlacement, Placement, placement_notes
 from ddlrun.plan import Plan
 
 # More local ranks than this are summed up.
@@ -41,7 +41,9 @@ def _placement_lines(placement: Placement, reason: str) -> Iterator[str]:
         yield from _table(_rows(placement, indexes, seats))
 
 
-def _rows(placement: Placement, indexes: Sequence[int], seats: Sequence[Seat]) -> Iterator[tuple[str, ...]]:
+def _rows(
+    placement: Placement, indexes: Sequence[int], seats: Sequence[LocalRankPlacement]
+) -> Iterator[tuple[str, ...]]:
     gpus = any(seat.gpu for seat in seats)
     yield ("local rank", "ranks", "package", "cores", *(["GPU"] if gpus else []), "threads")
     for seat in seats[:MOST_ROWS]:

@@ -11,7 +11,7 @@ from ddlrun.network.quantities import shown_rate, shown_seconds
 NAMES = ("rack", "aisle", "hall")
 
 
-class Hierarchy(NamedTuple):
+class MeasuredHierarchy(NamedTuple):
     """Hosts, with racks where a scheduler or hostfile says them, and what ddlrun.measure found of them."""
 
     hosts: HostList
@@ -54,12 +54,12 @@ class Hierarchy(NamedTuple):
         return self.hosts.source, said == set(map(frozenset, self.racks()))
 
 
-def render_hierarchy(hierarchy: Hierarchy) -> str:
+def render_hierarchy(hierarchy: MeasuredHierarchy) -> str:
     """Write what was found on one screen."""
     return "".join(f"{line}\n" for line in _lines(hierarchy))
 
 
-def _lines(hierarchy: Hierarchy) -> Iterator[str]:
+def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
     found, count = hierarchy.found, len(hierarchy.hosts)
     spent = f"{found['rounds']} rounds of pairs, {shown_seconds(found['seconds'])}"
     if not hierarchy.certain:
@@ -81,7 +81,7 @@ def _lines(hierarchy: Hierarchy) -> Iterator[str]:
     yield f"topology: Xx{y}x{z} (X learners per host); -o FILE writes such a hostfile for launch"
 
 
-def _evidence(hierarchy: Hierarchy) -> Iterator[str]:
+def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
     near, far = hierarchy.found["latency"]
     if not hierarchy.found["levels"]:
         yield f"a pair, all at once: {shown_rate(hierarchy.found['rate'])} each way"
@@ -100,7 +100,7 @@ def _evidence(hierarchy: Hierarchy) -> Iterator[str]:
         yield f"{told[0]} says {'the same racks' if told[1] else f'other racks: {other}'}"
 
 
-def hierarchy_dict(hierarchy: Hierarchy) -> dict[str, Any]:
+def hierarchy_dict(hierarchy: MeasuredHierarchy) -> dict[str, Any]:
     """Return what `--json` prints: bytes/s of a pair each way, seconds; hosts by name."""
     names, found = hierarchy.hosts.names, hierarchy.found
     told = hierarchy.told()

@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, PU, Core, Machine
-from ddlrun.mapping.placement import Seat
+from ddlrun.mapping.placement import LocalRankPlacement
 from ddlrun.plan.outcome import RankEnd
 
 Fields = Mapping[str, Any]
 
 
-class Group(NamedTuple):
+class HostGroup(NamedTuple):
     """Hosts that look the same together: their names folded, their machine, what each local rank got."""
 
     names: str
     machine: Machine
-    seats: tuple[Seat, ...]
+    seats: tuple[LocalRankPlacement, ...]
 
 
-class Rank(NamedTuple):
+class RankRecord(NamedTuple):
     """One rank: `planned` as in plan.json, the group of its host, `bound` as in binding.json, how it ended."""
 
     number: int
@@ -31,7 +31,7 @@ class Rank(NamedTuple):
     end: RankEnd | None
 
 
-class Record(NamedTuple):
+class RecordedRun(NamedTuple):
     """A run as its folder tells it.
 
     `plan`, `outcome` and `check` are the JSON of those files (None: not there), `dumps` and `findings` the reports of
@@ -41,8 +41,8 @@ class Record(NamedTuple):
 
     path: str
     plan: Fields
-    groups: tuple[Group, ...]
-    ranks: tuple[Rank, ...]
+    groups: tuple[HostGroup, ...]
+    ranks: tuple[RankRecord, ...]
     environment: tuple[str, ...]
     check: Fields | None
     outcome: Fields | None
@@ -66,7 +66,7 @@ ITERATIONS = "first last mode seconds compute reduce jitter most_jitter dimensio
 FINDING = "rank host score"
 
 
-def parse_record(path: str, texts: Mapping[str, str]) -> Record:
+def parse_record(path: str, texts: Mapping[str, str]) -> RecordedRun:
     """Parse the texts of a run folder's files, by name; `path` is the folder's.
 
     Raises InputError where plan.json, which all else hangs on, cannot be understood, or outcome.json.
@@ -89,7 +89,7 @@ def parse_record(path: str, texts: Mapping[str, str]) -> Record:
     if "version" not in plan:
         gaps.append("an older ddlrun wrote this folder: it has no time of start and no check")
     events = _parse_journal(texts.get("ddl.jsonl", ""), gaps)
-    return Record(
+    return RecordedRun(
         path, plan, groups, ranks, tuple(texts.get("environment", "").split()), check, outcome,
         tuple(one for one in events if one["event"] == "iterations"),
         tuple(one for one in events if one["event"] != "iterations"), tuple(texts.get("stderr.log", "").splitlines()),
@@ -128,14 +128,14 @@ def _parse_journal(text: str, gaps: list[str]) -> list[Fields]:
     return events
 
 
-def _parse_groups(plan: Fields) -> tuple[Group, ...]:
+def _parse_groups(plan: Fields) -> tuple[HostGroup, ...]:
     by_host: dict[str, list[Fields]] = {}
     for rank in plan["ranks"]:
         by_host.setdefault(rank["host"], []).append(rank)
     found = []
     for told in plan["machines"]:
         machine = _parse_machine(told)
-        found.append(Group(fold(told["hosts"]), machine, _parse_seats(machine, by_host[told["hosts"][0]])))
+        found.append(HostGroup(fold(told["hosts"]), machine, _parse_seats(machine, by_host[told["hosts"][0]])))
     return tuple(found)
 
 
@@ -153,21 +153,26 @@ def _parse_machine(told: Fields) -> Machine:
     )  # fmt: skip
 
 
-def _parse_seats(machine: Machine, ranks: Sequence[Fields]) -> tuple[Seat, ...]:
+def _parse_seats(machine: Machine, ranks: Sequence[Fields]) -> tuple[LocalRankPlacement, ...]:
     cores = {core.logical_index: core for core in machine.cores}
     gpus = {gpu.number: gpu for gpu in machine.gpus}
     return tuple(
-        Seat(one["local_rank"], tuple(cores[index] for index in one["cores"]), gpus.get(one["gpu"]), one["threads"],
-             tuple(one["nics"]))
+        LocalRankPlacement(
+            one["local_rank"],
+            tuple(cores[index] for index in one["cores"]),
+            gpus.get(one["gpu"]),
+            one["threads"],
+            tuple(one["nics"]),
+        )
         for one in ranks
-    )  # fmt: skip
+    )
 
 
-def _parse_ranks(plan: Fields, binding: Fields | None, outcome: Fields | None) -> tuple[Rank, ...]:
+def _parse_ranks(plan: Fields, binding: Fields | None, outcome: Fields | None) -> tuple[RankRecord, ...]:
     group_of = {name: number for number, told in enumerate(plan["machines"]) for name in told["hosts"]}
     bound = {one["rank"]: one for one in (binding or {}).get("bindings", ())}
     ends = {one["rank"]: RankEnd(**one) for one in (outcome or {}).get("ends", ())}
     return tuple(
-        Rank(one["rank"], one, group_of[one["host"]], bound.get(one["rank"]), ends.get(one["rank"]))
+        RankRecord(one["rank"], one, group_of[one["host"]], bound.get(one["rank"]), ends.get(one["rank"]))
         for one in sorted(plan["ranks"], key=lambda one: int(one["rank"]))
     )

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.report.record import Fields, Record
+from ddlrun.report.record import Fields, RecordedRun
 
 ROWS = 64  # more threads than a rank has phases: ids of threads differ over all ranks
 
 
-def trace(record: Record) -> dict[str, Any]:
+def trace(record: RecordedRun) -> dict[str, Any]:
     """Return a trace of all reports that tell phases. Raises InputError where there are none."""
     dumps = [dump for dump in record.dumps if "phases" in dump]
     if not dumps:
@@ -35,7 +35,7 @@ def _name(phase: Fields) -> str:
     return f"{phase['dimension']} {phase['phase']}"
 
 
-def _metadata(record: Record, names: list[str]) -> Iterator[dict[str, Any]]:
+def _metadata(record: RecordedRun, names: list[str]) -> Iterator[dict[str, Any]]:
     for rank in record.ranks:
         process = rank.number + 1  # Perfetto takes process 0 for the idle one
         title = f"rank {rank.number} on {rank.planned['host']}"

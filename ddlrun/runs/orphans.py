@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.remote.probe import Reach, ask
-from ddlrun.remote.processes import Finished
+from ddlrun.remote.probe import ProbeTarget, ask
+from ddlrun.remote.processes import FinishedProcess
 
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9]+-[0-9a-f]{8}"
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have.
@@ -41,7 +41,7 @@ echo @end
 """
 
 
-class Process(NamedTuple):
+class OrphanProcess(NamedTuple):
     """One process of a run; mpirun has no rank."""
 
     pid: int
@@ -55,34 +55,38 @@ class Process(NamedTuple):
         return "/ddlrun/rank/start.py" in self.command and " -I -S " in self.command
 
 
-def parse_processes(text: str) -> list[Process]:
+def parse_processes(text: str) -> list[OrphanProcess]:
     """Read what LIST printed."""
     found = []
     for line in text.splitlines():
         match = re.fullmatch(rf"@process ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line)
         if match:
-            found.append(Process(int(match[1]), match[2], None if match[3] == "-" else int(match[3]), match[4].strip()))
+            found.append(
+                OrphanProcess(int(match[1]), match[2], None if match[3] == "-" else int(match[3]), match[4].strip())
+            )
     return found
 
 
-def find_processes(hosts: Sequence[str], reach: Reach) -> tuple[dict[str, list[Process]], dict[str, Finished]]:
+def find_processes(
+    hosts: Sequence[str], reach: ProbeTarget
+) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
     """Return each host's processes of any run, and the answers of hosts that gave none."""
     answers = ask(dict.fromkeys(hosts, LIST), reach)
     failed = {name: answer for name, answer in answers.items() if "@end" not in answer.out}
     return {name: parse_processes(answers[name].out) for name in hosts if name not in failed}, failed
 
 
-def orphans(processes: Iterable[Process]) -> dict[str, list[Process]]:
+def orphans(processes: Iterable[OrphanProcess]) -> dict[str, list[OrphanProcess]]:
     """Return one host's processes that nobody watches any more, run by run: those of runs without a keeper there."""
-    runs: dict[str, list[Process]] = {}
+    runs: dict[str, list[OrphanProcess]] = {}
     for process in processes:
         runs.setdefault(process.run, []).append(process)
     return {run: found for run, found in runs.items() if not any(process.keeper for process in found)}
 
 
 def end_runs(
-    runs: Mapping[str, Iterable[str]], grace: float, reach: Reach
-) -> tuple[dict[str, int], dict[str, Finished]]:
+    runs: Mapping[str, Iterable[str]], grace: float, reach: ProbeTarget
+) -> tuple[dict[str, int], dict[str, FinishedProcess]]:
     """End the processes of runs (host -> run ids): TERM, and KILL after so many seconds.
 
     Returns how many there were on each host, and the answers of hosts that gave none.

@@ -15,7 +15,7 @@ from ddlrun.mapping import rankfile
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import Watch
+from ddlrun.plan.supervision import SupervisionOptions
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
@@ -62,7 +62,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
 
 
-def make_output_folder(watch: Watch) -> None:
+def make_output_folder(watch: SupervisionOptions) -> None:
     """Make the folder for ranks' output. Raises InputError where that cannot be."""
     folder = watch.style.folder
     try:

@@ -28,7 +28,7 @@ SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-class World(NamedTuple):
+class SchedulerContext(NamedTuple):
     """What readers may ask: variables, a file's text (raises InputError), what a command prints (None: it fails)."""
 
     environ: Mapping[str, str]
@@ -85,7 +85,7 @@ def signs(environ: Mapping[str, str]) -> list[str]:
     return [name for name, ways in SIGNS.items() if any(all(environ.get(var) for var in way) for way in ways)]
 
 
-def read_job(world: World, wanted: str = "auto") -> Allocation | None:
+def read_job(world: SchedulerContext, wanted: str = "auto") -> Allocation | None:
     """Return the job that we run in, None outside of any; `wanted` names one scheduler, or "none".
 
     Raises InputError where what the scheduler left is broken, or is not the wanted one's.
@@ -97,7 +97,7 @@ def read_job(world: World, wanted: str = "auto") -> Allocation | None:
         names = " or ".join(", ".join(way) for way in SIGNS[wanted])
         raise InputError(f"--scheduler {wanted}: this is no job of {TITLES[wanted]} ({names} is not set)")
     chosen = there[0] if wanted == "auto" else wanted
-    reader: Callable[[World], Allocation] = importlib.import_module(f"ddlrun.schedulers.{chosen}").read
+    reader: Callable[[SchedulerContext], Allocation] = importlib.import_module(f"ddlrun.schedulers.{chosen}").read
     found = reader(world)
     others = [TITLES[name] for name in there if name != found.scheduler]
     if others and wanted == "auto":
@@ -109,7 +109,7 @@ def read_job(world: World, wanted: str = "auto") -> Allocation | None:
     return found
 
 
-def job_end(world: World, job: Allocation) -> JobEnd | None:
+def job_end(world: SchedulerContext, job: Allocation) -> JobEnd | None:
     """Say how the scheduler ends the job; None where it does not, or cannot be asked."""
     if job.scheduler != "slurm":
         return None

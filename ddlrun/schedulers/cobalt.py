@@ -1,11 +1,11 @@
 """Cobalt: COBALT_NODEFILE."""
 
 from ddlrun.hosts import Host, HostList
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import parse_nodefile
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts: a line of COBALT_NODEFILE is a host. Raises InputError on a file that is not there."""
     text = world.file("COBALT_NODEFILE")
     path, job = world.environ["COBALT_NODEFILE"], world.environ["COBALT_JOBID"]

@@ -2,12 +2,12 @@
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 
 COMMAND = ("flux", "hostlist", "local")
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts, or those of the Flux instance that a batch script runs in.
 
     Raises InputError where flux does not say them, or where each task of a job has started us.

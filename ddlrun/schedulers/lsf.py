@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, check_host_name
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import count_hosts, parse_nodefile, with_slots
 
 FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
@@ -13,7 +13,7 @@ UNITS = ("bmgroup", "-cu", "-w")
 LAUNCH_HOST = r"(batch|login|launch|service)[-_0-9]*"
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts with their slots and racks, without the host that only launches.
 
     Raises InputError where no variable says them, or a file is not there.
@@ -37,7 +37,7 @@ def read(world: World) -> Allocation:
     )  # fmt: skip
 
 
-def _slots(world: World, job: str) -> tuple[dict[str, int], str]:
+def _slots(world: SchedulerContext, job: str) -> tuple[dict[str, int], str]:
     """Return the slots and what said so: a file before a list, as lists may be cut; a list where no file is there."""
     environ = world.environ
     unread = None

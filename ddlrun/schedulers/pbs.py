@@ -1,10 +1,10 @@
 """PBS Professional, OpenPBS and Torque: PBS_NODEFILE."""
 
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import parse_nodefile, with_slots
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts: a line of PBS_NODEFILE is a slot. Raises InputError on a file that is not there."""
     text = world.file("PBS_NODEFILE")
     path, job = world.environ["PBS_NODEFILE"], world.environ["PBS_JOBID"]

@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
-from ddlrun.schedulers import ENDED, LOST_HOST, TIMED_OUT, Allocation, JobEnd, World
+from ddlrun.schedulers import ENDED, LOST_HOST, TIMED_OUT, Allocation, JobEnd, SchedulerContext
 
 TOPOLOGY = ("scontrol", "show", "topology")
 DETAILS = ("scontrol", "--details", "--oneliner", "show", "job")
 
 
-class Details(NamedTuple):
+class SlurmJobDetails(NamedTuple):
     """What `scontrol show job` says beyond the environment: tasks on each host that were asked for, and GPUs."""
 
     tasks_per_node: int | None = None
     gpus: Mapping[str, str] = {}
 
 
-def read_details(world: World, job: str) -> Details:
+def read_details(world: SchedulerContext, job: str) -> SlurmJobDetails:
     """Ask Slurm for a job's details; nothing where it does not answer."""
     return parse_details(own_lines(world.ask((*DETAILS, job)) or "", job))
 
@@ -34,7 +34,7 @@ def own_lines(text: str, job: str) -> str:
     return "\n".join(mine or lines[:1] if "ArrayTaskId=" in text else lines)
 
 
-def parse_details(text: str) -> Details:
+def parse_details(text: str) -> SlurmJobDetails:
     """Read `scontrol --details --oneliner show job`; of a heterogeneous job all parts.
 
     >>> parse_details("NtasksPerN:B:S:C=2:0:*:* Nodes=h[1-2] CPU_IDs=0 GRES=gpu:a100:2(IDX:0,3)").gpus
@@ -47,7 +47,7 @@ def parse_details(text: str) -> Details:
         numbers = ",".join(number for part in indexes for number in _expanded(part))
         if numbers:
             found |= dict.fromkeys(parse_hosts(nodes).names, numbers)
-    return Details(int(each[1]) if each else None, found)
+    return SlurmJobDetails(int(each[1]) if each else None, found)
 
 
 def _expanded(text: str) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _expanded(text: str) -> Iterator[str]:
         yield from map(str, range(int(low), int(high or low) + 1))
 
 
-def read_racks(world: World) -> dict[str, str] | None:
+def read_racks(world: SchedulerContext) -> dict[str, str] | None:
     """Return the rack of each host that Slurm's topology knows: `scontrol show topology`, else topology.conf.
 
     None where neither can be read.
@@ -95,7 +95,7 @@ def parse_topology_lines(text: str) -> dict[str, str]:
     return racks
 
 
-def read_end(world: World, job: Allocation) -> JobEnd | None:
+def read_end(world: SchedulerContext, job: Allocation) -> JobEnd | None:
     """Ask Slurm whether it ends the job, and why; a cancelled one may have lost a host."""
     found = parse_end(own_lines(world.ask((*DETAILS, job.job)) or "", job.job), job.restarts)
     if found != CANCELLED:

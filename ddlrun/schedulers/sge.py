@@ -2,10 +2,10 @@
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList, check_host_name
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts: name, slots, queue and processors a line; slots of one host add up.
 
     Raises InputError with the line that is not so.

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList, parse_hosts
-from ddlrun.schedulers import Allocation, World
+from ddlrun.schedulers import Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import parse_nodefile
-from ddlrun.schedulers.scontrol import Details, read_details, read_racks
+from ddlrun.schedulers.scontrol import SlurmJobDetails, read_details, read_racks
 
 MOST_TASKS = 1_000_000
 
 
-def read(world: World) -> Allocation:
+def read(world: SchedulerContext) -> Allocation:
     """Return the job's hosts with their tasks and racks.
 
     Raises InputError on variables that are missing or contradict each other, and where srun has started us
@@ -44,7 +44,7 @@ def read(world: World) -> Allocation:
     )  # fmt: skip
 
 
-def _evened(hosts: list[Host], details: Details, *, in_step: bool) -> tuple[list[Host], list[str]]:
+def _evened(hosts: list[Host], details: SlurmJobDetails, *, in_step: bool) -> tuple[list[Host], list[str]]:
     """Take the tasks that Slurm spread unevenly as equally many on each host; inside of a step take the job's."""
     slots = [host.slots for host in hosts]
     known = [count for count in slots if count is not None]
@@ -58,7 +58,7 @@ def _evened(hosts: list[Host], details: Details, *, in_step: bool) -> tuple[list
     return [host._replace(slots=each) for host in hosts], [note]
 
 
-def _gpus(environ: Mapping[str, str], details: Details, names: list[str]) -> int | None:
+def _gpus(environ: Mapping[str, str], details: SlurmJobDetails, names: list[str]) -> int | None:
     """Return how many GPUs each host has in the job; None: nobody says, or they differ."""
     if details.gpus:
         counts = {len(details.gpus[name].split(",")) if name in details.gpus else 0 for name in names}
@@ -91,7 +91,7 @@ def _groups(environ: Mapping[str, str]) -> list[str]:
     return []
 
 
-def _hosts(world: World, job: str) -> tuple[list[Host], str]:
+def _hosts(world: SchedulerContext, job: str) -> tuple[list[Host], str]:
     environ = world.environ
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") and environ.get("SLURM_HOSTFILE"):
         path = environ["SLURM_HOSTFILE"]

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import Watch
-from ddlrun.supervise.output import Console, Log, Output
-from ddlrun.supervise.termination import Cause
+from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.supervise.output import OutputLog, OutputStream, RankOutput
+from ddlrun.supervise.termination import EndReason
 
 STATUS_SECONDS = 1.0
 # What mpirun says of its own ssh, now and then, and of signals, without any harm.
@@ -19,17 +19,17 @@ HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|mpirun: F
 MPIRUN, OURSELVES = -1, -2
 
 
-class Screen:
+class Console:
     """Our two streams and the logs of a job."""
 
-    def __init__(self, watch: Watch, files: RunDir) -> None:
+    def __init__(self, watch: SupervisionOptions, files: RunDir) -> None:
         self._status = ""
-        self._consoles = Console(1, colour=watch.colour), Console(2, colour=watch.colour)
+        self._consoles = OutputStream(1, colour=watch.colour), OutputStream(2, colour=watch.colour)
         if os.path.sameopenfile(1, 2):  # what one leaves unfinished there, the other ends
             self._consoles[1].lines = self._consoles[0].lines
-        self._logs = Log(files.stdout, self.tell), Log(files.stderr, self.tell)
-        self.output = Output(watch.style, self._consoles, self._logs, watch.ranks, self.tell, self._clear_status)
-        self._mpirun_log = Log(files.mpirun_log, self.tell)
+        self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
+        self.output = RankOutput(watch.style, self._consoles, self._logs, watch.ranks, self.tell, self._clear_status)
+        self._mpirun_log = OutputLog(files.mpirun_log, self.tell)
         self._drawn = self._tick_at = 0.0
         self._ticking = False
 
@@ -70,14 +70,14 @@ class Screen:
         for console in self._consoles:
             console.flush()
 
-    def closed(self) -> Cause | None:
+    def closed(self) -> EndReason | None:
         """Return why the job has to end where our own output cannot be written any more."""
         closed = [console for console in self._consoles if console.closed]
         if not closed:
             return None
         name, why = ("standard output", "standard error")[closed[0].fd - 1], closed[0].error
-        unread = Cause(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
-        return unread if why is None else Cause(1, f"{name}: {why}", wanted=True)
+        unread = EndReason(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
+        return unread if why is None else EndReason(1, f"{name}: {why}", wanted=True)
 
     def draw_status(self, now: float, status: Callable[[], str]) -> None:
         """Draw the status line anew, once a second, where no line is unfinished."""

@@ -8,17 +8,17 @@ from collections.abc import Container
 
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import Watch
+from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.processes import Process
-from ddlrun.supervise.console import STATUS_SECONDS, Screen, status_line
-from ddlrun.supervise.keepers import Keepers, Peer
-from ddlrun.supervise.limits import Limits
+from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
+from ddlrun.supervise.keepers import KeeperConnection, Keepers
+from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.process import MpirunProcess, read_now
-from ddlrun.supervise.signals import Signals, Warnings
-from ddlrun.supervise.stall_detection import Stalls
-from ddlrun.supervise.termination import UNREACHABLE, Cause, Ending, ended_by_mpirun, root_of
+from ddlrun.supervise.signals import Signals, SignalWarnings
+from ddlrun.supervise.stall_detection import StallDetector
+from ddlrun.supervise.termination import UNREACHABLE, EndReason, Termination, ended_by_mpirun, root_of
 
 # What mpirun may take to end once its ranks have.
 MPIRUN_SECONDS = 3.0
@@ -31,15 +31,15 @@ IDLE_SECONDS = 10.0
 class Supervision:
     """One mpirun, its ranks' keepers and our own streams, until all is over."""
 
-    def __init__(self, watch: Watch, files: RunDir, listener: Listener) -> None:
+    def __init__(self, watch: SupervisionOptions, files: RunDir, listener: Listener) -> None:
         self._watch = watch
-        self._screen = Screen(watch, files)
+        self._screen = Console(watch, files)
         self._epoll = select.epoll()
         self._keepers = Keepers(listener, self._epoll, self._hear, self._hung_up, self._crowded, watch.ranks)
-        self._stalls = Stalls(watch, self._screen.tell)
-        self._limits = Limits(watch)
-        self._warnings = Warnings()
-        self._ending: Ending | None = None
+        self._stalls = StallDetector(watch, self._screen.tell)
+        self._limits = JobLimits(watch)
+        self._warnings = SignalWarnings()
+        self._ending: Termination | None = None
         self._lost: list[str] = []
         self._dead: set[str] = set()
         self.unswept: set[str] = set()
@@ -130,7 +130,7 @@ class Supervision:
 
     # -- keepers --------------------------------------------------------------------------------
 
-    def _hear(self, peer: Peer, kind: bytes, text: bytes) -> None:
+    def _hear(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
         if kind in (protocol.OUT, protocol.ERR) and peer.rank is not None:
             peer.printed = self._printed = peer.heard
             peer.ever_printed, peer.stalled = True, False
@@ -148,16 +148,16 @@ class Supervision:
         elif kind == protocol.WHERE and peer.rank is not None:
             self._stalls.stands(peer.rank, text.decode(errors="replace"))
         elif kind == protocol.ENDED and peer.rank is not None:
-            self._rank_ends(peer, peer.rank, protocol.Ended.parse(text))
+            self._rank_ends(peer, peer.rank, protocol.ProgramEnd.parse(text))
 
-    def _rank_starts(self, peer: Peer, rank: int) -> None:
+    def _rank_starts(self, peer: KeeperConnection, rank: int) -> None:
         self._screen.output.start(rank, peer.host)
         if self._limits.rank_started(rank, peer.heard):  # nobody else has any business here
             self._keepers.stop_listening()
         if self._ending is not None:
             self._keepers.send(peer, protocol.FINISH, str(self._watch.grace))
 
-    def _rank_ends(self, peer: Peer, rank: int, ended: protocol.Ended) -> None:
+    def _rank_ends(self, peer: KeeperConnection, rank: int, ended: protocol.ProgramEnd) -> None:
         peer.ended = ended
         self._screen.output.end(rank)
         self.ends[rank] = RankEnd(
@@ -166,25 +166,25 @@ class Supervision:
         )  # fmt: skip
         self._limits.rank_ended()
         if ended.code and not ended.ordered and self._ending is None:
-            self.end_job(Cause(ended.code, None))
+            self.end_job(EndReason(ended.code, None))
         elif ended.why and self._ending is None:
-            lost = Cause(UNREACHABLE, f"rank {rank} on {peer.host} had to end: {ended.why}")
+            lost = EndReason(UNREACHABLE, f"rank {rank} on {peer.host} had to end: {ended.why}")
             here = peer.host == os.uname().nodename
             gone = self._mpirun.ends_within(0.5 if here else 0.0)
             self.end_job(self._mpirun_ended() if gone else lost)
             self._dead |= {peer.host} - {os.uname().nodename}
 
-    def _hung_up(self, peer: Peer) -> None:
+    def _hung_up(self, peer: KeeperConnection) -> None:
         """Take note that a keeper has closed: after its program ended, or because it was killed."""
         if not peer.running:
             return
         self._screen.output.end(peer.rank or 0)
         self.unswept.add(peer.host)
         self._lost.append(f"rank {peer.rank} on {peer.host}")
-        self.end_job(Cause(128 + signal.SIGKILL, f"rank {peer.rank} on {peer.host} was killed from outside"))
+        self.end_job(EndReason(128 + signal.SIGKILL, f"rank {peer.rank} on {peer.host} was killed from outside"))
 
     def _crowded(self) -> None:
-        self.end_job(Cause(5, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
+        self.end_job(EndReason(5, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
 
     def _beat(self, now: float) -> None:
         """Now and then tell all keepers that we are here, and find those that have not told us."""
@@ -204,16 +204,16 @@ class Supervision:
         if silent:
             hosts = ", ".join(sorted({peer.host for peer in silent}))
             why = f"no sign of life from {hosts} for {self._watch.heartbeat:g} s"
-            self.end_job(Cause(UNREACHABLE, f"{why}: the host is down, or its network is cut"))
+            self.end_job(EndReason(UNREACHABLE, f"{why}: the host is down, or its network is cut"))
 
     # -- ending ---------------------------------------------------------------------------------
 
-    def end_job(self, cause: Cause | None) -> None:
+    def end_job(self, cause: EndReason | None) -> None:
         """End all ranks with the grace where there is a cause; the first one is the one that counts."""
         if cause is None or self._ending is not None:
             return
         now = time.monotonic()
-        self._ending = Ending(cause, now, now + self._watch.grace + SLACK_SECONDS)
+        self._ending = Termination(cause, now, now + self._watch.grace + SLACK_SECONDS)
         self._keepers.send_all(protocol.FINISH, str(self._watch.grace))
         if not any(peer.rank is not None for peer in self._keepers.peers.values()):
             self._mpirun.ask_to_end()  # nothing runs yet
@@ -225,7 +225,7 @@ class Supervision:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
                 self._screen.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
-            self.end_job(Cause(128 + number, None, number, wanted=True))
+            self.end_job(EndReason(128 + number, None, number, wanted=True))
         else:
             self._keepers.send_all(protocol.FINISH, "0")
             self._ending = self._ending._replace(kill_at=time.monotonic() + 1.0)
@@ -236,7 +236,7 @@ class Supervision:
             if peer.rank is not None and peer.rank not in had and number in self._watch.forward:
                 self._keepers.send(peer, protocol.SIGNAL, str(number))
 
-    def _press(self, ending: Ending, now: float) -> None:
+    def _press(self, ending: Termination, now: float) -> None:
         """While the job is being ended: let keepers leave when all ranks have ended, then end mpirun."""
         left_at = ending.left_at
         if left_at is None:
@@ -272,7 +272,7 @@ class Supervision:
             self._screen.mpirun_says(self._mpirun.pipes[fd], chunk, shown=not known)
         return bool(chunk)
 
-    def _mpirun_ended(self) -> Cause:
+    def _mpirun_ended(self) -> EndReason:
         cause, lost = ended_by_mpirun(self._mpirun.code, self._mpirun.said, self.ends)
         self._dead |= {lost} if lost is not None else set()
         return cause
@@ -300,16 +300,16 @@ class Supervision:
             tuple(self._lost), said, until_the_end, cause.wanted, tuple(sorted(self._dead)),
         )  # fmt: skip
 
-    def _cause(self) -> Cause:
+    def _cause(self) -> EndReason:
         """Return why the job was ended, or what its own end was."""
         if self._ending is not None:
             return self._ending.cause
         clean = self._mpirun.code == 0 or self._mpirun.asked
         if clean and len(self.ends) == self._watch.ranks:
-            return Cause(0)
+            return EndReason(0)
         cause = self._mpirun_ended()
         if cause.exit_code == 1 and clean:
-            return Cause(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
+            return EndReason(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
         return cause
 
     def _status(self, now: float) -> str:

@@ -18,7 +18,7 @@ MOST_OF_A_STRANGER = 64
 MOST_STRANGERS = 256
 
 
-class Peer:
+class KeeperConnection:
     """One keeper's connection, or one that has not said the token yet (rank None)."""
 
     def __init__(self, link: _socket.socket, now: float) -> None:
@@ -33,7 +33,7 @@ class Peer:
         self.stalled = False
         self.unpack = protocol.Unpacker()
         self.unsent = bytearray()
-        self.ended: protocol.Ended | None = None
+        self.ended: protocol.ProgramEnd | None = None
 
     @property
     def running(self) -> bool:
@@ -52,16 +52,16 @@ class Keepers:
         self,
         listener: Listener,
         epoll: select.epoll,
-        hear: Callable[[Peer, bytes, bytes], None],
-        hung_up: Callable[[Peer], None],
+        hear: Callable[[KeeperConnection, bytes, bytes], None],
+        hung_up: Callable[[KeeperConnection], None],
         crowded: Callable[[], None],
         ranks: int = 0,
     ) -> None:
         self._listener, self._epoll = listener, epoll
         self._hear, self._hung_up, self._crowded = hear, hung_up, crowded
         self._most_strangers = max(MOST_STRANGERS, ranks)
-        self.peers: dict[int, Peer] = {}
-        self._strangers: dict[int, Peer] = {}
+        self.peers: dict[int, KeeperConnection] = {}
+        self._strangers: dict[int, KeeperConnection] = {}
         self.reading = True
         """Whether ranks are read; else they wait until what they wrote is taken."""
         epoll.register(listener.socket.fileno(), select.EPOLLIN)
@@ -77,7 +77,7 @@ class Keepers:
             if event & ~select.EPOLLOUT and fd in self.peers:
                 self._receive(peer)
 
-    def send(self, peer: Peer, kind: bytes, text: str = "") -> None:
+    def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
         """Send a message, as soon as the other side takes it."""
         peer.unsent += protocol.pack(kind, text.encode())
         self._flush(peer)
@@ -96,7 +96,7 @@ class Keepers:
                 peer.heard = now
                 self._listen_to(peer)
 
-    def drop_silent(self, limit: float) -> list[Peer]:
+    def drop_silent(self, limit: float) -> list[KeeperConnection]:
         """Drop and return those that said nothing since `limit`."""
         silent = [peer for peer in self.peers.values() if peer.trusted and peer.heard < limit]
         for peer in silent:
@@ -132,7 +132,7 @@ class Keepers:
             link = _socket.socket(fileno=fd)
             link.setblocking(False)
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            self.peers[fd] = self._strangers[fd] = Peer(link, time.monotonic())
+            self.peers[fd] = self._strangers[fd] = KeeperConnection(link, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
             self._drop_strangers(self._most_strangers)
 
@@ -150,7 +150,7 @@ class Keepers:
             self._drop(peer)
         return bool(left)
 
-    def _receive(self, peer: Peer) -> None:
+    def _receive(self, peer: KeeperConnection) -> None:
         try:
             data = peer.link.recv(CHUNK)
         except BlockingIOError:
@@ -172,20 +172,20 @@ class Keepers:
                 return
             self._hear(peer, kind, text)
 
-    def _trust(self, peer: Peer, kind: bytes, text: bytes) -> bool:
+    def _trust(self, peer: KeeperConnection, kind: bytes, text: bytes) -> bool:
         peer.trusted = kind == protocol.HELLO and hmac.compare_digest(text, self._listener.token.encode())
         if peer.trusted:
             del self._strangers[peer.link.fileno()]
             self.send(peer, protocol.WELCOME)
         return peer.trusted
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: KeeperConnection) -> None:
         self._epoll.unregister(peer.link.fileno())
         del self.peers[peer.link.fileno()]
         self._strangers.pop(peer.link.fileno(), None)
         peer.link.close()
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, peer: KeeperConnection) -> None:
         try:
             while peer.unsent:
                 del peer.unsent[: peer.link.send(peer.unsent)]
@@ -195,6 +195,6 @@ class Keepers:
             peer.unsent.clear()  # it is gone: reading will tell
         self._listen_to(peer)
 
-    def _listen_to(self, peer: Peer) -> None:
+    def _listen_to(self, peer: KeeperConnection) -> None:
         events = (select.EPOLLIN if self.reading or peer.rank is None else 0) | (select.EPOLLOUT if peer.unsent else 0)
         self._epoll.modify(peer.link.fileno(), events)

@@ -9,7 +9,7 @@ from functools import cache
 from ddlrun.hosts import HostList
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.supervision import LOOPBACK, Watch
+from ddlrun.plan.supervision import LOOPBACK, SupervisionOptions
 from ddlrun.remote.probe import is_local
 from ddlrun.remote.processes import copied_stdin
 from ddlrun.runs.registry import noted
@@ -20,7 +20,7 @@ from ddlrun.supervise.run import run_job
 
 def run(
     plan: Plan,
-    watch: Watch,
+    watch: SupervisionOptions,
     environ: Mapping[str, str],
     sweep: Callable[[Sequence[str]], object],
     asked: Callable[[], JobEnd | None] = lambda: None,

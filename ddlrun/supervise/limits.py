@@ -3,17 +3,17 @@
 import time
 from collections.abc import Collection
 
-from ddlrun.plan.supervision import Watch
-from ddlrun.supervise.termination import TIMED_OUT, UNREACHABLE, Cause
+from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.supervise.termination import TIMED_OUT, UNREACHABLE, EndReason
 
 # So long after a rank has ended, it is worth a word that others have not.
 EARLY_SECONDS = 30.0
 
 
-class Limits:
+class JobLimits:
     """A job's times, from its start on; all as time.monotonic() has them."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: SupervisionOptions) -> None:
         self._watch = watch
         self.began = self._rank_came = time.monotonic()
         self._last_end = float("inf")
@@ -34,16 +34,16 @@ class Limits:
         timeout = self.began + self._watch.timeout if self._watch.timeout else float("inf")
         return min(timeout, self._rank_came + self._watch.start) if self._watch.start else timeout
 
-    def over(self, now: float) -> Cause | None:
+    def over(self, now: float) -> EndReason | None:
         """Return why the job has to end where its time is over, or where mpirun does not get all ranks to start."""
         if self._watch.timeout and now > self.began + self._watch.timeout:
-            return Cause(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True)
+            return EndReason(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True)
         if not self._watch.start or now <= self._rank_came + self._watch.start:
             return None
         missing = [rank for rank in range(self._watch.ranks) if rank not in self._ranks]
         if missing:
             why = f"{self._watch.named(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
-            return Cause(UNREACHABLE, why)
+            return EndReason(UNREACHABLE, why)
         self._rank_came = float("inf")
         return None
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from ddlrun.plan.supervision import Style
+from ddlrun.plan.supervision import OutputStyle
 
 # A line that is longer is passed on in parts.
 LONGEST = 1 << 16
@@ -45,7 +45,7 @@ def split_lines(data: bytes) -> tuple[bytes, bytes]:
     return (data, b"") if len(data) - end > LONGEST else (data[:end], data[end:])
 
 
-class Joined:
+class LineMerger:
     """Lines of many in one stream: one that is not ended goes on only if nobody else wrote since."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Joined:
         return shown[len(tag) :] if before == owner else b"\n" + shown
 
 
-class Console:
+class OutputStream:
     """One of our own streams: written as it takes it, never waited for."""
 
     def __init__(self, fd: int, *, colour: bool = False) -> None:
@@ -76,7 +76,7 @@ class Console:
         self.closed = False
         self.error: str | None = None
         """Why it is closed, unless nobody reads it any more."""
-        self.lines = Joined()
+        self.lines = LineMerger()
         self.dropped = 0
         self._waiting = bytearray()
         self._out = fd
@@ -127,13 +127,13 @@ class Console:
             self._waiting.clear()
 
 
-class Log:
+class OutputLog:
     """A file that takes what it can: a full disk costs its rest, with a word, and not the job."""
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
         self._mode = "wb"
-        self.lines = Joined()
+        self.lines = LineMerger()
         self._file: IO[bytes] | None = None
         self._dropped = False
 
@@ -161,13 +161,18 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-class Output:
+class RankOutput:
     """Takes what each rank writes, and shows and stores it as the style says."""
 
     def __init__(
-        self, style: Style, consoles: tuple[Console, Console], logs: tuple[Log, Log], ranks: int,
-        say: Callable[[str], None], before: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        style: OutputStyle,
+        consoles: tuple[OutputStream, OutputStream],
+        logs: tuple[OutputLog, OutputLog],
+        ranks: int,
+        say: Callable[[str], None],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
         """`before` is called whenever something is about to be shown."""
         self._style, self._consoles, self._logs, self._say = style, consoles, logs, say
         self._before = before
@@ -175,7 +180,7 @@ class Output:
         self._tag = ranks > 1 if style.tag is None else style.tag
         self._held: dict[tuple[int, int], bytes] = {}
         self._since: dict[tuple[int, int], float] = {}
-        self._files: dict[tuple[int, int], Log] = {}
+        self._files: dict[tuple[int, int], OutputLog] = {}
         self._hosts: dict[int, str] = {}
         for log in logs:
             log.write(b"")
@@ -251,7 +256,7 @@ class Output:
             self._before()
             console.write(console.lines.join(rank, lines, self.tag(rank, colour=console.colour)))
 
-    def _file(self, rank: int, stream: int) -> Log:
+    def _file(self, rank: int, stream: int) -> OutputLog:
         key = rank, stream
         if key not in self._files:
             for oldest in list(self._files.values())[: len(self._files) + 1 - OPEN_FILES]:
@@ -261,5 +266,5 @@ class Output:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             except OSError as error:
                 self._say(f"--output-filename {folder}: {error.strerror}")
-            self._files[key] = Log(f"{folder}/{STREAMS[stream]}", self._say)
+            self._files[key] = OutputLog(f"{folder}/{STREAMS[stream]}", self._say)
         return self._files[key]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import Watch
+from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.processes import end_session, guarded, start_mpirun
 from ddlrun.supervise.event_loop import SLACK_SECONDS, Supervision
@@ -13,7 +13,7 @@ from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
 
 
-class Watched(NamedTuple):
+class FinishedJob(NamedTuple):
     """What is known of a job that is over."""
 
     outcome: Outcome
@@ -21,7 +21,9 @@ class Watched(NamedTuple):
     unswept: frozenset[str]
 
 
-def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files: RunDir, *, stdin: bool) -> Watched:
+def run_job(
+    argv: Sequence[str], environ: Mapping[str, str], watch: SupervisionOptions, files: RunDir, *, stdin: bool
+) -> FinishedJob:
     """Run mpirun and stay with its job: pass on what ranks write as it comes, forward signals, end it whole.
 
     mpirun gets our standard input where `stdin` is true. The first of SIGINT, SIGTERM and SIGHUP ends the
@@ -45,6 +47,6 @@ def run_job(argv: Sequence[str], environ: Mapping[str, str], watch: Watch, files
                 finally:
                     if process.poll() is None or process.returncode:
                         end_session(process.pid)
-        return Watched(outcome, tuple(supervision.bound), frozenset(supervision.unswept))
+        return FinishedJob(outcome, tuple(supervision.bound), frozenset(supervision.unswept))
     finally:
         listener.socket.close()

@@ -13,7 +13,7 @@ PASS_ON_SECONDS = 0.5
 ONE_WARNING_SECONDS = 5.0
 
 
-class Warnings:
+class SignalWarnings:
     """Signals that came to ranks from outside: who had each, and when the others are due."""
 
     def __init__(self) -> None:

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Callable
 
-from ddlrun.plan.supervision import Watch
+from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.supervise.keepers import Keepers
 
 
-class Stalls:
+class StallDetector:
     """Asks where ranks stand that printed nothing for `watch.stall` seconds, and tells it."""
 
-    def __init__(self, watch: Watch, tell: Callable[[str], None]) -> None:
+    def __init__(self, watch: SupervisionOptions, tell: Callable[[str], None]) -> None:
         self._watch, self._tell = watch, tell
         self._seconds = watch.stall
         self._asked: set[int] = set()

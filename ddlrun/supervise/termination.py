@@ -10,7 +10,7 @@ from ddlrun.process_managers.openmpi import improper_end, lost_host
 UNREACHABLE, TIMED_OUT = 3, 124
 
 
-class Cause(NamedTuple):
+class EndReason(NamedTuple):
     """Why the job is ended before its time: ddlrun's exit code, the signal if one did it, and the words."""
 
     exit_code: int
@@ -20,10 +20,10 @@ class Cause(NamedTuple):
     """Somebody, or a time limit, asked for it."""
 
 
-class Ending(NamedTuple):
+class Termination(NamedTuple):
     """A job that is being ended; times as time.monotonic() has them."""
 
-    cause: Cause
+    cause: EndReason
     since: float
     kill_at: float
     """When mpirun is killed, with ranks that have not ended."""
@@ -58,7 +58,7 @@ def _collateral(end: RankEnd) -> bool:
     return end.exit_code == SOCKET_CLOSED or any(sign in end.tail for sign in COLLATERAL)
 
 
-def ended_by_mpirun(code: int, said: str, ends: Mapping[int, RankEnd]) -> tuple[Cause, str | None]:
+def ended_by_mpirun(code: int, said: str, ends: Mapping[int, RankEnd]) -> tuple[EndReason, str | None]:
     """Say why mpirun ended while ranks were running, or with an error that no rank explains; and the host it lost.
 
     `said` is what it printed, `ends` are those of ranks so far.
@@ -67,13 +67,13 @@ def ended_by_mpirun(code: int, said: str, ends: Mapping[int, RankEnd]) -> tuple[
     if lost is not None:
         host, how = lost
         why = "something there was killed, the host went down, or the network failed"
-        return Cause(UNREACHABLE, f"mpirun lost host {host}, {how}: {why}"), host
+        return EndReason(UNREACHABLE, f"mpirun lost host {host}, {how}: {why}"), host
     improper = improper_end(said)
     if improper is not None:
         rank, host = improper
         with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
         why = f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
-        return Cause(code or 1, why), None
+        return EndReason(code or 1, why), None
     if code < 0:
-        return Cause(128 - code, f"mpirun was killed by {signal.Signals(-code).name}", -code), None
-    return Cause(code or 1, None if code else "mpirun ended while ranks were still running"), None
+        return EndReason(128 - code, f"mpirun was killed by {signal.Signals(-code).name}", -code), None
+    return EndReason(code or 1, None if code else "mpirun ended while ranks were still running"), None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ddlrun.ddl.lms import LMS
-from ddlrun.ddl.lms.device import Copy
+from ddlrun.ddl.lms.device import PendingCopy
 from ddlrun.ddl.lms.stats import size
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -37,10 +37,10 @@ class Nowhere:
     def stream(self) -> int:
         return 0
 
-    def take_out(self, block: Tensor, _streams: Collection[Any]) -> tuple[Tensor, Copy]:
+    def take_out(self, block: Tensor, _streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
         return block[:0], self
 
-    def bring_back(self, _host: Tensor, _after: Copy | None) -> tuple[Tensor, Copy]:
+    def bring_back(self, _host: Tensor, _after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
         return torch.empty(TENSOR_BYTES, dtype=torch.uint8), self
 
     def lend(self, block: Tensor, streams: Collection[Any]) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Case, Way, usual_way
-from ddlrun.network.cost import Model, axes_of
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, AllreduceAlgorithm, MessageClass, usual_way
+from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.topology import parse_topology
 from tests.bench.allreduce import busy, cluster_of, quiet, told
@@ -71,9 +71,9 @@ def fabric(nic: int, uplink: int) -> Fabric:
 def predicted(name: str, nic: int, uplink: int) -> float:
     mode, _, text = name.partition("=")[0].partition(":")
     shape = parse_topology(text or WIRING)
-    case = Case(MIB * 2**20, "float32", whole=True, blocking=True)
-    way = Way("flat") if mode == "mpi" else usual_way(mode, BETWEEN_HOSTS, shape.dims, case)
-    return Model(axes_of(shape), parse_topology(WIRING), fabric(nic, uplink)).cost(way, case.size).seconds
+    case = MessageClass(MIB * 2**20, "float32", whole=True, blocking=True)
+    way = AllreduceAlgorithm("flat") if mode == "mpi" else usual_way(mode, BETWEEN_HOSTS, shape.dims, case)
+    return CostModel(axes_of(shape), parse_topology(WIRING), fabric(nic, uplink)).cost(way, case.size).seconds
 
 
 def measured(nic: int, uplink: int, names: tuple[str, ...], rounds: int) -> Iterator[Row]:

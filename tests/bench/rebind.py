@@ -20,9 +20,9 @@ import numpy as np
 
 from ddlrun import ddl
 from ddlrun.ddl.monitor.procfs import move_threads, read_load
-from ddlrun.ddl.monitor.straggler_detection import Watch
-from ddlrun.ddl.monitor.traffic_meter import Meter
-from ddlrun.ddl.schedule import Message, Step
+from ddlrun.ddl.monitor.straggler_detection import StragglerDetector
+from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
+from ddlrun.ddl.schedule import Message, ScheduleStep
 from tests.conftest import MPIRUNS
 from tests.ddl.slow_series import checks
 
@@ -37,7 +37,7 @@ import time, numpy as np
 from mpi4py import MPI
 from ddlrun.ddl.monitor.stats_exchange import Exchange
 from ddlrun.ddl.monitor.straggler_detection import Figures, Watch
-exchange, watch, took = Exchange(MPI.COMM_WORLD, 9), Watch(), []
+exchange, watch, took = Exchange(MPI.COMM_WORLD, 9), StragglerDetector(), []
 for _ in range(200):
     MPI.COMM_WORLD.Barrier()
     start = time.perf_counter()
@@ -70,8 +70,8 @@ def per_iteration() -> tuple[float, float]:
 
 def per_step() -> float:
     """Return the seconds that the engine's meter takes for one step of one chunk."""
-    meter = Meter({1: 0}, ["ring"])
-    step = Step((Message(1, 0, 9),), (Message(1, 9, 18),))
+    meter = TrafficMeter({1: 0}, ["ring"])
+    step = ScheduleStep((Message(1, 0, 9),), (Message(1, 9, 18),))
 
     def one() -> None:
         meter.begin(step, 4)
@@ -131,7 +131,7 @@ def detection() -> None:
     for learners in (2, 3, 8, 32):
         for window in (20, 100):
             rates = [found(learners, window, slow) for slow in (1.08, 1.10, 1.12)]
-            watch = Watch()
+            watch = StragglerDetector()
             series = checks(1, learners=learners, window=window, number=CHECKED)
             alarms = sum(len(watch.check(rows)) for rows in series)
             shown = "  ".join(f"{rate:9.1%}" for rate in rates)
@@ -141,7 +141,7 @@ def detection() -> None:
 def found(learners: int, window: int, slow: float) -> float:
     count = 0
     for seed in range(TRIALS):
-        watch = Watch()
+        watch = StragglerDetector()
         for rows in checks(seed, learners=learners, window=window, number=3, slow=slow):
             told = watch.check(rows)
         count += any(one.rank == learners - 1 for one in told)

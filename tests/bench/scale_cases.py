@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddlrun.allreduce_algorithms import Way
+from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
 from ddlrun.mapping.rankfile import render
-from ddlrun.network.cost import Axis, Model, axes_of
+from ddlrun.network.cost import CostModel, GridAxis, axes_of
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.preflight.judge import NAMES, OK
-from ddlrun.preflight.run import Question, look
+from ddlrun.preflight.run import PreflightRequest, look
 from ddlrun.rank import protocol
-from ddlrun.remote.agent import Way as Launcher
-from ddlrun.remote.probe import Reach
-from ddlrun.remote.processes import Finished, run_on_hosts
-from ddlrun.supervise.keepers import Keepers, Peer
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.processes import FinishedProcess, run_on_hosts
+from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from tests.support.oracle import map_ranks
@@ -62,15 +62,15 @@ def preflight(hosts: str) -> dict[str, float]:
     own = dict(answers(["head"], time.time()))["head"]
     found: dict[str, float] = {}
 
-    def there(scripts: Mapping[str, str]) -> dict[str, Finished]:
+    def there(scripts: Mapping[str, str]) -> dict[str, FinishedProcess]:
         begin = cpu()
         texts = dict(answers(listed.names, time.time()))
         found.update(script=len(scripts[first]), answer=len(texts[first]), made=cpu() - begin)
-        return {name: Finished(0, text, "") for name, text in texts.items()}
+        return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
 
     begin = cpu()
-    reach = Reach("head", lambda _: lambda: Finished(0, own, ""), there)
-    report = look(listed, Question("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), there)
+    report = look(listed, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
     assert all(one.level == OK for one in report.findings)
     return {**found, "judge": cpu() - begin - found["made"], "mib": mib()}
 
@@ -83,7 +83,7 @@ def fanout(hosts: str) -> dict[str, float]:
         Path(folder, "ssh").chmod(0o755)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
         begin = cpu()
-        said = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, Launcher(), 500.0)
+        said = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, AgentLauncher(), 500.0)
     assert all(one.code == 0 for one in said.values())
     return {"own": cpu() - begin, "mib": mib()}
 
@@ -99,10 +99,10 @@ def keepers(ranks: str) -> dict[str, float]:
         _their_ends(count, listener, order, tell)
     heard: list[bytes] = []
 
-    def hear(_: Peer, kind: bytes, _text: bytes) -> None:
+    def hear(_: KeeperConnection, kind: bytes, _text: bytes) -> None:
         heard.append(kind)
 
-    def gone(*_: Peer) -> None:
+    def gone(*_: KeeperConnection) -> None:
         raise SystemExit("a keeper was sent away")
 
     ours = Keepers(listener, epoll, hear, gone, gone, count)
@@ -161,13 +161,13 @@ def _costs(shape: str, size: int) -> list[str]:
     topology = parse_topology(shape)
     fabric = parse_links("nvlink4,8xib-ndr,2:1", 25)
     wiring = wiring_of(parse_topology(f"8x25x{topology.hosts // 25}"), fabric)
-    model = Model(axes_of(topology), wiring, fabric)
-    one_ring = Model([Axis(topology.size, 1)], wiring, fabric)
+    model = CostModel(axes_of(topology), wiring, fabric)
+    one_ring = CostModel([GridAxis(topology.size, 1)], wiring, fabric)
     costs = [
         model.best("p", size),
-        model.cost(Way("native"), size),
-        model.cost(Way("chunks", ("halving",) * len(topology.dims), size, 1), size),
-        one_ring.cost(Way("native"), size),
+        model.cost(AllreduceAlgorithm("native"), size),
+        model.cost(AllreduceAlgorithm("chunks", ("halving",) * len(topology.dims), size, 1), size),
+        one_ring.cost(AllreduceAlgorithm("native"), size),
         model.best("r", size),
     ]
     return [f"{cost.seconds * 1e3:,.1f} ({cost.busiest}, {cost.steps:,})" for cost in costs]

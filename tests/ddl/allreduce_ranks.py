@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun import ddl
-from ddlrun.ddl.arrays import Flat
+from ddlrun.ddl.arrays import FlatArray
 from ddlrun.ddl.dimensions import coords_of
 from ddlrun.ddl.reduce_ops import HALF, store, widened
 from ddlrun.topology import parse_topology
@@ -98,7 +98,7 @@ def reduce_all(comm: MPI.Intracomm, mode: str, shape: str, checks: Checks) -> No
 def _bfloat(mine: Any, op: str) -> Any:
     """Reduce bfloat16 without a package that has it: what arrays.flat would make of it."""
     result = mine.copy()
-    ddl._learner().reduce_flat([Flat(result, "bfloat16", result.shape)], op).wait()  # noqa: SLF001
+    ddl._learner().reduce_flat([FlatArray(result, "bfloat16", result.shape)], op).wait()  # noqa: SLF001
     return result
 
 

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from ddlrun.ddl.lms.device import Copy
+from ddlrun.ddl.lms.device import PendingCopy
 
 NOT_YET = 0xFF  # memory before its copy has ended: NaN, in any kind of float
 
@@ -46,7 +46,9 @@ class LateCopy:
     It holds no memory, as a real one does not: where that of the device has gone before its end, that is a fault.
     """
 
-    def __init__(self, device: "Pretended", host: Tensor, memory: Tensor, after: Copy | None, *, out: bool) -> None:
+    def __init__(
+        self, device: "Pretended", host: Tensor, memory: Tensor, after: PendingCopy | None, *, out: bool
+    ) -> None:
         self._device, self._after, self._out, self._polls = device, after, out, device.polls
         self._host, self._memory = StorageWeakRef(host.untyped_storage()), StorageWeakRef(memory.untyped_storage())
         self._lock, self._ended = threading.Lock(), False
@@ -115,7 +117,7 @@ class Pretended:
         self._hosts, self._on_host = [ref for ref, _ in kept], [nbytes for _, nbytes in kept]
         return sum(self._on_host)
 
-    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, Copy]:
+    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
         assert streams
         assert block.dtype is torch.uint8
         if self.on_host() + block.numel() > self._room:
@@ -127,7 +129,7 @@ class Pretended:
         self.out.append(block.numel())
         return host, self._begun(LateCopy(self, host, block, None, out=True))
 
-    def bring_back(self, host: Tensor, after: Copy | None) -> tuple[Tensor, Copy]:
+    def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
         block = torch.full((host.numel(),), NOT_YET, dtype=torch.uint8)
         if self.used() > self.capacity:
             self.out_of_memory += 1

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ddlrun.ddl.monitor.straggler_detection import Figures
+from ddlrun.ddl.monitor.straggler_detection import IterationStats
 
 
 def checks(
     seed: int, *, learners: int, window: int, number: int, slow: float = 1.0, noise: float = 0.05
-) -> Iterator[list[Figures]]:
+) -> Iterator[list[IterationStats]]:
     """Yield the figures of so many checks; the last learner takes `slow` times as long as it should, if that is not 1.
 
     Iterations vary by `noise` (lognormal), one in 100 takes three times as long (a checkpoint, garbage), hosts
@@ -24,7 +24,7 @@ def checks(
         drift = 0.9 * drift + random.normal(0, 0.005 * np.sqrt(1 - 0.9**2), learners)
         times = 0.1 * random.normal(1, 0.05) * np.exp(random.normal(0, noise, (learners, window)))
         times *= (own * (1 + drift))[:, None] * np.where(random.random((learners, window)) < 0.01, 3, 1)
-        yield [Figures(*pair, inside=0.02) for pair in zip(*medians_and_errors(times), strict=True)]
+        yield [IterationStats(*pair, inside=0.02) for pair in zip(*medians_and_errors(times), strict=True)]
 
 
 def medians_and_errors(times: Any) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
-from ddlrun.ddl.arrays import Flat, copied, flat
+from ddlrun.ddl.arrays import FlatArray, copied, flat
 from ddlrun.ddl.fusion import buckets
 from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, kind_of, store, widened
 from ddlrun.errors import InputError
@@ -91,7 +91,7 @@ def test_what_is_no_array_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300))), st.integers(1, 2000))
 def test_every_array_is_in_one_bucket(sizes: list[tuple[str, int]], most: int) -> None:
-    flats = [Flat(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
+    flats = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
     found = buckets(flats, Tuning(chunk=1000, bucket=most))
     assert sorted(id(one.elements) for bucket in found for one in bucket) == sorted(id(one.elements) for one in flats)
     for bucket in found:

@@ -8,19 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Case, Space, Way, first_ways, near_ways, usual_way
-from ddlrun.ddl.autotune import BETTER, PATIENCE, Memory, memory_path, read, search, size_class
+from ddlrun.allreduce_algorithms import (
+    BETWEEN_HOSTS,
+    AlgorithmSpace,
+    AllreduceAlgorithm,
+    MessageClass,
+    first_ways,
+    near_ways,
+    usual_way,
+)
+from ddlrun.ddl.autotune import BETTER, PATIENCE, AutotuneCache, memory_path, read, search, size_class
 from tests.ddl.test_mpi import started
 
 KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MPI v4.1.4"}
 
 
-def space(size: int, learners: tuple[int, ...] = (4, 2, 3), *, blocking: bool = True) -> Space:
+def space(size: int, learners: tuple[int, ...] = (4, 2, 3), *, blocking: bool = True) -> AlgorithmSpace:
     usual, chunks = (
-        usual_way("p", BETWEEN_HOSTS, learners, Case(size, "float32", whole=True, blocking=waits))
+        usual_way("p", BETWEEN_HOSTS, learners, MessageClass(size, "float32", whole=True, blocking=waits))
         for waits in (blocking, False)
     )
-    return Space(usual, chunks, learners, size, blocking)
+    return AlgorithmSpace(usual, chunks, learners, size, blocking)
 
 
 sizes = st.integers(1, 2**26)
@@ -31,9 +39,9 @@ seconds = st.floats(1e-6, 1e-2)
 def test_it_spends_no_more_than_it_may_and_finds_the_best_that_it_saw(
     *, size: int, blocking: bool, most: int, data: st.DataObject
 ) -> None:
-    there, costs, runs = space(size, blocking=blocking), dict[Way, float](), list[Way]()
+    there, costs, runs = space(size, blocking=blocking), dict[AllreduceAlgorithm, float](), list[AllreduceAlgorithm]()
 
-    def measure(way: Way) -> float:
+    def measure(way: AllreduceAlgorithm) -> float:
         runs.append(way)
         return costs.setdefault(way, data.draw(seconds))
 
@@ -57,9 +65,9 @@ def test_each_way_is_tried_and_stands_once(*, size: int, blocking: bool) -> None
 
 def test_one_disturbed_run_does_not_drop_a_short_way() -> None:
     """The best way meets somebody else's process in its first run, and takes a hundred times as long."""
-    there, runs = space(2**20), list[Way]()
+    there, runs = space(2**20), list[AllreduceAlgorithm]()
 
-    def measure(way: Way) -> float:
+    def measure(way: AllreduceAlgorithm) -> float:
         runs.append(way)
         return (100 if way.how == "flat" and runs.count(way) == 1 else 1) * (4e-5 if way.how == "flat" else 8e-5)
 
@@ -67,9 +75,9 @@ def test_one_disturbed_run_does_not_drop_a_short_way() -> None:
 
 
 def test_a_slow_network_is_not_kept_busy() -> None:
-    runs = list[Way]()
+    runs = list[AllreduceAlgorithm]()
 
-    def measure(way: Way) -> float:
+    def measure(way: AllreduceAlgorithm) -> float:
         runs.append(way)
         return 4.0
 
@@ -94,25 +102,28 @@ def test_size_classes_are_powers_of_two(size: int) -> None:
 
 def test_two_jobs_keep_each_others_finds(tmp_path: Path) -> None:
     path = str(tmp_path / "explored" / "k.json")
-    first, second = Memory(path, KEY, ""), Memory(path, KEY, "")
-    assert first.keep("a", Way("flat"), write=True)
-    assert second.keep("b", Way("native"), write=True)
-    assert not Memory(None, KEY, "").keep("a", Way("flat"), write=True)
-    assert not Memory("/proc/nowhere/k.json", KEY, "").keep("a", Way("flat"), write=True)
-    again = Memory(path, KEY, read(path))
-    assert (again.get("a"), again.get("b")) == (Way("flat"), Way("native"))
+    first, second = AutotuneCache(path, KEY, ""), AutotuneCache(path, KEY, "")
+    assert first.keep("a", AllreduceAlgorithm("flat"), write=True)
+    assert second.keep("b", AllreduceAlgorithm("native"), write=True)
+    assert not AutotuneCache(None, KEY, "").keep("a", AllreduceAlgorithm("flat"), write=True)
+    assert not AutotuneCache("/proc/nowhere/k.json", KEY, "").keep("a", AllreduceAlgorithm("flat"), write=True)
+    again = AutotuneCache(path, KEY, read(path))
+    assert (again.get("a"), again.get("b")) == (AllreduceAlgorithm("flat"), AllreduceAlgorithm("native"))
 
 
 def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
     path = memory_path({"XDG_STATE_HOME": str(tmp_path)}, KEY)
     assert path is not None
-    ways = {"float32 65536 all_reduce": Way("flat"), "float16 131072 start": Way("chunks", ("ring",) * 3, 4096, 8)}
-    memory = Memory(path, KEY, "")
+    ways = {
+        "float32 65536 all_reduce": AllreduceAlgorithm("flat"),
+        "float16 131072 start": AllreduceAlgorithm("chunks", ("ring",) * 3, 4096, 8),
+    }
+    memory = AutotuneCache(path, KEY, "")
     for case, way in ways.items():
         memory.keep(case, way, write=True)
-    again = Memory(path, KEY, read(path))
+    again = AutotuneCache(path, KEY, read(path))
     assert {case: again.get(case) for case in ways} == ways
-    assert Memory(path, {**KEY, "topology": "4x1x1"}, read(path)).get("float32 65536 all_reduce") is None
+    assert AutotuneCache(path, {**KEY, "topology": "4x1x1"}, read(path)).get("float32 65536 all_reduce") is None
     assert memory_path({"XDG_STATE_HOME": str(tmp_path)}, {**KEY, "topology": "4x1x1"}) != path
     assert memory_path({}, KEY) is None
 
@@ -125,7 +136,7 @@ def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
      json.dumps({**KEY, "ways": {"c": ["chunks", ["ring"] * 3, float("inf"), 8]}})],
 )  # fmt: skip
 def test_what_cannot_be_read_is_explored_anew(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Memory(None, KEY, text).get("c") is None
+    assert AutotuneCache(None, KEY, text).get("c") is None
     assert "exploring anew" in capsys.readouterr().err
 
 

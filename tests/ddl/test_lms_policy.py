@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.ddl.lms.order import Order, Place
-from ddlrun.ddl.lms.policy import Load, Policy, read_policy
+from ddlrun.ddl.lms.order import MemoryLocation, SaveOrder
+from ddlrun.ddl.lms.policy import MemoryLoad, Policy, read_policy
 from ddlrun.ddl.lms.stats import Stats, added
 from ddlrun.errors import InputError
 
@@ -18,7 +18,7 @@ policies = st.builds(Policy, st.just(1), shares, shares)
 def test_what_should_leave_brings_the_device_down_to_its_share_and_no_further(
     policy: Policy, used: int, capacity: int, leaving: int
 ) -> None:
-    excess = policy.excess(Load(used, capacity, leaving))
+    excess = policy.excess(MemoryLoad(used, capacity, leaving))
     left = used - leaving - excess
     assert excess >= 0
     assert left <= int(policy.frac * capacity)
@@ -27,15 +27,15 @@ def test_what_should_leave_brings_the_device_down_to_its_share_and_no_further(
 
 @given(policies, sizes, sizes, sizes, sizes)
 def test_nobody_waits_for_nothing(policy: Policy, used: int, capacity: int, leaving: int, newest: int) -> None:
-    assert not policy.must_wait(Load(used, capacity, 0), 0)
-    waits = policy.must_wait(Load(used, capacity, leaving), newest)
+    assert not policy.must_wait(MemoryLoad(used, capacity, 0), 0)
+    waits = policy.must_wait(MemoryLoad(used, capacity, leaving), newest)
     assert not waits or leaving - newest > policy.window * capacity or used > policy.full * capacity
-    assert not waits or policy.must_wait(Load(used + 1, capacity, leaving + 1), newest)
+    assert not waits or policy.must_wait(MemoryLoad(used + 1, capacity, leaving + 1), newest)
 
 
 @given(policies, sizes, sizes, sizes, sizes)
 def test_what_comes_ahead_has_room(policy: Policy, used: int, capacity: int, ahead: int, nbytes: int) -> None:
-    if policy.may_come(nbytes, Load(used, capacity, 0, ahead)):
+    if policy.may_come(nbytes, MemoryLoad(used, capacity, 0, ahead)):
         assert used + nbytes <= policy.full * capacity
         assert ahead == 0 or ahead + nbytes <= policy.window * capacity
     elif used + nbytes <= policy.full * capacity:
@@ -46,40 +46,40 @@ class Simulated:
     """A device without tensors: copies back have ended at once, those out when they are waited for."""
 
     def __init__(self, policy: Policy, capacity: int) -> None:
-        self.policy, self.order = policy, Order()
+        self.policy, self.order = policy, SaveOrder()
         self.capacity, self.used, self.copies = capacity, 0, 0
         self.sizes: list[int] = []
 
-    def load(self) -> Load:
+    def load(self) -> MemoryLoad:
         nbytes = self.order.nbytes
-        return Load(self.used, self.capacity, nbytes[Place.LEAVING], nbytes[Place.COMING])
+        return MemoryLoad(self.used, self.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.COMING])
 
     def save(self, nbytes: int) -> None:
         self.order.add(len(self.sizes), nbytes)
         self.sizes.append(nbytes)
         self.used += nbytes
-        for number in self.order.of(Place.HERE)[:-1]:  # the last is in use
+        for number in self.order.of(MemoryLocation.HERE)[:-1]:  # the last is in use
             if not self.policy.excess(self.load()):
                 break
-            self.order.put(number, Place.LEAVING)
+            self.order.put(number, MemoryLocation.LEAVING)
             self.copies += 1
-        for number in self.order.of(Place.LEAVING):
-            if not self.policy.must_wait(self.load(), self.order.newest(Place.LEAVING)):
+        for number in self.order.of(MemoryLocation.LEAVING):
+            if not self.policy.must_wait(self.load(), self.order.newest(MemoryLocation.LEAVING)):
                 break
-            self.order.put(number, Place.AWAY)
+            self.order.put(number, MemoryLocation.AWAY)
             self.used -= self.sizes[number]
 
     def use(self, number: int) -> None:
-        if self.order.place(number) is Place.AWAY:
+        if self.order.place(number) is MemoryLocation.AWAY:
             self.bring(number)
-        for other in self.order.next_needed(number, Place.AWAY):
+        for other in self.order.next_needed(number, MemoryLocation.AWAY):
             if not self.policy.may_come(self.sizes[other], self.load()):
                 break
             self.bring(other)
         self.used -= self.order.drop(number)
 
     def bring(self, number: int) -> None:
-        self.order.put(number, Place.COMING)
+        self.order.put(number, MemoryLocation.COMING)
         self.used += self.sizes[number]
         self.copies += 1
 
@@ -95,7 +95,7 @@ def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
         assert run.used <= max(frac * capacity, nbytes) + policy.window * capacity + max(saved)
     assert run.copies <= len(saved)
     # What stays was saved last.
-    assert max(run.order.of(Place.AWAY), default=-1) < min(run.order.of(Place.HERE))
+    assert max(run.order.of(MemoryLocation.AWAY), default=-1) < min(run.order.of(MemoryLocation.HERE))
     for number in reversed(range(len(saved))):
         run.use(number)
     assert run.used == 0
@@ -104,12 +104,12 @@ def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
     assert run.copies <= 2 * len(saved)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(Place)) | st.none())), st.integers(0, 40))
-def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, Place | None]], at: int) -> None:
-    order, plain = Order(), dict[int, Place]()
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(MemoryLocation)) | st.none())), st.integers(0, 40))
+def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, MemoryLocation | None]], at: int) -> None:
+    order, plain = SaveOrder(), dict[int, MemoryLocation]()
     for number in range(31):
         order.add(number, number + 1)
-        plain[number] = Place.HERE
+        plain[number] = MemoryLocation.HERE
     for number, place in changes:
         if number in plain and place is None:
             assert order.drop(number) == number + 1
@@ -117,7 +117,7 @@ def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, Place | None
         elif number in plain and place is not None:
             order.put(number, place)
             plain[number] = place
-    for place in Place:
+    for place in MemoryLocation:
         numbers = sorted(number for number, where in plain.items() if where is place)
         assert order.of(place) == tuple(numbers)
         assert order.nbytes[place] == sum(number + 1 for number in numbers)
@@ -129,12 +129,12 @@ def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, Place | None
 
 
 def test_places_may_change_while_one_goes_over_them() -> None:
-    order = Order()
+    order = SaveOrder()
     for number in range(5):
         order.add(number, 1)
     seen = []
-    for number in order.next_needed(4, Place.HERE):
-        order.put(number, Place.COMING)
+    for number in order.next_needed(4, MemoryLocation.HERE):
+        order.put(number, MemoryLocation.COMING)
         seen.append(number)
     assert seen == [3, 2, 1, 0]
 

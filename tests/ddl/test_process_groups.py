@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddlrun.ddl.arrays import flat
-from ddlrun.ddl.process_groups import Gpu, why_no_nccl
+from ddlrun.ddl.process_groups import GpuSupport, why_no_nccl
 from ddlrun.ddl.rendezvous import meeting_address
 from ddlrun.ddl.staging import staged
 from tests.ddl.test_mpi import started
@@ -48,10 +48,10 @@ def test_rank_0s_address_is_that_of_the_jobs_network() -> None:
 
 
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
-    one, other = Gpu(nccl=True, gpu="one"), Gpu(nccl=True, gpu="other")
+    one, other = GpuSupport(nccl=True, gpu="one"), GpuSupport(nccl=True, gpu="other")
     assert why_no_nccl([one, other]) == ""
-    assert why_no_nccl([one, Gpu(nccl=True, gpu="")]) == "rank 1 has no GPU"
-    assert why_no_nccl([one, Gpu(nccl=False, gpu="other")]) == "torch has no NCCL on rank 1"
+    assert why_no_nccl([one, GpuSupport(nccl=True, gpu="")]) == "rank 1 has no GPU"
+    assert why_no_nccl([one, GpuSupport(nccl=False, gpu="other")]) == "torch has no NCCL on rank 1"
     assert why_no_nccl([other, one, one]).startswith("ranks 1 and 2 are on one GPU; call torch.cuda.set_device(")
 
 

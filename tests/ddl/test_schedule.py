@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
 from ddlrun.ddl.partition import cuts, spans
-from ddlrun.ddl.schedule import REDUCES, Dimension, Step, backwards, own_block, reduce_scatter
+from ddlrun.ddl.schedule import REDUCES, Dimension, ScheduleStep, backwards, own_block, reduce_scatter
 from ddlrun.topology import RankOrder, Topology
 
 ORDERS = st.sampled_from(RankOrder)
@@ -44,7 +44,7 @@ JOBS = st.builds(
 )
 
 
-def carry_out(programs: Sequence[Sequence[Step]], buffers: list[np.ndarray]) -> None:
+def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarray]) -> None:
     """Run all learners' steps; messages between two arrive in order. A step that waits for ever fails the test."""
     wires: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
     at, sent = [0] * len(programs), [False] * len(programs)

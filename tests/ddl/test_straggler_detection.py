@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.monitor.event_log import NAME
-from ddlrun.ddl.monitor.procfs import Core, core_of, parse_cpus, read_load, show_cpus
-from ddlrun.ddl.monitor.spare_cores import Pool
+from ddlrun.ddl.monitor.procfs import CpuCore, core_of, parse_cpus, read_load, show_cpus
+from ddlrun.ddl.monitor.spare_cores import SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
     CHECKS,
     COOL,
-    Figures,
-    Finding,
-    Watch,
+    IterationStats,
+    StragglerDetector,
+    StragglerFinding,
     cause_of,
     median_and_error,
     slow_ranks,
@@ -29,12 +29,14 @@ from tests.ddl.slow_series import checks, medians_and_errors
 TIMES = st.lists(st.floats(0.01, 10), min_size=2, max_size=9)
 
 
-def found(watch: Watch, compute: Mapping[int, float], moves: int = 0) -> list[Finding]:
+def found(watch: StragglerDetector, compute: Mapping[int, float], moves: int = 0) -> list[StragglerFinding]:
     """Check four learners that take 0.1 s but for those in `compute`."""
-    return watch.check([Figures(compute.get(rank, 0.1), 0.0005, 0.02, moves=moves * (rank == 3)) for rank in range(4)])
+    return watch.check(
+        [IterationStats(compute.get(rank, 0.1), 0.0005, 0.02, moves=moves * (rank == 3)) for rank in range(4)]
+    )
 
 
-def assert_found(told: list[Finding], what: str, score: float) -> None:
+def assert_found(told: list[StragglerFinding], what: str, score: float) -> None:
     assert [(one.rank, one.what) for one in told] == [(3, what)]
     assert np.isclose(told[0].score, score)
 
@@ -42,7 +44,7 @@ def assert_found(told: list[Finding], what: str, score: float) -> None:
 @pytest.mark.parametrize("learners", [2, 3, 8, 64])
 def test_a_learner_12_percent_slow_is_found_at_the_third_check(learners: int) -> None:
     for seed in range(20):
-        watch = Watch()
+        watch = StragglerDetector()
         told = [watch.check(rows) for rows in checks(seed, learners=learners, window=50, number=3, slow=1.12)]
         assert [len(one) for one in told] == [0, 0, 1]
         assert told[2][0][:2] == (learners - 1, "slow")
@@ -50,12 +52,12 @@ def test_a_learner_12_percent_slow_is_found_at_the_third_check(learners: int) ->
 
 @pytest.mark.parametrize("learners", [2, 3, 8])
 def test_no_false_alarm_in_ten_thousand_checks(learners: int) -> None:
-    watch = Watch()
+    watch = StragglerDetector()
     assert [f for rows in checks(1, learners=learners, window=20, number=10_000) for f in watch.check(rows)] == []
 
 
 def test_slow_in_the_last_three_checks_and_not_before() -> None:
-    watch = Watch()
+    watch = StragglerDetector()
     for took in (0.3, 0.3, 0.1, 0.3, 0.3):
         assert found(watch, {3: took}) == []
     assert_found(found(watch, {3: 0.3}), "slow", 3.0)
@@ -66,7 +68,7 @@ def test_slow_in_the_last_three_checks_and_not_before() -> None:
 
 @pytest.mark.parametrize(("after", "what"), [(0.1, "better"), (0.29, "not better")])
 def test_a_move_is_judged_by_three_checks(after: float, what: str) -> None:
-    watch = Watch()
+    watch = StragglerDetector()
     for _ in range(CHECKS):
         told = found(watch, {3: 0.3})
     assert told[0].what == "slow"
@@ -77,7 +79,7 @@ def test_a_move_is_judged_by_three_checks(after: float, what: str) -> None:
 
 
 def test_reading_proc_begins_with_suspicion() -> None:
-    watch = Watch()
+    watch = StragglerDetector()
     assert not watch.suspects(0)
     found(watch, {3: 0.3})
     assert [watch.suspects(rank) for rank in range(4)] == [False, False, False, True]
@@ -88,7 +90,7 @@ def test_scores_follow_learners_and_know_no_unit(compute: list[float], power: in
     order = list(range(len(compute)))
     random.shuffle(order)
     plain, mixed = (
-        slow_ranks([times_of([Figures(compute[rank] * by, 0, 0) for rank in ranks])] * CHECKS)
+        slow_ranks([times_of([IterationStats(compute[rank] * by, 0, 0) for rank in ranks])] * CHECKS)
         for ranks, by in ((range(len(compute)), 1.0), (order, 2.0**power))
     )
     assert {order[place] for place in mixed} == set(plain)
@@ -101,7 +103,7 @@ def test_medians_and_their_errors(times: list[float]) -> None:
     assert np.allclose(median_and_error(times), (middle, error))
 
 
-SLOW = Figures(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, switches=1.0)
+SLOW = IterationStats(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, switches=1.0)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +115,17 @@ SLOW = Figures(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, switches=
         (SLOW._replace(idle=0.6), "it waits for something else than a CPU: data, a disk, a device"),
         (SLOW._replace(clock=0.5), "which run at 50% of their clock: a slow core"),
         (SLOW, "it works longer on its own CPUs: a slow core, or more to do"),
-        (Figures(0.2, 0.001, 0.05), "it works longer on its own CPUs: a slow core, or more to do"),
+        (IterationStats(0.2, 0.001, 0.05), "it works longer on its own CPUs: a slow core, or more to do"),
     ],
 )
-def test_causes(figures: Figures, words: str) -> None:
+def test_causes(figures: IterationStats, words: str) -> None:
     assert words in cause_of(figures, 2.0)
 
 
-def two_packages(cpu: int) -> Core:
+def two_packages(cpu: int) -> CpuCore:
     """Return a core of 2 packages x 2 NUMA nodes x 4 cores of 2 CPUs: 0 and 16, 1 and 17, ..."""
     core = cpu % 16
-    return Core(frozenset({core, core + 16}), core // 8, core // 4)
+    return CpuCore(frozenset({core, core + 16}), core // 8, core // 4)
 
 
 def cores(*numbers: int) -> frozenset[int]:
@@ -144,13 +146,13 @@ def cores(*numbers: int) -> frozenset[int]:
 def test_near_cores_first(
     kept: tuple[int, ...], idle: tuple[int, ...], expected: tuple[int, ...] | None, words: str
 ) -> None:
-    pool = Pool({5: cores(1), 6: cores(2)}, cores(*kept), cores(*idle), two_packages)
+    pool = SpareCores({5: cores(1), 6: cores(2)}, cores(*kept), cores(*idle), two_packages)
     offer = pool.offer(5)
     assert (offer and offer.cpus, offer and offer.words) == (expected and cores(*expected), words if expected else None)
 
 
 def test_fewer_spare_cores_than_its_own_widen_a_learner() -> None:
-    pool = Pool({0: cores(1, 2), 1: cores(3)}, cores(0), (), two_packages)
+    pool = SpareCores({0: cores(1, 2), 1: cores(3)}, cores(0), (), two_packages)
     offer = pool.offer(0)
     assert offer is not None
     assert offer.cpus == cores(0, 1, 2)
@@ -170,7 +172,7 @@ def test_never_two_learners_on_one_core(
 ) -> None:
     """Whoever asks and gives back in whatever order: nobody gets a core that was or is another's."""
     masks = {rank: cores(*mine) for rank, mine in enumerate(given_to)}
-    pool = Pool(masks, cores(*kept), cores(*idle), two_packages)
+    pool = SpareCores(masks, cores(*kept), cores(*idle), two_packages)
     owned, first = dict(masks), dict(masks)
     may_return = set[int]()
     for rank, back in moves:
@@ -196,7 +198,7 @@ def test_lists_of_cpus(cpus: frozenset[int]) -> None:
 def test_this_machine_tells_of_itself() -> None:
     assert 0 in core_of(0).cpus
     assert read_load().on_cpu > 0
-    assert core_of(9999) == Core(frozenset({9999}), -1, -1)
+    assert core_of(9999) == CpuCore(frozenset({9999}), -1, -1)
 
 
 def test_the_run_folder_names_the_journal() -> None:

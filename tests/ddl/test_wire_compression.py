@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
 from ddlrun.ddl.bootstrap import begin
 from ddlrun.ddl.tuning_parameters import parse_tuning
-from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, Wire, parse_wire
+from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, WireFormat, parse_wire
 from ddlrun.errors import InputError
 from tests.ddl.test_mpi import started
 
@@ -85,9 +85,9 @@ def _add(mine: Any, theirs: Any, divisor: int) -> None:
 
 
 def test_what_is_asked_for_is_read() -> None:
-    assert parse_wire("bfloat16") == Wire("bfloat16")
-    assert parse_wire("float16:XY") == Wire("float16", "XY")
-    assert parse_wire("") == parse_wire("float32") == Wire()
+    assert parse_wire("bfloat16") == WireFormat("bfloat16")
+    assert parse_wire("float16:XY") == WireFormat("float16", "XY")
+    assert parse_wire("") == parse_wire("float32") == WireFormat()
     assert parse_tuning("chunk=1K, wire=bfloat16:Z", BETWEEN_HOSTS).wire == "bfloat16:Z"
     with pytest.raises(InputError, match="DDLRUN_DDL_TUNING: wire 'int8': float32 travels as float16, bfloat16 or"):
         parse_tuning("wire=int8", BETWEEN_HOSTS)

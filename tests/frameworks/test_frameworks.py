@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch_command
 from ddlrun.environment.exports import HOROVOD, MOST_CHARACTERS
-from ddlrun.environment.framework_builds import Build, parse_build, render_builds
+from ddlrun.environment.framework_builds import FrameworkBuild, parse_build, render_builds
 from ddlrun.environment.frameworks import (
     AUTO,
     MOST_WORKERS,
     OWN,
     WORKERS,
-    Meeting,
+    Rendezvous,
     framework_variables,
     parse_frameworks,
     ports_needed,
     resolve,
 )
-from ddlrun.environment.horovod_hierarchical import HAN, Where, collectives_chosen, hierarchical
+from ddlrun.environment.horovod_hierarchical import HAN, HorovodContext, collectives_chosen, hierarchical
 from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan import START
@@ -150,7 +150,7 @@ def variables(
     topology: str, hosts: list[str], own: tuple[str, ...] = (), exported: tuple[str, ...] = (), *names: str
 ) -> tuple[dict[str, str], list[str]]:
     placed = placement(topology, hosts, machine("1x2"), RankOrder.HOST)
-    return framework_variables(names or AUTO, placed, Meeting(tuple(hosts), 20000), own, exported)
+    return framework_variables(names or AUTO, placed, Rendezvous(tuple(hosts), 20000), own, exported)
 
 
 def test_addresses_and_ports() -> None:
@@ -443,13 +443,13 @@ def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:
 
 # -- Horovod's build ------------------------------------------------------------------------------
 
-CPU = Build("0.28.1", {"mpi": True, "gloo": True, "nccl": False, "cuda": False})
-GPU = Build("0.28.1", {"mpi": True, "nccl": True, "cuda": True})
+CPU = FrameworkBuild("0.28.1", {"mpi": True, "gloo": True, "nccl": False, "cuda": False})
+GPU = FrameworkBuild("0.28.1", {"mpi": True, "nccl": True, "cuda": True})
 ALL = {"hierarchical_allreduce": True, "torus_allreduce": True, "hierarchical_allgather": True, "num_nccl_streams": 2}
 
 
 def test_settings_without_effect_are_told() -> None:
-    two = Where(2, gpus=False, major=4, chosen=None)
+    two = HorovodContext(2, gpus=False, major=4, chosen=None)
     no_nccl, han = "horovod.torch is built without NCCL", "Open MPI's coll/han"
     found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two)
     assert found == HAN
@@ -469,11 +469,14 @@ def test_settings_without_effect_are_told() -> None:
 
 def test_settings_that_do_something_are_passed_silently() -> None:
     there = {"horovod.torch": GPU}
-    assert hierarchical(ALL, there, Where(2, gpus=True, major=4, chosen=None)) == ({}, [])
-    assert hierarchical({"hierarchical_allreduce": False}, {}, Where(2, gpus=False, major=4, chosen=None)) == ({}, [])
-    _, notes = hierarchical(ALL, there, Where(1, gpus=True, major=4, chosen=None))
+    assert hierarchical(ALL, there, HorovodContext(2, gpus=True, major=4, chosen=None)) == ({}, [])
+    assert hierarchical({"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, major=4, chosen=None)) == (
+        {},
+        [],
+    )
+    _, notes = hierarchical(ALL, there, HorovodContext(1, gpus=True, major=4, chosen=None))
     assert [note.rpartition(": ")[2] for note in notes] == ["all ranks are on one host"] * 3
-    _, notes = hierarchical({"torus_allreduce": True}, {}, Where(2, gpus=True, major=4, chosen=None))
+    _, notes = hierarchical({"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, major=4, chosen=None))
     assert notes == ["--torus-allreduce has no effect: Horovod is not installed"]
 
 
@@ -494,8 +497,10 @@ def test_check_build() -> None:
 
 
 def test_builds_as_horovodrun_shows_them() -> None:
-    dud = Build("0.28.1", problem="AttributeError: 'MPI_LIB_CTYPES'")
-    shown = render_builds({"torch": Build("2.1", {"gloo": True, "nccl": False}), "jax": Build(None)}, "Here")
+    dud = FrameworkBuild("0.28.1", problem="AttributeError: 'MPI_LIB_CTYPES'")
+    shown = render_builds(
+        {"torch": FrameworkBuild("2.1", {"gloo": True, "nccl": False}), "jax": FrameworkBuild(None)}, "Here"
+    )
     assert shown.splitlines() == [
         "Here", "", "Available Frameworks:", "    [X] PyTorch 2.1: gloo", "    [ ] JAX", "", "Horovod: not installed",
     ]  # fmt: skip

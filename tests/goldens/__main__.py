@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from ddlrun.machine.hwloc import parse_hwloc
-from ddlrun.mapping.placement import Placement, Policy
+from ddlrun.mapping.placement import Placement, PlacementPolicy
 from ddlrun.mapping.rankfile import render
 from ddlrun.report.picture import render_placement
-from ddlrun.schedulers.submit import Batch
+from ddlrun.schedulers.submit import BatchJob
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render as render_job
 from ddlrun.topology import RankOrder, Topology
@@ -30,25 +30,25 @@ GOLDENS: dict[str, tuple[str, list[str], str, RankOrder]] = {
 }
 
 # Name -> (captured machine, topology, how)
-CAPTURED: dict[str, tuple[str, str, Policy]] = {
-    "minsky": ("mpibind-coral-ea-hwloc1.xml", "4x2", Policy()),
-    "minsky-8+10-cores": ("derived-minsky-socket0-8cores-socket1-10cores.xml", "4", Policy()),
-    "ac922-22-cores": ("fluxsched-sierra2-0.xml", "4x2", Policy()),
-    "ac922-22-cores-2-ranks-spread": ("fluxsched-sierra2-0.xml", "2", Policy(packing="spread")),
-    "ac922-22-cores-2-ranks-pack": ("fluxsched-sierra2-0.xml", "2", Policy(packing="pack")),
-    "ac922-20-cores": ("mpibind-coral-lassen.xml", "4", Policy(reserve_cores=4)),
-    "pascal-one-package-has-the-gpus": ("mpibind-cts1-pascal.xml", "2", Policy()),
-    "corona-gpus-far-from-numa-0": ("mpibind-epyc-corona.xml", "4", Policy()),
-    "corona-bound-to-numa-nodes": ("mpibind-epyc-corona.xml", "4", Policy(bind="numa")),
-    "corona-8-gpus": ("mpibind-epyc-corona-p2.xml", "8", Policy(cores_per_rank=4)),
-    "g4dn": ("mpibind-g4dnmetal.xml", "8", Policy()),
-    "dgx2-4-cores-visible": ("hwloc-nvidiaDGX2.xml", "4", Policy(packing="spread")),
-    "knl-snc4": ("mpibind-knl-snc4-flat-hwloc1.xml", "5", Policy()),
-    "power7-4-packages": ("hwloc-ppc64-full-with-smt.xml", "3", Policy()),
-    "cpuset-2+2+1+1+2+2": ("hwloc-16amd64-8n2c-cpusets.xml", "4", Policy()),
-    "24-packages": ("hwloc-192em64t-24n8c2t.xml", "8", Policy()),
-    "12-packages": ("hwloc-x86-Intel-IvyBridge-12xXeon-E5-4620v2.xml", "5", Policy()),
-    "genoa": ("hwloc-x86-AMD-19h-Zen4-2xEpyc-9654.xml", "6", Policy()),
+CAPTURED: dict[str, tuple[str, str, PlacementPolicy]] = {
+    "minsky": ("mpibind-coral-ea-hwloc1.xml", "4x2", PlacementPolicy()),
+    "minsky-8+10-cores": ("derived-minsky-socket0-8cores-socket1-10cores.xml", "4", PlacementPolicy()),
+    "ac922-22-cores": ("fluxsched-sierra2-0.xml", "4x2", PlacementPolicy()),
+    "ac922-22-cores-2-ranks-spread": ("fluxsched-sierra2-0.xml", "2", PlacementPolicy(packing="spread")),
+    "ac922-22-cores-2-ranks-pack": ("fluxsched-sierra2-0.xml", "2", PlacementPolicy(packing="pack")),
+    "ac922-20-cores": ("mpibind-coral-lassen.xml", "4", PlacementPolicy(reserve_cores=4)),
+    "pascal-one-package-has-the-gpus": ("mpibind-cts1-pascal.xml", "2", PlacementPolicy()),
+    "corona-gpus-far-from-numa-0": ("mpibind-epyc-corona.xml", "4", PlacementPolicy()),
+    "corona-bound-to-numa-nodes": ("mpibind-epyc-corona.xml", "4", PlacementPolicy(bind="numa")),
+    "corona-8-gpus": ("mpibind-epyc-corona-p2.xml", "8", PlacementPolicy(cores_per_rank=4)),
+    "g4dn": ("mpibind-g4dnmetal.xml", "8", PlacementPolicy()),
+    "dgx2-4-cores-visible": ("hwloc-nvidiaDGX2.xml", "4", PlacementPolicy(packing="spread")),
+    "knl-snc4": ("mpibind-knl-snc4-flat-hwloc1.xml", "5", PlacementPolicy()),
+    "power7-4-packages": ("hwloc-ppc64-full-with-smt.xml", "3", PlacementPolicy()),
+    "cpuset-2+2+1+1+2+2": ("hwloc-16amd64-8n2c-cpusets.xml", "4", PlacementPolicy()),
+    "24-packages": ("hwloc-192em64t-24n8c2t.xml", "8", PlacementPolicy()),
+    "12-packages": ("hwloc-x86-Intel-IvyBridge-12xXeon-E5-4620v2.xml", "5", PlacementPolicy()),
+    "genoa": ("hwloc-x86-AMD-19h-Zen4-2xEpyc-9654.xml", "6", PlacementPolicy()),
 }
 
 COMMAND = (
@@ -63,18 +63,18 @@ COMMAND = (
     "90",
 )
 # What --print shows of a plain job, and of one that asks for all that a scheduler has.
-PLAIN = Batch(Topology((4, 2, 3)), COMMAND, "/home/me/job", "ddlrun-train", None, gpus=4)
+PLAIN = BatchJob(Topology((4, 2, 3)), COMMAND, "/home/me/job", "ddlrun-train", None, gpus=4)
 ALL = PLAIN._replace(
     seconds=5400, queue="gpu", account="vision", exclusive=True, cores=8, memory=262144,
     modules=("cuda/12.4", "gcc"), container=("apptainer", "exec", "--nv", "train image.sif"), warn=120, requeue=True,
 )  # fmt: skip
 
 
-def job(name: str) -> Batch:
+def job(name: str) -> BatchJob:
     """Return the job of `slurm` or `slurm-all`: what a scheduler refuses is left out."""
     scheduler = SCHEDULERS[name.partition("-")[0]]
     batch = ALL if name.endswith("-all") else PLAIN
-    empty: dict[str, Any] = {field: Batch._field_defaults.get(field) for field in scheduler.refuses}
+    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.refuses}
     empty |= {"cores": None} if scheduler.name == "sge" else {}  # 4 GPUs do not divide among 32 slots
     asked: dict[str, Any] = {
         "log": scheduler.log,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.mapping.rankfile import parse, render
-from ddlrun.mapping.rankfile_lint import Finding, fix, lint, places
+from ddlrun.mapping.rankfile_lint import LintFinding, fix, lint, places
 from ddlrun.topology import RankOrder
 from tests.support.oracle import OracleError, map_ranks
 from tests.support.shapes import MACHINES, hwloc_topology, machine, placement
@@ -116,7 +116,7 @@ BAD = [
 ]  # fmt: skip
 
 
-def found(text: str, name: str) -> tuple[Finding, ...]:
+def found(text: str, name: str) -> tuple[LintFinding, ...]:
     return lint(text, lambda _: machine(name))
 
 

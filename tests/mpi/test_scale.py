@@ -19,11 +19,11 @@ from ddlrun.mapping.rankfile import render
 from ddlrun.network.subnet_selection import Address, choose_network, network_variables
 from ddlrun.plan import placement_dict
 from ddlrun.preflight.judge import NAMES, OK
-from ddlrun.preflight.run import Question, Report, lines, look
+from ddlrun.preflight.run import PreflightReport, PreflightRequest, lines, look
 from ddlrun.rank import protocol
-from ddlrun.remote.probe import Reach
-from ddlrun.remote.processes import Finished
-from ddlrun.supervise.keepers import Keepers, Peer
+from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files, check_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.shapes import machine, placement
@@ -80,17 +80,17 @@ def planned(hosts: HostList, _: Path) -> None:
     assert str(hosts)
 
 
-def looked(hosts: HostList, _: Path) -> Report:
+def looked(hosts: HostList, _: Path) -> PreflightReport:
     """Ask hosts of which every third has another version of mpi4py, and the last resolves nobody rightly."""
 
-    def there(_: object) -> Iterator[tuple[str, Finished]]:
+    def there(_: object) -> Iterator[tuple[str, FinishedProcess]]:
         for number, (name, text) in enumerate(answers(hosts.names, time.time())):
             said = text if number % 3 else text.replace("mpi4py 4.1.2", "mpi4py 4.0.0")
-            yield name, Finished(0, said if name != hosts.names[-1] else said.replace(" 10.", " 11."), "")
+            yield name, FinishedProcess(0, said if name != hosts.names[-1] else said.replace(" 10.", " 11."), "")
 
     own = dict(answers(["head"], time.time()))["head"]
-    reach = Reach("head", lambda _: lambda: Finished(0, own, ""), lambda scripts: dict(there(scripts)))
-    return look(hosts, Question("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
+    return look(hosts, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
 
 
 def checked(hosts: HostList, folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_keepers_that_come_all_at_once_are_let_in() -> None:
     """Twice as many as ddlrun lets wait without a token."""
     listener, epoll, heard = Listener(("127.0.0.1",)), select.epoll(), []
 
-    def hear(_: Peer, kind: bytes, text: bytes) -> None:
+    def hear(_: KeeperConnection, kind: bytes, text: bytes) -> None:
         heard.append((kind, text))
 
     keepers = Keepers(listener, epoll, hear, lambda _: pytest.fail("sent away"), lambda: pytest.fail("crowded"))

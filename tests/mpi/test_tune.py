@@ -15,7 +15,7 @@ import pytest
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB
 from ddlrun.cli.profile_store import profile_names
 from ddlrun.errors import InputError
-from ddlrun.network.candidates import BUCKETS, Candidate, Space, usual
+from ddlrun.network.candidates import BUCKETS, Candidate, TuningSpace, usual
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, kept, parse_profiles, render_profiles
 from ddlrun.topology import Topology, parse_topology
@@ -30,9 +30,9 @@ PROFILE = Profile(
 )  # fmt: skip
 
 
-def space(topology: str, gradient: int = 16 * MIB) -> Space:
+def space(topology: str, gradient: int = 16 * MIB) -> TuningSpace:
     shape = parse_topology(topology)
-    return Space(shape, shape, parse_fabric(LAB, "lab"), gradient)
+    return TuningSpace(shape, shape, parse_fabric(LAB, "lab"), gradient)
 
 
 def test_what_differs_in_name_alone_is_tried_once() -> None:
@@ -62,7 +62,7 @@ def test_search_finds_what_an_exhaustive_one_does(topology: str) -> None:
     """Seconds as the model has them, times what it knows nothing of: each size and algorithm has a cost of its own."""
     from mpi4py import MPI  # noqa: PLC0415 - MPI starts here
 
-    from ddlrun.measure.tuning import Search  # noqa: PLC0415
+    from ddlrun.measure.tuning import TuningSearch  # noqa: PLC0415
 
     job = space(topology)
     plain = usual(job.topology, BETWEEN_HOSTS)
@@ -90,20 +90,20 @@ def test_search_finds_what_an_exhaustive_one_does(topology: str) -> None:
 
     lab = Pretended()
     best = min(map(lab.true, [plain, *job.everything()]))
-    found = Search(MPI.COMM_SELF, lab, 100_000, lambda *_: None).run(plain, job)
+    found = TuningSearch(MPI.COMM_SELF, lab, 100_000, lambda *_: None).run(plain, job)
     assert found.complete
     assert lab.true(found.best) <= 1.05 * best
     assert len(found.seen) < len(job.everything()) / 2 + 20
     lab.forgotten.clear()
-    everything = Search(MPI.COMM_SELF, lab, 1e-9, lambda *_: None).run_all(plain, job)
+    everything = TuningSearch(MPI.COMM_SELF, lab, 1e-9, lambda *_: None).run_all(plain, job)
     assert lab.true(everything.best) <= 1.02 * best
     assert {plain, *job.everything()} == {*everything.seen}
     lab.forgotten.clear()
-    hurried = Search(MPI.COMM_SELF, lab, 1e-9, lambda *_: None).run(plain, job)
+    hurried = TuningSearch(MPI.COMM_SELF, lab, 1e-9, lambda *_: None).run(plain, job)
     assert not hurried.complete
     assert hurried.best == plain
     disturbed = Pretended(first_of_usual=1.4)  # once, by chance
-    found = Search(MPI.COMM_SELF, disturbed, 100_000, lambda *_: None).run(plain, job)
+    found = TuningSearch(MPI.COMM_SELF, disturbed, 100_000, lambda *_: None).run(plain, job)
     assert len(found.seen[plain]) > 3
     assert disturbed.true(found.best) <= disturbed.true(plain)
 

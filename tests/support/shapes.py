@@ -6,10 +6,10 @@ from pathlib import Path
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mapping.placement import Placement, Policy, place
+from ddlrun.mapping.placement import Placement, PlacementPolicy, place
 from ddlrun.topology import RankOrder, parse_topology
 
-DEFAULT = Policy()
+DEFAULT = PlacementPolicy()
 
 # Name -> (our description, hwloc's synthetic notation, PUs that are left of it or "" for all).
 MACHINES = {
@@ -50,7 +50,11 @@ def as_hwloc2(path: Path, folder: Path) -> Path:
 
 
 def placement(
-    topology: str, hosts: list[str], described: Machine, order: RankOrder = RankOrder.DDL, policy: Policy = DEFAULT
+    topology: str,
+    hosts: list[str],
+    described: Machine,
+    order: RankOrder = RankOrder.DDL,
+    policy: PlacementPolicy = DEFAULT,
 ) -> Placement:
     listed = HostList(tuple(map(Host, hosts)), "test")
     return place(parse_topology(topology), listed, dict.fromkeys(hosts, described), order, policy)

@@ -12,7 +12,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.mapping.placement import Policy, place
+from ddlrun.mapping.placement import PlacementPolicy, place
 from ddlrun.plan import START
 from ddlrun.rank.binding import seat
 from ddlrun.topology import RankOrder, Topology
@@ -135,7 +135,7 @@ def test_cores_that_are_left_are_told() -> None:
     measured = machine("minsky")._replace(measured=True)  # 2 packages x 10 cores, SMT8: 0-7, 8-15, ...
     plain = place(Topology((4,)), hosts(1), {"h0": measured}, RankOrder.HOST)
     assert "DDLRUN_SPARES" not in rank_variables(plain, "p")
-    policy = Policy(reserve_cores=3, cores_per_rank=4, threads_per_core=1)
+    policy = PlacementPolicy(reserve_cores=3, cores_per_rank=4, threads_per_core=1)
     machines = {"h0": measured, "h1": measured, "h2": measured._replace(measured=False)}
     placed = place(Topology((4, 3)), hosts(3), machines, RankOrder.HOST, policy)
     told = rank_variables(placed, "p")
@@ -190,7 +190,7 @@ def test_near_nics() -> None:
 
 
 def test_gpus_that_nobody_measured_are_numbered() -> None:
-    placed = placement("2", ["a"], machine("minsky"), policy=Policy(gpu_order=(2, 0)))
+    placed = placement("2", ["a"], machine("minsky"), policy=PlacementPolicy(gpu_order=(2, 0)))
     told = rank_variables(placed, "p")["DDLRUN_SEATS"]
     assert [seat.split("@")[2] for seat in told.partition("*")[2].split(";")] == ["nvidia=2,0,1,3", "nvidia=2,0,1,3"]
     own = rank_variables(placed, "p", "own")["DDLRUN_SEATS"]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.hosts import Host, HostList
-from ddlrun.measure.hierarchy import Found, find_levels
+from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.pair_rates import Pair
-from ddlrun.report.racks import Hierarchy, render_hierarchy
+from ddlrun.report.racks import MeasuredHierarchy, render_hierarchy
 
 NIC = 100.0
 
@@ -65,7 +65,7 @@ def network(wires: Wires, noise: float, seed: int) -> tuple[list[int], Callable[
     return racks, measure
 
 
-def solve(wires: Wires, noise: float, seed: int) -> tuple[Found, list[int]]:
+def solve(wires: Wires, noise: float, seed: int) -> tuple[HierarchyResult, list[int]]:
     racks, measure = network(wires, noise, seed)
     return find_levels(len(racks), measure, seed), racks
 
@@ -132,6 +132,6 @@ def test_racks_are_compared_with_what_a_scheduler_says(said: str, line: str) -> 
     )
     level: dict[str, object] = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
     found = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0, "rate": 2e6}
-    text = render_hierarchy(Hierarchy(hosts, found))
+    text = render_hierarchy(MeasuredHierarchy(hosts, found))
     assert "  r1: h[1-2]\n  r2: h[3-4]\n" in text
     assert line in text if said else "says" not in text

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.allreduce_algorithms import Way
+from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of
 from ddlrun.ddl.schedule import Dimension, backwards, reduce_scatter
 from ddlrun.errors import InputError
-from ddlrun.network.cost import Model, axes_of, blocks_of
+from ddlrun.network.cost import CostModel, axes_of, blocks_of
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
-from ddlrun.network.forecast import Mistakes, Work, forecast, indivisible, mistakes
+from ddlrun.network.forecast import OrderPenalties, TrainingStep, forecast, indivisible, mistakes
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.topology import RankOrder, Topology
 
@@ -107,9 +107,9 @@ def test_volumes_are_those_of_the_schedule(wired: tuple[int, ...], dims: tuple[i
     wiring = Topology(wired)
     shape = Topology(dims if math.prod(dims) == wiring.size else data.draw(st.permutations(wired).map(tuple)))
     names = data.draw(st.tuples(*[st.sampled_from(["ring", "direct", "halving"])] * 3))
-    model = Model(axes_of(shape), wiring, Fabric((Link(1e9),) * 4))
+    model = CostModel(axes_of(shape), wiring, Fabric((Link(1e9),) * 4))
     size = 12 * shape.size
-    predicted = model.cost(Way("chunks", names, size, 1), size).volumes
+    predicted = model.cost(AllreduceAlgorithm("chunks", names, size, 1), size).volumes
     counted = moved(shape, wiring, names)
     halves = "halving" in names
     if not halves or (shape == wiring and all(size in (1, 2, 4, 8) for size in shape.dims)):
@@ -126,7 +126,7 @@ OFF = 0.03
 def test_published_scaling_of_a_3d_unet(learners: int, published: float) -> None:
     # PowerAI DDL on AC922: 590 s an epoch of 228 images on one V100, gradients averaged after each image.
     topology = Topology((4, learners // 4))
-    work = Work(gradient_of("unet3d"), compute=590 / 228)
+    work = TrainingStep(gradient_of("unet3d"), compute=590 / 228)
     found = forecast(topology, topology, parse_links("nvlink2,ib-edr", None), work)
     assert found.efficiency is not None
     assert found.efficiency * indivisible(228, learners).ceiling == pytest.approx(published, abs=OFF)
@@ -136,7 +136,7 @@ def test_published_scaling_of_powerai_ddl_at_256() -> None:
     # 90 epochs of ImageNet in 50 minutes, 8192 images a step, all included; 95 % is what IBM says of its scaling.
     topology = Topology((4, 64))
     step = 50 * 60 / (90 * math.ceil(1_281_167 / 8192))
-    found = forecast(topology, topology, parse_links("nvlink1,ib-edr", None), Work(gradient_of("resnet50")))
+    found = forecast(topology, topology, parse_links("nvlink1,ib-edr", None), TrainingStep(gradient_of("resnet50")))
     assert 1 - found.cost.seconds / step == pytest.approx(0.95, abs=OFF)
 
 
@@ -144,15 +144,15 @@ def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
     # 2x2x2, 16 MiB in 16 chunks: 24 MiB through a NIC, 16 MiB through an uplink of half its rate.
     mib, latency = 2**20, 1e-3
     links = (Link(latency=latency), Link(2.0 * mib, latency), Link(1.0 * mib, latency), Link())
-    model = Model(axes_of(Topology((2, 2, 2))), Topology((2, 2, 2)), Fabric(links))
+    model = CostModel(axes_of(Topology((2, 2, 2))), Topology((2, 2, 2)), Fabric(links))
     # A chunk of 1 MiB: 2 steps inside, 2 of 1/4 MiB through the NIC by two learners, 2 of 1/8 by four by the uplink.
     walk = 6 * latency + 2 * (2 / 4) / 2 + 2 * (4 / 8) / 1
-    piped = model.cost(Way("chunks", ("ring",) * 3, mib, 16), 16 * mib)
+    piped = model.cost(AllreduceAlgorithm("chunks", ("ring",) * 3, mib, 16), 16 * mib)
     assert piped.seconds == pytest.approx(walk + (16 - 1) * 1)
     assert (piped.busiest, piped.steps) == ("uplink", 6)
-    few = model.cost(Way("chunks", ("ring",) * 3, mib, 1), 16 * mib)
+    few = model.cost(AllreduceAlgorithm("chunks", ("ring",) * 3, mib, 1), 16 * mib)
     assert few.seconds == pytest.approx(16 * walk)
-    whole = model.cost(Way("native"), 16 * mib)
+    whole = model.cost(AllreduceAlgorithm("native"), 16 * mib)
     assert whole.seconds == pytest.approx(6 * latency + 16 * (walk - 6 * latency))
 
 
@@ -168,20 +168,20 @@ def test_what_costs_nothing_has_a_table_too(topology: str) -> None:
 )
 def test_a_level_that_is_not_described_is_no_faster_than_the_one_below(shape: tuple[int, ...], network: str) -> None:
     topology = Topology(shape)
-    found = forecast(topology, topology, parse_links(network, None), Work(8))
+    found = forecast(topology, topology, parse_links(network, None), TrainingStep(8))
     assert found.cost.seconds >= 4 * 14e-6  # lg 16 hosts, at the least
 
 
 def test_small_arrays_double_and_large_ones_go_round() -> None:
-    model = Model(axes_of(Topology((1, 8))), Topology((1, 8)), Fabric((Link(), Link(1e9, 1e-5), Link(), Link())))
-    small, large = (model.cost(Way("flat"), size) for size in (1000, 10**8))
+    model = CostModel(axes_of(Topology((1, 8))), Topology((1, 8)), Fabric((Link(), Link(1e9, 1e-5), Link(), Link())))
+    small, large = (model.cost(AllreduceAlgorithm("flat"), size) for size in (1000, 10**8))
     assert (small.steps, large.steps) == (3, 14)
     assert small.seconds == pytest.approx(3 * (1e-5 + 1e-6))
     assert large.seconds == pytest.approx(14e-5 + 2 * 7 / 8 * 0.1)
 
 
 def test_mode_p_is_never_slower_than_another() -> None:
-    model = Model(axes_of(Topology((4, 4, 4))), Topology((4, 4, 4)), parse_links("nvlink2,100gbe,4:1", 4))
+    model = CostModel(axes_of(Topology((4, 4, 4))), Topology((4, 4, 4)), parse_links("nvlink2,100gbe,4:1", 4))
     for size in (10**4, 10**6, 10**8):
         best = model.best("p", size).seconds
         assert all(best <= model.best(mode, size).seconds for mode in "rbnm")
@@ -189,9 +189,9 @@ def test_mode_p_is_never_slower_than_another() -> None:
 
 def test_racks_in_turn_move_more_over_the_uplinks() -> None:
     # 4x4x4: each of Y's rings then goes from rack to rack, so an uplink carries 2 * 3/4 S for each of 4 hosts.
-    assert mistakes(Topology((4, 4, 4)), Topology((4, 4, 4))) == Mistakes(("uplink", 4.0), ("uplink", 16.0))
-    assert mistakes(Topology((4, 4)), Topology((4, 4))) == Mistakes(None, ("nic", 4.0))
-    assert mistakes(Topology((4,)), Topology((4,))) == Mistakes(None, None)
+    assert mistakes(Topology((4, 4, 4)), Topology((4, 4, 4))) == OrderPenalties(("uplink", 4.0), ("uplink", 16.0))
+    assert mistakes(Topology((4, 4)), Topology((4, 4))) == OrderPenalties(None, ("nic", 4.0))
+    assert mistakes(Topology((4,)), Topology((4,))) == OrderPenalties(None, None)
 
 
 def ddlrun(*arguments: str) -> subprocess.CompletedProcess[str]:

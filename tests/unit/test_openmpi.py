@@ -7,8 +7,8 @@ from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
 from ddlrun.process_managers.openmpi import (
-    Job,
     Mpirun,
+    MpirunJob,
     Transport,
     choose_transport,
     command,
@@ -18,8 +18,8 @@ from ddlrun.process_managers.openmpi import (
 )
 
 
-def job(hosts: str, rankfile: str = "/r/rankfile") -> Job:
-    return Job(
+def job(hosts: str, rankfile: str = "/r/rankfile") -> MpirunJob:
+    return MpirunJob(
         ranks=2, hosts=parse_hosts(hosts), rankfile=rankfile, hostfile="/r/hostfile", root=False,
         ssh=("-p", "2222"), exports=("A",), extra=("--verbose",), program=("prog", "a b"),
     )  # fmt: skip

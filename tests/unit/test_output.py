@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.plan.supervision import Style
-from ddlrun.rank.protocol import Ended, Unpacker, pack
-from ddlrun.supervise.output import Console, Log, Output, split_lines, tag_lines
+from ddlrun.plan.supervision import OutputStyle
+from ddlrun.rank.protocol import ProgramEnd, Unpacker, pack
+from ddlrun.supervise.output import OutputLog, OutputStream, RankOutput, split_lines, tag_lines
 
 TEXT = st.one_of(
     st.binary(max_size=12),
@@ -21,15 +21,15 @@ PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_siz
 
 
 @contextmanager
-def collecting(style: Style) -> Iterator[tuple[Output, Path]]:
+def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
     """Give an Output for three ranks that writes to files `out`, `err` and logs in a folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fds = [os.open(folder / stream, os.O_WRONLY | os.O_CREAT) for stream in ("out", "err")]
-        logs = Log(str(folder / "out.log"), print), Log(str(folder / "err.log"), print)
+        logs = OutputLog(str(folder / "out.log"), print), OutputLog(str(folder / "err.log"), print)
         if style.folder is not None:
             style = style._replace(folder=str(folder / style.folder))
-        output = Output(style, (Console(fds[0]), Console(fds[1])), logs, 3, print)
+        output = RankOutput(style, (OutputStream(fds[0]), OutputStream(fds[1])), logs, 3, print)
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
@@ -41,7 +41,7 @@ def collecting(style: Style) -> Iterator[tuple[Output, Path]]:
 
 @given(PIECES)
 def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
-    with collecting(Style(folder="ranks")) as (output, folder):
+    with collecting(OutputStyle(folder="ranks")) as (output, folder):
         for rank, stream, data in pieces:
             output.write(rank, stream, data)
         for rank in range(3):
@@ -64,7 +64,7 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
 
 @given(PIECES)
 def test_one_rank_without_a_tag_is_untouched(pieces: list[tuple[int, int, bytes]]) -> None:
-    with collecting(Style(tag=False, ranks=frozenset({1}))) as (output, folder):
+    with collecting(OutputStyle(tag=False, ranks=frozenset({1}))) as (output, folder):
         for rank, _, data in pieces:
             output.write(rank, 0, data)
         for rank in range(3):
@@ -97,6 +97,6 @@ def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size
 
 @given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))
 def test_an_end_is_read_as_it_was_told(why: str, tail: bytes, code: int) -> None:
-    read = Ended.parse(Ended(code=code, why=why, tail=tail, seconds=1.5).pack())
+    read = ProgramEnd.parse(ProgramEnd(code=code, why=why, tail=tail, seconds=1.5).pack())
     assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
     assert read.why.split() == why.encode(errors="replace").decode().split()

@@ -8,13 +8,22 @@ from ddlrun.cli.check import read_only
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.network.subnet_selection import Address, Network
-from ddlrun.preflight.facts import END, START, Content, Facts, Leftover, Wanted, facts_script, parse_facts
-from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, Finding, Seen, judge
-from ddlrun.preflight.run import Report, lines
+from ddlrun.preflight.facts import (
+    END,
+    START,
+    FactsRequest,
+    FileDigest,
+    HostFacts,
+    LeftoverProcess,
+    facts_script,
+    parse_facts,
+)
+from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, PreflightFacts, PreflightFinding, judge
+from ddlrun.preflight.run import PreflightReport, lines
 from ddlrun.preflight.ssh import trouble
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
-from ddlrun.remote.processes import Finished
+from ddlrun.remote.processes import FinishedProcess
 
 TEXT = f"""\
 Welcome!
@@ -47,10 +56,10 @@ ddlrun:end
 @net eth0 10.0.0.1/16 up 10000 device
 {END}
 """
-WANTED = Wanted("/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"))
+WANTED = FactsRequest("/opt/mpi/bin/mpirun", "/opt/py/bin/python", "/work", ("h1", "h2", "h3"))
 
 
-def facts(number: int = 1, **changes: object) -> Facts:
+def facts(number: int = 1, **changes: object) -> HostFacts:
     good = parse_facts(TEXT, "h1")._replace(noise=(), leftovers=(), program=None, hostname=f"h{number}")
     good = good._replace(
         names={f"h{n}": (f"10.0.0.{n}",) for n in (1, 2, 3)}, addresses=(Address("eth0", f"10.0.0.{number}", 16),)
@@ -58,10 +67,10 @@ def facts(number: int = 1, **changes: object) -> Facts:
     return good._replace(**changes)  # type: ignore[arg-type]
 
 
-def bad(here: Facts | None = None, wanted: Wanted = WANTED, **changes: object) -> list[Finding]:
+def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes: object) -> list[PreflightFinding]:
     """Judge three hosts of which h2 is changed; return what is not well."""
     hosts = {"h1": facts(1), "h2": facts(2, **changes), "h3": facts(3)}
-    seen = Seen(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    seen = PreflightFacts(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
     return [one for one in judge(seen) if one.level != OK]
 
 
@@ -72,10 +81,10 @@ def test_every_line_is_read() -> None:
     assert found.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
     assert (found.mpirun, found.daemon, found.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
     assert found.packages == {"mpi4py": "4.1.0 /site packages"}
-    assert (found.folder, found.program, found.driver) == (True, Content(75, 4038471504), "535.129.03")
+    assert (found.folder, found.program, found.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
     assert (found.shm, found.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
     assert (found.memlock, found.files) == ("unlimited", "1048576")
-    assert found.leftovers == (Leftover(77, "run-1", "python train.py --lr 1"),)
+    assert found.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
     assert found.addresses == (Address("eth0", "10.0.0.1", 16, speed=10000),)
     assert found.machine
     assert len(found.machine.cores) == 2
@@ -100,7 +109,7 @@ def test_odd_lines_do_no_harm(line: str) -> None:
 
 def test_no_word_of_the_users_reaches_the_shell_unquoted() -> None:
     word = "$(touch x); 'a' \"b\"\n`c`"
-    script = facts_script(Wanted(word, word, word, (), word, word, word), "orted")
+    script = facts_script(FactsRequest(word, word, word, (), word, word, word), "orted")
     quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
     assert script.count(quoted) == script.count("touch x") == 6
 
@@ -131,9 +140,9 @@ def test_versions_are_compared() -> None:
 
 def test_a_script_is_compared_with_this_machines() -> None:
     wanted = WANTED._replace(program="train.py")
-    here = facts(program=Content(9, 1))
-    hosts = {name: facts(number, program=Content(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
-    seen = Seen(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    here = facts(program=FileDigest(9, 1))
+    hosts = {name: facts(number, program=FileDigest(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
+    seen = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
     assert {one.level for one in judge(seen)} == {OK}
     lost = seen._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
     assert [one.what for one in judge(lost) if one.level != OK] == ["train.py is not there"]
@@ -189,21 +198,45 @@ Host key verification failed.
 @pytest.mark.parametrize(
     ("answer", "kind", "remedy"),
     [
-        (Finished(255, "", CHANGED), "host key changed", "ssh-keygen -R '[h1]:2222'"),
-        (Finished(255, "", "Host key verification failed."), "host key unknown", "by hand"),
-        (Finished(255, "", "ssh: Could not resolve hostname h1: Name or service not known"), "name", "getent hosts h1"),
-        (Finished(255, "", "me@h1: Permission denied (publickey)."), "key not accepted", "ssh-copy-id -p 2222 h1"),
-        (Finished(255, "", "ssh: connect to host h1 port 2222: Connection refused"), "refused", "ssh -p 2222 h1 true"),
-        (Finished(255, "", "ssh: connect to host h1 port 2222: No route to host"), "no route", "is it up"),
-        (Finished(255, "", "ssh: connect to host h1 port 2222: Connection timed out"), "timed out", "drop port 2222"),
-        (Finished(None, "", ""), "timed out", "drop port 2222"),
-        (Finished(255, "", "kex_exchange_identification: Connection closed by remote host"), "closed", "MaxStartups"),
-        (Finished(127, "", "bash: line 1: exec: sh: not found"), "command not found", "echo $PATH"),
-        (Finished(0, "hello\n", ""), "shell", "start files"),
-        (Finished(255, "", "Bad owner or permissions on /root/.ssh/config"), "other", "try: ssh -p 2222 h1 true"),
+        (FinishedProcess(255, "", CHANGED), "host key changed", "ssh-keygen -R '[h1]:2222'"),
+        (FinishedProcess(255, "", "Host key verification failed."), "host key unknown", "by hand"),
+        (
+            FinishedProcess(255, "", "ssh: Could not resolve hostname h1: Name or service not known"),
+            "name",
+            "getent hosts h1",
+        ),
+        (
+            FinishedProcess(255, "", "me@h1: Permission denied (publickey)."),
+            "key not accepted",
+            "ssh-copy-id -p 2222 h1",
+        ),
+        (
+            FinishedProcess(255, "", "ssh: connect to host h1 port 2222: Connection refused"),
+            "refused",
+            "ssh -p 2222 h1 true",
+        ),
+        (FinishedProcess(255, "", "ssh: connect to host h1 port 2222: No route to host"), "no route", "is it up"),
+        (
+            FinishedProcess(255, "", "ssh: connect to host h1 port 2222: Connection timed out"),
+            "timed out",
+            "drop port 2222",
+        ),
+        (FinishedProcess(None, "", ""), "timed out", "drop port 2222"),
+        (
+            FinishedProcess(255, "", "kex_exchange_identification: Connection closed by remote host"),
+            "closed",
+            "MaxStartups",
+        ),
+        (FinishedProcess(127, "", "bash: line 1: exec: sh: not found"), "command not found", "echo $PATH"),
+        (FinishedProcess(0, "hello\n", ""), "shell", "start files"),
+        (
+            FinishedProcess(255, "", "Bad owner or permissions on /root/.ssh/config"),
+            "other",
+            "try: ssh -p 2222 h1 true",
+        ),
     ],
-)  # fmt: skip
-def test_troubles_of_ssh_are_told_apart(answer: Finished, kind: str, remedy: str) -> None:
+)
+def test_troubles_of_ssh_are_told_apart(answer: FinishedProcess, kind: str, remedy: str) -> None:
     found = trouble("h1", answer, ("ssh", "-p", "2222"), 30)
     assert found.kind == kind
     assert remedy in found.remedy
@@ -234,9 +267,9 @@ def test_what_reached_whom() -> None:
 
 
 def test_a_report_folds_what_is_alike_and_knows_its_exit_code() -> None:
-    well = [Finding(f"h{n}", "ssh", OK, "ok") for n in (1, 2, 3)]
-    wrong = [Finding(f"h{n}", "files", FAILURE, "a is not there", f"scp a h{n}:") for n in (2, 3)]
-    report = Report((*well, *wrong), {}, None, ("h1", None))
+    well = [PreflightFinding(f"h{n}", "ssh", OK, "ok") for n in (1, 2, 3)]
+    wrong = [PreflightFinding(f"h{n}", "files", FAILURE, "a is not there", f"scp a h{n}:") for n in (2, 3)]
+    report = PreflightReport((*well, *wrong), {}, None, ("h1", None))
     assert report.exit_code == 5
     assert render_report(report, everything=False) == (
         "files  h[2-3]  FAILURE  a is not there\n                        mend: scp a h2:\nh[1-3]: 2 failures\n"
@@ -244,7 +277,7 @@ def test_a_report_folds_what_is_alike_and_knows_its_exit_code() -> None:
     assert lines(wrong) == ["hosts h[2-3]: a is not there; scp a h2:"]
     with pytest.raises(PreflightError):
         report.raise_failures()
-    lost = report._replace(findings=(*report.findings, Finding("h4", "ssh", FAILURE, "refused")))
+    lost = report._replace(findings=(*report.findings, PreflightFinding("h4", "ssh", FAILURE, "refused")))
     assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
     with pytest.raises(UnreachableError, match="host h4: refused"):
         lost.raise_failures()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import arrange
-from ddlrun.mapping.topology_request import Wish
-from ddlrun.schedulers import Allocation, World, job_end, read_job, signs
+from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.schedulers import Allocation, SchedulerContext, job_end, read_job, signs
 from ddlrun.schedulers.lsf import parse_mcpu, parse_units
 from ddlrun.schedulers.scontrol import parse_topology_lines
 from ddlrun.schedulers.slurm import parse_tasks
@@ -20,7 +20,7 @@ from ddlrun.topology import parse_topology
 RECORDED = Path(__file__).parent / "schedulers"
 
 
-def world(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> World:
+def world(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> SchedulerContext:
     def read(path: str) -> str:
         if path not in files:
             raise InputError(f"file {path}: No such file or directory")
@@ -29,7 +29,7 @@ def world(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mappi
     def ask(argv: Sequence[str]) -> str | None:
         return says.get(" ".join(argv))
 
-    return World(environ, read, ask)
+    return SchedulerContext(environ, read, ask)
 
 
 def job(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> Allocation:
@@ -377,7 +377,7 @@ def test_several_at_once_have_an_order() -> None:
 )
 def test_broken_variables_are_errors_of_ours(environ: dict[str, str], text: str) -> None:
     try:
-        found = read_job(World(environ, lambda _: text, lambda _: text))
+        found = read_job(SchedulerContext(environ, lambda _: text, lambda _: text))
     except DdlrunError:
         return
     assert found is None or len(found.hosts)
@@ -400,7 +400,7 @@ def racked(*sizes: int) -> HostList:
     ],
 )
 def test_racks_make_y_and_z(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
-    found = arrange(Wish(), racked(*sizes))
+    found = arrange(TopologyRequest(), racked(*sizes))
     assert (found.wish.nodes, found.wish.racks) == shape
     assert len(found.hosts) == sum(sizes)
     assert bool(found.said) == (len(set(sizes)) > 1)
@@ -410,38 +410,38 @@ def test_racks_make_y_and_z(sizes: tuple[int, ...], shape: tuple[int, int]) -> N
 
 
 def test_unequal_racks_are_told_in_words() -> None:
-    said = arrange(Wish(), racked(3, 3, 2)).said[-1]
+    said = arrange(TopologyRequest(), racked(3, 3, 2)).said[-1]
     assert (
         "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in said
     )
     assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in said
-    assert "--topology Xx3x4 would keep to racks" in arrange(Wish(), racked(3, 7, 4)).said[-1]
-    assert "taken as 4 groups of 2 hosts, none across racks" in arrange(Wish(), racked(4, 2, 2)).said[-1]
+    assert "--topology Xx3x4 would keep to racks" in arrange(TopologyRequest(), racked(3, 7, 4)).said[-1]
+    assert "taken as 4 groups of 2 hosts, none across racks" in arrange(TopologyRequest(), racked(4, 2, 2)).said[-1]
 
 
 def test_hosts_come_in_the_order_of_their_racks() -> None:
     mixed = HostList(
         tuple(Host(name, None, rack) for name, rack in (("a", "R"), ("b", "S"), ("c", "R"), ("d", "S"))), "test"
     )
-    found = arrange(Wish(), mixed)
+    found = arrange(TopologyRequest(), mixed)
     assert found.hosts.names == ("a", "c", "b", "d")
     assert "in the order of their racks" in found.said[0]
     half = HostList((Host("a", None, "r"), Host("b")), "test")
-    assert arrange(Wish(), half).wish == Wish()
-    assert "nothing says the rack of b" in arrange(Wish(), half).said[0]
+    assert arrange(TopologyRequest(), half).wish == TopologyRequest()
+    assert "nothing says the rack of b" in arrange(TopologyRequest(), half).said[0]
 
 
 def test_a_topology_takes_whole_groups() -> None:
-    told = Wish(topology=parse_topology("4x2x2"))
+    told = TopologyRequest(topology=parse_topology("4x2x2"))
     found = arrange(told, racked(3, 3, 2))
     assert found.hosts.names == ("r0h0", "r0h1", "r1h0", "r1h1")
     assert [host.name for host in found.left_out] == ["r0h2", "r1h2", "r2h0", "r2h1"]
     assert "left out, as --topology 4x2x2 needs 4 hosts" in found.said[-1]
-    crossing = arrange(Wish(topology=parse_topology("4x4x2")), racked(3, 3, 2))
+    crossing = arrange(TopologyRequest(topology=parse_topology("4x4x2")), racked(3, 3, 2))
     assert len(crossing.hosts) == 8
     assert "2 of 2 groups of 4 hosts cross racks" in crossing.said[-1]
-    sized = arrange(Wish(nodes=4), racked(2, 2))
+    sized = arrange(TopologyRequest(nodes=4), racked(2, 2))
     assert sized.said == ("1 of 1 group of 4 hosts cross racks",)
     plain = HostList(tuple(map(Host, "abc")), "test")
-    assert arrange(Wish(topology=parse_topology("4x2")), plain).hosts.names == ("a", "b", "c")
-    assert arrange(Wish(topology=parse_topology("4x2")), plain, choose=True).hosts.names == ("a", "b")
+    assert arrange(TopologyRequest(topology=parse_topology("4x2")), plain).hosts.names == ("a", "b", "c")
+    assert arrange(TopologyRequest(topology=parse_topology("4x2")), plain, choose=True).hosts.names == ("a", "b")

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.spare_hosts import Crew, refill
+from ddlrun.mapping.spare_hosts import HostAssignment, refill
 from ddlrun.topology import Topology
 
 
-def crew(per_rack: int, racks: int, spares: int = 0) -> Crew:
+def crew(per_rack: int, racks: int, spares: int = 0) -> HostAssignment:
     names = [f"r{rack}n{place}" for rack in range(racks) for place in range(per_rack)]
     standing_by = tuple(Host(f"s{number}") for number in range(spares))
-    return Crew(HostList(tuple(Host(name, 4) for name in names), "test"), standing_by, racks)
+    return HostAssignment(HostList(tuple(Host(name, 4) for name in names), "test"), standing_by, racks)
 
 
 def test_a_spare_takes_the_place_and_the_slots() -> None:

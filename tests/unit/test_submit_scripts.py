@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
-from ddlrun.schedulers.submit import Batch, Scheduler, State, clock
+from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, clock
 from ddlrun.schedulers.submit.kubernetes import read_job
 from ddlrun.schedulers.submit.lsf import minutes, read_bjobs
 from ddlrun.schedulers.submit.pbs import read_qstat
@@ -50,11 +50,11 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 )
 
 
-def rendered(batch: Batch, scheduler: Scheduler) -> str:
+def rendered(batch: BatchJob, scheduler: Scheduler) -> str:
     return render(batch, scheduler, (TEMPLATES / scheduler.template).read_text(), scheduler.template, "1.0.0")
 
 
-def replaced(batch: Batch, field: str, value: Any) -> Batch:
+def replaced(batch: BatchJob, field: str, value: Any) -> BatchJob:
     return batch._replace(**{field: value})
 
 
@@ -151,7 +151,7 @@ def test_names_are_plain(value: str) -> None:
         ("slurm", PLAIN._replace(command=("\udcff",)), "no UTF-8"),
     ],
 )
-def test_what_cannot_be_had_is_an_error(scheduler: str, batch: Batch, part: str) -> None:
+def test_what_cannot_be_had_is_an_error(scheduler: str, batch: BatchJob, part: str) -> None:
     with pytest.raises(InputError, match=re.escape(part)):
         rendered(batch, SCHEDULERS[scheduler])
 
@@ -226,46 +226,46 @@ ITSELF = (
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (read_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), State("RUNNING", None, "/a")),
-        (read_scontrol("JobState=COMPLETED ExitCode=0:0"), State("COMPLETED", 0)),
-        (read_scontrol("JobState=FAILED ExitCode=0:9"), State("FAILED", 137)),
-        (read_scontrol("JobState=FAILED ExitCode=0:0"), State("FAILED", 1)),
-        (read_scontrol("JobState=TIMEOUT ExitCode=0:15"), State("TIMEOUT", 124)),
-        (read_scontrol("JobState=NODE_FAIL ExitCode=0:0"), State("NODE_FAIL", 3)),
-        (read_scontrol("JobState=COMPLETING ExitCode=3:0"), State("COMPLETING")),
+        (read_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), JobState("RUNNING", None, "/a")),
+        (read_scontrol("JobState=COMPLETED ExitCode=0:0"), JobState("COMPLETED", 0)),
+        (read_scontrol("JobState=FAILED ExitCode=0:9"), JobState("FAILED", 137)),
+        (read_scontrol("JobState=FAILED ExitCode=0:0"), JobState("FAILED", 1)),
+        (read_scontrol("JobState=TIMEOUT ExitCode=0:15"), JobState("TIMEOUT", 124)),
+        (read_scontrol("JobState=NODE_FAIL ExitCode=0:0"), JobState("NODE_FAIL", 3)),
+        (read_scontrol("JobState=COMPLETING ExitCode=3:0"), JobState("COMPLETING")),
         (read_scontrol(""), None),
-        (read_sacct("FAILED|3:0\n"), State("FAILED", 3)),
-        (read_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), State("COMPLETED", 0)),
+        (read_sacct("FAILED|3:0\n"), JobState("FAILED", 3)),
+        (read_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), JobState("COMPLETED", 0)),
         (read_sacct(""), None),
-        (read_bjobs("PEND|-|-"), State("PEND")),
-        (read_bjobs("DONE|-|-"), State("DONE", 0)),
-        (read_bjobs("EXIT|3|-\n"), State("EXIT", 3)),
-        (read_bjobs("EXIT|-"), State("EXIT", 1)),
+        (read_bjobs("PEND|-|-"), JobState("PEND")),
+        (read_bjobs("DONE|-|-"), JobState("DONE", 0)),
+        (read_bjobs("EXIT|3|-\n"), JobState("EXIT", 3)),
+        (read_bjobs("EXIT|-"), JobState("EXIT", 1)),
         (read_bjobs("Job <7> is not found"), None),
-        (read_qstat("    job_state = R\n"), State("R")),
-        (read_qstat("    job_state = F\n    Exit_status = 3\n"), State("F", 3)),
-        (read_qstat("    job_state = F\n    Exit_status = -29\n"), State("F", 124)),
-        (read_qstat("    job_state = F\n    Exit_status = -3\n"), State("F", 1)),
-        (read_qstat("    job_state = C\n    exit_status = 0\n"), State("C", 0)),
-        (read_qstat("    job_state = F\n"), State("F", 143)),
+        (read_qstat("    job_state = R\n"), JobState("R")),
+        (read_qstat("    job_state = F\n    Exit_status = 3\n"), JobState("F", 3)),
+        (read_qstat("    job_state = F\n    Exit_status = -29\n"), JobState("F", 124)),
+        (read_qstat("    job_state = F\n    Exit_status = -3\n"), JobState("F", 1)),
+        (read_qstat("    job_state = C\n    exit_status = 0\n"), JobState("C", 0)),
+        (read_qstat("    job_state = F\n"), JobState("F", 143)),
         (read_qstat("<Data><Job>"), None),
-        (read_accounting(ACCOUNT.format(0, 3)), State("ended", 3)),
-        (read_accounting(ACCOUNT.format("100 : assumedly after job", 137)), State("ended", 137)),
-        (read_accounting(ACCOUNT.format("21  : in recognizing job", 0)), State("ended", 3)),
-        (read_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), State("ended", 0)),
-        (read_accounting(WITHIN + ITSELF.format(0, 3)), State("ended", 3)),
-        (read_accounting(ITSELF.format(37, 137) + WITHIN), State("ended", 124)),
+        (read_accounting(ACCOUNT.format(0, 3)), JobState("ended", 3)),
+        (read_accounting(ACCOUNT.format("100 : assumedly after job", 137)), JobState("ended", 137)),
+        (read_accounting(ACCOUNT.format("21  : in recognizing job", 0)), JobState("ended", 3)),
+        (read_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), JobState("ended", 0)),
+        (read_accounting(WITHIN + ITSELF.format(0, 3)), JobState("ended", 3)),
+        (read_accounting(ITSELF.format(37, 137) + WITHIN), JobState("ended", 124)),
         (read_accounting(WITHIN + WITHIN), None),
         (read_accounting("error: job id 7 not found"), None),
-        (read_job(mpijob()), State("Pending")),
-        (read_job(mpijob(("Created", ""), ("Running", ""))), State("Running")),
-        (read_job(mpijob(("Running", ""), ("Succeeded", ""))), State("Succeeded", 0)),
-        (read_job(mpijob(("Failed", "x"), codes=(1, 3))), State("Failed", 3)),
-        (read_job(mpijob(("Failed", "x"), codes=(None,))), State("Failed", 1)),
-        (read_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), State("Failed", 124)),
+        (read_job(mpijob()), JobState("Pending")),
+        (read_job(mpijob(("Created", ""), ("Running", ""))), JobState("Running")),
+        (read_job(mpijob(("Running", ""), ("Succeeded", ""))), JobState("Succeeded", 0)),
+        (read_job(mpijob(("Failed", "x"), codes=(1, 3))), JobState("Failed", 3)),
+        (read_job(mpijob(("Failed", "x"), codes=(None,))), JobState("Failed", 1)),
+        (read_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), JobState("Failed", 124)),
         (read_job('{"kind": "List", "items": []}'), None),
         (read_job("error"), None),
     ],
 )
-def test_what_schedulers_answer(found: State | None, expected: State | None) -> None:
+def test_what_schedulers_answer(found: JobState | None, expected: JobState | None) -> None:
     assert found == expected

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ddlrun.ddl.lms.device import Copy
+    from ddlrun.ddl.lms.device import PendingCopy
     from ddlrun.ddl.lms.swap import Swap
 
 
@@ -22,13 +22,13 @@ class Block:
         self.memory: Tensor | None = memory
         """Any tensor in the storage, while it is on the device."""
         self.host: Tensor | None = None
-        self.departure: Copy | None = None
-        self.arrival: Copy | None = None
+        self.departure: PendingCopy | None = None
+        self.arrival: PendingCopy | None = None
         self.streams: set[Any] = set()
         """What has written or read the memory on the device."""
 
 
-class Saved(NamedTuple):
+class SavedTensor(NamedTuple):
     """What torch keeps instead of a tensor: how that lies in its block.
 
     `counter` shares the tensor's version counter, and has no memory.
@@ -55,10 +55,10 @@ class Saved(NamedTuple):
         return empty.set_(memory.untyped_storage(), self.offset, self.shape, self.strides)
 
 
-class Flight(NamedTuple):
+class InFlightCopy(NamedTuple):
     """A copy under way, and the memory on the device that it needs, should its block die before it ends."""
 
-    copy: Copy
+    copy: PendingCopy
     memory: Tensor
     streams: set[Any]
 

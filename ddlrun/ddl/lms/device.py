@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Copy(Protocol):
+class PendingCopy(Protocol):
     """A copy under way."""
 
     def done(self) -> bool:
@@ -22,7 +22,7 @@ class Copy(Protocol):
         """Let what is queued from now on, on these streams and the one in use, come after the copy."""
 
 
-class Device(Protocol):
+class SwapDevice(Protocol):
     """Memory with a limit, and ways from it to the host and back; blocks are flat tensors of bytes."""
 
     capacity: int
@@ -34,13 +34,13 @@ class Device(Protocol):
     def stream(self) -> Any:  # noqa: ANN401 - hashable, the device's own
         """Return the stream in use."""
 
-    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, Copy]:
+    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
         """Begin to copy a block to the host, after what is queued on these streams; return the host's bytes.
 
         Raises RuntimeError where the host has no memory for them.
         """
 
-    def bring_back(self, host: Tensor, after: Copy | None) -> tuple[Tensor, Copy]:
+    def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
         """Begin to copy the host's bytes, after another copy, to new memory of the stream in use.
 
         Raises torch.cuda.OutOfMemoryError where the device has none.
@@ -90,7 +90,7 @@ class Cuda:
         """Return the stream in use."""
         return torch.cuda.current_stream(self._index)
 
-    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, Copy]:
+    def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
         """Begin to copy a block to pinned memory."""
         host = torch.empty(block.numel(), dtype=torch.uint8, device="cpu", pin_memory=True)
         current = self.stream()
@@ -102,7 +102,7 @@ class Cuda:
             host.copy_(block, non_blocking=True)
             return host, CudaCopy(self._out.record_event(), self._index)
 
-    def bring_back(self, host: Tensor, after: Copy | None) -> tuple[Tensor, Copy]:
+    def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
         """Begin to copy pinned memory to the device: to memory of the stream in use, which it returns to."""
         block = torch.empty(host.numel(), dtype=torch.uint8, device=torch.device("cuda", self._index))
         self._back.wait_stream(self.stream())  # what had that memory before may still be read

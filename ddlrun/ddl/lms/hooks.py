@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ddlrun.ddl.lms.block import Saved
+from ddlrun.ddl.lms.block import SavedTensor
 from ddlrun.ddl.lms.device import Cuda
 from ddlrun.ddl.lms.policy import Policy, read_policy
 from ddlrun.ddl.lms.stats import Stats, added
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-    from ddlrun.ddl.lms.device import Device
+    from ddlrun.ddl.lms.device import SwapDevice
 
 _PLAIN = (Tensor, nn.Parameter)
 
 
-class Kept(NamedTuple):
+class ResidentTensor(NamedTuple):
     """What torch keeps instead of a tensor that stays: the same memory, and its version when it was saved."""
 
     counter: Tensor
@@ -56,7 +56,7 @@ class LMS:
         frac: float | None = None,
         *,
         window: float | None = None,
-        device: Device | None = None,
+        device: SwapDevice | None = None,
     ) -> None:
         self._asked = size_kb, frac, window, device
         self.policy: Policy = read_policy(size_kb, frac, window, os.environ)
@@ -110,9 +110,9 @@ class LMS:
             self._depth.now -= 1
             self.__exit__(None, None, None)
 
-    def _pack(self, tensor: Tensor) -> Saved | Kept:
+    def _pack(self, tensor: Tensor) -> SavedTensor | ResidentTensor:
         swap = self._swap(tensor) if self._may_leave(tensor) else None
-        return swap.pack(tensor) if swap is not None else Kept(tensor.detach(), tensor._version)  # noqa: SLF001
+        return swap.pack(tensor) if swap is not None else ResidentTensor(tensor.detach(), tensor._version)  # noqa: SLF001
 
     def _may_leave(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is large, and nothing but memory: no parameter, which would stay anyway."""
@@ -149,7 +149,7 @@ def enable(
     frac: float | None = None,
     *,
     window: float | None = None,
-    device: Device | None = None,
+    device: SwapDevice | None = None,
 ) -> LMS:
     """Watch what each forward of a module saves for its backward; the rest is as for `LMS`, which is returned."""
     large = LMS(size_kb, frac, window=window, device=device)
@@ -157,11 +157,11 @@ def enable(
     return large
 
 
-def _unpack(saved: Saved | Kept) -> Tensor:
+def _unpack(saved: SavedTensor | ResidentTensor) -> Tensor:
     """Return a tensor that was saved. Raises RuntimeError where it was changed since, as torch does without hooks."""
     now = saved.counter._version  # noqa: SLF001 - its name for all users
     if now != saved.version:
-        shape = list(saved.shape if isinstance(saved, Saved) else saved.counter.shape)
+        shape = list(saved.shape if isinstance(saved, SavedTensor) else saved.counter.shape)
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"[{saved.counter.type()} {shape}], is at version {now}; expected version {saved.version} instead."

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SIZE_KB = 1024  # what IBM's PyTorch began with, too
 
 
-class Load(NamedTuple):
+class MemoryLoad(NamedTuple):
     """How full a device is, in bytes: taken, there in all, taken but leaving, brought back ahead of its use."""
 
     used: int
@@ -34,11 +34,11 @@ class Policy(NamedTuple):
     window: float = 0.05
     full: float = 0.9
 
-    def excess(self, load: Load) -> int:
+    def excess(self, load: MemoryLoad) -> int:
         """Return the bytes that should begin to leave now."""
         return max(0, load.used - load.leaving - int(self.frac * load.capacity))
 
-    def must_wait(self, load: Load, newest: int) -> bool:
+    def must_wait(self, load: MemoryLoad, newest: int) -> bool:
         """Tell whether so much is leaving that the next computation has to wait for the oldest of it.
 
         `newest`: the bytes that began to leave last. They may exceed the window alone, or nothing would overlap.
@@ -47,11 +47,11 @@ class Policy(NamedTuple):
             load.leaving - newest > self.window * load.capacity or load.used > max(self.full, self.frac) * load.capacity
         )
 
-    def over_full(self, load: Load) -> int:
+    def over_full(self, load: MemoryLoad) -> int:
         """Return the bytes that are taken above `full`."""
         return max(0, load.used - load.leaving - int(self.full * load.capacity))
 
-    def may_come(self, nbytes: int, load: Load) -> bool:
+    def may_come(self, nbytes: int, load: MemoryLoad) -> bool:
         """Tell whether memory of that size may come back ahead of its use; one that exceeds the window comes alone."""
         near = load.ahead == 0 or load.ahead + nbytes <= self.window * load.capacity
         return near and load.used + nbytes <= self.full * load.capacity

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddlrun.ddl.lms.block import Block, Flight, Saved, holders, storage_of
-from ddlrun.ddl.lms.order import Order, Place
-from ddlrun.ddl.lms.policy import Load
+from ddlrun.ddl.lms.block import Block, InFlightCopy, SavedTensor, holders, storage_of
+from ddlrun.ddl.lms.order import MemoryLocation, SaveOrder
+from ddlrun.ddl.lms.policy import MemoryLoad
 from ddlrun.ddl.lms.stats import Stats, size
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ddlrun.ddl.lms.device import Device
+    from ddlrun.ddl.lms.device import SwapDevice
     from ddlrun.ddl.lms.policy import Policy
 
 # So many blocks of a place are looked at for one save, should others hold many.
@@ -36,17 +36,17 @@ MOST_LOOKED_AT = 256
 class Swap:
     """The saved tensors of one device. Threads may pack and fetch at once, as torch's backward does."""
 
-    def __init__(self, device: Device, policy: Policy) -> None:
+    def __init__(self, device: SwapDevice, policy: Policy) -> None:
         self._device, self._policy = device, policy
         self._lock = threading.RLock()
-        self._order = Order()
+        self._order = SaveOrder()
         self._next = 0
         self._blocks: dict[int, weakref.ref[Block]] = {}
         self._keys: dict[int, int] = {}
         """Number -> its storage, while it is on the device."""
         self._numbers: dict[int, int] = {}
         """The inverse."""
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlightCopy] = {}
         self._dead: deque[int] = deque()
         self._refused_at: int | None = None
         self._alone = holders(torch.empty(1, device="cpu"))
@@ -66,7 +66,7 @@ class Swap:
             self._bury()
             return len(self._order)
 
-    def pack(self, tensor: Tensor) -> Saved:
+    def pack(self, tensor: Tensor) -> SavedTensor:
         """Take note of a tensor that is saved for backward, and let others leave if the device is too full."""
         if self._empty is None:
             self._empty = tensor.new_empty(0)
@@ -76,12 +76,12 @@ class Swap:
             self._bury()
             block = self._block(tensor)
             self._make_room()
-        return Saved(
+        return SavedTensor(
             counter, tensor._version, self, block,  # noqa: SLF001 - its name for all users
             tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()),
         )  # fmt: skip
 
-    def fetch(self, saved: Saved) -> Tensor:
+    def fetch(self, saved: SavedTensor) -> Tensor:
         """Return a tensor that was packed, and let those come that are needed next."""
         with self._lock:
             self._bury()
@@ -108,23 +108,23 @@ class Swap:
         return known
 
     def _make_room(self) -> None:
-        for block in self._live(Place.LEAVING):
+        for block in self._live(MemoryLocation.LEAVING):
             if block.departure is not None and not block.departure.done():
                 break
             self._let_go(block)
         excess = self._policy.excess(self._load())
         if excess and not self._host_is_full():
-            for block in self._alone_at(Place.BACK, Place.HERE):  # first what the host has already
+            for block in self._alone_at(MemoryLocation.BACK, MemoryLocation.HERE):  # first what the host has already
                 if excess <= 0 or not self._send(block):
                     break
                 excess -= block.nbytes
-        for block in self._live(Place.LEAVING):
-            if not self._policy.must_wait(self._load(), self._order.newest(Place.LEAVING)):
+        for block in self._live(MemoryLocation.LEAVING):
+            if not self._policy.must_wait(self._load(), self._order.newest(MemoryLocation.LEAVING)):
                 break
             self._counts["throttled"] += block.departure is not None and not block.departure.done()
             self._let_go(block)
 
-    def _alone_at(self, *places: Place) -> Iterator[Block]:
+    def _alone_at(self, *places: MemoryLocation) -> Iterator[Block]:
         """Yield the blocks that nobody else holds, the one saved longest ago first."""
         for place in places:
             for block in islice(self._live(place), MOST_LOOKED_AT):
@@ -142,8 +142,8 @@ class Swap:
         except RuntimeError as error:
             self._refuse(block.nbytes, error)
             return False
-        self._flights[block.number] = Flight(block.departure, flat, block.streams)
-        self._order.put(block.number, Place.LEAVING)
+        self._flights[block.number] = InFlightCopy(block.departure, flat, block.streams)
+        self._order.put(block.number, MemoryLocation.LEAVING)
         self._counts["out"] += 1
         self._counts["bytes_out"] += block.nbytes
         self._peak("host_peak", self._on_host())
@@ -157,31 +157,31 @@ class Swap:
         self._flights.pop(block.number, None)
         self._unname(block.number)
         block.memory = block.arrival = None
-        self._order.put(block.number, Place.AWAY)
+        self._order.put(block.number, MemoryLocation.AWAY)
 
     def _memory(self, block: Block) -> Tensor:
         """Return a block's memory on the device, with the stream in use after its copy."""
         place = self._order.place(block.number)
-        if place is Place.AWAY:
+        if place is MemoryLocation.AWAY:
             self._counts["missed"] += 1
             self._bring_now(block)
         if block.arrival is not None and block.arrival.done():
             block.arrival = None
-        late = block.arrival is not None and place is not Place.BACK
-        self._counts["waits"] += late or place is Place.AWAY
+        late = block.arrival is not None and place is not MemoryLocation.BACK
+        self._counts["waits"] += late or place is MemoryLocation.AWAY
         if block.arrival is not None:
             block.arrival.wait()
-        if place is not Place.HERE:
+        if place is not MemoryLocation.HERE:
             self._flights.pop(block.number, None)
-            self._order.put(block.number, Place.BACK)
+            self._order.put(block.number, MemoryLocation.BACK)
         if block.memory is None:
             raise AssertionError(f"block {block.number} is {place.name}, without memory")
         return block.memory
 
     def _look_ahead(self, number: int) -> None:
-        for block in self._live_of(self._order.passed(number, Place.COMING)):
+        for block in self._live_of(self._order.passed(number, MemoryLocation.COMING)):
             self._let_go(block)  # it was brought back for nothing
-        for block in self._live_of(self._order.next_needed(number, Place.AWAY)):
+        for block in self._live_of(self._order.next_needed(number, MemoryLocation.AWAY)):
             if not self._has_room_ahead(block):
                 break
             try:
@@ -192,7 +192,7 @@ class Swap:
     def _has_room_ahead(self, block: Block) -> bool:
         """Tell whether a block may come back now; what is needed later than it has to make room."""
         while not self._policy.may_come(block.nbytes, self._load()):
-            last = next(self._live(Place.COMING), None)
+            last = next(self._live(MemoryLocation.COMING), None)
             if last is None or last.number > block.number:
                 return False
             self._let_go(last)
@@ -203,15 +203,15 @@ class Swap:
         try:
             self._bring(block)
         except torch.cuda.OutOfMemoryError:
-            for other in (*self._live(Place.COMING), *self._alone_at(Place.BACK)):
+            for other in (*self._live(MemoryLocation.COMING), *self._alone_at(MemoryLocation.BACK)):
                 self._let_go(other)
             self._bring(block)
 
     def _drop_used(self) -> None:
         """Give back what backward is done with, and a retained graph still has, once the device is nearly full."""
-        if self._order.nbytes[Place.BACK]:
+        if self._order.nbytes[MemoryLocation.BACK]:
             over = self._policy.over_full(self._load())
-            for block in self._alone_at(Place.BACK) if over else ():
+            for block in self._alone_at(MemoryLocation.BACK) if over else ():
                 if over <= 0:
                     break
                 over -= block.nbytes
@@ -223,8 +223,8 @@ class Swap:
         block.memory, block.arrival = self._device.bring_back(block.host, block.departure)
         block.streams = {self._device.stream()}
         self._name(block.number, storage_of(block.memory))
-        self._flights[block.number] = Flight(block.arrival, block.memory, block.streams)
-        self._order.put(block.number, Place.COMING)
+        self._flights[block.number] = InFlightCopy(block.arrival, block.memory, block.streams)
+        self._order.put(block.number, MemoryLocation.COMING)
         self._counts["back"] += 1
         self._counts["bytes_in"] += block.nbytes
 
@@ -247,7 +247,7 @@ class Swap:
         if key is not None and self._numbers.get(key) == number:  # else others have the storage of a block that died
             del self._numbers[key]
 
-    def _live(self, place: Place) -> Iterator[Block]:
+    def _live(self, place: MemoryLocation) -> Iterator[Block]:
         return self._live_of(self._order.of(place))
 
     def _live_of(self, numbers: Iterator[int] | tuple[int, ...]) -> Iterator[Block]:
@@ -256,13 +256,13 @@ class Swap:
             if block is not None:
                 yield block
 
-    def _load(self) -> Load:
+    def _load(self) -> MemoryLoad:
         used, nbytes = self._device.used(), self._order.nbytes
         self._peak("device_peak", used)
-        return Load(used, self._device.capacity, nbytes[Place.LEAVING], nbytes[Place.COMING])
+        return MemoryLoad(used, self._device.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.COMING])
 
     def _on_host(self) -> int:
-        return sum(nbytes for place, nbytes in self._order.nbytes.items() if place is not Place.HERE)
+        return sum(nbytes for place, nbytes in self._order.nbytes.items() if place is not MemoryLocation.HERE)
 
     def _host_is_full(self) -> bool:
         """Tell whether the host had no room for more than it holds now: then nothing is tried until that is less."""

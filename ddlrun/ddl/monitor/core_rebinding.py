@@ -9,8 +9,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.monitor.procfs import core_of, move_threads, parse_cpus, read_clock, read_load, show_cpus
-from ddlrun.ddl.monitor.spare_cores import Pool
-from ddlrun.ddl.monitor.straggler_detection import CHECKS, MOVES, Figures, Finding, Watch, cause_of, median_and_error
+from ddlrun.ddl.monitor.spare_cores import SpareCores
+from ddlrun.ddl.monitor.straggler_detection import (
+    CHECKS,
+    MOVES,
+    IterationStats,
+    StragglerDetector,
+    StragglerFinding,
+    cause_of,
+    median_and_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,50 +26,50 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
     from numpy.typing import NDArray
 
-    from ddlrun.ddl.monitor.event_log import Journal
+    from ddlrun.ddl.monitor.event_log import EventLog
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.monitor.procfs import Load
+    from ddlrun.ddl.monitor.procfs import CpuLoad
 
 
-class Rebind:
+class CoreRebinding:
     """Watches all learners and moves this one; made by all ranks together.
 
     All ranks of a host give out its cores by the same figures in the same order, so no two learners get the same one.
     `spares` are the CPUs that the plan kept and, after a semicolon, those that it gave to nobody.
     """
 
-    def __init__(self, comm: Intracomm, hosts: Sequence[str], spares: str, journal: Journal) -> None:
+    def __init__(self, comm: Intracomm, hosts: Sequence[str], spares: str, journal: EventLog) -> None:
         self._rank, self._hosts, self._journal = comm.rank, hosts, journal
-        self._watch = Watch()
+        self._watch = StragglerDetector()
         self._moves = 0
-        self._load: tuple[float, Load] | None = None
+        self._load: tuple[float, CpuLoad] | None = None
         kept, _, idle = spares.partition(";")
         masks = _masks(comm)
         self._near = frozenset(masks)
-        self._pool = Pool(masks, parse_cpus(kept), parse_cpus(idle), core_of)
+        self._pool = SpareCores(masks, parse_cpus(kept), parse_cpus(idle), core_of)
 
     @property
     def width(self) -> int:
         """Return how many figures a row has."""
-        return len(Figures._fields)
+        return len(IterationStats._fields)
 
-    def row(self, times: Sequence[Iteration]) -> Figures:
+    def row(self, times: Sequence[Iteration]) -> IterationStats:
         """Return this learner's figures; /proc is read where the last check found it slow, else it costs too much."""
         middle, error = median_and_error([one.compute for one in times])
         inside = median_and_error([one.inside for one in times])[0]
-        figures = Figures(middle, error, inside, moves=self._moves)
+        figures = IterationStats(middle, error, inside, moves=self._moves)
         if self._load is None:
             return figures
         since, before = self._load
         self._load = time.perf_counter(), read_load()
         wall = self._load[0] - since
-        now = Figures(*figures)._replace(**_shares(before, self._load[1], wall))
+        now = IterationStats(*figures)._replace(**_shares(before, self._load[1], wall))
         clock, most = read_clock(os.sched_getaffinity(0))
         return now._replace(clock=clock / most)
 
     def act(self, rows: NDArray[Any]) -> None:
         """Look at all learners' figures; report what is new and move if it is this one's turn."""
-        figures = [Figures(*row) for row in rows.tolist()]
+        figures = [IterationStats(*row) for row in rows.tolist()]
         for finding in self._watch.check(figures):
             if finding.what == "slow":
                 self._slow(finding, figures[finding.rank])
@@ -72,7 +80,7 @@ class Rebind:
         elif self._load is None:
             self._load = time.perf_counter(), read_load()
 
-    def _slow(self, found: Finding, figures: Figures) -> None:
+    def _slow(self, found: StragglerFinding, figures: IterationStats) -> None:
         cause = cause_of(figures, found.score)
         offer = None
         if cause == "queue" and figures.moves < MOVES and found.rank in self._near:
@@ -105,7 +113,7 @@ class Rebind:
         self._moves += 1
         return f"moved from CPUs {show_cpus(before)} to {show_cpus(now)}, {words}, with {threads} threads"
 
-    def _judged(self, found: Finding) -> None:
+    def _judged(self, found: StragglerFinding) -> None:
         self._note(found)
         before = self._pool.give_back(found.rank) if found.what != "better" and found.rank in self._near else None
         if found.rank != self._rank:
@@ -121,14 +129,14 @@ class Rebind:
     def _here(self) -> str:
         return f"rank {self._rank} on {self._hosts[self._rank]}"
 
-    def _note(self, found: Finding, **more: object) -> None:
+    def _note(self, found: StragglerFinding, **more: object) -> None:
         if self._rank == 0:
             self._journal.write(
                 event=found.what, rank=found.rank, host=self._hosts[found.rank], score=found.score, **more
             )
 
 
-def _shares(before: Load, now: Load, wall: float) -> dict[str, float]:
+def _shares(before: CpuLoad, now: CpuLoad, wall: float) -> dict[str, float]:
     """Return what of `wall` seconds went where."""
     # max(nan, 0.0) is nan: what is not known stays so. Threads that ended took their time along.
     gone = [max(later - earlier, 0.0) for earlier, later in zip(before, now, strict=True)]
@@ -138,7 +146,7 @@ def _shares(before: Load, now: Load, wall: float) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _delay(figures: Figures) -> str:
+def _delay(figures: IterationStats) -> str:
     return (
         "" if math.isnan(figures.delayed) else f" (its threads wait {min(figures.delayed, 1):.0%} of the time for one)"
     )

@@ -10,7 +10,7 @@ from contextlib import suppress
 NAME = "ddl.jsonl"
 
 
-class Journal:
+class EventLog:
     """Appends to a file in `folder`; where there is none, or it cannot be written, nothing is kept."""
 
     def __init__(self, folder: str = "") -> None:

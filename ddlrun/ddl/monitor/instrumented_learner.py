@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING, Any, cast
 from ddlrun.allreduce_algorithms import algorithm
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.learner import Learner
-from ddlrun.ddl.monitor.core_rebinding import Rebind
-from ddlrun.ddl.monitor.event_log import Journal
-from ddlrun.ddl.monitor.iteration_report import Dump
-from ddlrun.ddl.monitor.iteration_timer import Pace
-from ddlrun.ddl.monitor.stats_exchange import Rounds
-from ddlrun.ddl.monitor.traffic_meter import Meter, Timed
+from ddlrun.ddl.monitor.core_rebinding import CoreRebinding
+from ddlrun.ddl.monitor.event_log import EventLog
+from ddlrun.ddl.monitor.iteration_report import IterationReport
+from ddlrun.ddl.monitor.iteration_timer import IterationTimer
+from ddlrun.ddl.monitor.stats_exchange import ExchangeRounds
+from ddlrun.ddl.monitor.traffic_meter import TimedCommunicator, TrafficMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.allreduce_algorithms import Way
-    from ddlrun.ddl.algorithm_selection import Choice
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.engine import Work
-    from ddlrun.ddl.launch_context import Host
+    from ddlrun.ddl.engine import Operation
+    from ddlrun.ddl.launch_context import HostPosition
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.reduce_ops import Kind
+    from ddlrun.ddl.reduce_ops import ReduceOp
 
 
-class Watched(Learner):
+class InstrumentedLearner(Learner):
     """A learner whose calls are timed; `environ` tells the run folder and the host's spare CPUs."""
 
-    def __init__(self, grid: Grid, choice: Choice, host: Host, environ: Mapping[str, str]) -> None:
+    def __init__(self, grid: Grid, choice: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> None:
         super().__init__(grid, choice, host)
         self._meter = _meter(grid, choice.options.mode)
         self._dump, self._rebind = _rounds(grid, choice, self._meter, environ)
         self._warm = self._sampled = False
         self._known = self._quick
-        self._pace = Pace()
+        self._pace = IterationTimer()
         if self._dump is not None:
             atexit.register(self._dump.last)
 
@@ -70,7 +70,7 @@ class Watched(Learner):
         with self._pace:
             handle = super().start(arrays, op, axes=axes, wire=wire)
         self._pace.begun(_bytes(arrays))
-        return _Followed(handle, self._pace, self._ended)
+        return _TimedHandle(handle, self._pace, self._ended)
 
     def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401, D102
         with self._pace:
@@ -110,7 +110,7 @@ class Watched(Learner):
             self._engine.meter = self._meter if self._sampled else None
         self._pace.skip()
 
-    def _go(self, way: Way, elements: Any, kind: Kind, axes: str) -> Work | None:  # noqa: ANN401
+    def _go(self, way: AllreduceAlgorithm, elements: Any, kind: ReduceOp, axes: str) -> Operation | None:  # noqa: ANN401
         start = perf_counter()
         work = super()._go(way, elements, kind, axes)
         if self._sampled and way.how == "flat":
@@ -119,21 +119,21 @@ class Watched(Learner):
             self._meter.names[: len(way.algorithms)] = way.algorithms
         return work
 
-    def _native_way(self, elements: Any, kind: Kind, axes: str) -> None:  # noqa: ANN401
+    def _native_way(self, elements: Any, kind: ReduceOp, axes: str) -> None:  # noqa: ANN401
         if not self._sampled:
             super()._native_way(elements, kind, axes)
             return
         from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
         places = self.grid.places(axes or self.grid.axes)
-        timed = [Timed(self.grid.communicator(self.grid.axes[i]), self._meter, i) for i in places]
+        timed = [TimedCommunicator(self.grid.communicator(self.grid.axes[i]), self._meter, i) for i in places]
         allreduce_by_dimension(cast("list[Intracomm]", [comm for comm in timed if comm.size > 1]), elements, kind)
 
 
-class _Followed(Handle):
+class _TimedHandle(Handle):
     """A handle whose waiting is timed."""
 
-    def __init__(self, handle: Handle, pace: Pace, ended: Callable[[Iteration | None], None]) -> None:
+    def __init__(self, handle: Handle, pace: IterationTimer, ended: Callable[[Iteration | None], None]) -> None:
         self._handle, self._pace, self._ended = handle, pace, ended
         self._counted = False
 
@@ -156,26 +156,26 @@ class _Followed(Handle):
             self._pace.done()
 
 
-def _meter(grid: Grid, mode: str) -> Meter:
+def _meter(grid: Grid, mode: str) -> TrafficMeter:
     sizes = grid.topology.dims
     axis_of = {peer: number for number, axis in enumerate(grid.axes) for peer in grid.peers(axis) if peer != grid.rank}
-    return Meter(axis_of, [algorithm(mode, size) for size in sizes])
+    return TrafficMeter(axis_of, [algorithm(mode, size) for size in sizes])
 
 
 def _rounds(
-    grid: Grid, choice: Choice, meter: Meter, environ: Mapping[str, str]
-) -> tuple[Rounds | None, Rounds | None]:
+    grid: Grid, choice: AlgorithmSelector, meter: TrafficMeter, environ: Mapping[str, str]
+) -> tuple[ExchangeRounds | None, ExchangeRounds | None]:
     """Return what reports and what moves, as far as they are asked for; all ranks call it together."""
     base, options = grid.base, choice.options
     hosts = [os.uname().nodename] if base is None else base.allgather(os.uname().nodename)
-    journal = Journal(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
+    journal = EventLog(environ.get("DDLRUN_RUN_DIR", "") if grid.rank == 0 else "")
     dump = rebind = None
     if options.dump_iter:
-        report = Dump(grid, options.mode, hosts, meter, journal)
-        dump = Rounds(base, options.dump_iter, report.width, report)
+        report = IterationReport(grid, options.mode, hosts, meter, journal)
+        dump = ExchangeRounds(base, options.dump_iter, report.width, report)
     if options.rebind_iter and base is not None:
-        mover = Rebind(base, hosts, environ.get("DDLRUN_SPARE_CPUS", ""), journal)
-        rebind = Rounds(base, options.rebind_iter, mover.width, mover)
+        mover = CoreRebinding(base, hosts, environ.get("DDLRUN_SPARE_CPUS", ""), journal)
+        rebind = ExchangeRounds(base, options.rebind_iter, mover.width, mover)
     return dump, rebind
 
 

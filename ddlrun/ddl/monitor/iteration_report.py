@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.dimensions import Grid
-    from ddlrun.ddl.monitor.event_log import Journal
+    from ddlrun.ddl.monitor.event_log import EventLog
     from ddlrun.ddl.monitor.iteration_timer import Iteration
-    from ddlrun.ddl.monitor.traffic_meter import Meter
+    from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
 
 OWN = 5  # figures before those of the dimensions
 
 
-class Line(NamedTuple):
+class DimensionTraffic(NamedTuple):
     """One dimension in one iteration: letters, learners, algorithm, bytes that a learner sends, busy seconds."""
 
     dimension: str
@@ -40,10 +40,10 @@ class Line(NamedTuple):
         return self.sent / self.seconds if self.seconds else 0.0
 
 
-class Dump:
+class IterationReport:
     """Reports on rank 0 what all learners tell; `hosts` has the name of each rank's."""
 
-    def __init__(self, grid: Grid, mode: str, hosts: Sequence[str], meter: Meter, journal: Journal) -> None:
+    def __init__(self, grid: Grid, mode: str, hosts: Sequence[str], meter: TrafficMeter, journal: EventLog) -> None:
         self._grid, self._mode, self._hosts, self._meter, self._journal = grid, mode, hosts, meter, journal
         self._until = 1  # the first iteration counts in no report: it has the start in it
         self._names: list[str] = []
@@ -118,7 +118,7 @@ class Dump:
                 })  # fmt: skip
         return {"start": start, "begin": told(0), "end": told(1), "phases": phases}
 
-    def _lines(self, rows: NDArray[Any]) -> Iterator[Line]:
+    def _lines(self, rows: NDArray[Any]) -> Iterator[DimensionTraffic]:
         """Yield what the last iteration did: of bytes and seconds the median over learners."""
         parts = len(self._names)
         axes = [*self._grid.axes, self._grid.axes]
@@ -126,10 +126,10 @@ class Dump:
         for number, name in enumerate(self._names):
             sent, seconds = (float(np.median(rows[:, OWN + number + at])) for at in (0, parts))
             if sent or seconds:
-                yield Line(axes[number], learners[number], name, sent, seconds)
+                yield DimensionTraffic(axes[number], learners[number], name, sent, seconds)
 
 
-def render_table(head: str, lines: Sequence[Line], foot: str) -> str:
+def render_table(head: str, lines: Sequence[DimensionTraffic], foot: str) -> str:
     """Write a report, one line a dimension."""
     cells = [("dimension", "learners", "algorithm", "sent", "busy", "rate")]
     cells += [

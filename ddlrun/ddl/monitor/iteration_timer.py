@@ -21,7 +21,7 @@ class Iteration(NamedTuple):
     ended: float
 
 
-class Pace:
+class IterationTimer:
     """Follows calls of the library, `with pace:` around each, and finds iterations.
 
     One ends where a call returns that waited for reductions, none is under way, and their bytes are at least half of

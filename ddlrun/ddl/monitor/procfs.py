@@ -17,7 +17,7 @@ CPUS = "/sys/devices/system/cpu"
 THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}
 
 
-class Core(NamedTuple):
+class CpuCore(NamedTuple):
     """A core's CPUs (hardware threads), its package and its NUMA node; -1: not told."""
 
     cpus: frozenset[int]
@@ -25,7 +25,7 @@ class Core(NamedTuple):
     node: int
 
 
-class Load(NamedTuple):
+class CpuLoad(NamedTuple):
     """Since a process began: seconds on a CPU and seconds kept waiting for one of its main thread; seconds kept waiting
     of all its threads; seconds stopped for its cgroup's quota; switches that it did not want.
     """  # noqa: D205
@@ -37,13 +37,13 @@ class Load(NamedTuple):
     switches: float
 
 
-def read_load() -> Load:
+def read_load() -> CpuLoad:
     """Return this process's load."""
     on_cpu, delayed = _schedstat("/proc/self/schedstat")
     threads = [_schedstat(f"{TASKS}/{thread}/schedstat")[1] for thread in _threads()]
     known = [value for value in threads if not math.isnan(value)]
     switches = float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
-    return Load(on_cpu, delayed, sum(known) if known else math.nan, _throttled(), switches)
+    return CpuLoad(on_cpu, delayed, sum(known) if known else math.nan, _throttled(), switches)
 
 
 def read_clock(cpus: Iterable[int]) -> tuple[float, float]:
@@ -56,7 +56,7 @@ def read_clock(cpus: Iterable[int]) -> tuple[float, float]:
     return sum(now for now, _ in known) / len(known), sum(most for _, most in known) / len(known)
 
 
-def core_of(cpu: int) -> Core:
+def core_of(cpu: int) -> CpuCore:
     """Return the core of a CPU."""
     folder = f"{CPUS}/cpu{cpu}"
     siblings = parse_cpus(_read(f"{folder}/topology/thread_siblings_list")) or frozenset({cpu})
@@ -64,7 +64,7 @@ def core_of(cpu: int) -> Core:
     nodes: list[str] = []
     with suppress(OSError):
         nodes = [name[4:] for name in os.listdir(folder) if name.startswith("node") and name[4:].isdigit()]
-    return Core(siblings, int(package), int(min(nodes, default="-1")))
+    return CpuCore(siblings, int(package), int(min(nodes, default="-1")))
 
 
 def move_threads(cpus: frozenset[int]) -> int:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ddlrun.ddl.monitor.procfs import Core
+    from ddlrun.ddl.monitor.procfs import CpuCore
 
 
-class Offer(NamedTuple):
+class SpareCoreOffer(NamedTuple):
     """New CPUs for a learner, and in words whose they were."""
 
     cpus: frozenset[int]
     words: str
 
 
-class Pool:
+class SpareCores:
     """The cores of one host that no learner owns. Learners that ask in the same order get the same cores everywhere.
 
     `masks` has each learner's CPUs, `kept` the cores that the plan reserved, `idle` those that it gave to nobody;
@@ -29,14 +29,14 @@ class Pool:
         masks: Mapping[int, frozenset[int]],
         kept: Iterable[int],
         idle: Iterable[int],
-        core_of: Callable[[int], Core],
+        core_of: Callable[[int], CpuCore],
     ) -> None:
         owned = frozenset[int]().union(*masks.values())
         self._masks, self._core_of = dict(masks), core_of
         self._kept, self._idle = (_free(cpus, owned, core_of) for cpus in (kept, idle))
-        self._taken: dict[int, tuple[frozenset[int], list[Core], list[Core]]] = {}
+        self._taken: dict[int, tuple[frozenset[int], list[CpuCore], list[CpuCore]]] = {}
 
-    def offer(self, rank: int) -> Offer | None:
+    def offer(self, rank: int) -> SpareCoreOffer | None:
         """Take cores for a learner, near ones first: as many as it has, or what there is beside its own."""
         own = self._masks[rank]
         cores = {self._core_of(cpu) for cpu in own}
@@ -59,17 +59,17 @@ class Pool:
         self._kept, self._idle, self._masks[rank] = [*self._kept, *kept], [*self._idle, *idle], before
         return before
 
-    def _take(self, rank: int, cores: Sequence[Core], words: str, *, whole: bool) -> Offer:
+    def _take(self, rank: int, cores: Sequence[CpuCore], words: str, *, whole: bool) -> SpareCoreOffer:
         kept, idle = ([core for core in group if core in cores] for group in (self._kept, self._idle))
         self._kept, self._idle = ([core for core in group if core not in cores] for group in (self._kept, self._idle))
         before = self._masks[rank]
         self._taken[rank] = before, kept, idle
         new = frozenset[int]().union(*(core.cpus for core in cores))
         self._masks[rank] = new if whole and kept else new | before
-        return Offer(self._masks[rank], words)
+        return SpareCoreOffer(self._masks[rank], words)
 
 
-def _free(cpus: Iterable[int], owned: frozenset[int], core_of: Callable[[int], Core]) -> list[Core]:
+def _free(cpus: Iterable[int], owned: frozenset[int], core_of: Callable[[int], CpuCore]) -> list[CpuCore]:
     """Return the cores of CPUs, cut to these CPUs, none of which a learner owns."""
     allowed = frozenset(cpus)
     cores = dict.fromkeys(core_of(cpu) for cpu in sorted(allowed))

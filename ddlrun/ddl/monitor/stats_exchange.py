@@ -29,7 +29,7 @@ class Purpose(Protocol):
         """Do what is to be done; `rows` are (learners, figures), in the order of ranks."""
 
 
-class Exchange:
+class StatsExchange:
     """Rows of `width` numbers over a communicator of its own; made and freed by all ranks together.
 
     Nobody waits: ranks may be at different iterations where a script tests its handles, and a rank that waited there
@@ -86,11 +86,11 @@ class Exchange:
         self._comm.Free()
 
 
-class Rounds:
+class ExchangeRounds:
     """Every so many iterations makes a row of their times, and acts on the rows of all once they have come."""
 
     def __init__(self, comm: MPI.Intracomm | None, every: int, width: int, purpose: Purpose) -> None:
-        self._exchange = None if comm is None else Exchange(comm, width)
+        self._exchange = None if comm is None else StatsExchange(comm, width)
         self._every, self._purpose = every, purpose
         self._times: list[Iteration] = []
 

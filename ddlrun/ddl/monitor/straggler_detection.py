@@ -28,7 +28,7 @@ MOVES = 3
 BETTER = 0.95
 
 
-class Figures(NamedTuple):
+class IterationStats(NamedTuple):
     """What a learner tells of the iterations since the last check; times in seconds, nan: not known, or not looked at.
 
     `compute` is the median of its own compute time, `error` that median's standard error, `inside` the median time in
@@ -48,7 +48,7 @@ class Figures(NamedTuple):
     moves: float = 0
 
 
-class Finding(NamedTuple):
+class StragglerFinding(NamedTuple):
     """What a check found of a learner: "slow", or after a move "better" or "not better"; times the median it takes."""
 
     rank: int
@@ -57,21 +57,21 @@ class Finding(NamedTuple):
     before: float = 0.0
 
 
-class Times(NamedTuple):
+class RelativeTimes(NamedTuple):
     """What each learner took in one check, times the median of all, and the standard error of that."""
 
     taken: Array
     error: Array
 
 
-def times_of(rows: Sequence[Figures]) -> Times:
+def times_of(rows: Sequence[IterationStats]) -> RelativeTimes:
     """Return a check's times; the median of an even number is the lower: half may be slow."""
     compute, error = (np.array(one) for one in zip(*((row.compute, row.error) for row in rows), strict=True))
     middle = max(_low_median(compute), 1e-9)
-    return Times(compute / middle, error / middle)
+    return RelativeTimes(compute / middle, error / middle)
 
 
-def slow_ranks(checks: Sequence[Times]) -> list[int]:
+def slow_ranks(checks: Sequence[RelativeTimes]) -> list[int]:
     """Return those that were beyond the others in each of these checks, and by more than noise on average."""
     mean = np.mean([one.taken for one in checks], axis=0)
     error = np.sqrt(np.sum([one.error**2 for one in checks], axis=0)) / len(checks)
@@ -89,16 +89,16 @@ def median_and_error(times: Sequence[float]) -> tuple[float, float]:
     return middle, 1.2533 * 1.4826 * deviation / math.sqrt(len(times))
 
 
-class Watch:
+class StragglerDetector:
     """Follows learners from check to check. Given the same figures it finds the same on all ranks."""
 
     def __init__(self) -> None:
-        self._recent: deque[Times] = deque(maxlen=CHECKS)
+        self._recent: deque[RelativeTimes] = deque(maxlen=CHECKS)
         self._cool: dict[int, int] = {}
         self._before: dict[int, tuple[float, float]] = {}
         self._trials: dict[int, list[float]] = {}
 
-    def check(self, rows: Sequence[Figures]) -> list[Finding]:
+    def check(self, rows: Sequence[IterationStats]) -> list[StragglerFinding]:
         """Take a check's figures, one for each rank; return what is new."""
         times = times_of(rows)
         self._recent.append(times)
@@ -110,20 +110,20 @@ class Watch:
                 score = statistics.fmean(float(one.taken[rank]) for one in self._recent)
                 self._cool[rank] = COOL
                 self._before[rank] = score, rows[rank].moves
-                found.append(Finding(rank, "slow", score))
+                found.append(StragglerFinding(rank, "slow", score))
         return found
 
     def suspects(self, rank: int) -> bool:
         """Tell whether a learner took longer in the last check, and may be found slow soon."""
         return bool(self._recent) and self._recent[-1].taken[rank] > SUSPECT and self._cool.get(rank, 0) < CHECKS
 
-    def _begin_trials(self, rows: Sequence[Figures]) -> None:
+    def _begin_trials(self, rows: Sequence[IterationStats]) -> None:
         """Begin to judge those that have moved since they were found slow."""
         for rank, (_, moves) in list(self._before.items()):
             if rows[rank].moves > moves and rank not in self._trials:
                 self._trials[rank] = []
 
-    def _judge(self, rank: int, score: float) -> Finding | None:
+    def _judge(self, rank: int, score: float) -> StragglerFinding | None:
         after = self._trials[rank]
         after.append(score)
         if len(after) <= CHECKS:  # the first has iterations from before the move
@@ -131,10 +131,10 @@ class Watch:
         del self._trials[rank]
         before, now = self._before.pop(rank)[0], statistics.median(after[1:])
         self._cool[rank] = COOL
-        return Finding(rank, "better" if now <= BETTER * before else "not better", now, before)
+        return StragglerFinding(rank, "better" if now <= BETTER * before else "not better", now, before)
 
 
-def cause_of(mine: Figures, score: float) -> str:
+def cause_of(mine: IterationStats, score: float) -> str:
     """Say what made a learner slow: "queue" alone is cured by other CPUs; else words for people."""
     whole = max(mine.compute + mine.inside, 1e-9)
     half = mine.compute * (1 - 1 / score) / 2 / whole  # of what it takes longer, as a share of an iteration

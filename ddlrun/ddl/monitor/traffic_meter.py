@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
-    from ddlrun.ddl.schedule import Step
+    from ddlrun.ddl.schedule import ScheduleStep
 
 
 PHASES = ("reduce-scatter", "allgather")
 
 
-class Meter:
+class TrafficMeter:
     """Counts for one learner; `axis_of` has the number of the dimension in which a rank differs from it.
 
     `names` are the algorithms of the dimensions, `wires` the 16-bit formats that travelled there.
@@ -38,7 +38,7 @@ class Meter:
         self._open, self._since = [0] * parts, [0.0] * parts
         self.begins, self.ends = [math.nan] * 2 * parts, [math.nan] * 2 * parts
 
-    def begin(self, step: Step, itemsize: int) -> None:
+    def begin(self, step: ScheduleStep, itemsize: int) -> None:
         """Count a step's messages in."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
         now, phase = perf_counter(), 2 * axis + (not step.combine)
@@ -52,7 +52,7 @@ class Meter:
         for _, low, high in step.sends:
             self.sent[axis] += (high - low) * size
 
-    def end(self, step: Step) -> None:
+    def end(self, step: ScheduleStep) -> None:
         """Count a step's messages out."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
         self._open[axis] -= 1
@@ -71,10 +71,10 @@ class Meter:
             self.begins[phase] = since
 
 
-class Timed:
+class TimedCommunicator:
     """A communicator of one dimension whose collectives of mode m are timed."""
 
-    def __init__(self, comm: Intracomm, meter: Meter, axis: int) -> None:
+    def __init__(self, comm: Intracomm, meter: TrafficMeter, axis: int) -> None:
         self._comm, self._meter, self._axis = comm, meter, axis
         self.size, self.rank = comm.size, comm.rank
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ddlrun.topology import Topology
 
 
-class Batch(NamedTuple):
+class BatchJob(NamedTuple):
     """A job for a batch queue. None, 0 and empty: the scheduler's own default.
 
     `command` is what the job runs, its words as they are; `folder` is where (an absolute path); `name`
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         return self.topology.accelerators * (self.cores or 1)
 
 
-class State(NamedTuple):
+class JobState(NamedTuple):
     """What a scheduler says of a job: its own word, the exit code once it has ended, the log if it names one."""
 
     word: str
@@ -59,14 +59,14 @@ class State(NamedTuple):
     log: str | None = None
 
 
-class Question(NamedTuple):
+class StateQuery(NamedTuple):
     """A command that tells a job's state, and how its output is read (None: it does not say).
 
     `part` matches what of the output is about the job; none: all of it is.
     """
 
     argv: tuple[str, ...]
-    read: Callable[[str], State | None]
+    read: Callable[[str], JobState | None]
     part: str | None = None
 
 
@@ -88,7 +88,7 @@ class Scheduler(NamedTuple):
     template: str
     submit: tuple[str, ...]
     job_id: str
-    questions: tuple[Question, ...]
+    questions: tuple[StateQuery, ...]
     status: tuple[str, ...]
     cancel: tuple[str, ...]
     gone: str
@@ -96,7 +96,7 @@ class Scheduler(NamedTuple):
     log: str | None = None
     log_id: tuple[str, ...] = ()
     refuses: Mapping[str, str] = {}
-    problems: Callable[[Batch], list[str]] = lambda _: []
+    problems: Callable[[BatchJob], list[str]] = lambda _: []
     gpus: tuple[tuple[str, ...], str] | None = None
     trial: tuple[str, ...] | None = None
     stream: tuple[str, ...] | None = None
@@ -121,7 +121,7 @@ def filled(argv: tuple[str, ...], job_id: str) -> tuple[str, ...]:
     return tuple(word.replace("{id}", job_id) for word in argv)
 
 
-def understood(question: Question, text: str, job_id: str) -> State | None:
+def understood(question: StateQuery, text: str, job_id: str) -> JobState | None:
     """Return what the answer to a question says of a job."""
     if question.part is None:
         return question.read(text)

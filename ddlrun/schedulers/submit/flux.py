@@ -2,27 +2,27 @@
 
 import re
 
-from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, Question, Scheduler, State
+from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, JobState, Scheduler, StateQuery
 
 RESULTS = {"COMPLETED": 0, "FAILED": None, "TIMEOUT": TIME_LIMIT, "CANCELED": TERMINATED}
 
 
-def read_jobs(text: str) -> State | None:
+def read_jobs(text: str) -> JobState | None:
     """Read a line of `flux jobs -n -o "{status}|{returncode}"`: signals are negative there, or a shell's.
 
     >>> read_jobs("FAILED|-9")
-    State(word='FAILED', code=137, log=None)
+    JobState(word='FAILED', code=137, log=None)
     >>> read_jobs("RUN|")
-    State(word='RUN', code=None, log=None)
+    JobState(word='RUN', code=None, log=None)
     """
     match = re.search(r"^([A-Z]+)\|(-?\d*)", text, re.MULTILINE)
     if match is None:
         return None
     if match[1] not in RESULTS:
-        return State(match[1])
+        return JobState(match[1])
     fixed = RESULTS[match[1]]
     own = int(match[2]) if match[2] else 1
-    return State(match[1], fixed if fixed is not None else 128 - own if own < 0 else own or 1)
+    return JobState(match[1], fixed if fixed is not None else 128 - own if own < 0 else own or 1)
 
 
 FLUX = Scheduler(
@@ -32,7 +32,7 @@ FLUX = Scheduler(
     template="flux.sh.j2",
     submit=("flux", "batch"),
     job_id=r"(\S+)\s*$",
-    questions=(Question(("flux", "jobs", "-n", "-o", "{status}|{returncode}", "{id}"), read_jobs),),
+    questions=(StateQuery(("flux", "jobs", "-n", "-o", "{status}|{returncode}", "{id}"), read_jobs),),
     status=("flux", "jobs", "{id}"),
     cancel=("flux", "cancel", "{id}"),
     gone=r"No such|not found|invalid job|unknown job",

@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlrun.schedulers.submit import TIME_LIMIT, Batch, Question, Scheduler, State
+from ddlrun.schedulers.submit import TIME_LIMIT, BatchJob, JobState, Scheduler, StateQuery
 
 LABEL = "ddlrun/job"
 LAUNCHER = f"{LABEL}={{id}},ddlrun/role=launcher"
 
 
-def read_job(text: str) -> State | None:
+def read_job(text: str) -> JobState | None:
     """Read `kubectl get mpijobs,pods -o json`: the job's last true condition, and its launcher's exit code."""
     try:
         found = json.loads(text)
@@ -23,11 +23,11 @@ def read_job(text: str) -> State | None:
     conditions = [one for one in jobs[0].get("status", {}).get("conditions", []) if one.get("status") == "True"]
     for one in conditions:
         if one["type"] == "Succeeded":
-            return State("Succeeded", 0)
+            return JobState("Succeeded", 0)
         if one["type"] == "Failed":
             late = "DeadlineExceeded" in f"{one.get('reason')} {one.get('message')}"
-            return State("Failed", TIME_LIMIT if late else _exit_code(items))
-    return State(conditions[-1]["type"] if conditions else "Pending")
+            return JobState("Failed", TIME_LIMIT if late else _exit_code(items))
+    return JobState(conditions[-1]["type"] if conditions else "Pending")
 
 
 def _exit_code(items: Sequence[Mapping[str, Any]]) -> int:
@@ -44,7 +44,7 @@ def _exit_code(items: Sequence[Mapping[str, Any]]) -> int:
     return next((int(code) for code in reversed(codes) if code), 1)
 
 
-def _problems(batch: Batch) -> list[str]:
+def _problems(batch: BatchJob) -> list[str]:
     wanted = "Kubernetes: say which image the pods are: --image NAME, with ddlrun, Open MPI and sshd in it"
     return [] if batch.image else [wanted]
 
@@ -57,8 +57,8 @@ KUBERNETES = Scheduler(
     submit=("kubectl", "create", "-f", "-", "-o", "name"),
     job_id=r"([a-z0-9.-]+)\s*$",
     questions=(
-        Question(("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}", "-o", "json"), read_job),
-        Question(("kubectl", "get", "mpijob", "{id}", "-o", "json"), read_job),  # of the user's own template
+        StateQuery(("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}", "-o", "json"), read_job),
+        StateQuery(("kubectl", "get", "mpijob", "{id}", "-o", "json"), read_job),  # of the user's own template
     ),
     status=("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}"),
     cancel=("kubectl", "delete", "mpijob", "{id}"),

@@ -2,7 +2,7 @@
 
 import re
 
-from ddlrun.schedulers.submit import TIME_LIMIT, Question, Scheduler, State
+from ddlrun.schedulers.submit import TIME_LIMIT, JobState, Scheduler, StateQuery
 
 
 def minutes(seconds: int) -> str:
@@ -15,23 +15,23 @@ def minutes(seconds: int) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def read_bjobs(text: str) -> State | None:
+def read_bjobs(text: str) -> JobState | None:
     """Read a line of `bjobs -noheader -o "stat exit_code exit_reason delimiter='|'"`.
 
     >>> read_bjobs("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit")
-    State(word='EXIT', code=124, log=None)
+    JobState(word='EXIT', code=124, log=None)
     >>> read_bjobs("RUN|-|-")
-    State(word='RUN', code=None, log=None)
+    JobState(word='RUN', code=None, log=None)
     """
     match = re.search(r"^([A-Z]+) *\|([^|\n]*)(?:\|(.*))?$", text, re.MULTILINE)
     if match is None:
         return None
     word, code, reason = match[1], match[2].strip(), match[3] or ""
     if word == "DONE":
-        return State(word, 0)
+        return JobState(word, 0)
     if word != "EXIT":
-        return State(word)
-    return State(word, TIME_LIMIT if "RUNLIMIT" in reason else int(code) if code.isdigit() and int(code) else 1)
+        return JobState(word)
+    return JobState(word, TIME_LIMIT if "RUNLIMIT" in reason else int(code) if code.isdigit() and int(code) else 1)
 
 
 LSF = Scheduler(
@@ -42,9 +42,9 @@ LSF = Scheduler(
     submit=("env", "LSB_STDOUT_DIRECT=Y", "bsub"),  # else the log comes when the job has ended
     job_id=r"Job <(\d+)>",
     questions=(
-        Question(("bjobs", "-noheader", "-o", "stat exit_code exit_reason delimiter='|'", "{id}"), read_bjobs),
+        StateQuery(("bjobs", "-noheader", "-o", "stat exit_code exit_reason delimiter='|'", "{id}"), read_bjobs),
         # Older ones do not know exit_reason.
-        Question(("bjobs", "-a", "-noheader", "-o", "stat exit_code delimiter='|'", "{id}"), read_bjobs),
+        StateQuery(("bjobs", "-a", "-noheader", "-o", "stat exit_code delimiter='|'", "{id}"), read_bjobs),
     ),
     status=("bjobs", "-l", "{id}"),
     cancel=("bkill", "{id}"),

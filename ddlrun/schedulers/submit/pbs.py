@@ -2,24 +2,24 @@
 
 import re
 
-from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, Question, Scheduler, State, clock
+from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, JobState, Scheduler, StateQuery, clock
 
 WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME
 
 
-def read_qstat(text: str) -> State | None:
+def read_qstat(text: str) -> JobState | None:
     r"""Read `qstat -f`: signals are 256 + n there, or 128 + n; what was deleted before it ran has no status.
 
     >>> read_qstat("Job Id: 7.pbs\n    job_state = F\n    Exit_status = 271\n")
-    State(word='F', code=143, log=None)
+    JobState(word='F', code=143, log=None)
     """
     state = re.search(r"^\s*job_state = (\w)", text, re.MULTILINE)
     if state is None:
         return None
     status = re.search(r"^\s*exit_status = (-?\d+)", text, re.MULTILINE | re.IGNORECASE)
     if state[1] not in "FC":
-        return State(state[1])
-    return State(state[1], _code(int(status[1])) if status else TERMINATED)
+        return JobState(state[1])
+    return JobState(state[1], _code(int(status[1])) if status else TERMINATED)
 
 
 def _code(status: int) -> int:
@@ -36,8 +36,8 @@ PBS = Scheduler(
     submit=("qsub",),
     job_id=r"^(\d+\S*)",
     questions=(
-        Question(("qstat", "-x", "-f", "{id}"), read_qstat),
-        Question(("qstat", "-f", "{id}"), read_qstat),  # where -x is XML, as in Torque
+        StateQuery(("qstat", "-x", "-f", "{id}"), read_qstat),
+        StateQuery(("qstat", "-f", "{id}"), read_qstat),  # where -x is XML, as in Torque
     ),
     status=("qstat", "-x", "-f", "{id}"),
     cancel=("qdel", "{id}"),

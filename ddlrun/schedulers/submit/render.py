@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from ddlrun.errors import InputError
-from ddlrun.schedulers.submit import Batch, Scheduler
+from ddlrun.schedulers.submit import BatchJob, Scheduler
 
 # Field of Batch -> option; what goes into a directive's line, where a blank or a quote would begin something else.
 PLAIN = {
@@ -25,7 +25,7 @@ ONLY = {
 }
 
 
-def check(batch: Batch, scheduler: Scheduler) -> None:
+def check(batch: BatchJob, scheduler: Scheduler) -> None:
     """Raise InputError for all that the scheduler cannot do, or that would break out of its line."""
     given = {field for field, value in batch._asdict().items() if value not in (None, False, ())}
     problems = [f"{OPTIONS[field]}: {why}" for field, why in scheduler.refuses.items() if field in given]
@@ -42,7 +42,7 @@ def check(batch: Batch, scheduler: Scheduler) -> None:
         _check_word(word, scheduler)
 
 
-def _broken_lines(batch: Batch) -> list[str]:
+def _broken_lines(batch: BatchJob) -> list[str]:
     values = {option: getattr(batch, field) for field, option in PLAIN.items()}
     problems = [
         f"{option} {value!r}: blanks, quotes, # and control characters cannot stand there; leave them out"
@@ -91,7 +91,7 @@ def scalar(value: str | Sequence[str]) -> str:
     ).strip()
 
 
-def render(batch: Batch, scheduler: Scheduler, template: str, where: str, version: str) -> str:
+def render(batch: BatchJob, scheduler: Scheduler, template: str, where: str, version: str) -> str:
     """Return the script (or manifest) of a Jinja2 template's text.
 
     Templates see `job` (a Batch), `time` and `warn` (as the scheduler writes times; none: empty), `version`, and the

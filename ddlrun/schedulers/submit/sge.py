@@ -2,7 +2,7 @@
 
 import re
 
-from ddlrun.schedulers.submit import LOST_HOST, TIME_LIMIT, Batch, Question, Scheduler, State
+from ddlrun.schedulers.submit import LOST_HOST, TIME_LIMIT, BatchJob, JobState, Scheduler, StateQuery
 
 # Fields of a line of the accounting file, from 0, and what `failed` says of a job at its time limit.
 FAILED, STATUS, PE_TASK = 11, 12, 41
@@ -12,24 +12,24 @@ ACCOUNTING = (
 )
 
 
-def read_qstat(line: str) -> State | None:
+def read_qstat(line: str) -> JobState | None:
     """Read a job's line of `qstat`: id, priority, name, owner, state.
 
     >>> read_qstat("      5 0.55500 ddlrun-tra me           qw    11/21/2026 10:57:30")
-    State(word='qw', code=None, log=None)
+    JobState(word='qw', code=None, log=None)
     """
     words = line.split()
-    return State(words[4]) if len(words) > 4 else None
+    return JobState(words[4]) if len(words) > 4 else None
 
 
-def read_accounting(text: str) -> State | None:
+def read_accounting(text: str) -> JobState | None:
     r"""Read a job's lines of the accounting file, as accounting(5) has them; None while the job's own is missing.
 
     The tasks that the job started on its hosts have lines too, often seconds before; those of a job that was started
     again all count, the last one for the exit code, which is a shell's. Where sites keep no such file: `qacct -j {id}`.
 
     >>> read_accounting("failed       37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status  137\n")
-    State(word='ended', code=124, log=None)
+    JobState(word='ended', code=124, log=None)
     """
     lines = [line.split(":") for line in text.splitlines() if line.count(":") > PE_TASK]
     own = [line for line in lines if line[PE_TASK] == "NONE"]
@@ -40,12 +40,12 @@ def read_accounting(text: str) -> State | None:
     if not status:
         return None
     if failed == AT_LIMIT:
-        return State("ended", TIME_LIMIT)
+        return JobState("ended", TIME_LIMIT)
     lost = failed != "0" and not int(status)
-    return State("ended", LOST_HOST if lost else int(status))
+    return JobState("ended", LOST_HOST if lost else int(status))
 
 
-def _problems(batch: Batch) -> list[str]:
+def _problems(batch: BatchJob) -> list[str]:
     if not batch.gpus % batch.host_cores:
         return []
     clash = (
@@ -62,8 +62,8 @@ SGE = Scheduler(
     submit=("qsub", "-terse"),
     job_id=r"^(\d+)",
     questions=(
-        Question(("qstat", "-u", "*"), read_qstat, r"^ *{id} .*$"),
-        Question(("sh", "-c", ACCOUNTING), read_accounting),
+        StateQuery(("qstat", "-u", "*"), read_qstat, r"^ *{id} .*$"),
+        StateQuery(("sh", "-c", ACCOUNTING), read_accounting),
     ),
     status=("qstat", "-j", "{id}"),
     cancel=("qdel", "{id}"),
