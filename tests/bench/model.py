@@ -92,10 +92,10 @@ def show(rows: list[Row]) -> None:
     for nic, uplink in dict.fromkeys(row[:2] for row in rows):
         here = [row for row in rows if row[:2] == (nic, uplink)]
         chosen, best = min(here, key=lambda row: row.predicted), min(here, key=lambda row: row.measured)
-        print(f"{nic}/{uplink}: predicted best {chosen.name}, measured best {best.name}: "
-              f"{100 * (chosen.measured / best.measured - 1):.1f} % slower")  # fmt: skip
+        print(f"{nic}/{uplink}: predicted best {chosen.name}, measured best {best.name}; "
+              f"following the prediction costs {100 * (chosen.measured / best.measured - 1):.1f} %")  # fmt: skip
     errors = sorted(100 * abs(row.error) for row in rows)
-    print(f"{len(rows)} cells: error {statistics.median(errors):.1f} % in the middle, {errors[-1]:.1f} % at most")
+    print(f"{len(rows)} cells: median error {statistics.median(errors):.1f} %, largest error {errors[-1]:.1f} %")
 
 
 def asked() -> argparse.Namespace:
@@ -134,7 +134,8 @@ def main() -> None:
     options = asked()
     if why_not() and not options.read:
         sys.exit(why_not())
-    print("| NIC/uplink Mbit/s | mode:shape | predicted s | measured s | of runs | error |\n|---|---|---|---|---|---|")
+    print("| NIC/uplink Mbit/s | mode:shape | predicted s | measured s | range of runs | error |")
+    print("|---|---|---|---|---|---|")
     rows: list[Row] = []
     for row in kept(options.read) if options.read else taken(options):
         rows.append(row)

@@ -52,7 +52,7 @@ def case(*words: object) -> Any:
 def launch() -> None:
     """Plan launches on hosts that are not there."""
     table(
-        "learners|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest word|longest variable|printed",
+        "learners|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest argument|longest variable|output",
         map(_launch, SHAPES),
     )
     print(f"longest word possible {WORD}, all of them with the environment {ALL} (getconf ARG_MAX)\n")
@@ -88,14 +88,14 @@ def tree() -> None:
             levels.append(min(left, level))
             left, level = left - level, level * RADIX
         rows.append([f"{sum(levels):,}", len(levels), " + ".join(f"{here:,}" for here in levels), levels[0]])
-    table("hosts|levels|daemons of each level|ssh that mpirun itself starts", rows)
+    table("hosts|levels|daemons of each level|ssh processes started by mpirun itself", rows)
 
 
 def preflight() -> None:
     """Judge simulated answers."""
     found = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in SHAPES]
     table(
-        "hosts|bytes of a script|of an answer|CPU s|MiB",
+        "hosts|script, bytes|reply, bytes|CPU s|MiB",
         [
             [f"{hosts:,}", f"{one['script']:,}", f"{one['answer']:,}", f"{one['judge']:.1f}", f"{one['mib']:,.0f}"]
             for hosts, one in found
@@ -107,7 +107,7 @@ def fanout() -> None:
     """Ask through a stand-in for ssh that prints a simulated answer."""
     found = [(hosts, case("fanout", hosts)) for hosts in (125, 500, 1000)]
     table(
-        "hosts|CPU ms a host, of ddlrun alone|MiB",
+        "hosts|CPU ms per host, ddlrun only|MiB",
         [[f"{hosts:,}", f"{one['own'] * 1000 / hosts:.1f}", f"{one['mib']:.0f}"] for hosts, one in found],
     )
 
@@ -116,7 +116,7 @@ def keepers() -> None:
     """Let many keepers come at once, and say that they live."""
     found = [(ranks, case("keepers", ranks)) for ranks in (1000, 4000, 16000)]
     table(
-        "ranks at once|CPU us to let one in|to hear one's sign of life|to tell one of ours|MiB",
+        "ranks at once|CPU us per connection|per heartbeat received|per heartbeat sent|MiB",
         [
             [
                 f"{ranks:,}", *(f"{one[name] * 1e6 / ranks:.0f}" for name in ("let_in", "hear", "tell")),
@@ -131,7 +131,7 @@ def allreduce() -> None:
     """Predict allreduces of two models' gradients."""
     for title, rows in case("allreduce"):
         print(f"{title}; ms (what limits it, steps)\n")
-        table("learners|topology|mode p|rings by dimension|halving by dimension|one ring of all|mode r", rows)
+        table("learners|topology|mode p|rings by dimension|halving by dimension|one ring over all|mode r", rows)
 
 
 def oracle(major: str, shape: str) -> None:

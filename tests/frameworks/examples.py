@@ -104,7 +104,7 @@ def cell(example: Example, major: int, cluster: Cluster | None) -> str:
 def table() -> str:
     """Run everything under both majors on one host and on two; return a Markdown table."""
     lines = [
-        "| what averages | example | 4.1, one host | 4.1, two hosts | 5.0, one host | 5.0, two hosts |",
+        "| gradients averaged by | example | 4.1, one host | 4.1, two hosts | 5.0, one host | 5.0, two hosts |",
         "|---|---|---|---|---|---|",
     ]
     with Cluster(hosts_per_rack=2, racks=1) as two:
