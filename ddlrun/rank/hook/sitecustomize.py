@@ -96,7 +96,7 @@ def _fail(code: int) -> None:
     if code == 0 or _finalizing or not _uses_mpi():
         return
     _failed.append(code)
-    try:
+    try:  # noqa: SIM105 - contextlib cannot be imported where too many files are open
         _thread.start_new_thread(_leave_after_grace, (code,))
     except RuntimeError:  # no thread can be started: there is no time limit
         pass
@@ -119,7 +119,6 @@ def _leave_after_grace(code: int) -> None:
 
 def _leave(code: int) -> None:
     """Flush all files and end the process."""
-    import contextlib
     import gc
     import io
     import os
@@ -127,11 +126,12 @@ def _leave(code: int) -> None:
     # By type alone: isinstance asks an object for its __class__, and some of torch's warn when they are asked.
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
     files = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
-    for file in sorted(
-        files, key=lambda file: not isinstance(file, io.TextIOWrapper)
-    ):  # text files flush into binary ones
-        with contextlib.suppress(Exception):
+    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # text files flush into binary files
+    for file in files:
+        try:  # noqa: SIM105 - as in _fail
             file.flush()
+        except Exception:  # noqa: BLE001, S110 - a closed file, or a full disk
+            pass
     os._exit(code)
 
 
