@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import launch_line
 
+pytestmark = pytest.mark.openmpi(5)
+
 
 @pytest.fixture(params=["3.10", "3.11", "3.12", "3.13"])
 def python(request: pytest.FixtureRequest) -> str:
