@@ -1,11 +1,15 @@
-"""Python imports this before a rank's script: a rank that fails then ends at once, whatever others wait for.
+"""Start-up hook of a Python rank: a rank that fails does not wait in MPI_Finalize.
 
-An uncaught exception or sys.exit(not 0) leads Python to its finalization, in which mpi4py calls
-MPI_Finalize: that waits for all other ranks, and these wait for this one. So the process ends after
-the script's own atexit functions, before MPI's; or after a while, where those or threads wait, too.
+Python imports this module before the rank's script. After an uncaught exception or sys.exit(nonzero) Python
+finalizes, and mpi4py calls MPI_Finalize, which waits for the other ranks, which may wait for this one. The hook
+notices the failure and ends the process after the script's own atexit functions, before those of MPI. If threads
+or atexit functions block, it does so after GRACE_SECONDS.
+
+The hook starts nothing after the atexit functions: once Python finalizes, no other thread runs any more, and a
+start that waits for its thread blocks indefinitely.
 """
 
-# ruff: noqa: PLC0415, INP001 - only what is needed is imported, and never ours by a package's name
+# ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
 # mypy: disable-error-code="import-not-found"
 
 import sys
@@ -14,102 +18,144 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
-MOST_SECONDS = 60.0
+GRACE_SECONDS = 60.0
+# These end with MPI_Abort, which mpi4py calls at the end of the finalization.
+ABORTING_MODULES = ("mpi4py.run", "mpi4py.__main__", "mpi4py.futures.__main__")
+
+_failed: "list[int]" = []  # the exit code; quoted, so that old versions of Python can import this module
+_finalizing = False
+_main_thread = 0
+_plain_hook = sys.excepthook
+_plain_exit = sys.exit
 
 
 class _Exit(SystemExit):
-    """Knows whether it ended Python or was caught: no Python function is left where it ended it."""
+    """A SystemExit that records the failure when Python ends because of it.
 
-    top = ""
+    Python then reads the exit code from C, with no Python function on the stack. A script that catches
+    the exception reads it from a function.
+    """
 
-    def __del__(self) -> None:
-        ends = sys is not None and sys.meta_path is not None and sys._getframe().f_back is None  # noqa: SLF001
-        if ends:
-            _note(self, self.top)
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        if name == "code" and sys._getframe().f_back is None:  # noqa: SLF001
+            _fail(_exit_code(value))
+        return value
+
+    def __reduce__(self) -> "tuple[type[SystemExit], tuple[object, ...]]":
+        return SystemExit, self.args  # another process may have no such class
 
 
-_Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # as tracebacks show it
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # for tracebacks
 _Exit.__module__ = "builtins"
 
 
-def _note(end: SystemExit, where: str) -> None:
-    """Take note of an exit of the script, or of what `python -m` runs; not of one in an atexit function."""
-    if end.code not in (None, 0) and where in ("<module>", "_run_module_as_main"):
-        _fail(end.code & 255 if isinstance(end.code, int) else 1)
+def _exit(status: object = None) -> None:
+    """Replace sys.exit in Python before 3.12."""
+    if _in_main_thread() and _exit_code(status) and not isinstance(status, (tuple, BaseException)):
+        raise _Exit(status)
+    _plain_exit(status)  # type: ignore[arg-type]
+
+
+def _exit_code(status: object) -> int:
+    """Return the exit code that Python makes of the argument of sys.exit."""
+    if status is None:
+        return 0
+    return status & 255 if isinstance(status, int) else 1
 
 
 def _unwound(code: "CodeType", _offset: int, error: BaseException) -> None:
-    """Python 3.12 calls this for each function that an exception leaves."""
-    if isinstance(error, SystemExit) and _in_main() and sys._getframe(1).f_back is None:  # noqa: SLF001
-        _note(error, code.co_name)
+    """Record a SystemExit that leaves the script; Python 3.12 calls this for each function that an exception leaves."""
+    outermost = code.co_name in ("<module>", "_run_module_as_main") and sys._getframe(1).f_back is None  # noqa: SLF001
+    if outermost and isinstance(error, SystemExit) and _in_main_thread():
+        _fail(_exit_code(error.code))
 
 
-def _in_main() -> bool:
+def _hook(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
+    """Replace sys.excepthook; it may also be called by a script that only prints an exception."""
+    _plain_hook(kind, value, trace)
+    ends = _in_main_thread() and sys._getframe().f_back is None  # noqa: SLF001
+    if ends and not hasattr(sys, "ps1") and not sys.flags.interactive:
+        _fail(_error_code(value))
+
+
+def _error_code(error: BaseException) -> int:
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _in_main_thread() -> bool:
     import _thread
 
     return _thread.get_ident() == _main_thread
 
 
-_failed: "list[int]" = []  # quoted: whatever Python a rank starts must read this
-_before = sys.excepthook
-_plain_exit = sys.exit
-_main_thread = 0
-
-
 def _fail(code: int) -> None:
-    """Note that Python is about to end with an error; where MPI is in the process, see to it that it does."""
-    import threading
+    """Record that Python is about to end with this exit code, and start the time limit."""
+    import _thread
+
+    if code == 0 or _finalizing or not _uses_mpi():
+        return
+    _failed.append(code)
+    try:  # noqa: SIM105 - contextlib cannot be imported where too many files are open
+        _thread.start_new_thread(_leave_after_grace, (code,))
+    except RuntimeError:  # no thread can be started: there is no time limit
+        pass
+
+
+def _uses_mpi() -> bool:
+    try:
+        with open("/proc/self/maps") as file:
+            return "libmpi" in file.read()
+    except OSError:  # the script may have failed because too many files are open
+        return True
+
+
+def _leave_after_grace(code: int) -> None:
     import time
 
-    with open("/proc/self/maps") as file:
-        if "libmpi" not in file.read():
-            return
-
-    def end() -> None:
-        time.sleep(MOST_SECONDS)
-        _leave()
-
-    _failed.append(code)
-    threading.Thread(target=end, daemon=True).start()
+    time.sleep(GRACE_SECONDS)
+    _leave(code)
 
 
-def _leave() -> None:
-    import contextlib
+def _leave(code: int) -> None:
+    """Flush all files and end the process."""
     import gc
     import io
     import os
 
     # By type alone: isinstance asks an object for its __class__, and some of torch's warn when they are asked.
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    files = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
-    for file in sorted(files, key=lambda one: not isinstance(one, io.TextIOWrapper)):  # what these hold goes into those
-        with contextlib.suppress(Exception):
+    files = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+    files.sort(key=lambda file: not isinstance(file, io.TextIOWrapper))  # text files flush into binary files
+    for file in files:
+        try:  # noqa: SIM105 - as in _fail
             file.flush()
-    os._exit(_failed[0])
+        except Exception:  # noqa: BLE001, S110 - a closed file, or a full disk
+            pass
+    os._exit(code)
 
 
-def _hook(kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None") -> None:
-    _before(kind, value, trace)
-    ends = _in_main() and sys._getframe().f_back is None  # noqa: SLF001 - else somebody only wants it printed
-    if ends and not hasattr(sys, "ps1") and not sys.flags.interactive:
-        _fail(130 if kind is KeyboardInterrupt else 1)
+def _at_end() -> None:
+    """End a failed process; Python calls this after the atexit functions of the script."""
+    global _finalizing  # noqa: PLW0603 - a module of its own in each process
+    error = getattr(sys, "last_value", None)
+    if not _failed and sys.excepthook is not _hook and error is not None and _uses_mpi():
+        _failed.append(_error_code(error))  # the script replaced the excepthook
+    _finalizing = True
+    if _failed and not _mpi4py_aborts():
+        _leave(_failed[0])
 
 
-def _exit(status: "int | str | None" = None) -> None:
-    if not _in_main():
-        _plain_exit(status)
-    end = _Exit(status)
-    frame = sys._getframe()  # noqa: SLF001
-    while frame.f_back is not None:
-        frame = frame.f_back
-    end.top = frame.f_code.co_name  # the script, or a function that Python itself calls at its end
-    raise end
+def _mpi4py_aborts() -> bool:
+    """Return whether mpi4py ends this failed process with MPI_Abort."""
+    program = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return "mpi4py.MPI" in sys.modules and getattr(program, "name", None) in ABORTING_MODULES
 
 
 def _watch_exits() -> None:
-    """Notice each SystemExit that ends Python: before 3.12, those of sys.exit, exit and quit."""
+    """Notice each SystemExit that ends Python: before 3.12 only those of sys.exit, exit and quit."""
     monitoring = getattr(sys, "monitoring", None)
-    tool = 4  # not one of those that debuggers, coverage, profilers and optimizers have
+    tool = 4  # debuggers, coverage, profilers and optimizers have other numbers
     if monitoring is not None and monitoring.get_tool(tool) is None:
         monitoring.use_tool_id(tool, "ddlrun")
         monitoring.register_callback(tool, monitoring.events.PY_UNWIND, _unwound)
@@ -123,13 +169,6 @@ def _watch_exits() -> None:
             setattr(builtins, name, _exit)
 
 
-def _at_end() -> None:
-    if not _failed and sys.excepthook is not _hook and getattr(sys, "last_value", None) is not None:
-        _fail(1)  # the script has an excepthook of its own
-    if _failed:
-        _leave()
-
-
 def _install() -> None:
     global _main_thread  # noqa: PLW0603 - a module of its own in each process
     import _thread
@@ -139,7 +178,7 @@ def _install() -> None:
     _main_thread = _thread.get_ident()
     folder = os.path.dirname(os.path.abspath(__file__))
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if folder not in before:  # somebody imports this for a look at it
+    if folder not in before:  # imported by something other than a rank
         return
     paths = [path for path in before if path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -149,11 +188,11 @@ def _install() -> None:
     atexit.register(_at_end)  # the first to be registered is the last to run
     sys.excepthook = _hook
     _watch_exits()
-    _run_the_other()
+    _run_shadowed_sitecustomize()
 
 
-def _run_the_other() -> None:
-    """Run the sitecustomize that there is without this one."""
+def _run_shadowed_sitecustomize() -> None:
+    """Import the sitecustomize that Python would have found without this one."""
     this = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401
