@@ -87,7 +87,7 @@ def neutral(script: str) -> str:
 
 def test_options_that_the_pages_name_exist() -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", page()))
-    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint"}
+    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint", "--nproc-per-node", "--nnodes"}
     for path in PAGES:
         named = {
             option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())
