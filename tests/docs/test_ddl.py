@@ -13,7 +13,7 @@ from tests.conftest import launch_line
 from tests.docs.pages import script
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "from-powerai-ddl.md"
-SCRIPTS = re.findall(r"```python\n(import ddl\n(?:.*\n)*?)```", PAGE.read_text())
+SCRIPTS = re.findall(r"```python\n(from ddlrun import ddl\nimport (?:.*\n)*?)```", PAGE.read_text())
 KERAS = all(importlib.util.find_spec(name) for name in ("keras", "torch"))
 NO_KERAS = pytest.mark.skipif(not KERAS, reason="no keras, or no torch for it")
 
@@ -25,8 +25,10 @@ NO_KERAS = pytest.mark.skipif(not KERAS, reason="no keras, or no torch for it")
     indirect=["major"],
 )
 def test_a_script_for_ibms_ddl_needs_its_import_changed(mpirun: str, tmp_path: Path, shown: str) -> None:
-    ((old, new),) = re.findall(r"```diff\n-(.*)\n\+(.*)\n```", PAGE.read_text())
-    (tmp_path / "train.py").write_text(shown.replace(old, new, 1))
+    ((_, new),) = re.findall(r"```diff\n-(.*)\n\+(.*)\n```", PAGE.read_text())
+    assert shown.startswith(f"{new}\n")
+    assert shown.count("import ddl\n") == 1
+    (tmp_path / "train.py").write_text(shown)
     argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--mode", "r")
     environ = {**os.environ, "KERAS_BACKEND": "torch"}
     done = subprocess.run(

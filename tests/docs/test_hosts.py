@@ -83,10 +83,10 @@ def test_salloc(slurm: SlurmCluster, tmp_path: Path) -> None:
 
 
 def test_slurm_prints_what_the_page_shows(slurm: SlurmCluster, tmp_path: Path) -> None:
-    job = submit(slurm, tmp_path, script("slurm", "What was found"), "", {})
+    job = submit(slurm, tmp_path, script("slurm", "Show what ddlrun found"), "", {})
     slurm.wait_for(job, "COMPLETED")
     printed = re.sub(r"Slurm job \d+", "Slurm job 7", (tmp_path / f"slurm-{job}.out").read_text())
-    assert printed == script("slurm", "What was found", kind="text")
+    assert printed == script("slurm", "Show what ddlrun found", kind="text")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_slurm_prints_what_the_page_shows(slurm: SlurmCluster, tmp_path: Path) -
          ["rank 0 h1 4", "rank 1 h1 4", "rank 2 h3 4", "rank 3 h3 4"]),
         ("Heterogeneous jobs", "a heterogeneous job: daemons are started by ssh",
          [f"rank {rank} h{rank // 2 + 1} 6" for rank in range(6)]),
-        ("By ssh", "", EIGHT),
+        ("Use ssh instead of srun", "", EIGHT),
     ],
 )  # fmt: skip
 def test_other_jobs_of_slurm(slurm: SlurmCluster, tmp_path: Path, title: str, words: str, told: list[str]) -> None:
@@ -117,7 +117,7 @@ def test_an_array_of_slurm(slurm: SlurmCluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", [["--batch"], []], ids=["script", "steps"])
 def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: list[str]) -> None:
-    job = submit(slurm, tmp_path, script("slurm", "A warning, and starting again"), WARNED, SLURM)
+    job = submit(slurm, tmp_path, script("slurm", "Warning and restart"), WARNED, SLURM)
     log = tmp_path / f"slurm-{job}.out"
     until(log, "begins", 8)
     time.sleep(0.5)
@@ -138,18 +138,18 @@ def test_grid_engines_smallest_job(sge: GridEngineCluster, mpirun: str, tmp_path
 
 
 def test_grid_engine_prints_what_the_page_shows(sge: GridEngineCluster, tmp_path: Path) -> None:
-    sge.wait_for(submit(sge, tmp_path, script("grid-engine", "What was found"), "", GRID_ENGINE))
+    sge.wait_for(submit(sge, tmp_path, script("grid-engine", "Show what ddlrun found"), "", GRID_ENGINE))
     printed = (tmp_path / "out").read_text()
     printed = re.sub(r"\(/\S*/execd/h\d/active_jobs/\d+", "(/var/spool/gridengine/execd/h1/active_jobs/7", printed)
     printed = re.sub(r"Grid Engine job \d+", "Grid Engine job 7", printed)
     if printed.startswith("h2"):  # Grid Engine takes either for the first
         printed = re.sub(r"(?m)^(h|\d: h)([12])", lambda found: f"{found[1]}{3 - int(found[2])}", printed)
-    assert printed == script("grid-engine", "What was found", kind="text")
+    assert printed == script("grid-engine", "Show what ddlrun found", kind="text")
 
 
 def test_grid_engine_warns(sge: GridEngineCluster, mpirun: str, tmp_path: Path) -> None:
     major = {**GRID_ENGINE, "ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
-    job = submit(sge, tmp_path, script("grid-engine", "A warning"), WARNED_BY_USR2, major)
+    job = submit(sge, tmp_path, script("grid-engine", "Warning before the time limit"), WARNED_BY_USR2, major)
     until(tmp_path / "out", "begins", 4)
     time.sleep(0.5)
     sge.run("h1", ["qdel", job], check=True)
@@ -161,7 +161,7 @@ def test_grid_engine_warns(sge: GridEngineCluster, mpirun: str, tmp_path: Path) 
 
 def test_grid_engine_starts_tasks_again(sge: GridEngineCluster, tmp_path: Path) -> None:
     table = {**GRID_ENGINE, "ddlrun launch": "ddlrun launch --overload"}  # four slots of one host are possible
-    job = submit(sge, tmp_path, script("grid-engine", "Starting again, arrays"), AGAIN, table)
+    job = submit(sge, tmp_path, script("grid-engine", "Restart, arrays"), AGAIN, table)
     for task in "12":  # between two starts qstat may not know the job
         until(tmp_path / "out", f"restart 1 {task}", 1)
     sge.wait_for(job.partition(".")[0], timeout=120)

@@ -28,6 +28,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert missing == []
 
 
+def test_the_index_names_every_page_by_its_title() -> None:
+    folder = ROOT / "docs"
+    listed = {(path, text) for text, path in re.findall(r"\[([^]]+)\]\(([^)#]+)\)", (folder / "index.md").read_text())}
+    pages = [path for path in sorted(folder.rglob("*.md")) if path.name != "index.md"]
+    titles = {(str(path.relative_to(folder)), path.read_text().partition("\n")[0].lstrip("# ")) for path in pages}
+    assert listed == titles
+
+
 def test_the_readme_is_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 50
 
@@ -36,7 +44,7 @@ def test_the_picture_in_the_readme_is_what_the_program_draws() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("    $ ddlrun "))
     shown = [line[4:] for line in itertools.takewhile(bool, lines[start + 1 :])]
-    argv = [sys.executable, "-m", *lines[start].split()[1:]]
+    argv = [sys.executable, "-m", *shlex.split(lines[start])[1:]]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines() == shown
 
 
@@ -79,7 +87,7 @@ def neutral(script: str) -> str:
 
 def test_options_that_the_pages_name_exist() -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", page()))
-    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint"}
+    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint", "--nproc-per-node", "--nnodes"}
     for path in PAGES:
         named = {
             option for line in re.findall(r"ddlrun[^\n`]*", path.read_text())

@@ -93,10 +93,10 @@ def launch(example: Example, mpirun: str, folder: Path, cluster: Cluster | None 
 
 
 def cell(example: Example, major: int, cluster: Cluster | None) -> str:
-    """Run an example; return its accuracy and speed."""
+    """Run an example; return its accuracy."""
     with tempfile.TemporaryDirectory() as folder:
         learned = launch(example, MPIRUNS[major], Path(folder), cluster)
-    shown = f"{learned.accuracy} %, {learned.speed}"
+    shown = f"{learned.accuracy} %"
     print(f"{example.script}, Open MPI {major}, {'two hosts' if cluster else 'one host'}: {shown}", flush=True)
     return shown
 
