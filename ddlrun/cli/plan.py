@@ -137,7 +137,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
     for note in arranged.said:
         click.echo(f"ddlrun: note: {note}", err=True)
-    stated = wish.accelerators or shape or (not hosts.loose and any(host.slots for host in hosts))
+    stated = wish.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     way = read_way(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)

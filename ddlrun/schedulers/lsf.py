@@ -32,7 +32,7 @@ def read(world: SchedulerContext) -> Allocation:
     units = parse_units(world.ask(UNITS) or "")
     hosts = tuple(host._replace(rack=units.get(host.name, units.get(host.name.partition(".")[0]))) for host in found)
     return Allocation(
-        "lsf", job, HostList(hosts, found.source, loose=True), launcher="blaunch",
+        "lsf", job, HostList(hosts, found.source, slots_are_capacity=True), launcher="blaunch",
         restarts=int(environ.get("LSB_RESTART") == "Y"), notes=tuple(notes),
     )  # fmt: skip
 

@@ -40,4 +40,4 @@ def parse_nodefile(text: str, where: str) -> dict[str, int]:
 def with_slots(slots: dict[str, int], source: str) -> HostList:
     """Return the hosts; where each has one slot, nobody has said how many ranks it takes."""
     said = set(slots.values()) != {1}
-    return HostList(tuple(Host(name, count if said else None) for name, count in slots.items()), source, loose=True)
+    return HostList(tuple(Host(name, count if said else None) for name, count in slots.items()), source, slots_are_capacity=True)

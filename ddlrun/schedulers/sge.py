@@ -21,5 +21,5 @@ def read(world: SchedulerContext) -> Allocation:
             raise InputError(f"{where}: {line!r} is no host with its slots; a line is: node01 4 all.q@node01 UNDEFINED")
         name = check_host_name(words[0], where)
         slots[name] = slots.get(name, 0) + int(words[1])
-    hosts = HostList(tuple(Host(*one) for one in slots.items()), f"Grid Engine job {job} ({path})", loose=True)
+    hosts = HostList(tuple(Host(*one) for one in slots.items()), f"Grid Engine job {job} ({path})", slots_are_capacity=True)
     return Allocation("sge", job, hosts, launcher="qrsh", restarts=int(world.environ.get("RESTARTED") == "1"))

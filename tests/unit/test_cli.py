@@ -140,7 +140,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     ("code", "arguments", "part"),
     [
         (2, ["gen-rankfile", "4x2x3", "a,b"], "6 hosts (2 hosts per rack x 3 racks), but 2 are there (hosts: a,b)"),
-        (2, ["gen-rankfile", "4x2", "a,a"], "stands twice"),
+        (2, ["gen-rankfile", "4x2", "a,a"], "is listed twice"),
         (2, ["gen-rankfile", "4xx3", "a"], "column 3"),
         (2, ["gen-rankfile", "0x1", "a"], "is 0; it must be at least 1"),
         (2, ["gen-rankfile", "4x-1", "a"], "'-1'"),

@@ -67,9 +67,9 @@ def test_slots_stand_behind_a_colon() -> None:
     [
         ("", "column 1: a host name is missing"),
         ("a,,b", "column 3"),
-        ("a[1][2]", "two brackets side by side"),
+        ("a[1][2]", "two adjacent brackets"),
         ("a,b:0", "column 3: '0' slots"),
-        ("n[1-4", "without its partner"),
+        ("n[1-4", "has an unmatched bracket"),
         ("n[4-1]", "smaller number first"),
         ("n[1-2,2]", "names a host twice"),
         ("n[1-99999999999]", "at most 1000000"),
@@ -78,7 +78,7 @@ def test_slots_stand_behind_a_colon() -> None:
         ("me@a", "~/.ssh/config"),
         ("-oProxyCommand=x", "is not a host name"),
         ("a;reboot", "is not a host name"),
-        ("a,b,a", "'a' stands twice, at places 1 and 3"),
+        ("a,b,a", "'a' is listed twice, at positions 1 and 3"),
     ],
 )
 def test_each_mistake_in_a_list_has_its_column(text: str, part: str) -> None:
@@ -127,10 +127,10 @@ def test_an_empty_hostfile_is_an_error() -> None:
 
 
 def test_duplicates_are_refused_by_the_value_itself() -> None:
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="is listed twice"):
         HostList((Host("a"), Host("a")), "x")
 
 
 def test_a_host_in_two_racks() -> None:
-    with pytest.raises(InputError, match="f, line 3: a is in rack r2, but in r1 further up"):
+    with pytest.raises(InputError, match="f, line 3: a is in rack r2, but in r1 on an earlier line"):
         parse_hostfile("a rack=r1\nb rack=r1\na rack=r2\n", "f")

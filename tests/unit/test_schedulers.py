@@ -256,7 +256,7 @@ LSF = {"LSB_JOBID": "12"}
 def test_lsf_hostfile_is_a_slot_a_line() -> None:
     found = job({**LSF, "LSB_DJOB_HOSTFILE": "/f", "LSB_MCPU_HOSTS": "other 1"}, {"/f": "a\na\nb\nb\na\n"})
     assert slots(found) == [("a", 3), ("b", 2)]
-    assert found.hosts.loose
+    assert found.hosts.slots_are_capacity
     assert found.hosts.source == "LSF job 12 (LSB_DJOB_HOSTFILE /f)"
 
 
@@ -303,7 +303,7 @@ def test_pbs() -> None:
         job(environ, {"/n": "n2\nn 1\n"})
     with pytest.raises(InputError, match="/n: No such file"):
         job(environ)
-    with pytest.raises(InputError, match="no hosts there"):
+    with pytest.raises(InputError, match="no hosts; name at least one"):
         job(environ, {"/n": "\n"})
     with pytest.raises(InputError, match="PBS_NODEFILE, which names the job's hosts, is not set"):
         job({"PBS_JOBID": "5"})
