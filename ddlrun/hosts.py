@@ -236,7 +236,9 @@ def _count(ranges: str, text: str, place: str) -> int:
         if high < low or not step:
             raise InputError(f"{place}: the range {part!r} in {text!r} is empty; write the smaller number first")
         if match[2] and match[1].startswith("0") and len(match[1]) > 1 and len(match[1]) != len(match[2]):
-            raise InputError(f"{place}: the ends of {part!r} in {text!r} are padded differently; pad both to the same width")
+            raise InputError(
+                f"{place}: the ends of {part!r} in {text!r} are padded differently; pad both to the same width"
+            )
         total += (high - low) // step + 1
     return total
 

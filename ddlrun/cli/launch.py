@@ -27,7 +27,7 @@ from ddlrun.remote.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.store import make_output_folder, remember, write_report, write_run_dir
-from ddlrun.schedulers import job_end
+from ddlrun.schedulers import read_job_end
 from ddlrun.topology import Topology, parse_topology
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
@@ -181,7 +181,7 @@ def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     allocation = job.settings.job
     outcome = run(
         plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings),
-        lambda: job_end(world(), allocation) if allocation is not None else None,
+        lambda: read_job_end(world(), allocation) if allocation is not None else None,
     )  # fmt: skip
     if outcome.exit_code:
         report = render_outcome(outcome, plan)

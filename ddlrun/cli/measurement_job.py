@@ -120,7 +120,11 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
         hostfile = f"{folder}/hosts"
         with open(hostfile, "w", encoding="utf-8") as file:
-            file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.slots_are_capacity else list(hosts)))
+            file.write(
+                render_hostfile(
+                    [host._replace(slots=None) for host in hosts] if hosts.slots_are_capacity else list(hosts)
+                )
+            )
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
         argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
