@@ -11,7 +11,7 @@ import click
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import reach, read_machines, world
 from ddlrun.cli.job_options import job_options, read_crew, read_program, read_settings
-from ddlrun.cli.options import Sections, build_option, check_options, option
+from ddlrun.cli.options import Sections, check_build_option, check_options, option
 from ddlrun.environment.frameworks import MOST_WORKERS, NAMES
 from ddlrun.environment.rendezvous_ports import is_free_here
 from ddlrun.errors import DdlrunError, InputError
@@ -48,7 +48,7 @@ class Launch(Sections):
 )
 @job_options
 @check_options
-@build_option
+@check_build_option
 @option(
     "Going on",
     "--restarts",

@@ -74,7 +74,7 @@ def job(name: str) -> BatchJob:
     """Return the job of `slurm` or `slurm-all`: what a scheduler refuses is left out."""
     scheduler = SCHEDULERS[name.partition("-")[0]]
     batch = ALL if name.endswith("-all") else PLAIN
-    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.refuses}
+    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.unsupported}
     empty |= {"cores": None} if scheduler.name == "sge" else {}  # 4 GPUs do not divide among 32 slots
     asked: dict[str, Any] = {
         "log": scheduler.log,

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.cli.argv import split_words
+from ddlrun.cli.argv import split_argv
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.submit import LAUNCH, command
+from ddlrun.cli.submit import LAUNCH_OPTIONS, command
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 
 # Each: what it prints for a job that is queued, runs, and ends with 3; $n counts the questions.
@@ -118,9 +118,9 @@ def submit(tmp_path: Path) -> Run:
 
 def test_every_option_of_launch_is_taken_and_none_is_taken_twice() -> None:
     mine = {name for param in command.params for name in (*param.opts, *param.secondary_opts, param.name)}
-    theirs = {name for param in LAUNCH for name in (*param.opts, *param.secondary_opts, param.name)}
+    theirs = {name for param in LAUNCH_OPTIONS for name in (*param.opts, *param.secondary_opts, param.name)}
     assert mine & theirs == set()
-    assert len(LAUNCH) == sum(isinstance(param, click.Option) for param in launch.params) - 1  # --scheduler
+    assert len(LAUNCH_OPTIONS) == sum(isinstance(param, click.Option) for param in launch.params) - 1  # --scheduler
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -204,7 +204,7 @@ def test_several_schedulers_are_told(submit: Run, tmp_path: Path) -> None:
     put(tmp_path, "flux", FLUX)
     put(tmp_path, "pbs", PBS)
     done = submit("4", "--print", "train.py")
-    assert "there are PBS, Flux; PBS is taken; another: --scheduler flux" in done.stderr
+    assert "PBS, Flux are installed; using PBS; another: --scheduler flux" in done.stderr
     assert "#PBS -N" in done.stdout
     assert "#$ -N" in submit("4", "--print", "train.py", SGE_ROOT="/opt/sge").stdout
 
@@ -223,7 +223,7 @@ def test_where_there_are_no_gpus_none_are_asked_for(
     put(tmp_path, name, ALL[name] | none)
     done = submit("4", "--print", "train.py")
     assert "gpu" not in re.sub("(?m)^(cd|exec) .*", "", done.stdout)
-    assert "knows of no GPUs" in done.stderr
+    assert "reports no GPUs" in done.stderr
     assert submit("4", "--print", "--gpus", "4", "train.py").stdout != done.stdout
     put(tmp_path, name, ALL[name])
     assert submit("4", "--print", "--gpus", "0", "train.py").stdout == done.stdout
@@ -241,7 +241,7 @@ def test_when_free_only_asks(submit: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "sbatch: Job 8 to start at 2030-01-01T00:00:00\n")
     assert (tmp_path / "sbatch.argv").read_text() == "--test-only\n"
     done = submit("4", "--when-free", "--scheduler", "lsf", "train.py")
-    assert (done.returncode, "LSF does not say when" in done.stderr) == (2, True)
+    assert (done.returncode, "LSF does not estimate the start" in done.stderr) == (2, True)
 
 
 def test_a_refused_job_shows_the_schedulers_words(submit: Run, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_refused_job_shows_the_schedulers_words(submit: Run, tmp_path: Path) -
     )
     done = submit("4", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "sbatch did not take the job: sbatch: error: invalid partition specified;" in done.stderr
+    assert "sbatch rejected the job: sbatch: error: invalid partition specified;" in done.stderr
 
 
 def test_what_a_job_around_us_has_set_stays_out(submit: Run, tmp_path: Path) -> None:
@@ -286,9 +286,9 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--hostfile=f", "train.py"], "--hostfile=f: the hosts come from the scheduler"),
         (["4", "--load", "d", "train.py"], "--load: it names hosts"),
         (["4", "--rankfile", "f", "train.py"], "--rankfile: it names hosts"),
-        (["4", "--dry-run", "train.py"], "--dry-run: submit shows its script with --print"),
-        (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first word"),
-        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job has the hosts"),
+        (["4", "--dry-run", "train.py"], "--dry-run: submit prints its script with --print"),
+        (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first argument"),
+        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job gets only the hosts"),
         (["4", "--config-file", "c.yaml", "train.py"], "config file: hosts: the hosts come from the scheduler"),
         (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np asks for 4"),
         (["4x2", "--nodes", "3", "train.py"], "--nodes 3 means Y = 3"),
@@ -312,7 +312,7 @@ def test_mistakes_are_found_before_the_queue(submit: Run, tmp_path: Path, words:
     assert part in done.stderr
 
 
-PARAMS = [*command.params, *LAUNCH]
+PARAMS = [*command.params, *LAUNCH_OPTIONS]
 PIECES = st.sampled_from(
     [["-np", "4"], ["-p22"], ["-p", "22"], ["-xNAME"], ["--env", "A=b c"], ["--env=A=--"], ["--tag-output"],
      ["--no-tag-output"], ["--mpiarg", "--x"], ["-m"], ["-mp22"], ["--spread"], ["--wait"], ["--gpus", "2"],
@@ -323,7 +323,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES), st.lists(PIECES), st.lists(st.sampled_from(["a", "-p", "--", "-", "--wait", ""]), max_size=4))
 def test_words_are_split_as_click_reads_them(before: list[list[str]], after: list[list[str]], args: list[str]) -> None:
     flat = [word for piece in (*before, ["4x2"], *after, ["train.py"], args) for word in piece]
-    found = split_words(flat, PARAMS)
+    found = split_argv(flat, PARAMS)
     assert (found.topology, list(found.rest)) == ("4x2", ["train.py", *args])
     assert [list(own) for _, own in found.options] == [*before, *after]
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, clock
-from ddlrun.schedulers.submit.kubernetes import read_job
-from ddlrun.schedulers.submit.lsf import minutes, read_bjobs
-from ddlrun.schedulers.submit.pbs import read_qstat
+from ddlrun.schedulers.submit.kubernetes import parse_job
+from ddlrun.schedulers.submit.lsf import minutes, parse_bjobs
+from ddlrun.schedulers.submit.pbs import parse_qstat
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import quote, render, scalar
-from ddlrun.schedulers.submit.sge import read_accounting
-from ddlrun.schedulers.submit.slurm import read_sacct, read_scontrol
+from ddlrun.schedulers.submit.sge import parse_accounting
+from ddlrun.schedulers.submit.slurm import parse_sacct, parse_scontrol
 from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from tests.goldens.__main__ import JOBS, PLAIN, TEMPLATES, job, job_file, job_text
 
@@ -138,17 +138,17 @@ def test_names_are_plain(value: str) -> None:
         ("pbs", PLAIN._replace(warn=60, seconds=90), "--warn: PBS sends no signal"),
         ("slurm", PLAIN._replace(warn=60), "there is no --time"),
         ("slurm", PLAIN._replace(warn=60, seconds=60), "--time is 60 seconds"),
-        ("slurm", PLAIN._replace(image="x"), "--image: for Kubernetes alone"),
-        ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: for Grid Engine alone"),
+        ("slurm", PLAIN._replace(image="x"), "--image: only for Kubernetes"),
+        ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: only for Grid Engine"),
         ("sge", PLAIN._replace(memory=1), "-l h_vmem"),
         ("sge", PLAIN._replace(warn=60, seconds=90), "--warn: Grid Engine sends USR2 at the limit"),
-        ("sge", PLAIN._replace(cores=2), "counts GPUs a slot"),
+        ("sge", PLAIN._replace(cores=2), "counts GPUs per slot"),
         ("flux", PLAIN._replace(requeue=True), "--restarts"),
         ("flux", PLAIN._replace(command=("a\n# flux: -N9",)), "would read a directive"),
         ("kubernetes", PLAIN, "--image NAME"),
-        ("kubernetes", PLAIN._replace(image="i", modules=("x",)), "--module: an image"),
+        ("kubernetes", PLAIN._replace(image="i", modules=("x",)), "--module: software comes"),
         ("kubernetes", PLAIN._replace(image="i", directives="-x"), "--template"),
-        ("slurm", PLAIN._replace(command=("\udcff",)), "no UTF-8"),
+        ("slurm", PLAIN._replace(command=("\udcff",)), "is not UTF-8"),
     ],
 )
 def test_what_cannot_be_had_is_an_error(scheduler: str, batch: BatchJob, part: str) -> None:
@@ -165,7 +165,7 @@ def test_each_option_reaches_the_script() -> None:
     for scheduler in SCHEDULERS.values():
         plain = job(scheduler.name)._replace(gpus=0)
         for field, value in asked.items():
-            if field not in scheduler.refuses:
+            if field not in scheduler.unsupported:
                 assert rendered(replaced(plain, field, value), scheduler) != rendered(plain, scheduler), field
 
 
@@ -226,45 +226,45 @@ ITSELF = (
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (read_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), JobState("RUNNING", None, "/a")),
-        (read_scontrol("JobState=COMPLETED ExitCode=0:0"), JobState("COMPLETED", 0)),
-        (read_scontrol("JobState=FAILED ExitCode=0:9"), JobState("FAILED", 137)),
-        (read_scontrol("JobState=FAILED ExitCode=0:0"), JobState("FAILED", 1)),
-        (read_scontrol("JobState=TIMEOUT ExitCode=0:15"), JobState("TIMEOUT", 124)),
-        (read_scontrol("JobState=NODE_FAIL ExitCode=0:0"), JobState("NODE_FAIL", 3)),
-        (read_scontrol("JobState=COMPLETING ExitCode=3:0"), JobState("COMPLETING")),
-        (read_scontrol(""), None),
-        (read_sacct("FAILED|3:0\n"), JobState("FAILED", 3)),
-        (read_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), JobState("COMPLETED", 0)),
-        (read_sacct(""), None),
-        (read_bjobs("PEND|-|-"), JobState("PEND")),
-        (read_bjobs("DONE|-|-"), JobState("DONE", 0)),
-        (read_bjobs("EXIT|3|-\n"), JobState("EXIT", 3)),
-        (read_bjobs("EXIT|-"), JobState("EXIT", 1)),
-        (read_bjobs("Job <7> is not found"), None),
-        (read_qstat("    job_state = R\n"), JobState("R")),
-        (read_qstat("    job_state = F\n    Exit_status = 3\n"), JobState("F", 3)),
-        (read_qstat("    job_state = F\n    Exit_status = -29\n"), JobState("F", 124)),
-        (read_qstat("    job_state = F\n    Exit_status = -3\n"), JobState("F", 1)),
-        (read_qstat("    job_state = C\n    exit_status = 0\n"), JobState("C", 0)),
-        (read_qstat("    job_state = F\n"), JobState("F", 143)),
-        (read_qstat("<Data><Job>"), None),
-        (read_accounting(ACCOUNT.format(0, 3)), JobState("ended", 3)),
-        (read_accounting(ACCOUNT.format("100 : assumedly after job", 137)), JobState("ended", 137)),
-        (read_accounting(ACCOUNT.format("21  : in recognizing job", 0)), JobState("ended", 3)),
-        (read_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), JobState("ended", 0)),
-        (read_accounting(WITHIN + ITSELF.format(0, 3)), JobState("ended", 3)),
-        (read_accounting(ITSELF.format(37, 137) + WITHIN), JobState("ended", 124)),
-        (read_accounting(WITHIN + WITHIN), None),
-        (read_accounting("error: job id 7 not found"), None),
-        (read_job(mpijob()), JobState("Pending")),
-        (read_job(mpijob(("Created", ""), ("Running", ""))), JobState("Running")),
-        (read_job(mpijob(("Running", ""), ("Succeeded", ""))), JobState("Succeeded", 0)),
-        (read_job(mpijob(("Failed", "x"), codes=(1, 3))), JobState("Failed", 3)),
-        (read_job(mpijob(("Failed", "x"), codes=(None,))), JobState("Failed", 1)),
-        (read_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), JobState("Failed", 124)),
-        (read_job('{"kind": "List", "items": []}'), None),
-        (read_job("error"), None),
+        (parse_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), JobState("RUNNING", None, "/a")),
+        (parse_scontrol("JobState=COMPLETED ExitCode=0:0"), JobState("COMPLETED", 0)),
+        (parse_scontrol("JobState=FAILED ExitCode=0:9"), JobState("FAILED", 137)),
+        (parse_scontrol("JobState=FAILED ExitCode=0:0"), JobState("FAILED", 1)),
+        (parse_scontrol("JobState=TIMEOUT ExitCode=0:15"), JobState("TIMEOUT", 124)),
+        (parse_scontrol("JobState=NODE_FAIL ExitCode=0:0"), JobState("NODE_FAIL", 3)),
+        (parse_scontrol("JobState=COMPLETING ExitCode=3:0"), JobState("COMPLETING")),
+        (parse_scontrol(""), None),
+        (parse_sacct("FAILED|3:0\n"), JobState("FAILED", 3)),
+        (parse_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), JobState("COMPLETED", 0)),
+        (parse_sacct(""), None),
+        (parse_bjobs("PEND|-|-"), JobState("PEND")),
+        (parse_bjobs("DONE|-|-"), JobState("DONE", 0)),
+        (parse_bjobs("EXIT|3|-\n"), JobState("EXIT", 3)),
+        (parse_bjobs("EXIT|-"), JobState("EXIT", 1)),
+        (parse_bjobs("Job <7> is not found"), None),
+        (parse_qstat("    job_state = R\n"), JobState("R")),
+        (parse_qstat("    job_state = F\n    Exit_status = 3\n"), JobState("F", 3)),
+        (parse_qstat("    job_state = F\n    Exit_status = -29\n"), JobState("F", 124)),
+        (parse_qstat("    job_state = F\n    Exit_status = -3\n"), JobState("F", 1)),
+        (parse_qstat("    job_state = C\n    exit_status = 0\n"), JobState("C", 0)),
+        (parse_qstat("    job_state = F\n"), JobState("F", 143)),
+        (parse_qstat("<Data><Job>"), None),
+        (parse_accounting(ACCOUNT.format(0, 3)), JobState("ended", 3)),
+        (parse_accounting(ACCOUNT.format("100 : assumedly after job", 137)), JobState("ended", 137)),
+        (parse_accounting(ACCOUNT.format("21  : in recognizing job", 0)), JobState("ended", 3)),
+        (parse_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), JobState("ended", 0)),
+        (parse_accounting(WITHIN + ITSELF.format(0, 3)), JobState("ended", 3)),
+        (parse_accounting(ITSELF.format(37, 137) + WITHIN), JobState("ended", 124)),
+        (parse_accounting(WITHIN + WITHIN), None),
+        (parse_accounting("error: job id 7 not found"), None),
+        (parse_job(mpijob()), JobState("Pending")),
+        (parse_job(mpijob(("Created", ""), ("Running", ""))), JobState("Running")),
+        (parse_job(mpijob(("Running", ""), ("Succeeded", ""))), JobState("Succeeded", 0)),
+        (parse_job(mpijob(("Failed", "x"), codes=(1, 3))), JobState("Failed", 3)),
+        (parse_job(mpijob(("Failed", "x"), codes=(None,))), JobState("Failed", 1)),
+        (parse_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), JobState("Failed", 124)),
+        (parse_job('{"kind": "List", "items": []}'), None),
+        (parse_job("error"), None),
     ],
 )
 def test_what_schedulers_answer(found: JobState | None, expected: JobState | None) -> None:
