@@ -46,9 +46,9 @@ from ddlrun.remote.probe import check_distinct
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Check that a job can run on HOSTS, and write nothing there.
 
-    Each line shows what is wrong, on which hosts, and the remedy. The exit code is 3 if a host cannot be reached, and 5
-    if a check fails. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job,
-    or this machine.
+    Each line shows what is wrong, on which hosts, and the remedy. Every host is contacted twice. The exit code is 3 if
+    a host cannot be reached, and 5 if a check fails. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts
+    of the current scheduler job, or this machine.
     """
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)

@@ -28,10 +28,10 @@ from ddlrun.remote.probe import probe
 @option("Checks", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
 @option("Checks", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """List everything in RANKFILE that Open MPI 4.1 or 5.0 does not follow.
+    """Check RANKFILE against Open MPI 4.1 and Open MPI 5.0.
 
-    RANKFILE - is standard input. With --machine, --load or --probe the cores are checked against the hosts. The exit
-    code is 2 if there are errors.
+    Lists all that either version would not do as the file says. RANKFILE - is standard input. With --machine, --load or
+    --probe the cores are checked against the hosts. The exit code is 2 if there are errors.
     """
     if options["output"] and not options["fixing"]:
         raise InputError("-o: needs --fix; give both")

@@ -36,9 +36,9 @@ CACHE_SECONDS = 3600
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Show the machines of HOSTS, and write nothing there.
 
-    Hosts with equal machines are shown together; for each different host the differences are shown. HOSTS is a list
-    such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this machine. Replies are cached
-    for an hour; a host that was rebooted or changed since then is probed again.
+    Every host is contacted once. Hosts with equal machines are shown together; for each different host the differences
+    are shown. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this
+    machine. Replies are cached for an hour; a host that was rebooted or changed since then is probed again.
     """
     problems: list[str] = []
     if options["load"]:

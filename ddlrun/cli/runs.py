@@ -56,7 +56,8 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
     """End RUNS and their processes on all their hosts.
 
-    A run is named by its id from ddlrun ps, or the beginning of the id.
+    A run is named by its id from ddlrun ps, or the beginning of the id. Its ddlrun is ended first, and then whatever is
+    left on its hosts.
     """
     folder = state_folder(os.environ)
     registered = {run.run: run for run in known_runs(folder)}
