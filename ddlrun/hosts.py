@@ -1,19 +1,11 @@
 """Host lists and hostfiles: parse, render and abbreviate."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-
-# A host expression that means more hosts than this is a typing error.
-MOST_HOSTS = 1_000_000
-
-# The patterns stay text: `re` compiles and caches those that a run uses.
-_NAME = r"(?![-.])[A-Za-z0-9._-]{1,253}(?<![-.])"
-_BRACKET = r"\[([^\[\]]*)\]"
-_RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,9}))?)?"
+from ddlrun.host_names import BRACKET, NAME, expand_names
 
 
 class Host(NamedTuple):
@@ -87,7 +79,7 @@ def fold(names: Iterable[str]) -> str:
             runs[-1].append(name)
         else:
             runs.append([name])
-    folded = [NodeSet.fromlist(run) if all(re.fullmatch(_NAME, name) for name in run) else [] for run in runs]
+    folded = [NodeSet.fromlist(run) if all(re.fullmatch(NAME, name) for name in run) else [] for run in runs]
     return ",".join(
         str(nodes) if list(nodes) == run else ",".join(run) for nodes, run in zip(folded, runs, strict=True)
     )
@@ -109,7 +101,7 @@ def parse_hosts(text: str, where: str = "hosts") -> HostList:
         column += len(element) + 1
         try:
             name, slots = _split_slots(element.strip(), place)
-            hosts += (Host(host, slots) for host in _expand(name, place))
+            hosts += (Host(host, slots) for host in expand_names(name, place))
         except InputError as error:
             problems += error.problems
     if problems:
@@ -179,7 +171,7 @@ def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
             raise InputError(
                 f"{here}: {word.group()!r} is unknown or repeated; write a line as: host slots=4 max_slots=8 rack=r1"
             )
-    return [Host(host, slots, rack) for host in _expand(name, f"{place}, column {words[0].start() + 1}")]
+    return [Host(host, slots, rack) for host in expand_names(name, f"{place}, column {words[0].start() + 1}")]
 
 
 def _split(text: str) -> list[str]:
@@ -192,7 +184,7 @@ def _split_slots(text: str, place: str) -> tuple[str, int | None]:
     literal = re.fullmatch(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?", text)
     if literal:
         return literal[1], None if literal[2] is None else _parse_slots(literal[2], place)
-    if re.sub(_BRACKET, "", text).count(":") != 1:
+    if re.sub(BRACKET, "", text).count(":") != 1:
         return text, None
     name, _, slots = text.rpartition(":")
     return name, _parse_slots(slots, place)
@@ -202,65 +194,3 @@ def _parse_slots(text: str, place: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
         raise InputError(f"{place}: {text!r} slots; the number must be an integer of at least 1")
     return int(text)
-
-
-def _expand(text: str, place: str) -> list[str]:
-    """Return the host names of a name or range. Raises InputError where it is malformed."""
-    if "[" not in text and "]" not in text:
-        return [check_host_name(text, place)]
-    count = math.prod(_count(match[1], text, place) for match in re.finditer(_BRACKET, text))
-    stem = re.sub(_BRACKET, "0", text)
-    if "[" in stem or "]" in stem:
-        raise InputError(f"{place}: {text!r} has an unmatched bracket; write a range as n[1-4,7] or n[01-16]")
-    if "][" in text:
-        raise InputError(f"{place}: {text!r} has two adjacent brackets; list the names, or write n[1-2]-[1-4]")
-    check_host_name(stem, place)
-    if count > MOST_HOSTS:
-        raise InputError(f"{place}: {text!r} means {count} hosts; at most {MOST_HOSTS} are allowed")
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 - 20 ms; a plain list does not need it
-
-    names = list(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    if len(names) < count:
-        raise InputError(f"{place}: {text!r} names a host twice; write ranges that do not overlap")
-    return names
-
-
-def _count(ranges: str, text: str, place: str) -> int:
-    """Count the values of a bracket without building the list, which may be huge."""
-    total = 0
-    for part in ranges.split(","):
-        match = re.fullmatch(_RANGE, part)
-        if not match:
-            raise InputError(f"{place}: {part!r} in {text!r} is not a range; write a range as n[1-4,7] or n[01-16]")
-        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if high < low or not step:
-            raise InputError(f"{place}: the range {part!r} in {text!r} is empty; write the smaller number first")
-        if match[2] and match[1].startswith("0") and len(match[1]) > 1 and len(match[1]) != len(match[2]):
-            raise InputError(
-                f"{place}: the ends of {part!r} in {text!r} are padded differently; pad both to the same width"
-            )
-        total += (high - low) // step + 1
-    return total
-
-
-def check_host_name(name: str, place: str) -> str:
-    """Return a host name unchanged. Raises InputError, beginning with `place`, where it is not valid."""
-    if re.fullmatch(_NAME, name) or _is_ipv6(name):
-        return name
-    if not name:
-        raise InputError(f"{place}: a host name is missing")
-    if "@" in name:
-        raise InputError(f"{place}: {name!r} names a user; set User in ~/.ssh/config and write the host name alone")
-    raise InputError(f"{place}: {name!r} is not a host name; use letters, digits, '.', '-' and '_'")
-
-
-def _is_ipv6(name: str) -> bool:
-    if name.count(":") < 2:
-        return False
-    import ipaddress  # noqa: PLC0415 - rarely needed
-
-    try:
-        ipaddress.IPv6Address(name)
-    except ValueError:
-        return False
-    return "%" not in name

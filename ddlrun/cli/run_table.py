@@ -21,7 +21,7 @@ class RunProcesses(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run has ended and left no process."""
+        """Return True if the run has ended and left no process."""
         return self.run is not None and self.run.alive() is False and not self.processes
 
 

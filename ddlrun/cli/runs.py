@@ -188,7 +188,7 @@ def _remove_session_folders() -> int:
 
 
 def _is_old_session(parent: str, name: str) -> bool:
-    """Return whether a folder is a session ddlrun-PID-* of this user whose process is gone."""
+    """Return True for a session folder ddlrun-PID-* of this user whose process is gone."""
     words = name.split("-")
     if len(words) != 3 or words[0] != "ddlrun" or not words[1].isdigit() or os.path.exists(f"/proc/{words[1]}"):
         return False

@@ -52,7 +52,7 @@ def _qsub_is_grid_engine() -> bool:
 
 
 def has_gpus(scheduler: Scheduler, queue: str | None) -> bool:
-    """Return whether hosts may have GPUs: true unless the scheduler reports that it has none."""
+    """Return False if the scheduler reports that its hosts have no GPUs, else True."""
     if scheduler.gpu_query is None or not shutil.which(scheduler.gpu_query[0][0]):
         return True
     argv, pattern = scheduler.gpu_query

@@ -120,7 +120,7 @@ def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Alloc
 
 
 def read_job_end(context: SchedulerContext, allocation: Allocation) -> JobEnd | None:
-    """Return how the scheduler ends the job; None where it does not, or cannot be queried."""
+    """Return the end of the job by its scheduler; None where the job goes on, or there is no answer."""
     if allocation.scheduler != "slurm":
         return None
     from ddlrun.schedulers.scontrol import read_end  # noqa: PLC0415 - for Slurm alone

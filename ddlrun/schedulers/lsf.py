@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import HostList, check_host_name
+from ddlrun.host_names import check_host_name
+from ddlrun.hosts import HostList
 from ddlrun.schedulers import NAME_HOSTS, Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import count_hosts, make_host_list, parse_nodefile
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, check_host_name
+from ddlrun.host_names import check_host_name
+from ddlrun.hosts import Host, HostList
 
 
 def count_hosts(names: Iterable[str]) -> dict[str, int]:

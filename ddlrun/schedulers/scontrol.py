@@ -121,7 +121,7 @@ CANCELLED = JobEnd(EXIT_TERMINATED, "was cancelled")
 
 
 def parse_end(text: str, restarts: int = 0) -> JobEnd | None:
-    """Return how Slurm ends a job whose script still runs, None where it does not end it.
+    """Return the end by Slurm of a job whose script still runs, None where the job goes on.
 
     `text` is the output of `scontrol --oneliner show job`; `restarts` is how often Slurm had restarted the job when
     its script began.

@@ -1,7 +1,8 @@
 """Grid Engine (Sun, Son of, Univa, Altair): PE_HOSTFILE."""
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, check_host_name
+from ddlrun.host_names import check_host_name
+from ddlrun.hosts import Host, HostList
 from ddlrun.schedulers import Allocation, SchedulerContext
 
 

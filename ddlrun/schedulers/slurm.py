@@ -88,7 +88,7 @@ def _check_started_once(environ: Mapping[str, str], job_id: str) -> None:
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun has started ddlrun; the shell of salloc is a step with a ten-digit number, and not meant."""
+    """Return True if srun has started ddlrun. The shell of salloc, a step with a ten-digit number, does not count."""
     number = environ.get("SLURM_STEP_ID", "")
     return number.isdecimal() and len(number) < 10
 
