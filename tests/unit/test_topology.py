@@ -1,3 +1,5 @@
+"""Topologies: text, ranks and coordinates."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def test_missing_dimensions_are_one(text: str, dims: tuple[int, ...]) -> None:
         ("9" * 5000, ["not a positive integer"]),
     ],
 )
-def test_each_mistake_is_named_with_its_place(text: str, parts: list[str]) -> None:
+def test_each_error_has_its_place(text: str, parts: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         parse_topology(text)
     for part in parts:
@@ -56,7 +58,7 @@ def test_ranks_are_a_permutation(topology: Topology, order: RankOrder) -> None:
 
 
 @given(topologies)
-def test_ddl_order_is_the_formula(topology: Topology) -> None:
+def test_rank_orders_equal_their_formulas(topology: Topology) -> None:
     sizes = (*topology.dims, 1)[:4]
     _, y_size, z_size, a_size = sizes
     for x in range(sizes[0]):
