@@ -24,14 +24,14 @@ from ddlrun.remote.probe import probe
 @ssh_options
 @option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Number of ranks of the launch.")
 @option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Show only what matters to this major version.")
-@option("Checks", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read alike.")
+@option("Checks", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read in the same way.")
 @option("Checks", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
 @option("Checks", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Check RANKFILE against Open MPI 4.1 and Open MPI 5.0.
 
-    Lists all that either version would not do as the file says. RANKFILE - is standard input. With --machine, --load or
-    --probe the cores are checked against the hosts. The exit code is 2 if there are errors.
+    Lists everything that either version would do differently from the file. RANKFILE - is standard input. With
+    --machine, --load or --probe the cores are checked against the hosts. The exit code is 2 if there are errors.
     """
     if options["output"] and not options["fixing"]:
         raise InputError("-o: needs --fix; give both")

@@ -10,4 +10,5 @@ def read(context: SchedulerContext) -> Allocation:
     text = context.read_variable_file("COBALT_NODEFILE")
     path, job_id = context.environ["COBALT_NODEFILE"], context.environ["COBALT_JOBID"]
     names = parse_nodefile(text, f"COBALT_NODEFILE {path}")
-    return Allocation("cobalt", job_id, HostList(tuple(map(Host, names)), f"Cobalt job {job_id} ({path})"))
+    hosts = HostList(tuple(map(Host, names)), f"Cobalt job {job_id} ({path})")
+    return Allocation(scheduler="cobalt", job_id=job_id, hosts=hosts)

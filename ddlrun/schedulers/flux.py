@@ -29,4 +29,4 @@ def read(context: SchedulerContext) -> Allocation:
         raise InputError(
             f"{hosts.source}: {len(hosts)} hosts ({hosts}), but FLUX_JOB_NNODES is {expected}; name the hosts with -H"
         )
-    return Allocation("flux", job_id, hosts)
+    return Allocation(scheduler="flux", job_id=job_id, hosts=hosts)

@@ -17,4 +17,5 @@ def read(context: SchedulerContext) -> Allocation:
     workers = parse_hostfile(context.read_variable_file(variable), f"hostfile {path}")
     agent = next((environ[name] for name in AGENTS if environ.get(name)), "")
     launcher = "agent" if agent.partition(" ")[0].endswith("kubexec.sh") else "ssh"
-    return Allocation("kubernetes", job_id, HostList(workers.hosts, f"Kubernetes ({path})"), launcher=launcher)
+    hosts = HostList(workers.hosts, f"Kubernetes ({path})")
+    return Allocation(scheduler="kubernetes", job_id=job_id, hosts=hosts, launcher=launcher)

@@ -9,4 +9,4 @@ def read(context: SchedulerContext) -> Allocation:
     text = context.read_variable_file("PBS_NODEFILE")
     path, job_id = context.environ["PBS_NODEFILE"], context.environ["PBS_JOBID"]
     hosts = make_host_list(parse_nodefile(text, f"PBS_NODEFILE {path}"), f"PBS job {job_id} ({path})")
-    return Allocation("pbs", job_id, hosts)
+    return Allocation(scheduler="pbs", job_id=job_id, hosts=hosts)

@@ -1,4 +1,4 @@
-"""OpenPBS and PBS Professional: submission and job states. Torque's replies are alike."""
+"""OpenPBS and PBS Professional: submission and job states. Replies of Torque have the same form."""
 
 import re
 
