@@ -69,7 +69,7 @@ def _translate_nnodes(name: str, value: str) -> tuple[str, ...]:
 
 def _translate_bind(name: str, value: str) -> tuple[str, ...]:
     if value not in BINDINGS:
-        raise InputError(f"{name} {value}: write {', '.join(BINDINGS)}, or use --rankfile")
+        raise InputError(f"{name} {value}: unknown binding; write one of {', '.join(BINDINGS)}, or use --rankfile")
     return "--bind", BINDINGS[value]
 
 

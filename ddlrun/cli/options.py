@@ -148,5 +148,7 @@ def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
 def _parse_gpu_order(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if any(not (word.isascii() and word.isdigit()) for word in words) or len(set(words)) < len(words):
-        raise InputError(f"--gpu-order {text!r}: write each GPU's number once, such as 2,3,0,1")
+        raise InputError(
+            f"--gpu-order {text!r} is not a list of different numbers; write each GPU's number once, such as 2,3,0,1"
+        )
     return tuple(map(int, words))

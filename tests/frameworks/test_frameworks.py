@@ -391,7 +391,7 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
         ("--min-np 2", "--min-topology"),
         ("--map-by node", "ddlrun plans the placement"),
         ("-pernode -map-by node", "-map-by: ddlrun plans the placement"),
-        ("--bind-to l3cache", "--bind-to l3cache: write none, core"),
+        ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
         ("--gloo", "with MPI"),
         ("-N 2", "--accelerators N"),
     ],
