@@ -1,8 +1,8 @@
-# make demo: train the example on this machine.   make test: install what the tests need and run them all.
+# make demo: train the example on this machine. make test: install the requirements of the tests and run all tests.
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
-# So many processes (more of them take each other's cores); tests/conftest.py says what stays together.
+# One process per core, as more would compete for cores; tests/conftest.py groups tests that must not run at once.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell nproc)
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
@@ -15,27 +15,27 @@ demo: $(VENV)/demo
 
 test: prepared
 	$(PYTEST) $(TESTS) -m "not alone"
-	$(VENV)/bin/python -m pytest $(TESTS) -m alone || [ $$? -eq 5 ]  # 5: there are none in these TESTS
+	$(VENV)/bin/python -m pytest $(TESTS) -m alone || [ $$? -eq 5 ]  # 5: none of these TESTS is marked so
 
-# The examples of all frameworks, with those that `make test` does without: TensorFlow and JAX.
+# The examples of all frameworks, including TensorFlow and JAX, which `make test` leaves out.
 test-frameworks: prepared $(VENV)/frameworks/done
 	$(PYTEST) tests/frameworks/test_examples.py tests/frameworks/test_hosts_examples.py
 	$(VENV)/frameworks/bin/python -m pytest tests/ddl/test_shards.py -k tf_data
 
-# Write the table of docs/how-to/frameworks.md anew from runs of the examples.
+# Regenerate the table of docs/how-to/frameworks.md from runs of the examples.
 frameworks: prepared $(VENV)/frameworks/done
 	$(VENV)/bin/python -m tests.frameworks.examples
 
-# The same, and which lines of the launcher ran: it takes minutes more.
+# Run the tests and report the line coverage of the launcher, which takes minutes longer.
 coverage: prepared
 	$(PYTEST) $(TESTS) --cov --cov-report=term
 
-# What the tests need, at the same time where it can be; apt first where Python cannot make a virtual environment.
+# Install the requirements of the tests, in parallel where possible; apt comes first where Python has no ensurepip.
 prepared:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) apt
 	$(MAKE) -j4 --output-sync=target apt $(VENV)/test schedulers check horovod
 
-# Without network namespaces: under two minutes.
+# Tests without network namespaces; they take less than two minutes.
 fast: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not cluster and not slow and not alone"
 
@@ -47,11 +47,11 @@ check: $(VENV)/test
 bench: $(VENV)/test
 	$(VENV)/bin/python -m tests.bench
 
-# Write the table of docs/explanation/faults.md anew from what the fault tests see.
+# Regenerate the table of docs/explanation/faults.md from the fault tests.
 faults: $(VENV)/test
 	$(VENV)/bin/python -m tests.hosts.faults
 
-# Write the golden rank files and docs/reference anew from the program.
+# Regenerate the golden files and docs/reference/command-line.md.
 goldens: $(VENV)/test
 	$(VENV)/bin/python -m tests.goldens
 reference: $(VENV)/test
@@ -69,7 +69,7 @@ $(VENV)/test: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 # Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the test cluster,
-# the smallest Chromium for pages.
+# and the smallest Chromium for the tests of HTML pages.
 PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 python3-venv \
 	g++ cmake python3-dev chromium-headless-shell
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
@@ -78,14 +78,14 @@ APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-ins
 apt:
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { $(SUDO) apt-get update -qq && $(APT) $(PACKAGES); }
 
-# A place of its own: where TensorFlow is, Keras takes it.
+# An environment of its own, as Keras uses TensorFlow wherever it is installed.
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
 	$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check jax==0.10.2 tensorflow-cpu==2.21.0 \
 		scikit-learn hypothesis pytest -e .
 	@touch $@
 
-# Horovod over the PATH's Open MPI, with $(VENV)'s torch. The tests need no speed of it: CXX_LAST= builds the fast one.
+# Horovod with the Open MPI on PATH and the torch of $(VENV). The tests need no optimized build; CXX_LAST= makes one.
 CXX_LAST ?= -O0
 
 horovod: $(VENV)/horovod
@@ -93,8 +93,8 @@ $(VENV)/horovod: docs/how-to/install-horovod.sh | apt $(VENV)/test
 	CXX_LAST="$(CXX_LAST)" sh docs/how-to/install-horovod.sh $(VENV)/bin/python
 	@touch $@
 
-# Slurm and Grid Engine for the test cluster's hosts: unpacked, not installed, for that starts daemons, makes users
-# and brings a mail server.  The links are update-alternatives' work else.
+# Slurm and Grid Engine for the hosts of the test cluster. They are unpacked, not installed: an installation starts
+# daemons, creates users and installs a mail server, and also makes the links by update-alternatives.
 SCHEDULERS = slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 liblua5.1-0 libjson-c5 libyaml-0-2 \
 	gridengine-master gridengine-exec gridengine-client gridengine-common libjemalloc2 libtirpc3
 UNPACKED = $(VENV)/schedulers

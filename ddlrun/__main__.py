@@ -1,4 +1,4 @@
-"""`python -m ddlrun`."""
+"""Entry point of `python -m ddlrun`."""
 
 from ddlrun.cli import main
 

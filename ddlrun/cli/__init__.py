@@ -1,10 +1,10 @@
-"""The command line: one small file a command."""
+"""Command line of ddlrun: one module per command."""
 
 from __future__ import annotations
 
 import gc
 
-gc.disable()  # what starts is no garbage; looking for some is 4 ms of every start
+gc.disable()  # start-up creates no garbage, and collections take 4 ms of every start
 
 import contextlib
 import importlib
@@ -17,13 +17,13 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
-from ddlrun.errors import DdlrunError
+from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
 
-# Command -> module, and its name there if that is not `command`; imported when it is used, or for --help.
+# Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
 COMMANDS = {
     "check": "check",
     "gen-rankfile": "gen_rankfile",
@@ -44,21 +44,21 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Imports a command only when it is asked for."""
+    """A group that imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Return the names."""
+        """Return the commands' names."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import and return one command."""
         if cmd_name not in COMMANDS:
             return None
-        module_name, _, name = COMMANDS[cmd_name].partition(".")
+        module_name, _, function = COMMANDS[cmd_name].partition(".")
         module = importlib.import_module(f"ddlrun.cli.{module_name}")
         gc.freeze()
         gc.enable()
-        command = getattr(module, name or "command")
+        command = getattr(module, function or "command")
         if not isinstance(command, click.Command):
             raise TypeError(cmd_name)
         return command
@@ -67,20 +67,16 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="ddlrun %(version)s")
 def group() -> None:
-    """Launch distributed training on MPI clusters, every rank where it belongs.
+    """Launch distributed training on MPI clusters, with every rank in its place.
 
-    Describe the cluster as XxYxZ: X accelerators per host, Y hosts per rack, Z racks.
+    The shape of a job is XxYxZ: X accelerators per host, Y hosts per rack, Z racks.
     """
 
 
 def main() -> NoReturn:
-    """Run ddlrun and exit: a user's mistake is shown as one line a problem, a bug as a traceback."""
+    """Run ddlrun and exit. An error of the user is one line per problem; a bug is a traceback."""
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
-    for fd in (0, 1, 2):  # one that is closed would become somebody's socket
-        with contextlib.suppress(OSError):
-            os.fstat(fd)
-            continue
-        os.open(os.devnull, os.O_RDWR)
+    _open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
@@ -90,19 +86,28 @@ def main() -> NoReturn:
     except DdlrunError as error:
         code = _fail(error.exit_code, *error.problems)
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "ddlrun"
-        code = _fail(2, f"{_from_config(error)}{error.format_message().rstrip('.')}; see {where} --help")
+        command = error.ctx.command_path if error.ctx else "ddlrun"
+        code = _fail(EXIT_BAD_INPUT, f"{_source(error)}{error.format_message().rstrip('.')}; see {command} --help")
     except click.ClickException as error:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        code = 130
+        code = EXIT_INTERRUPTED
     except _EndedError as error:
-        code = 128 + error.number
+        code = EXIT_SIGNAL + error.number
     sys.exit(code or 0)
 
 
+def _open_standard_streams() -> None:
+    """Open /dev/null for each closed standard stream, whose number a socket would get otherwise."""
+    for fd in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            os.fstat(fd)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+
+
 class _EndedError(BaseException):
-    """A signal that asks to end: what has been started is ended on the way out."""
+    """A signal that ends ddlrun; whatever it has started is ended as the exception passes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -113,21 +118,21 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _raise_again(lost: UnraisableHookArgs) -> None:
-    """Raise a signal's exception once more, a moment later: Python drops those that come in a callback of os.fork."""
+    """Raise a signal's exception again a moment later: Python drops exceptions in callbacks of os.fork."""
     error = lost.exc_value
     if not isinstance(error, (KeyboardInterrupt, _EndedError)):
         sys.__unraisablehook__(lost)
         return
 
-    def again(_number: int, _frame: FrameType | None) -> NoReturn:
+    def raise_error(_number: int, _frame: FrameType | None) -> NoReturn:
         raise error
 
-    signal.signal(signal.SIGALRM, again)
+    signal.signal(signal.SIGALRM, raise_error)
     signal.setitimer(signal.ITIMER_REAL, 0.001)
 
 
-def _from_config(error: click.UsageError) -> str:
-    """Say it where a wrong value was not typed, but stands in the config file."""
+def _source(error: click.UsageError) -> str:
+    """Return the prefix of a message: a wrong value may come from the config file instead of the command line."""
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
         return "config file: "

@@ -1,15 +1,15 @@
-"""A command's words as they were typed: which options they are, and where the script begins."""
+"""Command lines as the user typed them: split into options, topology and script."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import click
 
 
 class SplitArgv(NamedTuple):
-    """`options`: each option with its own words, in their order; `rest`: from the script on, or from a -- before it.
+    """Words of a command line: each option with its words, and the rest from the script, or a -- before it, on.
 
-    An option that is not known, or lacks its value, begins the rest: click says what is wrong with it.
+    The rest begins early at an option that is unknown or lacks its value: click reports that.
     """
 
     topology: str | None
@@ -17,45 +17,58 @@ class SplitArgv(NamedTuple):
     rest: tuple[str, ...]
 
 
-def split_words(args: Sequence[str], params: Iterable[click.Parameter]) -> SplitArgv:
-    """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word comes back once, in its order."""
-    known = {
-        name: param for param in params if isinstance(param, click.Option)
-        for name in (*param.opts, *param.secondary_opts)
-    }  # fmt: skip
+class OptionMatch(NamedTuple):
+    """An option, and the number of words that it has on the command line."""
+
+    option: click.Option
+    words: int
+
+
+def options_by_name(params: Iterable[click.Parameter]) -> dict[str, click.Option]:
+    """Return options by each of their names, such as -p and --ssh-port."""
+    options = (param for param in params if isinstance(param, click.Option))
+    return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
+
+
+def split_argv(args: Sequence[str], params: Iterable[click.Parameter]) -> SplitArgv:
+    """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word is in the result once, in its order."""
+    options_of = options_by_name(params)
     topology: str | None = None
     options: list[tuple[click.Option, tuple[str, ...]]] = []
-    at = 0
-    while at < len(args):
-        if args[at] == "--" or not args[at].startswith("-") or args[at] == "-":
-            if topology is not None or args[at] == "--":
+    index = 0
+    while index < len(args):
+        if args[index] == "--" or not args[index].startswith("-") or args[index] == "-":
+            if topology is not None or args[index] == "--":
                 break
-            topology = args[at]
-            at += 1
+            topology = args[index]
+            index += 1
             continue
-        found = option_of(args[at], known)
-        if found is None or at + found[1] > len(args):
+        match = match_option(args[index], options_of)
+        if match is None or index + match.words > len(args):
             break
-        options.append((found[0], tuple(args[at : at + found[1]])))
-        at += found[1]
-    return SplitArgv(topology, tuple(options), tuple(args[at:]))
+        options.append((match.option, tuple(args[index : index + match.words])))
+        index += match.words
+    return SplitArgv(topology, tuple(options), tuple(args[index:]))
 
 
-def option_of(word: str, known: dict[str, click.Option]) -> tuple[click.Option, int] | None:
-    """Return the option that a word is, and its number of words: --name=value, -np 4, -p22, -p 22, or switches."""
-    name, _, value = word.partition("=")
-    if name in known:
-        option = known[name]
-        return option, 1 if value or "=" in word or _is_switch(option) else 1 + option.nargs
-    if word.startswith("--"):
-        return None
-    for place, letter in enumerate(word[1:], 2):
-        option_of = known.get(f"-{letter}")
-        if option_of is None:
+def match_option(word: str, options: Mapping[str, click.Option]) -> OptionMatch | None:
+    """Match a word such as --name=value, -np, -p22 or switches in one word; None where the option is unknown."""
+    name, equals, _ = word.partition("=")
+    option = options.get(name)
+    if option is not None:
+        return OptionMatch(option, 1 if equals or _is_switch(option) else 1 + option.nargs)
+    return None if word.startswith("--") else _match_letters(word, options)
+
+
+def _match_letters(word: str, options: Mapping[str, click.Option]) -> OptionMatch | None:
+    """Match a word of one-letter options: switches, the last of which may be an option with a value."""
+    for position, letter in enumerate(word[1:], 2):
+        option = options.get(f"-{letter}")
+        if option is None:
             return None
-        if not _is_switch(option_of):
-            return option_of, 1 if word[place:] else 1 + option_of.nargs
-    return known[f"-{word[-1]}"], 1
+        if not _is_switch(option):
+            return OptionMatch(option, 1 if word[position:] else 1 + option.nargs)
+    return OptionMatch(options[f"-{word[-1]}"], 1)
 
 
 def _is_switch(option: click.Option) -> bool:

@@ -1,15 +1,24 @@
-"""ddlrun check: look at all hosts before a job starts."""
+"""ddlrun check: check all hosts before a job starts."""
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import click
 
 from ddlrun.cli.inputs import reach, read_job_hosts
-from ddlrun.cli.options import Sections, build_option, job_from, network_options, option, ssh_options, start_timeout
+from ddlrun.cli.options import (
+    Sections,
+    check_build_option,
+    hostfile_option,
+    network_options,
+    option,
+    scheduler_options,
+    ssh_options,
+    start_timeout_option,
+)
 from ddlrun.errors import InputError
-from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.judge import NAMES, WARNING
@@ -23,82 +32,96 @@ from ddlrun.remote.probe import check_distinct
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
-@option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
+@hostfile_option
 @ssh_options
-@job_from
-@start_timeout
+@scheduler_options
+@start_timeout_option
 @network_options
-@option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Check these alone: {', '.join(NAMES)}.")
-@build_option
-@option("Checks", "--script", metavar="PATH", help="Compare this script between the hosts too.")
-@option("Checks", "--mpirun", metavar="PATH", help="The mpirun of the job; default: as launch finds it.")
-@option("Answers", "--all", "everything", is_flag=True, help="Show what is well, too.")
-@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: every finding, and the network.")
+@option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Run only these checks: {', '.join(NAMES)}.")
+@check_build_option
+@option("Checks", "--script", metavar="PATH", help="Also compare this script between the hosts.")
+@option("Checks", "--mpirun", metavar="PATH", help="mpirun of the job; default: the one that launch finds.")
+@option("Output", "--all", "everything", is_flag=True, help="Also show checks that passed.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print all findings and the network as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Check that a job can run on HOSTS, in two round trips; nothing is written there.
+    """Check that a job can run on HOSTS, and write nothing there.
 
-    Each line says what is wrong, on which hosts, and what mends it. The exit code is 3 where a host
-    cannot be reached, 5 where anything else is wrong. HOSTS is a list such as n[01-64] or @HOSTFILE;
-    without it, the hosts of the scheduler's job that we run in, or this machine.
+    Each line shows what is wrong, on which hosts, and the remedy. Every host is contacted twice. The exit code is 3 if
+    a host cannot be reached, and 5 if a check fails. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts
+    of the current scheduler job, or this machine.
     """
-    listed, way = read_job_hosts(hosts, options)
-    check_distinct(listed, os.uname().nodename)
+    host_list, launcher = read_job_hosts(hosts, options)
+    check_distinct(host_list, os.uname().nodename)
     mpirun = find_mpirun(options["mpirun"], os.environ)()
-    only = read_only(options["only_checks"])
-    path = os.environ.get("PATH")
-    report = run_checks(listed, mpirun, way, options, program=options["script"], path=path, only=only)
+    job = CheckedJob(options["script"], os.environ.get("PATH"), parse_checks(options["only_checks"]))
+    request = make_request(mpirun, launcher, options, job)
+    report = preflight(host_list, request, lambda seconds_left: reach(launcher, seconds_left))
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
     click.echo(text, nl=False)
     return report.exit_code
 
 
-def run_checks(
-    hosts: HostList,
-    mpirun: Mpirun,
-    way: AgentLauncher,
-    options: dict[str, Any],
-    *,
-    program: str | None,
-    path: str | None,
-    only: frozenset[str],
-    logs: str | None = None,
-) -> PreflightReport:
-    """Run the checks that the options ask for. Raises InputError where --network is no subnet."""
+class CheckedJob(NamedTuple):
+    """Properties of a job that hosts are checked for."""
+
+    program: str | None
+    """Script or program, compared between the hosts."""
+    path: str | None
+    """PATH of the ranks."""
+    checks: frozenset[str]
+    logs: str | None = None
+    """Run folder, checked for space."""
+
+
+def make_request(mpirun: Mpirun, launcher: AgentLauncher, options: dict[str, Any], job: CheckedJob) -> PreflightRequest:
+    """Return the request to check hosts with these options. Raises InputError where --network is malformed."""
     if options["network"] is not None:
         parse_cidr(options["network"])
-    seconds = options["start_timeout"]
-    if way.launcher == "agent":  # it knows its hosts by other means
-        only -= {"names"}
-    names = tuple(filter(None, (options["network_interface"] or "").split(",")))
-    network = options["network"]
-    question = PreflightRequest(
-        mpirun.path, mpirun.major, program, logs, network, names, only, way.shown, seconds, path
+    return PreflightRequest(
+        mpirun=mpirun.path,
+        major=mpirun.major,
+        program=job.program,
+        logs=job.logs,
+        network=options["network"],
+        interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
+        # An agent knows its hosts by other means than their names.
+        only=job.checks - {"names"} if launcher.launcher == "agent" else job.checks,
+        ssh=launcher.shown,
+        seconds=options["start_timeout"],
+        path=job.path,
     )
-    return preflight(hosts, question, lambda left: reach(way, left))
 
 
 def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> PreflightReport:
-    """Ask a job's hosts, and check them unless it is a dry run or --skip-checks is given; say what is odd."""
-    only = read_only(options["only_checks"])
+    """Probe a job's hosts and check them, with warnings on standard error; a dry run and --skip-checks only probe."""
+    checks = parse_checks(options["only_checks"])
     if options["dry_run"] or options["skip_checks"]:
-        only = frozenset()
-    words = settings.program
-    program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
-    report = run_checks(
-        settings.hosts, mpirun, settings.way, options,
-        program=None if program == "-m" else program, path=settings.variables.get("PATH", os.environ.get("PATH")),
-        only=only, logs=settings.run_dir.path,
-    )  # fmt: skip
+        checks = frozenset()
+    job = CheckedJob(
+        program=_program_file(settings.program),
+        path=settings.variables.get("PATH", os.environ.get("PATH")),
+        checks=checks,
+        logs=settings.run_dir.path,
+    )
+    request = make_request(mpirun, settings.way, options, job)
+    report = preflight(settings.hosts, request, lambda seconds_left: reach(settings.way, seconds_left))
     if not options["quiet"]:
-        for line in lines(one for one in report.findings if one.level == WARNING and one.check in only):
+        warnings = (item for item in report.findings if item.level == WARNING and item.check in checks)
+        for line in lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report
 
 
-def read_only(text: str | None) -> frozenset[str]:
-    """Return the checks of a comma list; None: all. Raises InputError where one is not known."""
-    words = list(NAMES) if text is None else [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if word not in NAMES]
-    if wrong:
-        raise InputError(f"no check is called {wrong[0]!r}; there are {', '.join(NAMES)}")
-    return frozenset(words)
+def _program_file(words: Sequence[str]) -> str | None:
+    """Return the script or program of a command line; None for a module of Python."""
+    program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
+    return None if program == "-m" else program
+
+
+def parse_checks(text: str | None) -> frozenset[str]:
+    """Return the checks of a comma-separated list, all where it is None. Raises InputError for an unknown check."""
+    names = list(NAMES) if text is None else [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise InputError(f"unknown check {unknown[0]!r}; the checks are {', '.join(NAMES)}")
+    return frozenset(names)

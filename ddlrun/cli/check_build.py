@@ -1,4 +1,4 @@
-"""--check-build: what the frameworks of this Python can do."""
+"""--check-build: the builds of the frameworks in this Python."""
 
 import os
 import sys
@@ -11,15 +11,15 @@ from ddlrun.errors import DdlrunError
 from ddlrun.process_managers.installation import ask_builds, find_mpirun, mpi4py_library
 
 
-def check_build(ctx: click.Context, _param: click.Parameter, value: object) -> None:
-    """Show it and leave, where the option is given: it needs no script, no hosts."""
+def show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
+    """Print the builds and exit, where the option is given: it needs neither a script nor hosts."""
     if not value or ctx.resilient_parsing:
         return
     try:
         mpirun = find_mpirun(None, os.environ)()
-        said, library = f"Open MPI {mpirun.version} ({mpirun.path})", mpi4py_library(mpirun.path, os.environ)
+        mpi, library = f"Open MPI {mpirun.version} ({mpirun.path})", mpi4py_library(mpirun.path, os.environ)
     except DdlrunError as error:
-        said, library = str(error), {}
-    heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{said}"
+        mpi, library = str(error), {}
+    heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{mpi}"
     click.echo(render_builds(ask_builds(sys.executable, list(LIBRARIES), library), heading), nl=False)
     ctx.exit()

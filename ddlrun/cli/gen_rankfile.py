@@ -1,15 +1,15 @@
-"""ddlrun gen-rankfile: from a topology and hosts to an Open MPI rank file."""
+"""ddlrun gen-rankfile: write the Open MPI rank file of a topology and hosts."""
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from ddlrun import __version__
 from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_way
-from ddlrun.cli.options import Sections, option, placement_options, read_policy, ssh_options
+from ddlrun.cli.options import Sections, hostfile_option, option, placement_options, read_policy, ssh_options
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
@@ -18,25 +18,25 @@ from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.remote.probe import check_distinct, probe
-from ddlrun.topology import RankOrder, parse_topology
+from ddlrun.topology import RankOrder, Topology, parse_topology
 
-ASSUMED = "s822lc"
+ASSUMED_PRESET = "s822lc"
 
 
 @click.command("gen-rankfile", cls=Sections)
 @click.argument("topology")
 @click.argument("hosts", required=False)
-@option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
+@hostfile_option
 @option(
     "Hosts",
     "--machine",
     metavar="PRESET|FILE",
-    help="What each host is made of: a preset, a file of YAML or lstopo XML, a saved host's folder, or 'local'.",
+    help="Machine of each host: a preset, YAML, lstopo XML, a folder of a saved host, or 'local'.",
 )
-@option("Hosts", "--probe", is_flag=True, help="Ask each host (by ssh) what it is made of.")
-@option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote.")
-@option("Hosts", "--sockets", type=click.IntRange(1, 256), help="Packages (sockets) of each host; with --cores.")
-@option("Hosts", "--cores", type=click.IntRange(1, 4096), help="Cores of each package; with --sockets.")
+@option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
+@option("Hosts", "--load", metavar="DIR", help="Load the machines that ddlrun probe --save wrote.")
+@option("Hosts", "--sockets", type=click.IntRange(1, 256), metavar="N", help="Packages per host; with --cores.")
+@option("Hosts", "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores per package; with --sockets.")
 @ssh_options
 @placement_options
 @option(
@@ -47,28 +47,24 @@ ASSUMED = "s822lc"
     show_default=True,
     help="ddl: rank = x*Y*Z + y*Z + z, round robin over hosts; host: contiguous on each host.",
 )
-@option("Rank file", "-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all; default: stdout.")
+@option("Rank file", "-o", "--output", metavar="FILE",
+        help="Write to FILE, completely or not at all; default: standard output.")  # fmt: skip
 def command(topology: str, hosts: str | None, rank_order: str, output: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own
     """Write the Open MPI rank file of TOPOLOGY on HOSTS.
 
-    TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (a fourth number: aisles); missing
-    ones are 1. HOSTS is a list such as n1,n2 or n[01-06], ordered rack by rack, or @HOSTFILE;
-    without it, those of the scheduler's job that we run in, or this machine.
+    TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (and optionally xA aisles); missing dimensions are 1.
+    HOSTS is a list such as n1,n2 or n[01-06], rack by rack, or @HOSTFILE; default: the hosts of the current scheduler
+    job, or this machine.
     """
     shape = parse_topology(topology)
-    job = None if hosts or options["hostfile"] else find_job("auto")
-    arranged = arrange(
-        TopologyRequest(topology=shape), read_hosts(hosts, options["hostfile"], job=job), choose=job is not None
-    )
-    listed = arranged.hosts
-    for note in arranged.said:
-        click.echo(f"ddlrun: note: {note}", err=True)
-    check_distinct(listed, os.uname().nodename)
+    host_list = _read_hosts(shape, hosts, options["hostfile"])
+    check_distinct(host_list, os.uname().nodename)
     policy = read_policy(options)
-    machines = _machines(listed, options)
-    placement = place(shape, listed, machines, RankOrder(rank_order), policy)
+    machines = _read_machines(host_list, options)
+    placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
     blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}")
-    _note(placement, assumed=not any(options[way] for way in ("machine", "sockets", "probe", "load")))
+    for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "sockets", "probe", "load"))):
+        click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:
         sys.stdout.writelines(blocks)
         sys.stdout.flush()
@@ -76,33 +72,42 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
         write_atomically(output, blocks)
 
 
-def _note(placement: Placement, *, assumed: bool) -> None:
-    """Say on standard error what the rank file rests on."""
-    for note in [] if assumed else placement_notes(placement):
+def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None) -> HostList:
+    """Return the hosts in the order of their racks, with notes on standard error."""
+    job = None if hosts or hostfile else find_job("auto")
+    host_list = read_hosts(hosts, hostfile, job=job)
+    layout = arrange(TopologyRequest(topology=topology), host_list, choose=job is not None)
+    for note in layout.said:
         click.echo(f"ddlrun: note: {note}", err=True)
+    return layout.hosts
+
+
+def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
+    """Yield the assumptions and limits of the rank file."""
+    if not assumed:
+        yield from placement_notes(placement)
     if placement.shares_cores:
-        click.echo("ddlrun: note: ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed", err=True)
+        yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
     if assumed:
-        click.echo(
-            f"ddlrun: note: each host is assumed to be {placement.machines[0]} (preset {ASSUMED}); "
-            "say what it is: --machine PRESET|FILE, or let ddlrun look: --probe",
-            err=True,
+        yield (
+            f"each host is assumed to be {placement.machines[0]} (preset {ASSUMED_PRESET}); "
+            "describe it with --machine PRESET|FILE, or probe it with --probe"
         )
     if any("." in name for name in placement.hosts.names):
-        click.echo(
-            "ddlrun: note: mpirun cuts names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 "
-            "(Open MPI 4) or --prtemca prte_keep_fqdn_hostnames 1 (Open MPI 5); ddlrun launch sees to it",
-            err=True,
+        yield (
+            "mpirun cuts host names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 (Open MPI 4) "
+            "or --prtemca prte_keep_fqdn_hostnames 1 (Open MPI 5); ddlrun launch sets these itself"
         )
 
 
-def _machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
+def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
+    """Return the machine of each host. Raises InputError where the options contradict each other."""
     sockets, cores = options["sockets"], options["cores"]
-    ways = [options["machine"], sockets is not None or cores is not None, options["probe"], options["load"]]
-    if sum(map(bool, ways)) > 1:
+    sources = [options["machine"], sockets is not None or cores is not None, options["probe"], options["load"]]
+    if len([source for source in sources if source]) > 1:
         raise InputError("--machine, --sockets with --cores, --probe and --load exclude each other; give one of them")
     if (sockets is None) != (cores is None):
-        raise InputError("--sockets and --cores go together: how many packages, and how many cores in each")
+        raise InputError("--sockets and --cores go together; give both, or use --machine")
     if sockets is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
 
@@ -111,11 +116,10 @@ def _machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]
         return probe(hosts, reach(ssh_way(options)))
     if options["load"]:
         return load_machines(options["load"], hosts)
-    preset = read_preset(options["machine"] or ASSUMED)
-    if preset is None:
-        local = read_hosts("localhost", None)
-        preset = probe(local, reach(SSH))["localhost"]
-    return machines_of(hosts, preset)
+    machine = read_preset(options["machine"] or ASSUMED_PRESET)
+    if machine is None:
+        machine = probe(read_hosts("localhost", None), reach(SSH))["localhost"]
+    return machines_of(hosts, machine)
 
 
 def write_atomically(path: str, blocks: Iterable[str], option: str = "-o") -> None:

@@ -14,7 +14,7 @@ from ddlrun.machine.pci import RESTRICTING
 from ddlrun.remote.agent import AgentLauncher, as_named, choose_way
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, begin, run_on_hosts
-from ddlrun.schedulers import Allocation, SchedulerContext, read_job
+from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 
 DEFAULT_PROBE_SECONDS = 30.0
 # What a scheduler's own command may take to answer.
@@ -47,7 +47,7 @@ def read_rankfile(path: str) -> str:
 def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
     """Return the scheduler's job that we run in, if any; where hosts are `named`, a broken one is none."""
     try:
-        return read_job(world(), scheduler)
+        return read_allocation(world(), scheduler)
     except InputError:
         if named and scheduler == "auto":
             return None

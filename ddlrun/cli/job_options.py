@@ -14,7 +14,15 @@ import click
 from click.core import ParameterSource
 
 from ddlrun.cli.inputs import find_job, load_hosts, read_hosts, read_rankfile, read_text, read_way
-from ddlrun.cli.options import COUNT, all_of, job_from, option, placement_options, read_policy, ssh_options
+from ddlrun.cli.options import (
+    COUNT,
+    option,
+    option_group,
+    placement_options,
+    read_policy,
+    scheduler_options,
+    ssh_options,
+)
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.environment.exports import (
     HOROVOD,
@@ -113,7 +121,7 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
     return path
 
 
-job_options = all_of(
+job_options = option_group(
     option("Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST", help="Hosts: n1,n2 or n[01-04]:2 (2 slots)."),
     option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
     option(
@@ -122,7 +130,7 @@ job_options = all_of(
     ),
     option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote, and its hosts."),
     ssh_options,
-    job_from,
+    scheduler_options,
     option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks (and A aisles)."),
     option(
         "Shape",

@@ -11,7 +11,7 @@ import click
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import reach, read_machines, world
 from ddlrun.cli.job_options import job_options, read_crew, read_program, read_settings
-from ddlrun.cli.options import Sections, build_option, check_options, option
+from ddlrun.cli.options import Sections, check_build_option, check_options, option
 from ddlrun.environment.frameworks import MOST_WORKERS, NAMES
 from ddlrun.environment.rendezvous_ports import is_free_here
 from ddlrun.errors import DdlrunError, InputError
@@ -27,7 +27,7 @@ from ddlrun.remote.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.store import make_output_folder, remember, write_report, write_run_dir
-from ddlrun.schedulers import job_end
+from ddlrun.schedulers import read_job_end
 from ddlrun.topology import Topology, parse_topology
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
@@ -48,7 +48,7 @@ class Launch(Sections):
 )
 @job_options
 @check_options
-@build_option
+@check_build_option
 @option(
     "Going on",
     "--restarts",
@@ -181,7 +181,7 @@ def _run(job: _Job, plan: Plan, run: Callable[..., Outcome]) -> Outcome:
     allocation = job.settings.job
     outcome = run(
         plan, job.settings.watch, os.environ, lambda hosts: _sweep(hosts, job.settings),
-        lambda: job_end(world(), allocation) if allocation is not None else None,
+        lambda: read_job_end(world(), allocation) if allocation is not None else None,
     )  # fmt: skip
     if outcome.exit_code:
         report = render_outcome(outcome, plan)

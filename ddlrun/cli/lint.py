@@ -1,8 +1,8 @@
-"""ddlrun lint: what Open MPI would not do as a rank file says."""
+"""ddlrun lint: check a rank file against the behaviour of Open MPI."""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,7 +10,7 @@ import click
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_way
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
-from ddlrun.errors import InputError
+from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rankfile_lint import LintFinding, MachineOf, fix, hosts_of, lint
 from ddlrun.remote.probe import probe
@@ -18,67 +18,84 @@ from ddlrun.remote.probe import probe
 
 @click.command("lint", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("rankfile")
-@option("Hosts", "--machine", metavar="PRESET|FILE", help="What each host is made of, as for launch.")
-@option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote.")
-@option("Hosts", "--probe", is_flag=True, help="Ask each host (by ssh) what it is made of.")
+@option("Hosts", "--machine", metavar="PRESET|FILE", help="Machine of each host, as for launch.")
+@option("Hosts", "--load", metavar="DIR", help="Load the machines that ddlrun probe --save wrote.")
+@option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
 @ssh_options
-@option("Checks", "-np", "--num-proc", "ranks", type=COUNT, help="Ranks that the file is to be launched with.")
-@option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Show what matters to this major alone.")
-@option("Checks", "--fix", "fixing", is_flag=True, help="Print the file as both majors read it alike.")
-@option("Checks", "-o", "--output", metavar="FILE", help="With --fix: write it to FILE.")
+@option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Number of ranks of the launch.")
+@option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Show only what matters to this major version.")
+@option("Checks", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read in the same way.")
+@option("Checks", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
 @option("Checks", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Say what Open MPI 4.1 and 5.0 would not do as RANKFILE says, all of it at once.
+    """Check RANKFILE against Open MPI 4.1 and Open MPI 5.0.
 
-    RANKFILE - is standard input. With --machine, --load or --probe cores are checked against the hosts.
-    Ends with 2 where there are errors.
+    Lists everything that either version would do differently from the file. RANKFILE - is standard input. With
+    --machine, --load or --probe the cores are checked against the hosts. The exit code is 2 if there are errors.
     """
     if options["output"] and not options["fixing"]:
-        raise InputError("-o goes with --fix")
+        raise InputError("-o: needs --fix; give both")
     text = read_rankfile(rankfile)
     machine_of = _machine_of(text, options)
     if options["fixing"]:
-        fixed, found = fix(text, machine_of)
-        if options["output"]:
-            write_atomically(options["output"], [fixed])
-        else:
-            sys.stdout.write(fixed)
+        fixed, all_findings = fix(text, machine_of)
+        _write(fixed, options["output"])
     else:
-        found = lint(text, machine_of, options["ranks"])
-    findings = [one for one in found if one.matters(int(options["open_mpi"]) if options["open_mpi"] else None)]
-    shown = (
-        json.dumps([one._asdict() for one in findings], indent=2) if options["as_json"] else render(rankfile, findings)
+        all_findings = lint(text, machine_of, options["ranks"])
+    major = int(options["open_mpi"]) if options["open_mpi"] else None
+    findings = [finding for finding in all_findings if finding.matters(major)]
+    _print_findings(rankfile, findings, options)
+    return EXIT_BAD_INPUT if any(finding.error for finding in findings) else 0
+
+
+def _write(text: str, path: str | None) -> None:
+    if path:
+        write_atomically(path, [text])
+    else:
+        sys.stdout.write(text)
+
+
+def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Mapping[str, Any]) -> None:
+    """Print the findings; on standard error where --fix prints the file."""
+    report = (
+        json.dumps([finding._asdict() for finding in findings], indent=2)
+        if options["as_json"]
+        else render(rankfile, findings)
     )
-    if not shown and not options["fixing"]:
-        unchecked = "" if _asked(options) else "; its cores were not checked: --machine, --load or --probe"
-        click.echo(f"ddlrun: note: {rankfile}: nothing found{unchecked}", err=True)
-    if shown:
-        click.echo(shown, err=options["fixing"])
-    return 2 if any(one.error for one in findings) else 0
+    if report:
+        click.echo(report, err=options["fixing"])
+    elif not options["fixing"]:
+        hint = "" if _has_machines(options) else "; cores were not checked: give --machine, --load or --probe"
+        click.echo(f"ddlrun: note: {rankfile}: no findings{hint}", err=True)
 
 
-def _asked(options: dict[str, Any]) -> bool:
-    return any(options[way] for way in ("machine", "load", "probe"))
+def _has_machines(options: Mapping[str, Any]) -> bool:
+    return any(options[name] for name in ("machine", "load", "probe"))
 
 
 def render(name: str, findings: Sequence[LintFinding]) -> str:
-    """Write findings as a compiler does, each with what the majors would do and the remedy."""
-    blocks = []
-    for one in findings:
-        same = one.open_mpi_4 == one.open_mpi_5
-        told = [f"Open MPI: {one.open_mpi_4}"] if same else [f"4.1: {one.open_mpi_4}", f"5.0: {one.open_mpi_5}"]
-        kind = "error" if one.error else "warning"
-        blocks.append("\n    ".join([f"{name}{one.place}: {kind}: {one.what}", *told, f"fix: {one.remedy}"]))
-    return "\n".join(blocks)
+    """Render findings like a compiler's, each with the behaviour of both versions and the remedy."""
+    return "\n".join("\n    ".join(_lines(name, finding)) for finding in findings)
 
 
-def _machine_of(text: str, options: dict[str, Any]) -> MachineOf:
-    if sum(map(bool, (options["machine"], options["load"], options["probe"]))) > 1:
+def _lines(name: str, finding: LintFinding) -> Iterator[str]:
+    yield f"{name}{finding.place}: {'error' if finding.error else 'warning'}: {finding.what}"
+    if finding.open_mpi_4 == finding.open_mpi_5:
+        yield f"Open MPI: {finding.open_mpi_4}"
+    else:
+        yield f"4.1: {finding.open_mpi_4}"
+        yield f"5.0: {finding.open_mpi_5}"
+    yield f"fix: {finding.remedy}"
+
+
+def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
+    """Return a function from a host's name to its machine, None where it is not known."""
+    if len([name for name in ("machine", "load", "probe") if options[name]]) > 1:
         raise InputError("--machine, --load and --probe exclude each other; give one of them")
     names = hosts_of(text)
     if options["machine"] and (described := read_preset(options["machine"])) is not None:
         return lambda _: described
-    if not names or not _asked(options):
+    if not names or not _has_machines(options):
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["load"]:

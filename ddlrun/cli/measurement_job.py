@@ -13,7 +13,15 @@ import click
 
 from ddlrun.cli.inputs import read_job_hosts
 from ddlrun.cli.job_options import AcceleratorsType
-from ddlrun.cli.options import COUNT, all_of, job_from, network_options, option, ssh_options, start_timeout
+from ddlrun.cli.options import (
+    COUNT,
+    network_options,
+    option,
+    option_group,
+    scheduler_options,
+    ssh_options,
+    start_timeout_option,
+)
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.mapping.placement import check_hosts
@@ -26,18 +34,18 @@ from ddlrun.report.progress import progress
 from ddlrun.runs.store import default_run_dir
 from ddlrun.topology import parse_topology
 
-measuring_options = all_of(
+measuring_options = option_group(
     option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
     ssh_options,
-    job_from,
-    start_timeout,
+    scheduler_options,
+    start_timeout_option,
     network_options,
     option("Hosts", "--tcp", is_flag=True, help="TCP between hosts, whatever else there is: no RDMA."),
     option("Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."),
     option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as launch finds it."),
     option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
 )
-shape_options = all_of(
+shape_options = option_group(
     option(
         "Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch."
     ),
@@ -120,7 +128,11 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
         hostfile = f"{folder}/hosts"
         with open(hostfile, "w", encoding="utf-8") as file:
-            file.write(render_hostfile([host._replace(slots=None) for host in hosts] if hosts.loose else list(hosts)))
+            file.write(
+                render_hostfile(
+                    [host._replace(slots=None) for host in hosts] if hosts.slots_are_capacity else list(hosts)
+                )
+            )
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
         argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]

@@ -10,7 +10,7 @@ import click
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.cli.inputs import find_job, read_hosts, read_machines, read_text, read_way
-from ddlrun.cli.options import COUNT, Sections, job_from, option, ssh_options
+from ddlrun.cli.options import COUNT, Sections, option, scheduler_options, ssh_options
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
@@ -46,7 +46,7 @@ MODEL = "resnet50"
 @option("Hosts", "--machine", metavar="PRESET|FILE", help="What each host is made of, as for launch.")
 @option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote.")
 @ssh_options
-@job_from
+@scheduler_options
 @option(
     "Network",
     "--network",
@@ -137,7 +137,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
     for note in arranged.said:
         click.echo(f"ddlrun: note: {note}", err=True)
-    stated = wish.accelerators or shape or (not hosts.loose and any(host.slots for host in hosts))
+    stated = wish.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     way = read_way(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)

@@ -1,4 +1,4 @@
-"""ddlrun probe: ask hosts what they are made of."""
+"""ddlrun probe: show the machines of hosts."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ddlrun.cli.gen_rankfile import write_atomically
-from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, load_hosts, load_machines, reach, read_hosts, read_job_hosts
-from ddlrun.cli.options import Sections, job_from, option, ssh_options
+from ddlrun.cli.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
+from ddlrun.cli.options import Sections, hostfile_option, option, probe_timeout_option, scheduler_options, ssh_options
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
@@ -23,41 +23,28 @@ CACHE_SECONDS = 3600
 
 @click.command("probe", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
-@option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line.")
+@hostfile_option
 @ssh_options
-@job_from
+@scheduler_options
+@probe_timeout_option
 @option(
-    "Hosts",
-    "--timeout",
-    type=click.FloatRange(min=0.1),
-    default=DEFAULT_PROBE_SECONDS,
-    show_default=True,
-    help="Seconds until hosts that have not answered are given up.",
+    "Output", "--refresh", is_flag=True, help="Run all tools again, even if the cache has replies of the last hour."
 )
-@option("Answers", "--refresh", is_flag=True, help="Ask all tools again, whatever was kept in the last hour.")
-@option("Answers", "--save", metavar="DIR", help="Write what each tool said into DIR/HOST/.")
-@option("Answers", "--load", metavar="DIR", help="Read such a folder; ask nobody.")
-@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: every core, GPU and NIC.")
+@option("Output", "--save", metavar="DIR", help="Write the output of each tool to DIR/HOST/.")
+@option("Output", "--load", metavar="DIR", help="Read the files of --save from DIR, and contact no host.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print every core, GPU and NIC as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Ask HOSTS what they are made of, in one round trip; nothing is written there.
+    """Show the machines of HOSTS, and write nothing there.
 
-    Hosts that look the same are shown together, odd ones with what differs. HOSTS is a list such as
-    n[01-64] or @HOSTFILE; without it, the hosts of the job
-    that we run in, or this machine. Answers are kept for an hour; a host that was
-    rebooted or changed since is noticed.
+    Every host is contacted once. Hosts with equal machines are shown together; for each different host the differences
+    are shown. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this
+    machine. Replies are cached for an hour; a host that was rebooted or changed since then is probed again.
     """
+    problems: list[str] = []
     if options["load"]:
-        listed, machines, problems = _loaded(hosts, options)
+        machines = _load(hosts, options["hostfile"], options["load"])
     else:
-        listed, way = read_job_hosts(hosts, options)
-        check_distinct(listed, os.uname().nodename)
-        cache = ProbeFileCache(_cache_folder(), refresh=options["refresh"])
-        found = probe_fully(listed, reach(way, options["timeout"]), cache)
-        if options["save"]:
-            _save(options["save"], listed, found)
-        machines = {name: one.machine for name, one in found.items() if one.machine}
-        why = {name: one.problem for name, one in found.items() if one.problem}
-        problems = failures(why, reach(way).ssh)
+        machines, problems = _probe(hosts, options)
     if machines:
         click.echo(_json(machines, problems) if options["as_json"] else render_groups(group(machines)), nl=False)
     if problems:
@@ -65,13 +52,25 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     return 0
 
 
-def _loaded(hosts: str | None, options: Mapping[str, Any]) -> tuple[HostList, dict[str, Machine], list[str]]:
-    folder = options["load"]
-    if hosts is None and options["hostfile"] is None:
-        listed = HostList(tuple(map(Host, load_hosts(folder))), f"--load {folder}")
-    else:
-        listed = read_hosts(hosts, options["hostfile"])
-    return listed, load_machines(folder, listed), []
+def _probe(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Machine], list[str]]:
+    """Probe the hosts, with --save into a folder; return their machines, and the problems of hosts without one."""
+    host_list, launcher = read_job_hosts(hosts, options)
+    check_distinct(host_list, os.uname().nodename)
+    target = reach(launcher, options["timeout"])
+    cache = ProbeFileCache(_cache_folder(), refresh=options["refresh"])
+    probed = probe_fully(host_list, target, cache)
+    if options["save"]:
+        _save(options["save"], host_list, probed)
+    machines = {name: reply.machine for name, reply in probed.items() if reply.machine}
+    reasons = {name: reply.problem for name, reply in probed.items() if reply.problem}
+    return machines, failures(reasons, target.ssh)
+
+
+def _load(hosts: str | None, hostfile: str | None, folder: str) -> dict[str, Machine]:
+    """Load the machines of the hosts from a folder of --save; all of its hosts where none are named."""
+    if hosts is None and hostfile is None:
+        return load_machines(folder, HostList(tuple(map(Host, load_hosts(folder))), f"--load {folder}"))
+    return load_machines(folder, read_hosts(hosts, hostfile))
 
 
 def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
@@ -79,15 +78,17 @@ def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
     return json.dumps({"machines": groups, "problems": problems}, indent=2) + "\n"
 
 
-def _save(folder: str, hosts: HostList, found: Mapping[str, ProbedHost]) -> None:
-    there = {name: one for name, one in found.items() if one.sections}
+def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:
+    """Write one file per host and tool, and the hosts in their order. Raises InputError where that fails."""
+    sections = {name: reply.sections for name, reply in probed.items() if reply.sections}
     try:
-        for name, one in there.items():
+        for name, texts in sections.items():
             os.makedirs(f"{folder}/{name}", exist_ok=True)
-            for section, text in one.sections.items():
+            for section, text in texts.items():
                 write_atomically(f"{folder}/{name}/{section}", [text], "--save")
-        if there:
-            write_atomically(f"{folder}/hosts", [render_hostfile(h for h in hosts if h.name in there)], "--save")
+        if sections:
+            saved = (host for host in hosts if host.name in sections)
+            write_atomically(f"{folder}/hosts", [render_hostfile(saved)], "--save")
     except OSError as error:
         raise InputError(f"--save {folder}: {error.strerror}") from error
 
@@ -97,14 +98,14 @@ def _cache_folder() -> str:
 
 
 class ProbeFileCache:
-    """Answers in a folder, a file a host. What cannot be read or written is as if it were not there."""
+    """Replies of hosts in a folder, one file per host; unreadable and unwritable files count as missing."""
 
     def __init__(self, folder: str, *, refresh: bool) -> None:
-        """Keep the folder; with `refresh` nothing in it counts."""
+        """Set the folder; with `refresh` its files are ignored."""
         self._folder, self._refresh = folder, refresh
 
     def get(self, host: str) -> str | None:
-        """Return a host's answer of the last hour."""
+        """Return a host's reply of the last hour."""
         path = f"{self._folder}/{host}"
         try:
             if self._refresh or time.time() - os.path.getmtime(path) > CACHE_SECONDS:
@@ -115,7 +116,7 @@ class ProbeFileCache:
             return None
 
     def put(self, host: str, text: str) -> None:
-        """Keep a host's answer."""
+        """Write a host's reply."""
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             write_atomically(f"{self._folder}/{host}", [text])

@@ -1,6 +1,5 @@
-"""ddlrun ps, kill, clean: runs, and what they left, on all hosts."""
+"""ddlrun ps, kill and clean: runs and their leftovers on all hosts."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,10 +9,10 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS, reach, read_hosts, ssh_way
-from ddlrun.cli.options import Sections, all_of, option, ssh_options
+from ddlrun.cli.inputs import reach, read_hosts, ssh_way
+from ddlrun.cli.options import Sections, hostfile_option, option, option_group, probe_timeout_option, ssh_options
+from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.errors import InputError, UnreachableError
-from ddlrun.hosts import fold
 from ddlrun.remote.probe import ProbeTarget, failures, is_local, why_silent
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
@@ -21,199 +20,189 @@ from ddlrun.runs.registry import Run, forget, known_runs
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
-shared_options = all_of(
-    option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
-    ssh_options,
-    option("Hosts", "--timeout", type=click.FloatRange(min=0.1), default=DEFAULT_PROBE_SECONDS, show_default=True,
-           help="Seconds until hosts that have not answered are given up."),
-)  # fmt: skip
+CLEAN_GRACE_SECONDS = 2.0
+# Beyond --grace, which a run's ddlrun gives its ranks.
+EXTRA_SECONDS = 10.0
+POLL_SECONDS = 0.05
+DAY_SECONDS = 86400
+host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
 Options = dict[str, Any]
+Processes = dict[str, list[OrphanProcess]]
+Failures = Mapping[str, FinishedProcess]
 
 
 @click.command("ps", cls=Sections, context_settings=CONTEXT)
 @click.argument("hosts", required=False)
-@shared_options
-@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: every process.")
+@host_options
+@option("Output", "--json", "as_json", is_flag=True, help="Print all processes as JSON.")
 def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """List your runs and their processes on HOSTS; default: the hosts of runs that were started here."""
+    """List your runs and their processes on HOSTS.
+
+    Default: this host and the hosts of runs that were started here.
+    """
     runs = known_runs(state_folder(os.environ))
-    there, failed = _processes(hosts, runs, options)
-    shown = _as_json(runs, there) if options["as_json"] else _table(runs, there)
-    click.echo(shown, nl=False)
-    _complain(failed, options)
+    processes, failed = _find_processes(hosts, runs, options)
+    text = render_runs_json(runs, processes) if options["as_json"] else render_runs(runs, processes)
+    click.echo(text, nl=False)
+    _raise_failures(failed, options)
     return 0
 
 
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
 @click.argument("runs", nargs=-1, required=True)
-@shared_options
-@option("Ending", "--grace", type=click.FloatRange(min=0), default=10.0, show_default=True,
-        help="Seconds between TERM and KILL.")  # fmt: skip
+@host_options
+@option("Ending", "--grace", type=click.FloatRange(min=0), default=10.0, show_default=True, metavar="SECONDS",
+        help="Time between SIGTERM and SIGKILL.")  # fmt: skip
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End RUNS (as ddlrun ps names them, or the beginning): their ddlrun first, then what is left on their hosts."""
+    """End RUNS and their processes on all their hosts.
+
+    A run is named by its id from ddlrun ps, or the beginning of the id. Its ddlrun is ended first, and then whatever is
+    left on its hosts.
+    """
     folder = state_folder(os.environ)
-    known = {run.run: run for run in known_runs(folder)}
-    runs = [next((full for full in known if full.startswith(name)), name) for name in runs]
-    missing = [run for run in runs if run not in known and not options["hostfile"]]
-    if missing:
+    registered = {run.run: run for run in known_runs(folder)}
+    run_ids = [next((full for full in registered if full.startswith(name)), name) for name in runs]
+    unknown = [run_id for run_id in run_ids if run_id not in registered and not options["hostfile"]]
+    if unknown:
         raise InputError(
-            f"run {missing[0]!r}: it is over, or was started elsewhere; ddlrun ps HOSTS shows all on hosts"
+            f"run {unknown[0]!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS"
         )
-    for run in (known[name] for name in runs if name in known):
+    selected = [registered[run_id] for run_id in run_ids if run_id in registered]
+    for run in selected:
         _end_ddlrun(run, options["grace"])
-    where: dict[str, list[str]] = {}
-    for name in runs:
-        hosts = known[name].hosts if name in known else read_hosts(None, options["hostfile"]).names
-        for host in hosts:
-            where.setdefault(host, []).append(name)
-    ended, failed = end_runs(where, options["grace"], _reach(options, options["grace"]))
-    for name in runs:
-        if name in known:
-            forget(folder, known[name])
-    click.echo(f"ended: {', '.join(runs)}" + _counted(ended))
-    _complain(failed, options)
+    runs_by_host = _runs_by_host(run_ids, registered, options["hostfile"])
+    ended, failed = end_runs(runs_by_host, options["grace"], _target(options, options["grace"]))
+    for run in selected:
+        forget(folder, run)
+    click.echo(f"ended: {', '.join(run_ids)}{_describe_leftovers(ended)}")
+    _raise_failures(failed, options)
     return 0
+
+
+def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfile: str | None) -> dict[str, list[str]]:
+    """Return the runs to end on each host: on a run's own hosts, or on those of the hostfile."""
+    runs_by_host: dict[str, list[str]] = {}
+    for run_id in run_ids:
+        hosts = registered[run_id].hosts if run_id in registered else read_hosts(None, hostfile).names
+        for host in hosts:
+            runs_by_host.setdefault(host, []).append(run_id)
+    return runs_by_host
 
 
 @click.command("clean", cls=Sections, context_settings=CONTEXT)
 @click.argument("hosts", required=False)
-@shared_options
-@option("Ending", "--dry-run", is_flag=True, help="Show what would be ended; end nothing.")
+@host_options
+@option("Ending", "--dry-run", is_flag=True, help="Show the processes that would be ended, and end nothing.")
 @option("Ending", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",
-        help="Remove run folders (logs, plans) that are older, too.")  # fmt: skip
+        help="Also remove run folders (logs, plans) that are older.")  # fmt: skip
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End what earlier runs left on HOSTS: processes with a run's id whose keeper and ddlrun are gone.
+    """End processes on HOSTS that earlier runs left behind.
 
-    Default: this host and those of runs that were started here.
+    These are processes with the id of a run whose ddlrun and keepers are gone. Default: this host and the hosts of runs
+    that were started here.
     """
     folder = state_folder(os.environ)
     runs = known_runs(folder)
-    there, failed = _processes(hosts, runs, options)
-    left = {host: found for host, found in ((host, orphans(found)) for host, found in there.items()) if found}
-    for host, found in left.items():
-        for name, processes in found.items():
-            for process in processes:
-                click.echo(f"{host}: process {process.pid} of {name}: {process.command[:100]}")
+    processes, failed = _find_processes(hosts, runs, options)
+    by_host = {host: orphans(on_host) for host, on_host in processes.items()}
+    leftovers = {host: by_run for host, by_run in by_host.items() if by_run}
+    _print_leftovers(leftovers)
     if not options["dry_run"]:
-        ended, more = end_runs(left, 2.0, _reach(options, 2.0)) if left else ({}, {})
-        failed = {**failed, **more}
-        gone = [run for run in runs if run.alive() is False]
-        for run in gone:
-            forget(folder, run)
-        removed = _remove_sessions() + _remove_old(f"{folder}/runs", options["older_than"])
-        click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(gone)}; removed folders: {removed}")
-    elif not left:
+        failed = {**failed, **_clean(folder, leftovers, runs, options)}
+    elif not leftovers:
         click.echo("nothing to end")
-    _complain(failed, options)
+    _raise_failures(failed, options)
     return 0
 
 
-def _processes(
-    hosts: str | None, runs: Sequence[Run], options: Options
-) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
+def _print_leftovers(leftovers: Mapping[str, Mapping[str, Sequence[OrphanProcess]]]) -> None:
+    for host, by_run in leftovers.items():
+        for run_id, processes in by_run.items():
+            for process in processes:
+                click.echo(f"{host}: process {process.pid} of {run_id}: {process.command[:COMMAND_WIDTH]}")
+
+
+def _clean(
+    folder: str, leftovers: Mapping[str, Mapping[str, object]], runs: Sequence[Run], options: Options
+) -> Failures:
+    """End leftovers, forget ended runs and remove old folders; return the replies of hosts that failed."""
+    ended: dict[str, int] = {}
+    failed: Failures = {}
+    if leftovers:
+        ended, failed = end_runs(leftovers, CLEAN_GRACE_SECONDS, _target(options, CLEAN_GRACE_SECONDS))
+    over = [run for run in runs if run.alive() is False]
+    for run in over:
+        forget(folder, run)
+    removed = _remove_session_folders() + _remove_run_folders(f"{folder}/runs", options["older_than"])
+    click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(over)}; removed folders: {removed}")
+    return failed
+
+
+def _find_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
+    """Return the processes of all runs on each host, and the replies of hosts that failed."""
     if hosts or options["hostfile"]:
         names: Sequence[str] = read_hosts(hosts, options["hostfile"]).names
     else:
-        own = os.uname().nodename
-        noted = dict.fromkeys(name for run in runs for name in run.hosts)
-        names = ("localhost", *(name for name in noted if not is_local(name, own)))
-    return find_processes(names, _reach(options))
+        own_name = os.uname().nodename
+        run_hosts = dict.fromkeys(name for run in runs for name in run.hosts)
+        names = ("localhost", *(name for name in run_hosts if not is_local(name, own_name)))
+    return find_processes(names, _target(options))
 
 
-def _reach(options: Options, more: float = 0.0) -> ProbeTarget:
-    return reach(ssh_way(options), options["timeout"] + more)
+def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:
+    return reach(ssh_way(options), options["timeout"] + extra_seconds)
 
 
-def _complain(failed: Mapping[str, FinishedProcess], options: Options) -> None:
+def _raise_failures(failed: Failures, options: Options) -> None:
     if failed:
-        raise UnreachableError(*failures({name: why_silent(one) for name, one in failed.items()}, _reach(options).ssh))
+        reasons = {name: why_silent(reply) for name, reply in failed.items()}
+        raise UnreachableError(*failures(reasons, _target(options).ssh))
 
 
-def _counted(ended: Mapping[str, int]) -> str:
-    found = [f"{host} {count}" for host, count in ended.items() if count]
-    return f"; processes that were left: {', '.join(found)}" if found else ""
-
-
-def _table(runs: Sequence[Run], there: Mapping[str, Sequence[OrphanProcess]]) -> str:
-    known = {run.run: run for run in runs}
-    names = [*known, *sorted({p.run for found in there.values() for p in found} - set(known))]
-    over = [name for name in names if name in known and known[name].alive() is False]
-    over = [name for name in over if not any(p.run == name for found in there.values() for p in found)]
-    names = [name for name in names if name not in over]
-    lines = []
-    for name in names:
-        on = {host: [p for p in found if p.run == name] for host, found in there.items()}
-        on = {host: found for host, found in on.items() if found}
-        ranks = {process.rank for found in on.values() for process in found if process.rank is not None}
-        run = known.get(name)
-        lines.append(f"{name}: {_state(run, on)}" + (f", since {_clock(run.started)}" if run else ""))
-        if run:
-            lines.append(f"  {' '.join(run.program)[:100]}")
-            lines.append(f"  ranks seen: {len(ranks)} of {run.ranks}; logs: {run.run_dir}")
-        for host, found in on.items():
-            numbers = sorted({process.rank for process in found if process.rank is not None})
-            lines.append(f"  {host}: {len(found)} processes, ranks {','.join(map(str, numbers)) or 'none'}")
-    if over:
-        lines.append(f"{len(over)} that are over, nothing of which is left here: ddlrun clean forgets them")
-    return "".join(f"{line}\n" for line in lines or ["no runs"])
-
-
-def _state(run: Run | None, on: Mapping[str, Sequence[OrphanProcess]]) -> str:
-    alive = run.alive() if run else None
-    if alive:
-        return f"runs, ddlrun is process {run.pid if run else '?'} on {run.host if run else '?'}"
-    if alive is None and any(process.keeper for found in on.values() for process in found):
-        return f"runs, started on {run.host}" if run else "runs, started elsewhere"
-    return f"over, but {fold(on)} has leftovers: ddlrun clean {fold(on)}" if on else "over: ddlrun clean forgets it"
-
-
-def _as_json(runs: Sequence[Run], there: Mapping[str, Sequence[OrphanProcess]]) -> str:
-    processes = {host: [{**p._asdict(), "keeper": p.keeper} for p in found] for host, found in there.items()}
-    told = [{**run._asdict(), "alive": run.alive()} for run in runs]
-    return json.dumps({"runs": told, "processes": processes}, indent=2) + "\n"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+def _describe_leftovers(ended: Mapping[str, int]) -> str:
+    counts = [f"{host} {count}" for host, count in ended.items() if count]
+    return f"; leftover processes: {', '.join(counts)}" if counts else ""
 
 
 def _end_ddlrun(run: Run, grace: float) -> None:
-    """Ask a run's ddlrun on this host to end, as Ctrl-C does; it ends its ranks."""
+    """Send SIGTERM to a run's ddlrun on this host, which then ends its ranks, and wait for its end."""
     if not run.alive():
         return
     os.kill(run.pid, signal.SIGTERM)
-    _wait(lambda: not run.alive(), grace + 10)
+    _wait(lambda: not run.alive(), grace + EXTRA_SECONDS)
 
 
-def _wait(done: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not done() and time.monotonic() < until:
-        time.sleep(0.05)
+def _wait(is_done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
-def _remove_sessions() -> int:
-    """Remove session folders of ddlruns on this host that are gone."""
-    above = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    removed = 0
-    for name in os.listdir(above):
-        words = name.split("-")
-        if len(words) == 3 and words[0] == "ddlrun" and words[1].isdigit() and not os.path.exists(f"/proc/{words[1]}"):
-            path = f"{above}/{name}"
-            if os.lstat(path).st_uid == os.geteuid() and os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-                removed += 1
-    return removed
+def _remove_session_folders() -> int:
+    """Remove the session folders of ended ddlrun processes on this host; return how many."""
+    parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    folders = [f"{parent}/{name}" for name in os.listdir(parent) if _is_old_session(parent, name)]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return len(folders)
 
 
-def _remove_old(folder: str, days: float | None) -> int:
-    """Remove run folders of ended runs that are older than so many days."""
+def _is_old_session(parent: str, name: str) -> bool:
+    """Return True for a session folder ddlrun-PID-* of this user whose process is gone."""
+    words = name.split("-")
+    if len(words) != 3 or words[0] != "ddlrun" or not words[1].isdigit() or os.path.exists(f"/proc/{words[1]}"):
+        return False
+    path = f"{parent}/{name}"
+    return os.lstat(path).st_uid == os.geteuid() and os.path.isdir(path) and not os.path.islink(path)
+
+
+def _remove_run_folders(folder: str, days: float | None) -> int:
+    """Remove the folders of ended runs that are older than this many days; return how many."""
     if days is None or not os.path.isdir(folder):
         return 0
-    old = [
-        path
-        for path in (f"{folder}/{name}" for name in os.listdir(folder))
-        if os.path.isfile(f"{path}/outcome.json") and time.time() - os.path.getmtime(path) > days * 86400
-    ]
+    paths = [f"{folder}/{name}" for name in os.listdir(folder)]
+    oldest = time.time() - days * DAY_SECONDS
+    old = [path for path in paths if os.path.isfile(f"{path}/outcome.json") and os.path.getmtime(path) < oldest]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
     return len(old)

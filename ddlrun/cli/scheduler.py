@@ -1,4 +1,4 @@
-"""What ddlrun submit has to do with schedulers: which one is here, what it has, and handing it a job."""
+"""Submission: select the scheduler, query it, and submit a batch script."""
 
 import os
 import re
@@ -10,34 +10,41 @@ import click
 
 from ddlrun.errors import InputError
 from ddlrun.remote.batch_job import SubmittedJob, follow, run
-from ddlrun.schedulers.submit import BatchJob, Scheduler, filled
+from ddlrun.schedulers.submit import BatchJob, Scheduler, insert_job_id
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 
-# What another job has set around us, and sbatch or ddlrun would take for the new one's.
-INHERITED = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
+# Variables of an enclosing job, which sbatch or ddlrun would take for those of the new job.
+OUTER_JOB_VARIABLES = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
 
 
-def choose(name: str) -> Scheduler:
-    """Return the scheduler that is asked for, or the first whose command is on PATH; say where there are several."""
+def select_scheduler(name: str) -> Scheduler:
+    """Return the scheduler of that name; for "auto" the first one on PATH, with a note where there are several."""
     if name != "auto":
         return SCHEDULERS[name]
-    there = [one for one in SCHEDULERS.values() if shutil.which(one.command) and one.name not in ("pbs", "sge")]
-    if shutil.which("qsub"):
-        there.append(SCHEDULERS["sge" if _is_grid_engine() else "pbs"])
-        there.sort(key=list(SCHEDULERS.values()).index)
-    if not there:
-        commands = ", ".join(dict.fromkeys(one.command for one in SCHEDULERS.values()))
+    installed = find_schedulers()
+    if not installed:
+        commands = ", ".join(dict.fromkeys(scheduler.command for scheduler in SCHEDULERS.values()))
         raise InputError(
-            f"no scheduler is here (none of {commands} is on PATH); submit where one is, "
-            f"or look at a script: --print --scheduler {'|'.join(SCHEDULERS)}"
+            f"no scheduler is installed here (none of {commands} is on PATH); submit from a host that has one, "
+            f"or print a script: --print --scheduler {'|'.join(SCHEDULERS)}"
         )
-    if len(there) > 1:
-        titles = ", ".join(one.title for one in there)
-        say(f"note: there are {titles}; {there[0].title} is taken; another: --scheduler {there[1].name}")
-    return there[0]
+    if len(installed) > 1:
+        titles = ", ".join(scheduler.title for scheduler in installed)
+        write_message(
+            f"note: {titles} are installed; using {installed[0].title}; another: --scheduler {installed[1].name}"
+        )
+    return installed[0]
 
 
-def _is_grid_engine() -> bool:
+def find_schedulers() -> list[Scheduler]:
+    """Return the schedulers whose commands are on PATH, in the order of the registry."""
+    names = {name for name, scheduler in SCHEDULERS.items() if shutil.which(scheduler.command)}
+    if shutil.which("qsub"):
+        names.discard("pbs" if _qsub_is_grid_engine() else "sge")
+    return [scheduler for name, scheduler in SCHEDULERS.items() if name in names]
+
+
+def _qsub_is_grid_engine() -> bool:
     if "SGE_ROOT" in os.environ:
         return True
     done = run(("qsub", "-help"))
@@ -45,75 +52,89 @@ def _is_grid_engine() -> bool:
 
 
 def has_gpus(scheduler: Scheduler, queue: str | None) -> bool:
-    """Say whether hosts may have GPUs: yes, unless the scheduler answers that it knows of none."""
-    if scheduler.gpus is None or not shutil.which(scheduler.gpus[0][0]):
+    """Return False if the scheduler reports that its hosts have no GPUs, else True."""
+    if scheduler.gpu_query is None or not shutil.which(scheduler.gpu_query[0][0]):
         return True
-    argv, pattern = scheduler.gpus
+    argv, pattern = scheduler.gpu_query
     if scheduler.name == "slurm" and queue:
         argv = (*argv, "-p", queue)
     done = run(argv)
     if done.code != 0 or re.search(pattern, done.out):
         return True
-    asked = shlex.join(argv)
-    say(f"note: {scheduler.title} knows of no GPUs ({asked}), so none are asked for; --gpus N asks for them")
+    query = shlex.join(argv)
+    write_message(
+        f"note: {scheduler.title} reports no GPUs ({query}), so the job requests none; --gpus N requests them"
+    )
     return False
 
 
-def ask_when_free(scheduler: Scheduler, text: str) -> int:
-    """Print what the scheduler says of when a script would start. Raises InputError where it says nothing."""
-    if scheduler.trial is None:
-        raise InputError(f"--when-free: {scheduler.title} does not say when a job would start; leave it out")
-    done = run(_outside(scheduler.trial), text)
-    said = " ".join(f"{done.out} {done.err}".split())
+def print_start_estimate(scheduler: Scheduler, script: str) -> int:
+    """Print when the scheduler would start a script; return 0. Raises InputError where it gives no answer."""
+    if scheduler.estimate_start is None:
+        raise InputError(f"--when-free: {scheduler.title} does not estimate the start of a job; leave the option out")
+    done = run(_without_outer_job(scheduler.estimate_start), script)
+    reply = " ".join(f"{done.out} {done.err}".split())
     if done.code != 0:
-        raise InputError(f"{shlex.join(scheduler.trial)}: {said or 'no answer'}")
-    click.echo(said)
+        raise InputError(f"{shlex.join(scheduler.estimate_start)}: {reply or 'no answer'}")
+    click.echo(reply)
     return 0
 
 
-def submit(scheduler: Scheduler, batch: BatchJob, text: str, *, wait: bool) -> int:
-    """Submit a script and print the job's id; stay until it has ended if `wait`, and return its exit code.
+def submit(scheduler: Scheduler, batch: BatchJob, script: str, *, wait: bool) -> int:
+    """Submit a script and print the job's id; with `wait`, follow the job and return its exit code.
 
-    Raises InputError with the scheduler's words where it does not take the job.
+    Raises InputError with the scheduler's message where it rejects the job.
     """
-    fixed = batch.log is not None and not re.search(r"[%${]", batch.log)
-    before = os.path.getsize(batch.log) if fixed and batch.log and os.path.isfile(batch.log) else 0
-    done = run(_outside(scheduler.submit), text)
-    found = re.search(scheduler.job_id, done.out, re.MULTILINE)
-    if done.code != 0 or found is None:
-        said = " ".join(f"{done.err} {done.out}".split()) or "no answer"
-        raise InputError(f"{scheduler.command} did not take the job: {said}; look at the script: ddlrun submit --print")
-    job = SubmittedJob(scheduler, found[1], _log(scheduler, batch, found[1]), before)
-    click.echo(job.job_id)
-    log = job.log or shlex.join(filled(scheduler.stream or (), job.job_id))
-    say(f"{scheduler.title} job {job.job_id}; log: {log}")
-    cancel = shlex.join(filled(scheduler.cancel, job.job_id))
-    say(f"status: {shlex.join(filled(scheduler.status, job.job_id))}; cancel: {cancel}")
+    log_size = _log_size(batch.log)
+    job_id = _submit_script(scheduler, script)
+    job = SubmittedJob(scheduler, job_id, _log_path(scheduler, batch, job_id), log_size)
+    cancel = shlex.join(insert_job_id(scheduler.cancel, job_id))
+    click.echo(job_id)
+    log = job.log or shlex.join(insert_job_id(scheduler.print_log or (), job_id))
+    write_message(f"{scheduler.title} job {job_id}; log: {log}")
+    write_message(f"status: {shlex.join(insert_job_id(scheduler.status, job_id))}; cancel: {cancel}")
     if not wait:
         return 0
     try:
-        return follow(job, say)
-    except BaseException:  # Ctrl-C, a TERM, a scheduler that is silent
-        say(f"job {job.job_id} stays in the queue, or goes on; cancel it: {cancel}")
+        return follow(job, write_message)
+    except BaseException:  # Ctrl-C, SIGTERM, or a scheduler that does not answer
+        write_message(f"job {job_id} stays in the queue, or goes on; cancel it: {cancel}")
         raise
 
 
-def _log(scheduler: Scheduler, batch: BatchJob, job_id: str) -> str | None:
-    """Return where the log will be, as far as we can say."""
-    if scheduler.stream:
+def _log_size(path: str | None) -> int:
+    """Return the size of an existing log, which a waiting user does not see again; 0 where its name has patterns."""
+    if path is None or re.search(r"[%${]", path) or not os.path.isfile(path):
+        return 0
+    return os.path.getsize(path)
+
+
+def _submit_script(scheduler: Scheduler, script: str) -> str:
+    done = run(_without_outer_job(scheduler.submit), script)
+    job_id = re.search(scheduler.job_id, done.out, re.MULTILINE)
+    if done.code != 0 or job_id is None:
+        reply = " ".join(f"{done.err} {done.out}".split()) or "no answer"
+        raise InputError(f"{scheduler.command} rejected the job: {reply}; look at the script: ddlrun submit --print")
+    return job_id[1]
+
+
+def _log_path(scheduler: Scheduler, batch: BatchJob, job_id: str) -> str | None:
+    """Return the path of the log with the job's id in place of its patterns; None where the log is not a file."""
+    if scheduler.print_log:
         return None
-    path = batch.log or f"{batch.name}.o{job_id.partition('.')[0]}"  # PBS's own name
+    path = batch.log or f"{batch.name}.o{job_id.partition('.')[0]}"  # PBS's default
     for pattern in scheduler.log_id:
         path = path.replace(pattern, job_id)
     return os.path.join(batch.folder, path)
 
 
-def _outside(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command without what a job around us has set."""
-    unset = [word for name in sorted(os.environ) if re.fullmatch(INHERITED, name) for word in ("-u", name)]
+def _without_outer_job(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that runs without the variables of an enclosing job."""
+    names = [name for name in sorted(os.environ) if re.fullmatch(OUTER_JOB_VARIABLES, name)]
+    unset = [word for name in names for word in ("-u", name)]
     return ("env", *unset, *argv) if unset else tuple(argv)
 
 
-def say(line: str) -> None:
-    """Tell the user on standard error."""
+def write_message(line: str) -> None:
+    """Write a line to standard error."""
     click.echo(f"ddlrun: {line}", err=True)

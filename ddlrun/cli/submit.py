@@ -1,4 +1,4 @@
-"""ddlrun submit: the same job through a scheduler's queue."""
+"""ddlrun submit: launch a job through a scheduler's queue."""
 
 import os
 import re
@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.argv import SplitArgv, split_words
+from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.job_options import read_program, read_settings
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options import COUNT, Option, Sections, all_of, option
-from ddlrun.cli.scheduler import ask_when_free, choose, has_gpus, submit
+from ddlrun.cli.options import COUNT, Option, Sections, option, option_group
+from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_wish
 from ddlrun.schedulers.submit import BatchJob, Scheduler
@@ -24,85 +24,88 @@ from ddlrun.schedulers.submit.render import render
 from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from ddlrun.topology import Topology, parse_topology
 
-# Launch's --scheduler asks whose job it runs in; ours says whose it will be.
-LAUNCH = tuple(param for param in launch.params if isinstance(param, Option) and param.name != "scheduler")
-WORDS = "ddlrun.words"
-# Options of launch (by parameter) that have no sense here, and why.
-REFUSED = {
-    "hosts": "the hosts come from the scheduler; leave it out",
-    "hostfile": "the hosts come from the scheduler; leave it out",
-    "load": "it names hosts, which come from the scheduler; say what they are: --machine",
-    "rankfile": "it names hosts, which come from the scheduler; leave it out",
-    "topology": "the topology is submit's first word; leave it out",
-    "spare_hosts": "the job has the hosts of its topology, and no more; leave it out",
-    "dry_run": "submit shows its script with --print; leave it out",
-    "as_json": "submit has no plan to show; leave it out",
+# Launch's --scheduler selects the job that ddlrun runs in, submit's the scheduler that gets the job.
+LAUNCH_OPTIONS = tuple(param for param in launch.params if isinstance(param, Option) and param.name != "scheduler")
+ARGV = "ddlrun.argv"
+# Parameter of launch that submit does not take -> reason and remedy.
+UNSUPPORTED = {
+    "hosts": "the hosts come from the scheduler; leave the option out",
+    "hostfile": "the hosts come from the scheduler; leave the option out",
+    "load": "it names hosts, which come from the scheduler; describe them with --machine",
+    "rankfile": "it names hosts, which come from the scheduler; leave the option out",
+    "topology": "the topology is submit's first argument; leave the option out",
+    "spare_hosts": "the job gets only the hosts of its topology; leave the option out",
+    "dry_run": "submit prints its script with --print; leave the option out",
+    "as_json": "submit has no plan to print; leave the option out",
 }
 
 
 class Submit(Sections):
-    """Takes launch's options besides its own: they are read to find mistakes now, and go through as they stand."""
+    """A command that also takes launch's options: it checks them now, and passes them to the job unchanged."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return its own parameters and launch's options."""
-        return [*super().get_params(ctx), *LAUNCH]
+        """Return submit's own parameters and launch's options."""
+        return [*super().get_params(ctx), *LAUNCH_OPTIONS]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Name the topology first."""
+        """Return the words of the usage line: the topology comes first."""
         return ["TOPOLOGY", "[OPTIONS]", "SCRIPT", "[ARGS]..."]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own options; launch's are in launch's help."""
+        """Write submit's own options; launch's are in launch's help."""
         own = click.Command(self.name, params=super().get_params(ctx), add_help_option=False)
-        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # it asks for get_params alone
+        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the topology apart, which stands before options, and keep every word as it was typed."""
-        first = 1 if args and not args[0].startswith("-") else 0
-        args = [*args[:first], *translate(args[first:], self.get_params(ctx))]
-        words = split_words(args, self.get_params(ctx))
-        ctx.meta[WORDS] = words
-        options = [word for _, own in words.options for word in own]
-        if words.topology is None:
-            if not {"-h", "--help"} & {*options} and not words.rest:
-                raise click.UsageError("Missing argument 'TOPOLOGY' (XxYxZ, as in 4x2x3)", ctx)
-            return super().parse_args(ctx, [*options, *words.rest])
-        if "topology" in {param.name for param, _ in words.options}:
-            raise InputError(f"--topology: {REFUSED['topology']}")
-        if not words.topology[:1].isdigit():
-            raise click.UsageError(f"Missing argument 'TOPOLOGY' (XxYxZ, as in 4x2x3) before {words.topology!r}", ctx)
-        parse_topology(words.topology)
-        return super().parse_args(ctx, ["--topology", words.topology, *options, *words.rest])
+        """Parse the topology, which may stand before the options, and keep every word as the user typed it."""
+        leading = 1 if args and not args[0].startswith("-") else 0
+        args = [*args[:leading], *translate(args[leading:], self.get_params(ctx))]
+        argv = split_argv(args, self.get_params(ctx))
+        ctx.meta[ARGV] = argv
+        options = [word for _, words in argv.options for word in words]
+        if argv.topology is None:
+            if not {"-h", "--help"} & {*options} and not argv.rest:
+                raise click.UsageError("Missing argument 'TOPOLOGY' (XxYxZ, such as 4x2x3)", ctx)
+            return super().parse_args(ctx, [*options, *argv.rest])
+        if "topology" in {param.name for param, _ in argv.options}:
+            raise InputError(f"--topology: {UNSUPPORTED['topology']}")
+        if not argv.topology[:1].isdigit():
+            raise click.UsageError(f"Missing argument 'TOPOLOGY' (XxYxZ, such as 4x2x3) before {argv.topology!r}", ctx)
+        parse_topology(argv.topology)
+        return super().parse_args(ctx, ["--topology", argv.topology, *options, *argv.rest])
 
 
-own_options = all_of(
+own_options = option_group(
     option("Scheduler", "--scheduler", "queued_by", type=click.Choice(["auto", *SCHEDULERS]), default="auto",
-           show_default=True, help="Whose job it is; auto: whose commands are on PATH, in this order."),
-    option("Scheduler", "--print", "show_script", is_flag=True, help="Print the script; submit nothing."),
+           show_default=True, help="Scheduler that gets the job; auto: the first one on PATH, in this order."),
+    option("Scheduler", "--print", "show_script", is_flag=True, help="Print the script, and submit nothing."),
     option("Scheduler", "--when-free", is_flag=True,
-           help="Ask the scheduler when the job would start; submit nothing."),
+           help="Print when the scheduler would start the job, and submit nothing."),
     option("Scheduler", "--wait", is_flag=True,
-           help="Stay until the job has ended: its states, its log; end with its exit code."),
-    option("Scheduler", "--template", metavar="FILE", help="Your own Jinja2 template; ours are in configs/jobs."),
+           help="Wait for the job to end: show its states and its log, and exit with its exit code."),
+    option("Scheduler", "--template", metavar="FILE",
+           help="Jinja2 template of the script; default: the scheduler's in configs/jobs."),
     option("Scheduler", "--scheduler-args", "directives", metavar="ARGS",
-           help="More of the scheduler's own options, as they are."),
-    option("Job", "--time", metavar="TIME", help="Time limit: 1:30:00, 90m, 2h, or minutes."),
+           help="Further options of the scheduler, copied unchanged."),
+    option("Job", "--time", metavar="TIME", help="Time limit: 1:30:00, 90m, 2h, or a number of minutes."),
     option("Job", "--partition", "--queue", "queue", metavar="NAME", help="Partition or queue."),
     option("Job", "--account", metavar="NAME", help="Account, project or bank."),
-    option("Job", "--job-name", metavar="NAME", help="Default: the script's."),
+    option("Job", "--job-name", metavar="NAME", help="Name of the job; default: from the script's name."),
     option("Job", "--log", metavar="PATH",
-           help="File for all output, with the scheduler's own patterns; default: ddlrun-ID.out, where you are."),
-    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="USR1 comes so long before the time limit."),
-    option("Job", "--requeue", is_flag=True, help="The scheduler may start the job again after a host failed."),
+           help="File for all output, with the scheduler's patterns; default: ddlrun-ID.out in the current folder."),
+    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this many seconds before the time limit."),
+    option("Job", "--requeue", is_flag=True, help="Let the scheduler restart the job after a host failed."),
     option("Resources", "--gpus", type=click.IntRange(min=0), metavar="N",
-           help="GPUs of each host; default: X, where the scheduler has any; 0: none."),
-    option("Resources", "--cores", type=COUNT, metavar="N", help="Cores of each rank; default: --cores-per-rank."),
-    option("Resources", "--mem", "memory", metavar="SIZE", help="Memory of each host, as in 64G."),
-    option("Resources", "--exclusive", is_flag=True, help="Share the hosts with no other job."),
-    option("Resources", "--parallel-environment", metavar="NAME", help="Grid Engine's; default: mpi."),
-    option("Software", "--module", "modules", multiple=True, metavar="NAME", help="Load this module; may repeat."),
-    option("Software", "--container", metavar="WORDS",
-           help="What starts ddlrun in a container, as in 'apptainer exec --nv train.sif'."),
+           help="GPUs per host; default: X if the scheduler has GPUs; 0: none."),
+    option("Resources", "--cores", type=COUNT, metavar="N", help="Cores per rank; default: --cores-per-rank."),
+    option("Resources", "--mem", "memory", metavar="SIZE", help="Memory per host, such as 64G."),
+    option("Resources", "--exclusive", is_flag=True, help="Do not share the hosts with other jobs."),
+    option("Resources", "--parallel-environment", metavar="NAME",
+           help="Parallel environment of Grid Engine; default: mpi."),
+    option("Software", "--module", "modules", multiple=True, metavar="NAME",
+           help="Load this module; may be repeated."),
+    option("Software", "--container", metavar="COMMAND",
+           help="Command that starts ddlrun in a container, such as 'apptainer exec --nv train.sif'."),
     option("Software", "--image", metavar="NAME", help="Image of the pods (Kubernetes)."),
 )  # fmt: skip
 
@@ -115,95 +118,103 @@ own_options = all_of(
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Submit a job that launches SCRIPT as TOPOLOGY (XxYxZ), with the scheduler's own command.
+    """Submit a job that launches SCRIPT as TOPOLOGY (XxYxZ).
 
-    Prints the job's id. All options of ddlrun launch are taken too: they go through into the job's
-    script as they stand. Status and cancelling are the scheduler's own.
+    Prints the job's id. All options of ddlrun launch are accepted, too, and are passed to the job unchanged. Query and
+    cancel the job with the scheduler's own commands.
     """
-    words: SplitArgv = ctx.meta[WORDS]
-    topology = _check(ctx, words, script, args, options)
-    scheduler = choose(options["queued_by"])
-    batch = _batch(scheduler, topology, words, script, options)
-    template, where = _template(scheduler, options["template"])
+    argv: SplitArgv = ctx.meta[ARGV]
+    topology = _check(ctx, argv, (script, *args), options)
+    scheduler = select_scheduler(options["queued_by"])
+    batch = _make_batch(scheduler, topology, argv, script, options)
+    template, where = _read_template(scheduler, options["template"])
     text = render(batch, scheduler, template, where, __version__)
     if options["show_script"]:
         click.echo(text, nl=False)
         return 0
     if options["when_free"]:
-        return ask_when_free(scheduler, text)
+        return print_start_estimate(scheduler, text)
     if not batch.cores and not batch.exclusive and scheduler.name in ("slurm", "pbs"):
-        click.echo("ddlrun: note: a rank gets one core where jobs are confined: --cores N, or --exclusive", err=True)
+        write_message("note: where jobs are confined, a rank gets one core: give --cores N, or --exclusive")
     return submit(scheduler, batch, text, wait=options["wait"])
 
 
-def _check(
-    ctx: click.Context, words: SplitArgv, script: str, args: tuple[str, ...], options: dict[str, Any]
-) -> Topology:
-    """Find now what launch would find after hours in the queue; return the topology."""
-    given = {param.name: own[0] for param, own in words.options}
-    problems = [
-        f"{given.get(name, 'config file: ' + name)}: {why}" for name, why in REFUSED.items()
-        if (name in given if name == "topology" else options[name])
-    ]  # fmt: skip
-    if problems:
-        raise InputError(*problems)
+def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], options: dict[str, Any]) -> Topology:
+    """Find the errors that launch would find after hours in the queue; return the topology."""
+    _check_unsupported(argv, options)
     folder = os.path.dirname(options["log"] or "")
     if folder and "%" not in folder and "$" not in folder and not os.path.isdir(folder):
-        raise InputError(f"--log {options['log']}: the folder {folder} is not there, and no scheduler makes it")
-    elsewhere = options["container"] or options["image"]  # the script may be in there alone
-    program = (script, *args) if elsewhere else read_program(script, args, is_module=options["is_module"])
+        raise InputError(f"--log {options['log']}: no folder {folder}; create it, as schedulers do not")
+    if not options["container"] and not options["image"]:  # the script may exist only in there
+        program = read_program(program[0], program[1:], is_module=options["is_module"])
     topology = parse_topology(options["topology"])
-    options |= {
-        "scheduler": "none",
-        "launcher": "auto",
-        "hosts": f"host[1-{topology.hosts}]",
-    }  # as the job will see it, with other names
-    settings = read_settings(ctx, options, program)
+    in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
+    settings = read_settings(ctx, options | in_job, program)
     check_wish(settings.wish, settings.hosts)
     if options["min_topology"]:
         parse_topology(options["min_topology"], "--min-topology")
     return topology
 
 
-def _batch(
-    scheduler: Scheduler, topology: Topology, words: SplitArgv, script: str, options: dict[str, Any]
+def _check_unsupported(argv: SplitArgv, options: dict[str, Any]) -> None:
+    """Raise InputError for options that submit does not take, whether typed or from the config file."""
+    typed = {param.name: words[0] for param, words in argv.options}
+    problems = [
+        f"{typed.get(name, 'config file: ' + name)}: {reason}" for name, reason in UNSUPPORTED.items()
+        if (name in typed if name == "topology" else options[name])
+    ]  # fmt: skip
+    if problems:
+        raise InputError(*problems)
+
+
+def _make_batch(
+    scheduler: Scheduler, topology: Topology, argv: SplitArgv, script: str, options: dict[str, Any]
 ) -> BatchJob:
-    try:
-        container = tuple(shlex.split(options["container"] or ""))
-    except ValueError as error:
-        raise InputError(f"--container {options['container']!r}: {error}; quote it as for a shell") from error
-    own = [word for param, these in words.options if param in LAUNCH for word in these]
-    plain = options["container"] is not None or scheduler.name == "kubernetes"
-    batch = BatchJob(
+    in_container = options["container"] is not None or scheduler.name == "kubernetes"
+    launch_words = [word for param, words in argv.options if param in LAUNCH_OPTIONS for word in words]
+    return BatchJob(
         topology=topology,
-        command=(*_ddlrun(plain=plain), "launch", "--topology", str(words.topology), *own, *words.rest),
+        command=(
+            *_ddlrun_command(in_container=in_container),
+            "launch", "--topology", str(argv.topology), *launch_words, *argv.rest,
+        ),
         folder=os.getcwd(),
-        name=_name(scheduler, options["job_name"], script),
+        name=_job_name(scheduler, options["job_name"], script),
         log=options["log"] or scheduler.log,
         seconds=parse_time(options["time"]) if options["time"] else None,
-        memory=parse_memory(options["memory"]) if options["memory"] else None,
+        queue=options["queue"],
+        account=options["account"],
+        exclusive=options["exclusive"],
         cores=options["cores"] or options["cores_per_rank"],
-        container=container,
-        **{
-            name: options[name]
-            for name in (
-                "queue", "account", "exclusive", "modules", "image", "warn", "requeue", "parallel_environment",
-                "directives",
-            )
-        },
+        memory=parse_memory(options["memory"]) if options["memory"] else None,
+        modules=options["modules"],
+        container=_split_container(options["container"]),
+        image=options["image"],
+        warn=options["warn"],
+        requeue=options["requeue"],
+        parallel_environment=options["parallel_environment"],
+        directives=options["directives"],
+        gpus=_gpus_per_host(scheduler, topology, options),  # last: it may query the scheduler
     )  # fmt: skip
-    return batch._replace(gpus=_gpus(scheduler, topology, options))
 
 
-def _ddlrun(*, plain: bool) -> tuple[str, ...]:
-    """Return what starts ddlrun in the job: this very one, or the one in the container."""
-    if plain:
+def _split_container(command: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command or ""))
+    except ValueError as error:
+        raise InputError(f"--container {command!r}: {error}; quote it as for a shell") from error
+
+
+def _ddlrun_command(*, in_container: bool) -> tuple[str, ...]:
+    """Return the command that starts ddlrun in the job: this installation, or the one in the container."""
+    if in_container:
         return ("ddlrun",)
     script = f"{os.path.dirname(sys.executable)}/ddlrun"
     return (script,) if os.access(script, os.X_OK) else (sys.executable, "-m", "ddlrun")
 
 
-def _name(scheduler: Scheduler, name: str | None, script: str) -> str:
+def _job_name(scheduler: Scheduler, name: str | None, script: str) -> str:
+    """Return --job-name, or a name from the script's. Raises InputError where Kubernetes does not accept it."""
     if name is None:
         stem = os.path.basename(script.rstrip("/")).removesuffix(".py")
         name = f"ddlrun-{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'job'}"[:40].rstrip("-")
@@ -211,19 +222,21 @@ def _name(scheduler: Scheduler, name: str | None, script: str) -> str:
     if scheduler.name != "kubernetes":
         return name
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name):
-        raise InputError(f"--job-name {name!r}: Kubernetes takes up to 40 of a-z, 0-9 and -, beginning with a letter")
-    return f"{name}-{os.urandom(3).hex()}"  # there can be no second job of a name
+        raise InputError(
+            f"--job-name {name!r}: Kubernetes accepts up to 40 of a-z, 0-9 and -, beginning with a letter; rename it"
+        )
+    return f"{name}-{os.urandom(3).hex()}"  # names are unique in Kubernetes
 
 
-def _gpus(scheduler: Scheduler, topology: Topology, options: dict[str, Any]) -> int:
-    """Return how many GPUs a host must have: X, unless the scheduler knows of none."""
+def _gpus_per_host(scheduler: Scheduler, topology: Topology, options: dict[str, Any]) -> int:
+    """Return the GPUs that a host must have: --gpus, else X unless the scheduler has none."""
     if options["gpus"] is not None:
         return int(options["gpus"])
     return topology.accelerators if has_gpus(scheduler, options["queue"]) else 0
 
 
-def _template(scheduler: Scheduler, path: str | None) -> tuple[str, str]:
+def _read_template(scheduler: Scheduler, path: str | None) -> tuple[str, str]:
+    """Return the text of the template and its name for errors."""
     if path:
         return read_text(path, "--template"), path
-    folder = f"{configs_folder()}/jobs"
-    return read_text(f"{folder}/{scheduler.template}", "template"), scheduler.template
+    return read_text(f"{configs_folder()}/jobs/{scheduler.template}", "template"), scheduler.template

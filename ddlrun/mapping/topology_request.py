@@ -38,7 +38,7 @@ def check_wish(wish: TopologyRequest, hosts: HostList) -> None:
     """Raise InputError for what contradicts itself whatever the hosts are made of."""
     stated = _stated(wish, hosts)
     clashes = _clashes(stated)
-    if not stated and wish.accelerators is None and not hosts.loose:
+    if not stated and wish.accelerators is None and not hosts.slots_are_capacity:
         _slots(hosts)
     if wish.topology is None:
         _hosts_shape(wish, hosts)
@@ -100,7 +100,7 @@ def _divided(processes: int, hosts: HostList) -> Claim:
 
 def _by_slots(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> Claim | None:
     """Take X from the slots; where these may be cores, one rank a GPU is enough."""
-    if not hosts.loose or not all(machines[name].gpus for name in hosts.names):
+    if not hosts.slots_are_capacity or not all(machines[name].gpus for name in hosts.names):
         return _slots(hosts)
     least = min((host.slots for host in hosts if host.slots is not None), default=0)
     gpus, _ = _count("gpu", wish, hosts, machines, "one rank a GPU")

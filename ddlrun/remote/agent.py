@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList, fold
-from ddlrun.schedulers import TITLES, Allocation, signs
+from ddlrun.schedulers import TITLES, Allocation, detect_schedulers
 
 # Launcher -> the scheduler in whose jobs it works.
 OWNERS = {"srun": "slurm", "blaunch": "lsf", "qrsh": "sge"}
@@ -74,7 +74,7 @@ def choose_way(
     launcher = job.launcher if wanted == "auto" and job is not None else wanted
     reason = f"{launcher}: {job.title}" if wanted == "auto" and job is not None else f"--launcher {wanted}"
     gres = step_gres(job, environ) if job is not None else None
-    step = (f"--jobid={job.job}", *([f"--gres={gres}"] if gres else [])) if job else ()
+    step = (f"--jobid={job.job_id}", *([f"--gres={gres}"] if gres else [])) if job else ()
     own = {"ssh": words, "agent": agent, "srun": step}
     return AgentLauncher(launcher, own.get(launcher, ()), reason, gpus)
 
@@ -136,7 +136,7 @@ def daemon_variables(
         return flat | hidden | {f"{mca}plm_{plm}_agent": "blaunch"}
     if way.launcher == "agent":
         return flat | {f"{mca}plm_{plm}_agent": shlex.join(way.words)}
-    inside = [name for name in signs(environ) if name != "kubernetes"]
+    inside = [name for name in detect_schedulers(environ) if name != "kubernetes"]
     if not inside:
         return {}
     # Both: without the reader alone, srun would start the daemons on other hosts than mpirun takes them for.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
 from ddlrun.remote.processes import FinishedProcess, ShownCommand, begin, show
-from ddlrun.schedulers.submit import JobState, Scheduler, filled, understood
+from ddlrun.schedulers.submit import JobState, Scheduler, insert_job_id, parse_state
 
 # Seconds between two questions: schedulers have many users.
 FIRST, LAST = 2.0, 10.0
@@ -31,7 +31,7 @@ def follow(job: SubmittedJob, say: Callable[[str], None]) -> int:
 
     Raises UnreachableError where the scheduler does not know it any more, or answers no longer.
     """
-    log: _LogFile | _LogCommand = _LogCommand(job) if job.scheduler.stream else _LogFile(job.log, job.shown)
+    log: _LogFile | _LogCommand = _LogCommand(job) if job.scheduler.print_log else _LogFile(job.log, job.shown)
     with contextlib.closing(log):
         code = _watch(job, log, say)
         log.finish()
@@ -47,16 +47,16 @@ def _watch(job: SubmittedJob, log: "_LogFile | _LogCommand", say: Callable[[str]
         if forgotten == FORGOTTEN or silent == LOST:
             raise UnreachableError(
                 f"{job.scheduler.title} says nothing of job {job.job_id} any more, so its exit code is not known"
-                f" ({words}); look for it: {' '.join(filled(job.scheduler.status, job.job_id))}"
+                f" ({words}); look for it: {' '.join(insert_job_id(job.scheduler.status, job.job_id))}"
             )
-        if answer is not None and answer.word != state.word:
-            ended = f", exit code {answer.code}" if answer.code is not None else ""
-            say(f"{job.scheduler.title} job {job.job_id}: {answer.word}{ended}")
+        if answer is not None and answer.name != state.name:
+            ended = f", exit code {answer.exit_code}" if answer.exit_code is not None else ""
+            say(f"{job.scheduler.title} job {job.job_id}: {answer.name}{ended}")
             pause = FIRST
         state = answer or state
         log.look(state)
-        if state.code is not None:
-            return state.code
+        if state.exit_code is not None:
+            return state.exit_code
         until = time.monotonic() + pause
         while (left := until - time.monotonic()) > 0:
             log.copy()
@@ -67,13 +67,13 @@ def _watch(job: SubmittedJob, log: "_LogFile | _LogCommand", say: Callable[[str]
 def ask(job: SubmittedJob) -> tuple[JobState | None, tuple[bool, str]]:
     """Return a job's state, or None, whether the scheduler does not know it, and its words."""
     gone, words = False, ""
-    for question in job.scheduler.questions:
-        done = run(filled(question.argv, job.job_id))
-        state = understood(question, done.out, job.job_id) if done.code == 0 else None
+    for question in job.scheduler.state_queries:
+        done = run(insert_job_id(question.argv, job.job_id))
+        state = parse_state(question, done.out, job.job_id) if done.code == 0 else None
         if state is not None:
             return state, (False, "")
         said = " ".join(f"{done.out} {done.err}".split())
-        gone = gone or re.search(job.scheduler.gone, said) is not None
+        gone = gone or re.search(job.scheduler.unknown_job, said) is not None
         words = words or said[:200]
     return None, (gone, words or "no answer")
 
@@ -119,7 +119,7 @@ class _LogCommand:
     """A log that a command prints for as long as the job runs."""
 
     def __init__(self, job: SubmittedJob) -> None:
-        self.argv = filled(job.scheduler.stream or (), job.job_id)
+        self.argv = insert_job_id(job.scheduler.print_log or (), job.job_id)
         self.shown: ShownCommand | None = None
         self.began = 0.0
         self.since: str | None = None
@@ -127,7 +127,7 @@ class _LogCommand:
     def look(self, state: JobState) -> None:
         """Start it when there is something to show, and again where the connection broke."""
         self.copy()
-        if self.shown is None and (state.word == "Running" or (state.code is not None and self.since is None)):
+        if self.shown is None and (state.name == "Running" or (state.exit_code is not None and self.since is None)):
             self.began = time.monotonic()
             self.shown = show((*self.argv, *((f"--since-time={self.since}",) if self.since else ())))
 

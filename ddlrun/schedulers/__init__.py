@@ -1,7 +1,8 @@
-"""What a job scheduler says of the job that we run in: one small file a scheduler."""
+"""Job schedulers: the hosts of the job that ddlrun runs in. One module per scheduler."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
@@ -16,8 +17,9 @@ TITLES = {
     "sge": "Grid Engine",
     "cobalt": "Cobalt",
 }
-# The innermost first: Flux is started inside other schedulers' jobs, a pod or a container may run in one too.
-SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
+# Scheduler -> sets of environment variables, any of which shows its job. The innermost comes first: Flux is started
+# inside other schedulers' jobs, and a pod or a container may run in one, too.
+JOB_VARIABLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "flux": (("FLUX_JOB_ID",), ("FLUX_ENCLOSING_ID", "FLUX_URI")),
     "kubernetes": (("OMPI_MCA_orte_default_hostfile",), ("PRTE_MCA_prte_default_hostfile",)),
     "slurm": (("SLURM_JOB_ID",), ("SLURM_JOBID",)),
@@ -26,94 +28,102 @@ SIGNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sge": (("JOB_ID", "PE_HOSTFILE"),),
     "cobalt": (("COBALT_JOBID",),),
 }
+# Remedy of every error about a job whose hosts cannot be read.
+NAME_HOSTS = "name the hosts with -H, or ignore the scheduler with --scheduler none"
 
 
 class SchedulerContext(NamedTuple):
-    """What readers may ask: variables, a file's text (raises InputError), what a command prints (None: it fails)."""
+    """What readers of schedulers use of the outside world."""
 
     environ: Mapping[str, str]
     read: Callable[[str], str]
-    ask: Callable[[Sequence[str]], str | None]
+    """Returns the text of a file. Raises InputError."""
+    query: Callable[[Sequence[str]], str | None]
+    """Returns the standard output of a command, None where it fails."""
 
-    def file(self, variable: str) -> str:
-        """Return the text of the file that a variable names. Raises InputError with the variable and a way out."""
+    def read_variable_file(self, variable: str) -> str:
+        """Return the text of the file that a variable names. Raises InputError with the variable and a remedy."""
         if not self.environ.get(variable):
-            raise InputError(f"{variable}, which names the job's hosts, is not set; name them: -H, or --scheduler none")
+            raise InputError(f"{variable}, which names the job's hosts, is not set; {NAME_HOSTS}")
         try:
             return self.read(self.environ[variable])
         except InputError as error:
-            raise InputError(f"{variable}: {error}; name the hosts: -H, or --scheduler none") from error
+            raise InputError(f"{variable}: {error}; {NAME_HOSTS}") from error
 
 
 class Allocation(NamedTuple):
-    """The job that we run in, and what its scheduler gave it."""
+    """The job that ddlrun runs in, and what its scheduler allocated to it."""
 
     scheduler: str
-    job: str
-    """Its id, as the scheduler's commands take it."""
+    job_id: str
+    """Id of the job in the scheduler's commands."""
     hosts: HostList
     launcher: str = "ssh"
-    """What starts a program on its hosts: see launchers.py."""
+    """Launcher that starts programs on the hosts: see remote/agent.py."""
     gpus: int | None = None
-    """GPUs on each host, where the scheduler says so."""
-    gpu_numbers: Mapping[str, str] = {}
-    """Host -> the device numbers of its GPUs, as in 0,2; nothing: it does not say."""
+    """GPUs per host; None where the scheduler does not report them, or hosts differ."""
+    gpu_numbers: Mapping[str, str] = MappingProxyType({})
+    """Host -> device numbers of its GPUs, such as 0,2; empty where the scheduler does not report them."""
     cyclic: bool = False
-    """Ranks are wanted round robin over the hosts."""
+    """The user requested ranks round robin over the hosts."""
     restarts: int = 0
-    """So often has the scheduler started this job before."""
+    """How often the scheduler has restarted this job."""
     notes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """Name it in words."""
-        return f"{TITLES[self.scheduler]} job {self.job}"
+        """Return the job's name for messages."""
+        return f"{TITLES[self.scheduler]} job {self.job_id}"
 
 
 class JobEnd(NamedTuple):
-    """What the scheduler has to do with the end of a run: ddlrun's exit code and the words."""
+    """End of a job by its scheduler: ddlrun's exit code and the reason."""
 
     exit_code: int
-    words: str
+    reason: str
 
 
-LOST_HOST, TIMED_OUT, ENDED = 3, 124, 128 + 15
+def detect_schedulers(environ: Mapping[str, str]) -> list[str]:
+    """Return the schedulers whose jobs the environment shows, the innermost first."""
+    return [
+        name
+        for name, alternatives in JOB_VARIABLES.items()
+        if any(all(environ.get(variable) for variable in variables) for variables in alternatives)
+    ]
 
 
-def signs(environ: Mapping[str, str]) -> list[str]:
-    """Return the schedulers in whose job we seem to be, the innermost first."""
-    return [name for name, ways in SIGNS.items() if any(all(environ.get(var) for var in way) for way in ways)]
+def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Allocation | None:
+    """Return the job that ddlrun runs in, None outside any job or where `scheduler` is "none".
 
-
-def read_job(world: SchedulerContext, wanted: str = "auto") -> Allocation | None:
-    """Return the job that we run in, None outside of any; `wanted` names one scheduler, or "none".
-
-    Raises InputError where what the scheduler left is broken, or is not the wanted one's.
+    Raises InputError where the job's variables or files are broken, or there is no job of `scheduler`.
     """
-    there = signs(world.environ)
-    if wanted == "none" or (wanted == "auto" and not there):
+    detected = detect_schedulers(context.environ)
+    if scheduler == "none" or (scheduler == "auto" and not detected):
         return None
-    if wanted not in ("auto", *there):
-        names = " or ".join(", ".join(way) for way in SIGNS[wanted])
-        raise InputError(f"--scheduler {wanted}: this is no job of {TITLES[wanted]} ({names} is not set)")
-    chosen = there[0] if wanted == "auto" else wanted
-    reader: Callable[[SchedulerContext], Allocation] = importlib.import_module(f"ddlrun.schedulers.{chosen}").read
-    found = reader(world)
-    others = [TITLES[name] for name in there if name != found.scheduler]
-    if others and wanted == "auto":
-        note = (
-            f"this is a job of {' and of '.join(others)} too; {TITLES[chosen]} is the innermost, so its hosts "
-            "are taken (--scheduler names another)"
+    if scheduler not in ("auto", *detected):
+        variables = " or ".join(", ".join(names) for names in JOB_VARIABLES[scheduler])
+        raise InputError(
+            f"--scheduler {scheduler}: not inside a job of {TITLES[scheduler]} ({variables} is not set); "
+            "leave the option out"
         )
-        found = found._replace(notes=(*found.notes, note))
-    return found
+    name = detected[0] if scheduler == "auto" else scheduler
+    reader: Callable[[SchedulerContext], Allocation] = importlib.import_module(f"ddlrun.schedulers.{name}").read
+    allocation = reader(context)
+    outer = " and of ".join(TITLES[other] for other in detected if other != name)
+    if not outer or scheduler != "auto":
+        return allocation
+    note = (
+        f"this is also a job of {outer}; {TITLES[name]} is the innermost, so its hosts are used "
+        "(--scheduler selects another)"
+    )
+    return allocation._replace(notes=(*allocation.notes, note))
 
 
-def job_end(world: SchedulerContext, job: Allocation) -> JobEnd | None:
-    """Say how the scheduler ends the job; None where it does not, or cannot be asked."""
-    if job.scheduler != "slurm":
+def read_job_end(context: SchedulerContext, allocation: Allocation) -> JobEnd | None:
+    """Return the end of the job by its scheduler; None where the job goes on, or there is no answer."""
+    if allocation.scheduler != "slurm":
         return None
-    from ddlrun.schedulers.scontrol import read_end  # noqa: PLC0415 - as in read_job
+    from ddlrun.schedulers.scontrol import read_end  # noqa: PLC0415 - for Slurm alone
 
-    found = read_end(world, job)
-    return found and found._replace(words=f"{job.title} {found.words}")
+    end = read_end(context, allocation)
+    return end and end._replace(reason=f"{allocation.title} {end.reason}")

@@ -5,9 +5,10 @@ from ddlrun.schedulers import Allocation, SchedulerContext
 from ddlrun.schedulers.nodefile import parse_nodefile
 
 
-def read(world: SchedulerContext) -> Allocation:
-    """Return the job's hosts: a line of COBALT_NODEFILE is a host. Raises InputError on a file that is not there."""
-    text = world.file("COBALT_NODEFILE")
-    path, job = world.environ["COBALT_NODEFILE"], world.environ["COBALT_JOBID"]
+def read(context: SchedulerContext) -> Allocation:
+    """Return the job's hosts: COBALT_NODEFILE has one line per host. Raises InputError where it cannot be read."""
+    text = context.read_variable_file("COBALT_NODEFILE")
+    path, job_id = context.environ["COBALT_NODEFILE"], context.environ["COBALT_JOBID"]
     names = parse_nodefile(text, f"COBALT_NODEFILE {path}")
-    return Allocation("cobalt", job, HostList(tuple(map(Host, names)), f"Cobalt job {job} ({path})"))
+    hosts = HostList(tuple(map(Host, names)), f"Cobalt job {job_id} ({path})")
+    return Allocation(scheduler="cobalt", job_id=job_id, hosts=hosts)

@@ -1,23 +1,24 @@
-"""Files with a host a line: what PBS, LSF and Cobalt leave."""
+"""Node files of PBS, LSF and Cobalt, with one host per line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, check_host_name
+from ddlrun.host_names import check_host_name
+from ddlrun.hosts import Host, HostList
 
 
 def count_hosts(names: Iterable[str]) -> dict[str, int]:
-    """Return how often each name comes, in the order of its first."""
-    found: dict[str, int] = {}
+    """Count how often each name occurs, in the order of the first occurrences."""
+    counts: dict[str, int] = {}
     for name in names:
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def parse_nodefile(text: str, where: str) -> dict[str, int]:
-    r"""Return slots by host: each line is a slot, and a host may come back later in the file.
+    r"""Return the slots of each host: every line is a slot, and lines of a host need not be adjacent.
 
-    Raises InputError with the line of a name that is none.
+    Raises InputError with the line of each invalid name.
 
     >>> parse_nodefile("b\na\nb\n", "nodefile")
     {'b': 2, 'a': 1}
@@ -37,7 +38,8 @@ def parse_nodefile(text: str, where: str) -> dict[str, int]:
     return count_hosts(names)
 
 
-def with_slots(slots: dict[str, int], source: str) -> HostList:
-    """Return the hosts; where each has one slot, nobody has said how many ranks it takes."""
-    said = set(slots.values()) != {1}
-    return HostList(tuple(Host(name, count if said else None) for name, count in slots.items()), source, loose=True)
+def make_host_list(slots: Mapping[str, int], source: str) -> HostList:
+    """Return the hosts with their slots; one slot on every host means that no number of ranks was requested."""
+    has_slots = set(slots.values()) != {1}
+    hosts = tuple(Host(name, count if has_slots else None) for name, count in slots.items())
+    return HostList(hosts, source, slots_are_capacity=True)

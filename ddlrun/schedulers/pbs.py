@@ -1,12 +1,12 @@
 """PBS Professional, OpenPBS and Torque: PBS_NODEFILE."""
 
 from ddlrun.schedulers import Allocation, SchedulerContext
-from ddlrun.schedulers.nodefile import parse_nodefile, with_slots
+from ddlrun.schedulers.nodefile import make_host_list, parse_nodefile
 
 
-def read(world: SchedulerContext) -> Allocation:
-    """Return the job's hosts: a line of PBS_NODEFILE is a slot. Raises InputError on a file that is not there."""
-    text = world.file("PBS_NODEFILE")
-    path, job = world.environ["PBS_NODEFILE"], world.environ["PBS_JOBID"]
-    hosts = with_slots(parse_nodefile(text, f"PBS_NODEFILE {path}"), f"PBS job {job} ({path})")
-    return Allocation("pbs", job, hosts)
+def read(context: SchedulerContext) -> Allocation:
+    """Return the job's hosts: PBS_NODEFILE has one line per slot. Raises InputError where it cannot be read."""
+    text = context.read_variable_file("PBS_NODEFILE")
+    path, job_id = context.environ["PBS_NODEFILE"], context.environ["PBS_JOBID"]
+    hosts = make_host_list(parse_nodefile(text, f"PBS_NODEFILE {path}"), f"PBS job {job_id} ({path})")
+    return Allocation(scheduler="pbs", job_id=job_id, hosts=hosts)

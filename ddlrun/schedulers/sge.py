@@ -1,25 +1,43 @@
 """Grid Engine (Sun, Son of, Univa, Altair): PE_HOSTFILE."""
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import Host, HostList, check_host_name
+from ddlrun.host_names import check_host_name
+from ddlrun.hosts import Host, HostList
 from ddlrun.schedulers import Allocation, SchedulerContext
 
 
-def read(world: SchedulerContext) -> Allocation:
-    """Return the job's hosts: name, slots, queue and processors a line; slots of one host add up.
+def read(context: SchedulerContext) -> Allocation:
+    """Return the job's hosts. Raises InputError where PE_HOSTFILE cannot be read."""
+    path, job_id = context.environ["PE_HOSTFILE"], context.environ["JOB_ID"]
+    slots = parse_pe_hostfile(context.read_variable_file("PE_HOSTFILE"), f"PE_HOSTFILE {path}")
+    hosts = tuple(Host(name, count) for name, count in slots.items())
+    return Allocation(
+        scheduler="sge",
+        job_id=job_id,
+        hosts=HostList(hosts, f"Grid Engine job {job_id} ({path})", slots_are_capacity=True),
+        launcher="qrsh",
+        restarts=1 if context.environ.get("RESTARTED") == "1" else 0,
+    )
 
-    Raises InputError with the line that is not so.
+
+def parse_pe_hostfile(text: str, where: str) -> dict[str, int]:
+    r"""Return the slots of each host from lines of name, slots, queue and processors; slots of a host add up.
+
+    Raises InputError with a malformed line.
+
+    >>> parse_pe_hostfile("a 4 all.q@a UNDEFINED\na 1 b.q@a UNDEFINED", "PE_HOSTFILE")
+    {'a': 5}
     """
-    path, job = world.environ["PE_HOSTFILE"], world.environ["JOB_ID"]
     slots: dict[str, int] = {}
-    for number, line in enumerate(world.file("PE_HOSTFILE").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words:
             continue
-        where = f"PE_HOSTFILE {path}, line {number}"
+        place = f"{where}, line {number}"
         if len(words) < 2 or not words[1].isdecimal() or not int(words[1]):
-            raise InputError(f"{where}: {line!r} is no host with its slots; a line is: node01 4 all.q@node01 UNDEFINED")
-        name = check_host_name(words[0], where)
+            raise InputError(
+                f"{place}: {line!r} is not a host and its slots; a line is: node01 4 all.q@node01 UNDEFINED"
+            )
+        name = check_host_name(words[0], place)
         slots[name] = slots.get(name, 0) + int(words[1])
-    hosts = HostList(tuple(Host(*one) for one in slots.items()), f"Grid Engine job {job} ({path})", loose=True)
-    return Allocation("sge", job, hosts, launcher="qrsh", restarts=int(world.environ.get("RESTARTED") == "1"))
+    return slots

@@ -54,7 +54,7 @@ def _by_scheduler(outcome: Outcome, end: JobEnd) -> Outcome:
     """Return the outcome of a job that its scheduler ended: it signals ranks, mpirun and us all at once."""
     ends = tuple(one._replace(ordered=True) if one.signal else one for one in outcome.ends)
     return outcome._replace(
-        exit_code=end.exit_code, signal=None, reason=end.words, root=None, ends=ends, lost=(), wanted=True
+        exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost=(), wanted=True
     )
 
 

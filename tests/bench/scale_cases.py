@@ -28,8 +28,8 @@ from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from tests.support.oracle import map_ranks
-from tests.support.shapes import MACHINES, machine, placement, seats_by_package
-from tests.support.simulated import answers
+from tests.support.shapes import MACHINES, cores_by_package, machine, placement
+from tests.support.simulated import simulate_replies
 
 # Connections that wait before ddlrun looks at the first: fewer than a listener lets wait.
 BACKLOG = 3000
@@ -59,12 +59,12 @@ def preflight(hosts: str) -> dict[str, float]:
     """Return what it takes to write all scripts and to judge the answers, once they are there."""
     listed = parse_hosts(f"n[00001-{int(hosts):05}]")
     first = listed.names[0]
-    own = dict(answers(["head"], time.time()))["head"]
+    own = dict(simulate_replies(["head"], time.time()))["head"]
     found: dict[str, float] = {}
 
     def there(scripts: Mapping[str, str]) -> dict[str, FinishedProcess]:
         begin = cpu()
-        texts = dict(answers(listed.names, time.time()))
+        texts = dict(simulate_replies(listed.names, time.time()))
         found.update(script=len(scripts[first]), answer=len(texts[first]), made=cpu() - begin)
         return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
 
@@ -78,7 +78,7 @@ def preflight(hosts: str) -> dict[str, float]:
 def fanout(hosts: str) -> dict[str, float]:
     """Return the CPU seconds of this process alone while it starts a program a host and reads what that prints."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "answer").write_text(dict(answers(["n00001"], 0.0))["n00001"])
+        Path(folder, "answer").write_text(dict(simulate_replies(["n00001"], 0.0))["n00001"])
         Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/answer\n")
         Path(folder, "ssh").chmod(0o755)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
@@ -181,7 +181,7 @@ def oracle(major: str, shape: str) -> list[object]:
     mpirun = os.environ.get(f"MPIRUN{major}", "mpirun")
     found = map_ranks(int(major), text, MACHINES["minsky"][1], mpirun=mpirun, seconds=ORACLE_SECONDS)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    same = found == seats_by_package(placed)
+    same = found == cores_by_package(placed)
     seconds, peak = f"{usage.ru_utime + usage.ru_stime:.0f}", usage.ru_maxrss // 1024
     return [major, f"{hosts:,}", f"{len(found):,}", f"{len(text):,}", seconds, peak, "yes" if same else "NO"]
 

@@ -1,1 +1,1 @@
-"""The test cluster: several hosts on one machine."""
+"""Test cluster: several hosts on one machine."""

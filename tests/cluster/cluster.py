@@ -1,4 +1,4 @@
-"""Several hosts on one machine: namespaces, one real sshd each, a bridge a rack.
+"""Several hosts on one machine: a namespace and a real sshd per host, a bridge per rack.
 
     with Cluster(hosts_per_rack=2, racks=2, uplink="100mbit", nic="2gbit") as cluster:
         cluster.run("h1", ["ssh", "h3", "hostname"], check=True)
@@ -13,10 +13,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.cluster import namespaces
 from tests.cluster.host import HOLD, ClusterHost, write_files
@@ -27,7 +27,7 @@ PROGRAMS = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "moun
 
 
 def why_not() -> str:
-    """Say why this machine cannot carry a cluster; empty when it can."""
+    """Return the reason why this machine cannot run a cluster; empty if it can."""
     if os.geteuid() != 0:
         return "the test cluster needs root"
     missing = [name for name in PROGRAMS if program(name) == name]
@@ -37,8 +37,8 @@ def why_not() -> str:
 class Cluster:
     """Hosts h1, h2, ... rack by rack, 10.77.RACK.PLACE/16, up inside `with`.
 
-    `uplink` (of a rack) and `nic` (of a host) are tc rates such as "100mbit"; None is no limit. With `ipv6`
-    the hosts have IPv6 alone: fd77::RACK:PLACE/64, racks counted from 1.
+    `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. With `ipv6`
+    the hosts have IPv6 only: fd77::RACK:PLACE/64, racks counted from 1.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Cluster:
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self: Entered) -> Entered:  # noqa: PYI019 - typing.Self came with 3.11
-        """Build the cluster; what is half built at an error or Ctrl-C is removed."""
+        """Build the cluster; at an error or Ctrl-C the unfinished cluster is removed."""
         try:
             self._up()
         except BaseException:
@@ -74,13 +74,13 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """Return the cluster's private folder; its name begins the name of each namespace."""
+        """Return the cluster's private folder; its name is the prefix of each namespace's name."""
         if self._folder is None:
             raise ClusterError("the cluster is not up")
         return self._folder
 
     def down(self) -> None:
-        """Kill everything inside and remove every trace, Ctrl-C held back; does no harm at any time, nor twice."""
+        """Kill everything inside and remove every trace, with Ctrl-C held back; harmless at any time, even twice."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for process in (*self._servers.values(), *self._holders.values()):
@@ -94,7 +94,7 @@ class Cluster:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
-        """Return the command line that runs `command` on `host`, in `cwd` (default: the current)."""
+        """Return the command line that runs `command` on `host`, in `cwd` (default: the current folder)."""
         folder = cwd or Path.cwd()
         variables = {"PWD": str(folder), **self._hosts[host].environment}
         enter = [program("nsenter"), "-t", str(self._holders[host].pid), "-n", "-u", "-m", "--"]
@@ -107,21 +107,21 @@ class Cluster:
         command: Sequence[str],
         *,
         cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
         stdin: str = "",
-        timeout: float = 60,
         check: bool = False,
+        **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` on `host` to its end, at most `timeout` seconds; the rest as in subprocess.run."""
+        """Run `command` on `host` to its end; `options` go to subprocess.run, with a timeout of 60 s by default."""
+        options.setdefault("timeout", 60)
         argv = self.argv(host, command, cwd=cwd)
-        return subprocess.run(argv, env=env, input=stdin, timeout=timeout, check=check, capture_output=True, text=True)
+        return subprocess.run(argv, input=stdin, check=check, capture_output=True, text=True, **options)
 
     def known_hosts(self, host: str) -> Path:
-        """Return the file where ssh on `host` looks up host keys; a test may edit it."""
+        """Return the file in which ssh on `host` looks up host keys; a test may edit it."""
         return self._hosts[host].ssh_folder / "known_hosts"
 
     def stop(self, host: str) -> None:
-        """End the host's sshd: new connections are refused, running sessions go on."""
+        """Stop the host's sshd: new connections are refused, and open sessions continue."""
         server = self._servers.pop(host)
         server.kill()
         server.wait()
@@ -135,7 +135,7 @@ class Cluster:
     def cut(self, host: str) -> None:
         """Take the host's link down: connections to it time out.
 
-        The others keep its hardware address, as behind a router. Without that the kernel says
+        The other hosts keep its hardware address, as behind a router. Without that the kernel reports
         "No route to host" after 3 s.
         """
         lost = self._hosts[host]
@@ -145,12 +145,12 @@ class Cluster:
         namespaces.ip(self._switch, [f"link set {host} down"])
 
     def mend(self, host: str) -> None:
-        """Bring the link of a cut host up again."""
+        """Bring the link of a host up again after `cut`."""
         namespaces.ip(self._switch, [f"link set {host} up"])
 
     def uplink_bytes(self, rack: int) -> tuple[int, int]:
-        """Return the bytes that left the rack and that entered it, Ethernet headers included."""
-        counters = [f"/sys/class/net/up{rack}/statistics/{way}_bytes" for way in ("tx", "rx")]
+        """Return the bytes that left and that entered the rack, including Ethernet headers."""
+        counters = [f"/sys/class/net/up{rack}/statistics/{direction}_bytes" for direction in ("tx", "rx")]
         sent, received = output(["ip", "netns", "exec", self._switch, "cat", *counters]).split()
         return int(sent), int(received)
 
@@ -198,7 +198,7 @@ class Cluster:
             write_files(host, etc_hosts=etc_hosts, user_key=keys["user"], host_key=keys[host.name], known_hosts=known)
 
     def _hold(self, host: ClusterHost) -> None:
-        """Start the process that keeps the host's namespaces alive; like sshd, away from Ctrl-C."""
+        """Start the process that keeps the host's namespaces alive; like sshd, it does not get Ctrl-C."""
         enter = [program("ip"), "netns", "exec", host.namespace, program("unshare"), "--uts", "sh", "-c"]
         log = host.folder / "hold.log"
         with log.open("w") as errors:

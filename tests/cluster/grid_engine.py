@@ -1,11 +1,11 @@
-"""Grid Engine on the test cluster: sge_qmaster on h1, an sge_execd a host, a cell in the cluster's folder.
+"""Grid Engine on the test cluster: sge_qmaster on h1, one sge_execd per host, a cell in the cluster's folder.
 
     with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
         job = cluster.submit("cat $PE_HOSTFILE", "-pe", "fill", "4", "-o", f"{tmp_path}/out")
         cluster.wait_for(job)
 
 `run` and `argv` set SGE_ROOT and the ports, so qsub, qstat, qhost and qrsh work on each host. Every host has
-SLOTS slots; the parallel environment `fill` fills a host before it takes the next, `spread` goes round.
+SLOTS slots. The parallel environment `fill` fills one host after the other; `spread` fills them round robin.
 """
 
 import re
@@ -22,7 +22,7 @@ MASTER, EXECUTOR, SUBMIT = "/usr/sbin/sge_qmaster", "/usr/sbin/sge_execd", "/usr
 SETUP = "/usr/lib/gridengine"
 SHARED = "/usr/share/gridengine"
 
-# SGE_ND: the daemons stay in the foreground.
+# SGE_ND keeps the daemons in the foreground.
 PORTS = {"SGE_CELL": "default", "SGE_QMASTER_PORT": "6444", "SGE_EXECD_PORT": "6445", "SGE_ND": "1"}
 
 BOOTSTRAP = """admin_user none
@@ -39,11 +39,11 @@ worker_threads 2
 scheduler_threads 1
 """
 
-# What differs from Debian's default-configuration: root may submit; no mail.
+# Differences from Debian's default-configuration: root may submit, and no mail is sent.
 GLOBAL = {"min_uid": "0", "min_gid": "0", "execd_spool_dir": "{root}/execd", "mailer": "/bin/true"}
 GLOBAL |= {"load_report_time": "00:00:02", "finished_jobs": "100"}
 
-# Hosts share the machine's processes, and execd tells a job's by its group.
+# The hosts share one process table, in which execd recognizes the processes of a job by their group.
 LOCAL = "gid_range {first}-{last}\n"
 
 EXECUTION_HOST = """hostname {name}
@@ -57,7 +57,7 @@ usage_scaling NONE
 report_variables NONE
 """
 
-# tmpdir: a job's $TMPDIR, made by each host; the hosts share one disk.
+# tmpdir is a job's $TMPDIR. Each host has its own, as the hosts share one disk.
 QUEUE = """qname all.q
 hostlist {names}
 seq_no 0
@@ -111,7 +111,7 @@ qsort_args NONE
 
 
 def why_not() -> str:
-    """Say why this machine cannot carry Grid Engine; empty when it can."""
+    """Return the reason why this machine cannot run Grid Engine; empty if it can."""
     return cluster.why_not() or scheduler.missing(MASTER, EXECUTOR, SUBMIT)
 
 
@@ -124,7 +124,7 @@ class GridEngineCluster(SchedulerCluster):
         return super().argv(host, [program("env"), *setting, *command], cwd=cwd)
 
     def submit(self, script: str, *options: str, cwd: Path | None = None) -> str:
-        """Submit the lines of a shell script by qsub on h1, output and errors in one file; return the job's id."""
+        """Submit the lines of a shell script by qsub on h1, with output and errors in one file; return the job's id."""
         argv = ["qsub", "-terse", "-cwd", "-S", "/bin/sh", "-j", "yes", *options]
         done = self.run("h1", argv, cwd=cwd, stdin=f"{script}\n")
         if done.returncode:
@@ -132,20 +132,20 @@ class GridEngineCluster(SchedulerCluster):
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """Return the job's state as qstat has it, such as qw, r, dr, Eqw; empty once it has ended."""
+        """Return the job's state in qstat, such as qw, r, dr, Eqw; empty once it has ended."""
         lines = self.run("h1", ["qstat", "-u", "*"], check=True).stdout.splitlines()
         return next((line.split()[4] for line in lines if line.split()[0] == job), "")
 
     def wait_for(self, job: str, *states: str, timeout: float = 60) -> str:
-        """Wait until the job is in one of `states` (default: it has ended, "") and return it.
+        """Wait until the job is in one of `states` (default: "", the end) and return the state.
 
-        A ClusterError tells that the job ended first or `timeout` seconds have passed.
+        Raises ClusterError if the job ends before, or after `timeout` seconds.
         """
-        wanted = set(states) or {""}
+        expected = set(states) or {""}
         deadline = time.monotonic() + timeout
-        while (state := self.state(job)) not in wanted:
+        while (state := self.state(job)) not in expected:
             if not state or time.monotonic() > deadline:
-                raise ClusterError(f"job {job} is in state {state!r}, not {wanted}")
+                raise ClusterError(f"job {job} is in state {state!r}, not {expected}")
             time.sleep(0.1)
         return state
 
@@ -164,12 +164,13 @@ class GridEngineCluster(SchedulerCluster):
         self.settle(self._ready)
 
     def _ready(self) -> bool:
-        """Say whether every host has reported its load: the scheduler takes no other."""
+        """Return True if every host has reported its load: the scheduler uses no other hosts."""
         lines = self.run("h1", ["qhost"]).stdout.splitlines()
-        return sum(1 for line in lines if re.match(r"h\d", line) and line.split()[6] != "-") == len(self.hosts)
+        reported = [line for line in lines if re.match(r"h\d", line) and line.split()[6] != "-"]
+        return len(reported) == len(self.hosts)
 
     def _make_cell(self) -> None:
-        """Do what Debian's package does at its installation, in a folder of our own."""
+        """Set up a cell as Debian's package does at its installation, in the cluster's folder."""
         common = self._root / "default" / "common"
         for folder in (common, self._root / "qmaster" / "job_scripts", self._root / "execd", self._root / "new"):
             folder.mkdir(parents=True)
@@ -184,29 +185,26 @@ class GridEngineCluster(SchedulerCluster):
         self._setup("spooldefaults", "managers", "root")
 
     def _global(self) -> Path:
-        """Write the global configuration and return its path."""
-        changed = {key: value.format(root=self._root) for key, value in GLOBAL.items()}
+        """Write the global configuration; return its path."""
+        changes = {key: value.format(root=self._root) for key, value in GLOBAL.items()}
         text = (scheduler.UNPACKED / f"{SHARED[1:]}/default-configuration").read_text()
-        lines = (
-            f"{line.split()[0]} {changed.get(line.split()[0], ' '.join(line.split()[1:]))}"
-            for line in text.splitlines()
-            if line and line[0] != "#"
-        )
-        return self._new("global", "\n".join(lines) + "\n")
+        pairs = (line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#")
+        lines = (f"{key} {changes.get(key, ' '.join(value.split()))}\n" for key, value in pairs)
+        return self._write_new("global", "".join(lines))
 
     def _configure(self) -> None:
-        """Add hosts, queue and parallel environments, and let the scheduler act at once."""
+        """Add hosts, the queue and parallel environments, and make the scheduler act within a second."""
         for number, host in enumerate(self.hosts):
             first = 60000 + 100 * number
-            self._conf("-ah", host.name)
-            self._conf("-as", host.name)
-            self._conf("-Aconf", str(self._new(host.name, LOCAL.format(first=first, last=first + 99))))
-            self._conf("-Ae", str(self._new(f"{host.name}.execution", EXECUTION_HOST.format(name=host.name))))
+            self._qconf("-ah", host.name)
+            self._qconf("-as", host.name)
+            self._qconf("-Aconf", str(self._write_new(host.name, LOCAL.format(first=first, last=first + 99))))
+            self._qconf("-Ae", str(self._write_new(f"{host.name}.execution", EXECUTION_HOST.format(name=host.name))))
         for name, rule in (("fill", "fill_up"), ("spread", "round_robin")):
-            self._conf("-Ap", str(self._new(name, PARALLEL.format(name=name, rule=rule))))
-        self._conf("-Aq", str(self._new("queue", self._queue())))
-        prompt = re.sub(r"(?m)^(schedule_interval) .*", r"\1 0:0:1", self._conf("-ssconf"))
-        self._conf("-Msconf", str(self._new("scheduler", prompt)))
+            self._qconf("-Ap", str(self._write_new(name, PARALLEL.format(name=name, rule=rule))))
+        self._qconf("-Aq", str(self._write_new("queue", self._queue())))
+        prompt = re.sub(r"(?m)^(schedule_interval) .*", r"\1 0:0:1", self._qconf("-ssconf"))
+        self._qconf("-Msconf", str(self._write_new("scheduler", prompt)))
 
     def _queue(self) -> str:
         names = " ".join(host.name for host in self.hosts)
@@ -214,18 +212,18 @@ class GridEngineCluster(SchedulerCluster):
         limits = "".join(f"{kind}_{limit} INFINITY\n" for limit in LIMITS for kind in "sh")
         return QUEUE.format(names=names, slots=SLOTS, tmpdirs=tmpdirs) + limits
 
-    def _new(self, name: str, text: str) -> Path:
+    def _write_new(self, name: str, text: str) -> Path:
         path = self._root / "new" / name
         path.write_text(text)
         return path
 
-    def _conf(self, *options: str) -> str:
-        return self._done(["qconf", *options])
+    def _qconf(self, *options: str) -> str:
+        return self._run_checked(["qconf", *options])
 
     def _setup(self, name: str, *options: str) -> str:
-        return self._done([f"{SETUP}/{name}", *options])
+        return self._run_checked([f"{SETUP}/{name}", *options])
 
-    def _done(self, command: Sequence[str]) -> str:
+    def _run_checked(self, command: Sequence[str]) -> str:
         done = self.run("h1", command)
         if done.returncode:
             raise ClusterError(f"{' '.join(command)}: {done.stdout}{done.stderr}")

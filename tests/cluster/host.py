@@ -1,16 +1,16 @@
-"""One host of the test cluster: its names, the files it sees, and the script that sets it up."""
+"""A host of the test cluster: its names, its files, and the script that sets it up."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-# Open MPI refuses root unless told; everything in the cluster is root.
+# Open MPI refuses to run as root without these; everything in the cluster runs as root.
 ENVIRONMENT = {f"{name}_ALLOW_RUN_AS_ROOT{suffix}": "1" for name in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 
-# $1 is the host's name, $2 its folder.  `ip netns exec` has made the mount namespace and a /sys
-# that fits; sleep then holds everything.
-# reno: the default may be bbr, which is bursty and unfair at rates such as ours.
-# ~/.ssh and ~/.bashrc: the user's own must not take part.  /run: sshd needs /run/sshd, nscd must
-# not answer.  /dev/shm: what MPI leaves behind goes with the host.
+# $1 is the host's name, $2 its folder. `ip netns exec` has made the mount namespace and a matching
+# /sys; the sleep keeps the namespaces alive.
+# reno: the default may be bbr, which is bursty and unfair at the rates of the tests.
+# ~/.ssh and ~/.bashrc: those of the user must have no effect. /run: sshd needs /run/sshd, and nscd
+# must not answer. /dev/shm: files that MPI leaves behind disappear with the host.
 HOLD = """set -e
 echo "$1" >/proc/sys/kernel/hostname
 echo reno >/proc/sys/net/ipv4/tcp_congestion_control
@@ -44,7 +44,7 @@ SetEnv {environment}
 
 @dataclass(frozen=True)
 class ClusterHost:
-    """One host: its name, rack (from 0), place in the rack (from 1), namespace and folder."""
+    """A host: its name, rack (from 0), place in the rack (from 1), network namespace and folder."""
 
     name: str
     rack: int
@@ -55,12 +55,12 @@ class ClusterHost:
 
     @property
     def address(self) -> str:
-        """Return the address, the only one."""
+        """Return the host's only address."""
         return f"fd77::{self.rack + 1}:{self.place}" if self.ipv6 else f"10.77.{self.rack}.{self.place}"
 
     @property
-    def added(self) -> str:
-        """Return how `ip addr add` takes the address."""
+    def ip_arguments(self) -> str:
+        """Return the arguments of `ip addr add`."""
         return f"{self.address}/64 dev eth0 nodad" if self.ipv6 else f"{self.address}/16 dev eth0"
 
     @property
@@ -70,7 +70,7 @@ class ClusterHost:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that every program on the host gets, by `Cluster.argv` or by ssh."""
+        """Return the variables of every program on the host, set by `Cluster.argv` and by sshd."""
         return {"TMPDIR": str(self.folder / "tmp"), **ENVIRONMENT}
 
     @property
@@ -85,7 +85,7 @@ class ClusterHost:
 
 
 def write_files(host: ClusterHost, *, etc_hosts: str, user_key: Path, host_key: Path, known_hosts: str) -> None:
-    """Write what the host sees as /etc/hosts and /etc/ssh; keys are paths of private keys."""
+    """Write the host's /etc/hosts and /etc/ssh; the keys are paths of private keys."""
     (host.folder / "tmp").mkdir(parents=True)
     (host.folder / "hosts").write_text(etc_hosts)
     host.ssh_folder.mkdir()

@@ -1,4 +1,4 @@
-"""Network namespaces of the test cluster: claim a name, wire them, limit links, remove all."""
+"""Network namespaces of the test cluster: claim a name, connect, limit links, remove."""
 
 import itertools
 import os
@@ -18,21 +18,21 @@ NAMES = Path("/run/netns")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PATIENCE = 10.0
 
-# Without IPv6 the links carry no neighbour chatter: the byte counters are the job's own.
+# IPv6 sends neighbour discovery over the links; without it the byte counters show the job alone.
 NO_IPV6 = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 >$f; done"
 
 
 class ClusterError(Exception):
-    """The cluster cannot be built; the text is what the failing program said."""
+    """The cluster cannot be built; the text is the output of the program that failed."""
 
 
 def program(name: str) -> str:
-    """Return a program's path, also one in sbin; the bare name where it is missing."""
+    """Return a program's path, from PATH or sbin; the bare name where it is missing."""
     return shutil.which(name, path=SYSTEM_PATH) or name
 
 
 def output(command: Sequence[str], stdin: str = "", *, check: bool = True) -> str:
-    """Run a program of the real machine and return its output; a failure is a ClusterError."""
+    """Run a program on the real machine and return its output. Raises ClusterError if it fails."""
     argv = [program(command[0]), *command[1:]]
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -41,19 +41,19 @@ def output(command: Sequence[str], stdin: str = "", *, check: bool = True) -> st
 
 
 def ip(namespace: str, lines: Iterable[str]) -> None:
-    """Run ip commands in one process inside a namespace."""
+    """Run ip commands inside a namespace, all in one process."""
     output(["ip", "-n", namespace, "-batch", "-"], "\n".join(lines))
 
 
 def limit(namespace: str, links: Iterable[str], rate: str | None, burst: str) -> None:
-    """Limit what the links send to `rate`, a tc rate such as "100mbit"; None is no limit."""
+    """Limit the sending rate of links to `rate`, a tc rate such as "100mbit"; None is no limit."""
     if rate:
         lines = (f"qdisc add dev {link} root tbf rate {rate} burst {burst} latency 50ms" for link in links)
         output(["tc", "-n", namespace, "-batch", "-"], "\n".join(lines))
 
 
 def claim() -> Path:
-    """Create a folder that no other cluster has; its name begins the name of each namespace."""
+    """Create a folder that no other cluster has; its name is the prefix of each namespace's name."""
     for number in itertools.count():
         folder = Path(tempfile.gettempdir(), f"ddl{os.getpid()}x{number}")
         with suppress(FileExistsError):
@@ -65,7 +65,7 @@ def claim() -> Path:
 
 
 def leftovers() -> Iterator[Path]:
-    """Yield the folders of clusters whose Python is gone: it was killed and could not clean up."""
+    """Yield the folders of clusters whose Python process was killed before it could clean up."""
     for folder in Path(tempfile.gettempdir()).glob("ddl*x*"):
         match = re.fullmatch(r"ddl(\d+)x\d+", folder.name)
         if match and not Path("/proc", match[1]).exists() and folder.lstat().st_uid == os.geteuid():
@@ -73,7 +73,7 @@ def leftovers() -> Iterator[Path]:
 
 
 def wire(switch: str, hosts: Sequence[ClusterHost]) -> None:
-    """Create the namespaces and, in `switch`, a bridge a rack, joined by up<rack>=dn<rack> and `spine`."""
+    """Create the namespaces and, in `switch`, a bridge per rack, joined to `spine` by up<rack>=dn<rack>."""
     namespaces = (switch, *(host.namespace for host in hosts))
     output(["ip", "-batch", "-"], "\n".join(f"netns add {name}" for name in namespaces))
     output(["ip", "netns", "exec", switch, "sh", "-c", NO_IPV6])
@@ -91,11 +91,11 @@ def wire(switch: str, hosts: Sequence[ClusterHost]) -> None:
         lines += [f"link add {host.name} type veth peer name {eth0}", f"link set {host.name} master br{host.rack} up"]
     ip(switch, lines)
     for host in hosts:
-        ip(host.namespace, ["link set lo up", f"addr add {host.added}", "link set eth0 up"])
+        ip(host.namespace, ["link set lo up", f"addr add {host.ip_arguments}", "link set eth0 up"])
 
 
 def remove(folder: Path) -> None:
-    """Kill all that runs in the namespaces named after the folder; remove them, then the folder."""
+    """Kill all processes in the namespaces named after the folder; remove the namespaces and the folder."""
     names = _names(folder)
     deadline = time.monotonic() + PATIENCE
     while (pids := processes(names)) and time.monotonic() < deadline:
@@ -113,14 +113,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def processes(names: Iterable[str]) -> set[int]:
-    """Return what runs in network namespaces: as `ip netns pids`, without a process for each look."""
-    wanted = set()
+    """Return the processes in network namespaces, as `ip netns pids` does, without starting a process."""
+    inodes = set()
     for name in names:
         with suppress(OSError):
-            wanted.add((NAMES / name).stat().st_ino)
-    found = set()
+            inodes.add((NAMES / name).stat().st_ino)
+    pids = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}/ns/net").st_ino in wanted:
-                found.add(int(pid))
-    return found
+            if os.stat(f"/proc/{pid}/ns/net").st_ino in inodes:
+                pids.add(int(pid))
+    return pids

@@ -1,7 +1,7 @@
-"""What the test clusters with a scheduler share: its programs, and daemons that end with the cluster.
+"""Base of the test clusters with a scheduler: its programs, and daemons that end with the cluster.
 
-The programs are Debian's, unpacked beside the tests' Python and never installed: that would start
-daemons on the machine (munged), make users, and bring a mail server.
+The programs are Debian's, unpacked beside the tests' Python and never installed: their installation
+starts a daemon (munged), creates users, and installs a mail server.
 """
 
 import subprocess
@@ -16,13 +16,13 @@ from tests.cluster.namespaces import ClusterError, program
 UNPACKED = Path(sys.prefix, "schedulers")
 PATIENCE = 30.0
 
-# Debian's programs have their plugins' paths built in, so they must stand at their true place.
-# A read-only overlay in the hosts' mount namespaces shows them there, and nowhere else.
+# Debian's programs have the paths of their plugins built in, so they must be in their real places.
+# A read-only overlay puts them there, in the mount namespaces of the hosts only.
 OVERLAY = ["-t", "overlay", "overlay", "-o", f"lowerdir={UNPACKED}/usr:/usr", "/usr"]
 
 
 def missing(*programs: str) -> str:
-    """Say which of the programs (full paths) `make schedulers` has yet to unpack; empty when none."""
+    """Return a message with the programs (full paths) that `make schedulers` has yet to unpack; empty if none."""
     absent = [name for name in programs if not Path(f"{UNPACKED}{name}").exists()]
     return f"{', '.join(absent)} not in {UNPACKED}: `make schedulers` fetches them" if absent else ""
 
@@ -35,13 +35,13 @@ class SchedulerCluster(Cluster):
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def down(self) -> None:
-        """Remove the cluster with all jobs; does no harm at any time, nor twice."""
+        """Remove the cluster with all jobs; harmless at any time, even twice."""
         for name in tuple(self._daemons):
             self.kill(name)
         super().down()
 
     def kill(self, daemon: str) -> None:
-        """End one of the scheduler's daemons by SIGKILL; what it started goes on."""
+        """Kill one of the scheduler's daemons; the processes that it started go on."""
         process = self._daemons.pop(daemon)
         process.kill()
         process.wait()
@@ -55,7 +55,7 @@ class SchedulerCluster(Cluster):
             )  # fmt: skip
 
     def settle(self, ready: Callable[[], bool]) -> None:
-        """Wait until the scheduler is ready; a daemon that ends or takes too long is a ClusterError with its log."""
+        """Wait until the scheduler is ready. Raises ClusterError with the log of a daemon that ends or is too slow."""
         deadline = time.monotonic() + PATIENCE
         while not ready():
             ended = [name for name, process in self._daemons.items() if process.poll() is not None]

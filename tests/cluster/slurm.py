@@ -1,12 +1,12 @@
-"""Slurm on the test cluster: slurmctld and munged on h1, one slurmd a host, topology/tree with a leaf switch a rack.
+"""Slurm on the test cluster: slurmctld and munged on h1, one slurmd per host, and one leaf switch per rack.
 
     with SlurmCluster(hosts_per_rack=2, racks=2) as cluster:
         job = cluster.submit("srun hostname", "-N4", f"--output={tmp_path}/out")
         cluster.wait_for(job, "COMPLETED")
 
-`run` and `argv` set SLURM_CONF, so sbatch, salloc, squeue and scontrol work on each host; a session by ssh
-has it no more than it has any other variable. Nodes claim 2 sockets of 10 cores and 2 GPUs, which nothing
-checks: the machine's few cores are shared by all, and task/none binds no one.
+`run` and `argv` set SLURM_CONF, so sbatch, salloc, squeue and scontrol work on each host; ssh does not pass
+it on. Nodes claim 2 sockets of 10 cores and 2 GPUs, which nothing checks: all hosts share the machine's few
+cores, and task/none binds no process.
 """
 
 import itertools
@@ -24,8 +24,8 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "
 CONTROLLER, NODE, MUNGE = "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged"
 GPUS = 2
 
-# KillWait: from TERM to KILL.  config_overrides: more cores and memory than the machine has.
-# MinJobAge is left at its 300 s: so long can a finished job be asked for.
+# KillWait: seconds from TERM to KILL. config_overrides: allow more cores and memory than the machine has.
+# MinJobAge keeps its default of 300 s, during which a finished job can be queried.
 CONF = """ClusterName=ddl
 SlurmctldHost=h1
 SlurmUser=root
@@ -57,7 +57,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def why_not() -> str:
-    """Say why this machine cannot carry Slurm; empty when it can."""
+    """Return the reason why this machine cannot run Slurm; empty if it can."""
     return cluster.why_not() or scheduler.missing(CONTROLLER, NODE, MUNGE, "/usr/bin/sbatch")
 
 
@@ -65,7 +65,7 @@ class SlurmCluster(SchedulerCluster):
     """A cluster whose hosts are Slurm's nodes, idle when `with` begins; racks are rack0, rack1, ... under spine."""
 
     def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = (), link: str | None = None) -> None:
-        """Prepare the cluster; each slurmd is started by the command `around`; uplinks and NICs carry `link` each."""
+        """Prepare the cluster; the command `around` starts each slurmd, and `link` is the rate of uplinks and NICs."""
         super().__init__(hosts_per_rack, racks, uplink=link, nic=link)
         self._around = around
 
@@ -82,7 +82,7 @@ class SlurmCluster(SchedulerCluster):
         return done.stdout.strip()
 
     def job(self, job: str) -> dict[str, str]:
-        """Return what `scontrol show job` says: JobState, ExitCode, NodeList, ..."""
+        """Return the fields of `scontrol show job`: JobState, ExitCode, NodeList, ..."""
         words = self.run("h1", ["scontrol", "--oneliner", "show", "job", job], check=True).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -91,27 +91,27 @@ class SlurmCluster(SchedulerCluster):
         return self.job(job)["JobState"]
 
     def wait_for(self, job: str, *states: str, timeout: float = 60) -> str:
-        """Wait until the job is in one of `states` (default: any end) and return it.
+        """Wait until the job is in one of `states` (default: any end) and return the state.
 
-        A ClusterError tells that the job ended in another state or `timeout` seconds have passed.
+        Raises ClusterError if the job ends in another state, or after `timeout` seconds.
         """
-        wanted = set(states) or ENDED
+        expected = set(states) or ENDED
         deadline = time.monotonic() + timeout
-        while (state := self.state(job)) not in wanted:
+        while (state := self.state(job)) not in expected:
             if state in ENDED or time.monotonic() > deadline:
-                raise ClusterError(f"job {job} is {state}, not {' or '.join(wanted)}")
+                raise ClusterError(f"job {job} is {state}, not {' or '.join(expected)}")
             time.sleep(0.05)
         return state
 
     def requeue(self, job: str) -> None:
-        """Put a running job back into the queue, and start it again without the usual two minutes' wait."""
+        """Put a running job back into the queue, and restart it without the usual delay of two minutes."""
         self.run("h1", ["scontrol", "requeue", job], check=True)
         self.wait_for(job, "PENDING", "REQUEUED", "RUNNING")
-        time.sleep(2)  # in the second of the requeue slurmd takes the new start for the old one, and fails the job
+        time.sleep(2)  # within a second of the requeue slurmd takes the new start for the old one, and fails the job
         self.run("h1", ["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def start_slurmd(self, host: str) -> None:
-        """Start the host's slurmd, a daemon called slurmd.<host>; `kill` ends it, its running steps go on."""
+        """Start the host's slurmd, the daemon slurmd.<host>; after `kill` its running steps go on."""
         self.launch(f"slurmd.{host}", host, [*self._around, NODE, "-D", "-N", host])
 
     def _up(self) -> None:
@@ -124,11 +124,11 @@ class SlurmCluster(SchedulerCluster):
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Wait until all nodes are up and have nothing to do."""
+        """Wait until all nodes are up and idle."""
         self.settle(self._idle)
 
     def _idle(self) -> bool:
-        """Say whether all nodes wait for jobs."""
+        """Return True if all nodes are idle."""
         done = self.run("h1", ["sinfo", "--noheader", "--states=idle", "--format=%D"])
         return done.stdout.strip() == str(len(self.hosts))
 
@@ -137,16 +137,17 @@ class SlurmCluster(SchedulerCluster):
             (self.folder / name).mkdir(mode=0o700)
         (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, count=len(self.hosts), gpus=GPUS))
         for number in range(GPUS):
-            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # a device a GPU
+            os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # one device per GPU
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # unused, but looked for: no host has one
+        # Slurm does not use the plugin, but looks for the file, and no host has one.
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         racks = itertools.groupby(self.hosts, key=lambda host: host.rack)
         lines = [f"SwitchName=rack{rack} Nodes={_range([host.name for host in hosts])}\n" for rack, hosts in racks]
         spine = f"SwitchName=spine Switches=rack[0-{len(lines) - 1}]\n"
         (self.folder / "topology.conf").write_text("".join(lines) + spine)
 
     def _munge(self) -> None:
-        """Start munged and wait for its socket, a file that all hosts see."""
+        """Start munged and wait for its socket, a file visible on all hosts."""
         folder = self.folder / "munge"
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_bytes(b"the test cluster's alone, in a folder of root's" * 4)

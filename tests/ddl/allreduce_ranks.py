@@ -1,4 +1,4 @@
-"""A rank of test_ddl_mpi.py: every mode, dtype, operation and odd size over several shapes in both orders of ranks.
+"""A rank of test_mpi.py: every mode, dtype, operation and odd size over several shapes in both orders of ranks.
 
     mpirun -n 12 python -m mpi4py allreduce_ranks.py [SHAPE...]
 

@@ -1,4 +1,4 @@
-"""A rank of test_ddl_keras.py: model.fit over all ranks against one alone.
+"""A rank of test_keras.py: model.fit over all ranks against one alone.
 
     KERAS_BACKEND=torch mpirun -n 2 python -m mpi4py keras_ranks.py
 

@@ -1,4 +1,4 @@
-"""A rank of test_ddl_rebind.py: a busy process comes to rank 0's core, and -rebind_iter moves rank 0 away.
+"""A rank of test_core_rebinding.py: a busy process comes to rank 0's core, and -rebind_iter moves rank 0 away.
 
     DDL_OPTIONS='-mode r:2 -rebind_iter 5' ddlrun launch -np 2 --reserve-cores 1 --overload python slow_ranks.py
 

@@ -1,4 +1,4 @@
-"""A rank of test_ddl_torch.py: training over all ranks against training alone, in every way there is.
+"""A rank of test_torch.py: training over all ranks against training alone, in every way there is.
 
     mpirun -n 4 python -m mpi4py torch_ranks.py [CHECK ...]
 

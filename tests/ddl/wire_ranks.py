@@ -1,4 +1,4 @@
-"""A rank of test_ddl_wire.py: float32 that travels in 16 bits, for every mode, operation, odd size and shape.
+"""A rank of test_wire_compression.py: float32 that travels in 16 bits, for every mode, operation, odd size and shape.
 
     mpirun -n 12 python -m mpi4py wire_ranks.py
 

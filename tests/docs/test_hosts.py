@@ -1,4 +1,4 @@
-"""The scripts of the pages about Slurm and Grid Engine, run by the real ones (test_docs_schedulers.py: the others)."""
+"""Scripts of the pages about Slurm and Grid Engine, run by real ones (test_schedulers.py: all others)."""
 
 import os
 import re

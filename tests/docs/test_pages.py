@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from ddlrun.plan.settings import OURS, parse_config
-from docs.reference.__main__ import PAGE, page
+from docs.reference.__main__ import PAGE, render_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_reference_is_what_the_program_says() -> None:
-    assert PAGE.read_text() == page(), "make reference"
+    assert PAGE.read_text() == render_page(), "make reference"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -86,7 +86,7 @@ def neutral(script: str) -> str:
 
 
 def test_options_that_the_pages_name_exist() -> None:
-    known = set(re.findall(r"--[a-z][a-z-]+", page()))
+    known = set(re.findall(r"--[a-z][a-z-]+", render_page()))
     foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint", "--nproc-per-node", "--nnodes"}
     for path in PAGES:
         named = {

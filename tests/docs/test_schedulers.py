@@ -1,4 +1,4 @@
-"""Every script of the how-to pages about schedulers is run: here with stand-ins, in test_hosts_docs.py really."""
+"""Scripts of the how-to pages about schedulers, run with stand-ins (test_hosts.py: with real schedulers)."""
 
 import os
 import re
@@ -86,14 +86,15 @@ def test_the_directives_of_each_page_are_its_schedulers() -> None:
         ("flux", "# flux:"),
         ("grid-engine", "#$"),
     ):
-        for block in blocks(page):
-            directives = re.findall(r"(?m)^#(?!!).*", block.text) if block.kind == "sh" else []
-            assert all(line.startswith(f"{sign} ") for line in directives), page
+        scripts = "\n".join(block.text for block in blocks(page) if block.kind == "sh")
+        directives = re.findall(r"(?m)^#(?!!).*", scripts)
+        assert directives, page
+        assert [line for line in directives if not line.startswith(f"{sign} ")] == [], page
 
 
 def test_the_manifest_keeps_the_operators_schema() -> None:
     (shown,) = [block.text for block in blocks("kubernetes") if block.kind == "yaml"]
-    jsonschema.validate(yaml.safe_load(shown.partition("\n")[2]), SCHEMA)  # test_docs.py: it is what submit prints
+    jsonschema.validate(yaml.safe_load(shown.partition("\n")[2]), SCHEMA)  # test_pages.py: it is what submit prints
 
 
 def test_a_script_that_is_warned_saves_and_goes_on(mpirun: str, tmp_path: Path) -> None:

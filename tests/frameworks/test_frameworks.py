@@ -383,16 +383,16 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--node-rank 0", "ddlrun is started once, for all hosts"),
+        ("--node-rank 0", "ddlrun is started once for all hosts"),
         ("--node_rank=0", "--node_rank: ddlrun is started once"),
-        ("--master_addr h1", "ddlrun gives every rank MASTER_ADDR and MASTER_PORT"),
-        ("--rdzv-backend c10d", "ddlrun gives every rank MASTER_ADDR"),
+        ("--master_addr h1", "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank"),
+        ("--rdzv-backend c10d", "ddlrun sets MASTER_ADDR"),
         ("--nnodes 1:4", "--restarts, --spare-hosts"),
         ("--min-np 2", "--min-topology"),
-        ("--map-by node", "ddlrun plans that"),
-        ("-pernode -map-by node", "-map-by: ddlrun plans that"),
-        ("--bind-to l3cache", "--bind-to l3cache: ddlrun binds to none, core"),
-        ("--gloo", "through MPI"),
+        ("--map-by node", "ddlrun plans the placement"),
+        ("-pernode -map-by node", "-map-by: ddlrun plans the placement"),
+        ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
+        ("--gloo", "with MPI"),
         ("-N 2", "--accelerators N"),
     ],
 )

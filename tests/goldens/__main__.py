@@ -1,4 +1,4 @@
-"""Write the golden rank files, pictures and job scripts anew: `make goldens`. Look at the difference first."""
+"""Generator of the golden rank files, pictures and job scripts: `make goldens`. Check the difference."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ GOLDENS: dict[str, tuple[str, list[str], str, RankOrder]] = {
     "2x1-1x2.rf": ("2", ["10.0.0.1"], "1x2", RankOrder.DDL),
 }
 
-# Name -> (captured machine, topology, how)
+# Name -> (captured machine, topology, policy)
 CAPTURED: dict[str, tuple[str, str, PlacementPolicy]] = {
     "minsky": ("mpibind-coral-ea-hwloc1.xml", "4x2", PlacementPolicy()),
     "minsky-8+10-cores": ("derived-minsky-socket0-8cores-socket1-10cores.xml", "4", PlacementPolicy()),
@@ -62,8 +62,10 @@ COMMAND = (
     "--epochs",
     "90",
 )
-# What --print shows of a plain job, and of one that asks for all that a scheduler has.
-PLAIN = BatchJob(Topology((4, 2, 3)), COMMAND, "/home/me/job", "ddlrun-train", None, gpus=4)
+# A plain job, and one with every option that a scheduler supports.
+PLAIN = BatchJob(
+    topology=Topology((4, 2, 3)), command=COMMAND, folder="/home/me/job", name="ddlrun-train", log=None, gpus=4
+)
 ALL = PLAIN._replace(
     seconds=5400, queue="gpu", account="vision", exclusive=True, cores=8, memory=262144,
     modules=("cuda/12.4", "gcc"), container=("apptainer", "exec", "--nv", "train image.sif"), warn=120, requeue=True,
@@ -71,17 +73,17 @@ ALL = PLAIN._replace(
 
 
 def job(name: str) -> BatchJob:
-    """Return the job of `slurm` or `slurm-all`: what a scheduler refuses is left out."""
+    """Return the job of a name such as `slurm` or `slurm-all`, without options that the scheduler does not support."""
     scheduler = SCHEDULERS[name.partition("-")[0]]
     batch = ALL if name.endswith("-all") else PLAIN
-    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.refuses}
-    empty |= {"cores": None} if scheduler.name == "sge" else {}  # 4 GPUs do not divide among 32 slots
-    asked: dict[str, Any] = {
+    empty: dict[str, Any] = {field: BatchJob._field_defaults.get(field) for field in scheduler.unsupported}
+    empty |= {"cores": None} if scheduler.name == "sge" else {}  # 32 slots cannot share 4 GPUs
+    values: dict[str, Any] = {
         "log": scheduler.log,
         "image": "example.org/train:1" if scheduler.name == "kubernetes" else None,
         "directives": "--extra option" if name.endswith("-all") else None,
     }
-    return batch._replace(**(asked | empty))
+    return batch._replace(**(values | empty))
 
 
 def job_file(name: str) -> Path:
@@ -96,14 +98,14 @@ def job_text(name: str) -> str:
 
 def captured(name: str) -> Placement:
     file, topology, policy = CAPTURED[name]
-    found = parse_hwloc((CAPTURES / "hwloc-xml" / file).read_text(errors="replace"), file)
+    described = parse_hwloc((CAPTURES / "hwloc-xml" / file).read_text(errors="replace"), file)
     hosts = [f"n{i}" for i in range(1, int(topology.partition("x")[2] or 1) + 1)]
-    return placement(topology, hosts, found, policy=policy)
+    return placement(topology, hosts, described, policy=policy)
 
 
 def drawn(name: str) -> str:
-    found = captured(name)
-    return render_placement(found, 100) + "".join(render(found, f"golden {name}"))
+    placed = captured(name)
+    return render_placement(placed, 100) + "".join(render(placed, f"golden {name}"))
 
 
 def text(name: str) -> str:

@@ -84,7 +84,7 @@ def test_lsf_by_blaunch(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     assert done.stderr == ""
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["reasons"]["launcher"] == "blaunch: LSF job 12"
-    assert "batch01 only launches: no rank goes there" in plan["notes"]
+    assert "batch01 only launches: it gets no rank" in plan["notes"]
 
 
 def test_the_second_version_of_the_operator_waits_for_names(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:

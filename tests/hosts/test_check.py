@@ -268,7 +268,7 @@ def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Pa
     done = check(cluster, tmp_path, "--network-interface", "eth0,ens3", "--json")
     assert json.loads(done.stdout)["network"]["subnets"] == ["10.77.0.0/16"]
     done = check(cluster, tmp_path, "--only", "tpc")
-    assert (done.returncode, done.stderr[:42]) == (2, "ddlrun: error: no check is called 'tpc'; t")
+    assert (done.returncode, done.stderr[:42]) == (2, "ddlrun: error: unknown check 'tpc'; the ch")
 
 
 RANK = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.goldens.__main__ import CAPTURED, FOLDER, captured, drawn
 from tests.support.oracle import map_ranks
-from tests.support.shapes import as_hwloc2, seats_by_package
+from tests.support.shapes import as_hwloc2, cores_by_package
 
 
 @pytest.mark.parametrize("name", CAPTURED)
@@ -23,4 +23,4 @@ def test_a_real_mpirun_puts_each_rank_where_the_golden_says(
     path = as_hwloc2(capture("hwloc-xml") / CAPTURED[name][0], tmp_path)
     text = (FOLDER / f"{name}.txt").read_text()
     ranks = text[text.index("#golden") :]
-    assert map_ranks(major, ranks, str(path), mpirun=mpirun) == seats_by_package(captured(name))
+    assert map_ranks(major, ranks, str(path), mpirun=mpirun) == cores_by_package(captured(name))

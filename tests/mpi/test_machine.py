@@ -21,7 +21,7 @@ from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 from ddlrun.mapping.placement import seat_ranks
 from ddlrun.mapping.rankfile import render
 from tests.support.oracle import map_ranks
-from tests.support.shapes import placement, seats_by_package
+from tests.support.shapes import cores_by_package, placement
 
 PRESETS = Path(__file__).parents[2] / "configs" / "machines"
 
@@ -159,7 +159,7 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
     assert not placed.shares_cores
     smt = len(described.cores[0].pus)
     synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
-    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == seats_by_package(placed)
+    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == cores_by_package(placed)
 
 
 def test_summit_gives_seven_cores_to_each_gpu() -> None:

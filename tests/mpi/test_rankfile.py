@@ -14,7 +14,7 @@ from ddlrun.mapping.rankfile import RankFileLine, parse, render, slot_text
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.support.oracle import map_ranks
-from tests.support.shapes import MACHINES, hwloc_topology, machine, placement, seats_by_package
+from tests.support.shapes import MACHINES, cores_by_package, hwloc_topology, machine, placement
 
 SAFE = st.one_of(
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True),
@@ -80,12 +80,12 @@ def test_a_real_mpirun_puts_each_rank_where_the_placement_says(
     topology = hwloc_topology(name, tmp_path)
     for order in RankOrder:
         placed = placement(f"{x}x2x2", ["a", "b-1", "c.example.org", "10.0.0.4"], described, order)
-        assert map_ranks(major, rendered(placed), topology, mpirun=mpirun) == seats_by_package(placed)
+        assert map_ranks(major, rendered(placed), topology, mpirun=mpirun) == cores_by_package(placed)
 
 
 def test_a_real_mpirun_reads_128_hosts(major: int, mpirun: str) -> None:
     placed = placement("4x16x8", [f"node{i:03}" for i in range(128)], machine("minsky"))
-    assert map_ranks(major, rendered(placed), MACHINES["minsky"][1], mpirun=mpirun) == seats_by_package(placed)
+    assert map_ranks(major, rendered(placed), MACHINES["minsky"][1], mpirun=mpirun) == cores_by_package(placed)
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -93,7 +93,7 @@ def test_a_real_mpirun_reads_the_goldens(name: str, major: int, mpirun: str, tmp
     topology, hosts, described, order = GOLDENS[name]
     placed = placement(topology, hosts, machine(described), order)
     found = map_ranks(major, (FOLDER / name).read_text(), hwloc_topology(described, tmp_path), mpirun=mpirun)
-    assert found == seats_by_package(placed)
+    assert found == cores_by_package(placed)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +111,7 @@ def test_a_host_name_is_read_as_it_is_or_refused(major: int, mpirun: str, names:
     taken = [name for name in taken if name not in ("localhost", "127.0.0.1")]
     if taken:
         placed = placement(f"1x{len(taken)}", taken, machine("1x2"))
-        assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == seats_by_package(placed)
+        assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == cores_by_package(placed)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_no_rank_file_can_carry_is_refused_with_the_reason(name: str, reaso
 
 def test_the_longest_line_that_open_mpi_takes(major: int, mpirun: str) -> None:
     placed = placement("2", ["h" * 54], machine("1x2"))
-    assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == seats_by_package(placed)
+    assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == cores_by_package(placed)
 
 
 def test_cores_that_are_too_scattered_for_a_line() -> None:

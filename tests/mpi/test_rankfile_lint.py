@@ -261,7 +261,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert ddlrun("-", "--open-mpi", "5", stdin=b"rank 0=a_b slot=0:0\n").stdout == ""
     assert ddlrun("-", stdin=b"rank 0=\xff slot=0:0\n").returncode == 2
     assert "ddlrun: error: rank file nowhere: No such file" in ddlrun("nowhere").stderr
-    assert "-o goes with --fix" in ddlrun("-", "-o", "x").stderr
+    assert "-o: needs --fix" in ddlrun("-", "-o", "x").stderr
 
 
 def test_machines_are_kept_by_host() -> None:

@@ -174,25 +174,27 @@ def test_in_a_browser(failed: Path, tmp_path: Path) -> None:
     with Browser(f"file://{tmp_path}/page.html") as page:
         for width in (1280, 360):
             for scheme in ("light", "dark"):
-                page.look(width, scheme)
-                assert page.ask("document.documentElement.scrollWidth <= innerWidth")
-                texts, ink, lines, line = page.ask(CONTRASTS)
+                page.set_view(width, scheme)
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                texts, ink, lines, line = page.evaluate(CONTRASTS)
                 assert (texts > 100, lines) == (True, 11)
                 assert (ink >= 4.5, line >= 3) == (True, True), (width, scheme, ink, line)
-        everything = page.ask(SHOWN), page.ask(BRIGHT), page.ask(LIT)
+        everything = page.evaluate(SHOWN), page.evaluate(BRIGHT), page.evaluate(LIT)
         assert everything[:2] == (["0", "1", "2", "3"], ["0", "1", "2", "3"] * 2)
         page.click('tr[data-rank="3"] button')
-        assert (page.ask(SHOWN), page.ask(BRIGHT)) == (["3"], ["3", "3"])
-        assert all("3" in ranks.split() for ranks in page.ask(LIT))
-        assert "rank 3 on localhost: local rank 3" in page.ask("document.querySelector('#filter output').textContent")
+        assert (page.evaluate(SHOWN), page.evaluate(BRIGHT)) == (["3"], ["3", "3"])
+        assert all("3" in ranks.split() for ranks in page.evaluate(LIT))
+        assert "rank 3 on localhost: local rank 3" in page.evaluate(
+            "document.querySelector('#filter output').textContent"
+        )
         page.click("#filter button")
-        assert (page.ask(SHOWN), page.ask(BRIGHT), page.ask(LIT)) == everything
-        assert page.said == []
-        page.look(1280, script=False)
+        assert (page.evaluate(SHOWN), page.evaluate(BRIGHT), page.evaluate(LIT)) == everything
+        assert page.console == []
+        page.set_view(1280, script=False)
         page.open(f"file://{tmp_path}/page.html")
-        page.look(1280)
-        assert page.ask("document.getElementById('filter').hidden")
-        assert page.ask(SHOWN) == ["0", "1", "2", "3"]
+        page.set_view(1280)
+        assert page.evaluate("document.getElementById('filter').hidden")
+        assert page.evaluate(SHOWN) == ["0", "1", "2", "3"]
 
 
 def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:

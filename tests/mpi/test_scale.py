@@ -27,7 +27,7 @@ from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files, check_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.shapes import machine, placement
-from tests.support.simulated import answers
+from tests.support.simulated import simulate_replies
 
 
 def test_a_launch_over_12500_hosts_is_planned(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def looked(hosts: HostList, _: Path) -> PreflightReport:
     """Ask hosts of which every third has another version of mpi4py, and the last resolves nobody rightly."""
 
     def there(_: object) -> Iterator[tuple[str, FinishedProcess]]:
-        for number, (name, text) in enumerate(answers(hosts.names, time.time())):
+        for number, (name, text) in enumerate(simulate_replies(hosts.names, time.time())):
             said = text if number % 3 else text.replace("mpi4py 4.1.2", "mpi4py 4.0.0")
             yield name, FinishedProcess(0, said if name != hosts.names[-1] else said.replace(" 10.", " 11."), "")
 
-    own = dict(answers(["head"], time.time()))["head"]
+    own = dict(simulate_replies(["head"], time.time()))["head"]
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
     return look(hosts, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
 

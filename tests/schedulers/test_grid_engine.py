@@ -1,4 +1,4 @@
-"""The test cluster's Grid Engine is a real one: parallel jobs over hosts, remote starts by qrsh."""
+"""A real Grid Engine on the test cluster: parallel jobs over hosts, and remote starts by qrsh."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ def test_qrsh_reaches_each_host_of_the_job(sge: GridEngineCluster, tmp_path: Pat
     assert (tmp_path / "out").read_text() == "h1\nh2\n"
 
 
-TELL = """
+RANK_REPORT = """
 import os
 from mpi4py import MPI
 world = MPI.COMM_WORLD
@@ -41,7 +41,7 @@ print(world.rank, os.uname().nodename, *sorted(os.sched_getaffinity(0)), world.a
 def test_ddlrun_launches_on_the_hosts_of_the_job(
     sge: GridEngineCluster, mpirun: str, tmp_path: Path, slots: str, options: list[str]
 ) -> None:
-    (tmp_path / "script.py").write_text(TELL)
+    (tmp_path / "script.py").write_text(RANK_REPORT)
     line = launch_line(mpirun, tmp_path, "--no-tag-output", "--quiet", *options, f"{tmp_path}/script.py")
     job = sge.submit(f"{shlex.join(line)} | sort", "-V", "-pe", "spread", slots, "-o", f"{tmp_path}/out")
     sge.wait_for(job)
@@ -53,7 +53,7 @@ def test_ddlrun_launches_on_the_hosts_of_the_job(
     assert plan["reasons"]["launcher"] == ("--launcher ssh" if options else f"qrsh: Grid Engine job {job}")
 
 
-def test_a_job_with_too_few_slots_says_so(sge: GridEngineCluster, tmp_path: Path) -> None:
+def test_a_job_with_too_few_slots_is_an_error(sge: GridEngineCluster, tmp_path: Path) -> None:
     script = f"{sys.executable} -m ddlrun launch --topology 4x2 true"
     sge.wait_for(sge.submit(script, "-V", "-pe", "fill", "6", "-o", f"{tmp_path}/out"))
     assert "offers 2 slots (Grid Engine job " in (tmp_path / "out").read_text()

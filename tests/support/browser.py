@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven over its debugging pipe (the Chrome DevTools Protocol): no driver, no sockets."""
+"""A page in headless Chromium, driven over its debugging pipe (the Chrome DevTools Protocol), without a driver."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-# Debian's smallest one first.
+# The smallest of Debian's first.
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -23,30 +23,30 @@ PATIENCE = 60.0
 
 
 class Browser:
-    """One page, open inside `with`; `said` has what went to its console, errors among it."""
+    """A page that is open inside `with`; `console` has the messages on its console, including errors."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._number = 0
         self._text = b""
         self._session: str | None = None
-        self.said: list[str] = []
+        self.console: list[str] = []
         self.events: list[str] = []
 
     def __enter__(self) -> "Browser":  # noqa: PYI034 - typing.Self came with 3.11
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-        assert program, f"none of {', '.join(PROGRAMS)} is there: `make test` installs the first"
+        assert program, f"none of {', '.join(PROGRAMS)} is installed: `make test` installs the first"
         self._profile = tempfile.mkdtemp(prefix="ddlb")
-        theirs, self._to = os.pipe()
-        self._from, to_us = os.pipe()
+        browser_in, self._to = os.pipe()
+        self._from, browser_out = os.pipe()
         argv = ["sh", "-c", 'exec "$@" 3</dev/fd/$IN 4>/dev/fd/$OUT', "sh", program, *FLAGS]
         self._process = subprocess.Popen(
-            [*argv, f"--user-data-dir={self._profile}", "about:blank"], pass_fds=(theirs, to_us),
-            env={**os.environ, "IN": str(theirs), "OUT": str(to_us)}, stdin=subprocess.DEVNULL,
+            [*argv, f"--user-data-dir={self._profile}", "about:blank"], pass_fds=(browser_in, browser_out),
+            env={**os.environ, "IN": str(browser_in), "OUT": str(browser_out)}, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        os.close(theirs)
-        os.close(to_us)
+        os.close(browser_in)
+        os.close(browser_out)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -64,11 +64,11 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def open(self, url: str) -> None:
-        """Go there, and wait until the page is loaded."""
+        """Open a URL, and wait until the page is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=url)
         while "Page.loadEventFired" not in self.events:
-            self._hear(self._message(time.monotonic() + PATIENCE))
+            self._record(self._read_message(time.monotonic() + PATIENCE))
 
     def call(self, method: str, **params: object) -> Mapping[str, Any]:
         """Call a method of the protocol; return its result."""
@@ -77,52 +77,52 @@ class Browser:
         if self._session is not None:
             call["sessionId"] = self._session
         os.write(self._to, json.dumps(call).encode() + b"\0")
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while True:
-            message = self._message(until)
+            message = self._read_message(deadline)
             if message.get("id") == self._number:
                 assert "error" not in message, message
                 result: Mapping[str, Any] = message["result"]
                 return result
-            self._hear(message)
+            self._record(message)
 
-    def ask(self, expression: str) -> Any:
-        """Return what JavaScript says, as JSON can carry it."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, userGesture=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+    def evaluate(self, expression: str) -> Any:
+        """Evaluate JavaScript; return its value, which must be JSON."""
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, userGesture=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def click(self, selector: str) -> None:
-        """Click with the mouse where the first element of a CSS selector is."""
-        found = json.dumps(selector)
-        self.ask(f"document.querySelector({found}).scrollIntoView({{block: 'center'}})")
-        x, y = self.ask(
-            f"(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector({found}).getBoundingClientRect())"
+        """Click on the first element of a CSS selector with the mouse."""
+        quoted = json.dumps(selector)
+        self.evaluate(f"document.querySelector({quoted}).scrollIntoView({{block: 'center'}})")
+        x, y = self.evaluate(
+            f"(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector({quoted}).getBoundingClientRect())"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def look(self, width: int, scheme: str = "light", *, script: bool = True) -> None:
-        """Show the page so many pixels wide, light or dark, with JavaScript or without."""
+    def set_view(self, width: int, scheme: str = "light", *, script: bool = True) -> None:
+        """Set the width of the page in pixels, its colour scheme, and whether it runs JavaScript."""
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """Write what is seen, or the whole page, as PNG."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+        """Write the whole page, or its visible part, as PNG."""
+        reply = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _record(self, message: Mapping[str, Any]) -> None:
         method = str(message.get("method"))
         self.events.append(method)
         if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
-            self.said.append(json.dumps(message["params"]))
+            self.console.append(json.dumps(message["params"]))
 
-    def _message(self, until: float) -> Mapping[str, Any]:
+    def _read_message(self, deadline: float) -> Mapping[str, Any]:
         while b"\0" not in self._text:
-            ready, _, _ = select.select([self._from], [], [], max(0.0, until - time.monotonic()))
+            ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, "the browser does not answer"
             chunk = os.read(self._from, 1 << 16)
             assert chunk, "the browser has ended"

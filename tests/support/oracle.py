@@ -1,11 +1,12 @@
-"""Ask a real mpirun where it would put each rank of a rank file, on machines that are not there.
+"""Mappings of rank files by a real mpirun, on machines that do not exist.
 
 Nothing is launched. Needs Open MPI 4.1 or 5.0, lstopo (hwloc), gcc and hwloc's header.
 
     python tests/support/oracle.py {4|5} RANKFILE MACHINE
 
-prints a line a rank, `rank host package:cores ...`, cores counted inside their package. MACHINE is hwloc's synthetic
-notation ("pack:2 core:10 pu:8") or a file of `lstopo --of xml`. mpirun is what MPIRUN4 or MPIRUN5 names, or on PATH.
+prints a line per rank, `rank host package:cores ...`, with cores counted inside their package. MACHINE is in hwloc's
+synthetic notation ("pack:2 core:10 pu:8") or a file of `lstopo --of xml`. mpirun is that of MPIRUN4 or MPIRUN5, or
+of PATH.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 Cores = dict[int, tuple[int, ...]]
-"""Package's logical index -> indexes of cores inside that package, ascending."""
+"""Logical index of a package -> ascending indexes of cores inside that package."""
 
 SHIM = Path(__file__).with_name("oracle_shim.c")
 TIME_LIMIT = 120  # seconds; 16384 ranks on 2048 hosts take 9
 
-# Options of each major version. Files have relative names: mpirun never sees the path of the temporary folder.
-# Without if_base_do_not_resolve each name that does not resolve costs Open MPI 4 a second.
+# Options of each major version. Files have relative names: the path of the temporary folder must not reach mpirun.
+# Without if_base_do_not_resolve Open MPI 4 takes a second for each name that does not resolve.
 OPTIONS = {
     4: "--do-not-launch --display-devel-map --mca hwloc_base_topo_file machine.xml --mca if_base_do_not_resolve 1 "
     "--mca orte_keep_fqdn_hostnames 1 --hostfile hosts --rankfile ranks",
@@ -51,10 +52,10 @@ MAP_LINE = re.compile(
 
 
 class OracleError(Exception):
-    """A command gave no answer: what it printed, and its return code (None: it was ended at the time limit)."""
+    """A command failed: its output, and its return code (None: it was killed at the time limit)."""
 
     def __init__(self, program: str, output: str, returncode: int | None) -> None:
-        """Keep the output and the return code, and show them."""
+        """Keep the output and the return code, and put both into the message."""
         super().__init__(f"{program}: no answer, return code {returncode}\n{output}")
         self.output = output
         self.returncode = returncode
@@ -63,10 +64,10 @@ class OracleError(Exception):
 def map_ranks(
     major: int, rankfile: str, machine: str, *, mpirun: str, seconds: float = TIME_LIMIT
 ) -> dict[int, tuple[str, Cores]]:
-    """Return host and cores of each rank that the text `rankfile` describes, where every host is a `machine`.
+    """Return the host and the cores of each rank of the text `rankfile`, where every host is a `machine`.
 
-    `mpirun` is the launcher of Open MPI `major` (4 or 5). Host names are kept whole.
-    Raises OracleError, with mpirun's output and return code, when mpirun makes no map.
+    `mpirun` is that of Open MPI `major` (4 or 5). Host names are not cut at a dot.
+    Raises OracleError with mpirun's output and return code if it makes no map.
     """
     xml = _machine_xml(machine)
     with tempfile.TemporaryDirectory(dir=_folder()) as folder:
@@ -85,18 +86,18 @@ def map_ranks(
 def _run(
     argv: list[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, seconds: float = TIME_LIMIT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that may fail, but not hang."""
+    """Run a command with a time limit; its return code is not checked."""
     try:
         return subprocess.run(
             argv, cwd=cwd, env=env, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
             encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise OracleError(argv[0], f"ended after {seconds:g} s", None) from error
+        raise OracleError(argv[0], f"killed after {seconds:g} s", None) from error
 
 
-def _answer(argv: list[str]) -> str:
-    """Run a command that has to succeed; return its standard output."""
+def _run_checked(argv: list[str]) -> str:
+    """Run a command and return its standard output. Raises OracleError if it fails."""
     done = _run(argv)
     if done.returncode:
         raise OracleError(argv[0], done.stdout + done.stderr, done.returncode)
@@ -105,27 +106,27 @@ def _answer(argv: list[str]) -> str:
 
 @cache
 def _folder() -> str:
-    """Return this process's own folder, which holds the compiled shim and goes when the process ends."""
+    """Return this process's own folder with the compiled shim; it is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="oracle-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _answer(["gcc", "-shared", "-fPIC", "-o", f"{folder}/shim.so", str(SHIM)])
+    _run_checked(["gcc", "-shared", "-fPIC", "-o", f"{folder}/shim.so", str(SHIM)])
     return folder
 
 
 def _environment(folder: str) -> dict[str, str]:
     """Return mpirun's environment: no scheduler, no settings of the user, session files inside `folder`."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX") if name in os.environ}
-    return {**kept, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C", "LD_PRELOAD": "../shim.so"}
+    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX") if name in os.environ}
+    return {**inherited, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C", "LD_PRELOAD": "../shim.so"}
 
 
 def _machine_xml(machine: str) -> str:
-    """Return the machine in hwloc's XML: the PUs that a process may use, and one a core where the notation has none."""
+    """Return the machine in hwloc's XML: the PUs that a process may use, one per core where the notation has none."""
     source = machine if Path(machine).is_file() or "pu:" in machine else f"{machine} pu:1"
-    return _answer(["lstopo", "--input", source, "--of", "xml", "-"])
+    return _run_checked(["lstopo", "--input", source, "--of", "xml", "-"])
 
 
 def _cores_of_pus(xml: str) -> dict[int, tuple[int, int]]:
-    """Return (package, core inside it) of each PU's OS index."""
+    """Return the OS index of each PU -> (package, core inside it)."""
     return {
         int(pu.attrib["os_index"]): (package_index, core_index)
         for package_index, package in enumerate(_objects(ET.fromstring(xml), "Package"))
@@ -167,8 +168,9 @@ def _by_package(cores: Iterable[tuple[int, int]]) -> Cores:
 
 
 if __name__ == "__main__":
-    asked_major, asked_file, asked_machine = sys.argv[1:]
-    asked = os.fsdecode(Path(asked_file).read_bytes())
-    launcher = os.environ.get(f"MPIRUN{asked_major}", "mpirun")
-    for number, (name, packages) in sorted(map_ranks(int(asked_major), asked, asked_machine, mpirun=launcher).items()):
+    major_argument, path, machine_argument = sys.argv[1:]
+    text = os.fsdecode(Path(path).read_bytes())
+    launcher = os.environ.get(f"MPIRUN{major_argument}", "mpirun")
+    mapping = map_ranks(int(major_argument), text, machine_argument, mpirun=launcher)
+    for number, (name, packages) in sorted(mapping.items()):
         print(number, name, *(f"{package}:{','.join(map(str, inside))}" for package, inside in packages.items()))

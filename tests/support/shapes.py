@@ -1,4 +1,4 @@
-"""Machines that the tests place ranks on, each with the hwloc topology that a real mpirun is shown."""
+"""Machines of the tests, each with the hwloc topology for a real mpirun, and placements on them."""
 
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ from ddlrun.topology import RankOrder, parse_topology
 
 DEFAULT = PlacementPolicy()
 
-# Name -> (our description, hwloc's synthetic notation, PUs that are left of it or "" for all).
+# Name -> (ddlrun's description, hwloc's synthetic notation, the PUs to keep or "" for all).
 MACHINES = {
     "minsky": ("{packages: 2, cores_per_package: 10, smt: 8, gpus: [0, 0, 1, 1]}", "pack:2 core:10 pu:8", ""),
     "2x22": ("{packages: 2, cores_per_package: 22, smt: 4}", "pack:2 core:22 pu:4", ""),
@@ -27,12 +27,12 @@ def machine(name: str) -> Machine:
 
 
 def hwloc_topology(name: str, folder: Path) -> str:
-    """Return what the oracle takes: synthetic notation, or the file of a machine with cores taken away."""
-    _, synthetic, left = MACHINES[name]
-    if not left:
+    """Return a machine for the oracle: synthetic notation, or the file of a machine without some of its cores."""
+    _, synthetic, remaining = MACHINES[name]
+    if not remaining:
         return synthetic
     pus: set[int] = set()
-    for part in left.split(","):
+    for part in remaining.split(","):
         low, _, high = part.partition("-")
         pus.update(range(int(low), int(high) + 1))
     path = folder / "machine.xml"
@@ -42,7 +42,7 @@ def hwloc_topology(name: str, folder: Path) -> str:
 
 
 def as_hwloc2(path: Path, folder: Path) -> Path:
-    """Return an XML file that lstopo 2 reads: hwloc 3 names its format otherwise, and changed nothing that we need."""
+    """Return a copy of an XML file for lstopo 2: hwloc 3 has another version number, and equal elements."""
     copy = folder / path.name
     text = path.read_text(errors="replace")
     copy.write_text(text.replace('<topology version="3.0">', '<topology version="2.0">', 1))
@@ -60,12 +60,12 @@ def placement(
     return place(parse_topology(topology), listed, dict.fromkeys(hosts, described), order, policy)
 
 
-def seats_by_package(placed: Placement) -> dict[int, tuple[str, dict[int, tuple[int, ...]]]]:
-    """Return the placement as the oracle says it: rank -> (host, {package: cores inside it})."""
-    found = {}
+def cores_by_package(placed: Placement) -> dict[int, tuple[str, dict[int, tuple[int, ...]]]]:
+    """Return a placement in the form of the oracle: rank -> (host, {package: cores inside it})."""
+    ranks = {}
     for rank in placed.by_host():
         cores: dict[int, tuple[int, ...]] = {}
         for core in rank.seat.cores:
             cores[core.package] = (*cores.get(core.package, ()), core.index_in_package)
-        found[rank.rank] = (rank.host.name, cores)
-    return found
+        ranks[rank.rank] = (rank.host.name, cores)
+    return ranks

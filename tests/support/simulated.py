@@ -1,5 +1,6 @@
-"""What hosts of a large cluster would answer to a preflight: like machines of 128 cores and 8 GPUs, each with its own
-clock, address, memory and UUIDs."""
+"""Simulated replies of a large cluster to a preflight: equal machines of 128 cores and 8 GPUs, each with its own clock,
+address, memory and UUIDs.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,8 +9,8 @@ from ddlrun.preflight.facts import END, START
 PACKAGES, CORES, NODES, GPUS = 2, 128, 8, 8
 
 
-def answers(names: Sequence[str], clock: float) -> Iterator[tuple[str, str]]:
-    """Yield each host's name and its answer."""
+def simulate_replies(names: Sequence[str], clock: float) -> Iterator[tuple[str, str]]:
+    """Yield the name and the reply of each host."""
     machine = _machine()
     for number, name in enumerate(names):
         near = dict.fromkeys([0, *((number + step) % len(names) for step in range(-1, 6))])
@@ -24,7 +25,7 @@ def _ip(number: int) -> str:
 
 
 def _machine() -> str:
-    """Return what the kernel says: the CPUs of a core are c and c + 128."""
+    """Return the kernel's description of a machine: the CPUs of core c are c and c + 128."""
 
     def both(first: int, count: int) -> str:
         return f"{first}-{first + count - 1},{CORES + first}-{CORES + first + count - 1}"

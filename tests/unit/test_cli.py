@@ -1,4 +1,4 @@
-"""The command line as a user types it: the installed program, its output and its exit codes."""
+"""Command line of the installed program: its output and its exit codes."""
 
 import json
 import os
@@ -89,10 +89,10 @@ def test_gen_rankfile_of_this_machine() -> None:
 
 def test_gen_rankfile_takes_hosts_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# rack by rack\na slots=4\nb slots=4\n")
-    one = ddlrun("gen-rankfile", "4x2", "--hostfile", "hosts", cwd=tmp_path)
-    two = ddlrun("gen-rankfile", "4x2", "@hosts", cwd=tmp_path)
-    assert one.stdout == two.stdout
-    assert one.stdout.count("rank ") == 8
+    by_option = ddlrun("gen-rankfile", "4x2", "--hostfile", "hosts", cwd=tmp_path)
+    by_argument = ddlrun("gen-rankfile", "4x2", "@hosts", cwd=tmp_path)
+    assert by_option.stdout == by_argument.stdout
+    assert by_option.stdout.count("rank ") == 8
 
 
 def test_gen_rankfile_writes_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def _umask() -> int:
     return mask
 
 
-def test_dotted_names_come_with_the_option_that_they_need() -> None:
+def test_note_on_dotted_names() -> None:
     done = ddlrun("gen-rankfile", "4x2", "a.example.org,b.example.org", "--machine", "s822lc")
     assert "orte_keep_fqdn_hostnames" in done.stderr
     assert "prte_keep_fqdn_hostnames" in done.stderr
 
 
-def test_a_reader_that_went_away_is_no_traceback() -> None:
+def test_a_closed_pipe_is_no_traceback() -> None:
     line = f"{sys.executable} -m ddlrun gen-rankfile 8x9000 'n[1-9000]' --machine dgx1 | head -n 1"
     line += "; echo ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
@@ -140,7 +140,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     ("code", "arguments", "part"),
     [
         (2, ["gen-rankfile", "4x2x3", "a,b"], "6 hosts (2 hosts per rack x 3 racks), but 2 are there (hosts: a,b)"),
-        (2, ["gen-rankfile", "4x2", "a,a"], "stands twice"),
+        (2, ["gen-rankfile", "4x2", "a,a"], "is listed twice"),
         (2, ["gen-rankfile", "4xx3", "a"], "column 3"),
         (2, ["gen-rankfile", "0x1", "a"], "is 0; it must be at least 1"),
         (2, ["gen-rankfile", "4x-1", "a"], "'-1'"),
@@ -174,7 +174,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
         (5, ["launch", "--run-dir", "a:b", "true"], "cannot take ':'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_with_its_exit_code(code: int, arguments: list[str], part: str) -> None:
+def test_an_error_is_one_line_with_its_exit_code(code: int, arguments: list[str], part: str) -> None:
     done = ddlrun(*arguments)
     assert done.returncode == code, done.stderr
     assert part in done.stderr
@@ -182,7 +182,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(code: int, arguments: list[str
     assert "secret" not in done.stderr
 
 
-def test_a_wrong_value_in_the_config_file_says_that_it_stands_there(tmp_path: Path) -> None:
+def test_an_error_in_the_config_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("nodes: two\n")
     assert "config file: Invalid value" in ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path).stderr
 
@@ -190,38 +190,38 @@ def test_a_wrong_value_in_the_config_file_says_that_it_stands_there(tmp_path: Pa
 def plan(*arguments: str, cwd: Path | None = None, **environ: str) -> dict[str, object]:
     done = ddlrun("launch", "--dry-run", "--json", *arguments, cwd=cwd, **environ)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    parsed: dict[str, object] = json.loads(done.stdout)
+    return parsed
 
 
-def command(found: dict[str, object]) -> list[str]:
-    words = found["command"]
+def command(parsed: dict[str, object]) -> list[str]:
+    words = parsed["command"]
     assert isinstance(words, list)
     return words
 
 
-def test_the_scripts_own_words_are_never_touched() -> None:
+def test_arguments_of_the_script_are_never_changed() -> None:
     own = ["--topology", "9", "-np", "--", "a b", "", "$X", "*", "\n", "'\"", "--help"]
     assert command(plan("-np", "1", "prog", *own))[-len(own) - 1 :] == ["prog", *own]
     assert command(plan("-np", "1", "--", "prog", *own))[-len(own) - 1 :] == ["prog", *own]
 
 
-def test_what_a_script_runs_under(tmp_path: Path) -> None:
+def test_interpreter_of_scripts_modules_and_programs(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     assert command(plan("train.py", "-x", cwd=tmp_path))[-3:] == [sys.executable, "train.py", "-x"]
     assert command(plan("-m", "pkg.mod", "-m"))[-4:] == [sys.executable, "-m", "pkg.mod", "-m"]
     assert command(plan("python", "train.py"))[-2:] == ["python", "train.py"]
 
 
-def test_a_dry_run_writes_nothing_unless_it_is_told_where(tmp_path: Path) -> None:
+def test_a_dry_run_writes_only_to_run_dir(tmp_path: Path) -> None:
     plan("true", XDG_STATE_HOME=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     plan("--run-dir", "r", "-np", "1", "true", cwd=tmp_path)
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
         "rankfile", "hostfile", "plan.json", "command", "environment",
     }  # fmt: skip
-    again = ddlrun("launch", "--run-dir", "r", "true", cwd=tmp_path)
-    assert (again.returncode, "holds an earlier run" in again.stderr) == (2, True)
+    second = ddlrun("launch", "--run-dir", "r", "true", cwd=tmp_path)
+    assert (second.returncode, "holds an earlier run" in second.stderr) == (2, True)
 
 
 def test_large_model_support_has_its_defaults_from_the_launcher(tmp_path: Path) -> None:
@@ -230,41 +230,41 @@ def test_large_model_support_has_its_defaults_from_the_launcher(tmp_path: Path) 
     assert isinstance(plain, dict)
     assert not {"DDLRUN_LMS", "DDLRUN_LMS_FRAC"} & plain.keys()
     (tmp_path / "job.yaml").write_text("ddl: {lms: 500, lms_frac: 0.8}\n")
-    found = plan("--config-file", str(tmp_path / "job.yaml"), "--lms", "0", *arguments)["variables"]
-    assert isinstance(found, dict)
-    assert (found["DDLRUN_LMS"], found["DDLRUN_LMS_FRAC"]) == ("0", "0.8")
+    parsed = plan("--config-file", str(tmp_path / "job.yaml"), "--lms", "0", *arguments)["variables"]
+    assert isinstance(parsed, dict)
+    assert (parsed["DDLRUN_LMS"], parsed["DDLRUN_LMS_FRAC"]) == ("0", "0.8")
     for wrong in (["--lms", "-1"], ["--lms-frac", "70"]):
         assert ddlrun("launch", "--dry-run", *wrong, *arguments).returncode == 2
 
 
-def test_the_rank_order_is_contiguous_unless_ddl_is_asked_for() -> None:
+def test_the_rank_order_is_contiguous_unless_ddl_is_requested() -> None:
     arguments = ["--machine", "dgx1", "--topology", "2x2x1", "-H", "a,b"]
     assert plan(*arguments, "true")["rank_order"] == "host"
     assert plan(*arguments, "--mode", "p", "true")["rank_order"] == "ddl"
     assert plan(*arguments, "--mode", "p", "--rank-order", "host", "true")["rank_order"] == "host"
 
 
-def variables(found: dict[str, object]) -> dict[str, str]:
-    told = found["variables"]
-    assert isinstance(told, dict)
-    return told
+def variables(parsed: dict[str, object]) -> dict[str, str]:
+    values = parsed["variables"]
+    assert isinstance(values, dict)
+    return values
 
 
-def test_what_the_ranks_are_told() -> None:
+def test_variables_of_the_ranks() -> None:
     arguments = ["--machine", "dgx1", "--topology", "8x2x1", "-H", "a,b", "--mode", "r", "--hierarchical-allreduce"]
-    found = plan(*arguments, "--env", "A=1", "-x", "B=2", "-x", "C", "--env", "MY_TOKEN=hush", "true", C="3")
-    told = variables(found)
-    assert told["DDL_OPTIONS"] == "-mode r:8x2x1"
-    assert told["DDLRUN_TOPOLOGY"] == "8x2x1"
-    assert told["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
-    assert (told["A"], told["B"], told["MY_TOKEN"]) == ("1", "2", "<redacted>")
-    words = command(found)
+    parsed = plan(*arguments, "--env", "A=1", "-x", "B=2", "-x", "C", "--env", "MY_TOKEN=hush", "true", C="3")
+    values = variables(parsed)
+    assert values["DDL_OPTIONS"] == "-mode r:8x2x1"
+    assert values["DDLRUN_TOPOLOGY"] == "8x2x1"
+    assert values["HOROVOD_HIERARCHICAL_ALLREDUCE"] == "1"
+    assert (values["A"], values["B"], values["MY_TOKEN"]) == ("1", "2", "<redacted>")
+    words = command(parsed)
     for name in ("A", "B", "C", "MY_TOKEN", "PATH", "DDL_OPTIONS", "HOROVOD_HIERARCHICAL_ALLREDUCE"):
         assert ["-x", name] in [words[i : i + 2] for i in range(len(words))]
-    assert "hush" not in json.dumps(found)
+    assert "hush" not in json.dumps(parsed)
 
 
-def test_a_secret_is_in_no_file_and_not_in_the_line_to_paste(tmp_path: Path) -> None:
+def test_a_secret_is_in_no_file_of_the_run(tmp_path: Path) -> None:
     plan("--run-dir", "r", "-np", "1", "--env", "MY_TOKEN=hush", "true", cwd=tmp_path)
     assert all("hush" not in path.read_text() for path in (tmp_path / "r").iterdir())
     line = (tmp_path / "r" / "command").read_text()
@@ -273,16 +273,16 @@ def test_a_secret_is_in_no_file_and_not_in_the_line_to_paste(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "r").stat().st_mode) == 0o700
 
 
-def test_more_words_for_mpirun() -> None:
+def test_further_arguments_of_mpirun() -> None:
     words = command(plan("-np", "1", "--mpi-args", "--mca coll '^han'", "--mpiarg", "--report-bindings", "true"))
     at = words.index("coll")
     assert words[at - 1 : at + 3] == ["--mca", "coll", "^han", "--report-bindings"]
 
 
-def test_what_the_user_set_stays() -> None:
-    found = plan("-np", "1", "true", DDL_OPTIONS="-mode b:1", OMPI_MCA_pml="ob1", MPI4PY_MPIABI="openmpi")
-    told = variables(found)
-    assert not {"DDL_OPTIONS", "OMPI_MCA_btl", "OMPI_MCA_pml", "MPI4PY_LIBMPI"} & set(told)
+def test_variables_of_the_user_stay() -> None:
+    parsed = plan("-np", "1", "true", DDL_OPTIONS="-mode b:1", OMPI_MCA_pml="ob1", MPI4PY_MPIABI="openmpi")
+    values = variables(parsed)
+    assert not {"DDL_OPTIONS", "OMPI_MCA_btl", "OMPI_MCA_pml", "MPI4PY_LIBMPI"} & set(values)
     clash = ddlrun("launch", "-np", "1", "true", DDL_OPTIONS="-mode b:4x2")
     assert clash.returncode == 2
     assert "DDL_OPTIONS says 4x2, but the topology is 1x1x1" in clash.stderr
@@ -293,11 +293,11 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "hostfile: hosts\nmachine: dgx1\ntopology: 2x2x1\nenv: {A: 1, B: 2}\nparams: {cycle_time_ms: 5}\n"
     )
-    found = plan("--config-file", "c.yaml", "true", cwd=tmp_path)
-    assert (found["topology"], found["hosts_source"]) == ("2x2x1", "hostfile hosts")
-    assert variables(found)["HOROVOD_CYCLE_TIME"] == "5.0"
-    found = plan("--config-file", "c.yaml", "--topology", "4", "-H", "z", "--env", "A=3", "true", cwd=tmp_path)
-    assert (found["topology"], found["hosts_source"]) == ("4x1x1", "-H")
-    assert (variables(found)["A"], variables(found)["B"]) == ("3", "2")
-    found = plan("--config-file", "c.yaml", "--accelerators", "1", "-H", "z", "true", cwd=tmp_path)
-    assert found["topology"] == "1x1x1"
+    parsed = plan("--config-file", "c.yaml", "true", cwd=tmp_path)
+    assert (parsed["topology"], parsed["hosts_source"]) == ("2x2x1", "hostfile hosts")
+    assert variables(parsed)["HOROVOD_CYCLE_TIME"] == "5.0"
+    parsed = plan("--config-file", "c.yaml", "--topology", "4", "-H", "z", "--env", "A=3", "true", cwd=tmp_path)
+    assert (parsed["topology"], parsed["hosts_source"]) == ("4x1x1", "-H")
+    assert (variables(parsed)["A"], variables(parsed)["B"]) == ("3", "2")
+    parsed = plan("--config-file", "c.yaml", "--accelerators", "1", "-H", "z", "true", cwd=tmp_path)
+    assert parsed["topology"] == "1x1x1"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddlrun.cli.check import read_only
+from ddlrun.cli.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.network.subnet_selection import Address, Network
@@ -288,7 +288,7 @@ def test_a_report_folds_what_is_alike_and_knows_its_exit_code() -> None:
 
 
 def test_only_known_checks() -> None:
-    assert read_only(None) == set(NAMES)
-    assert read_only("tcp, mpi") == {"tcp", "mpi"}
-    with pytest.raises(InputError, match="no check is called 'x'; there are ssh, shell"):
-        read_only("tcp,x")
+    assert parse_checks(None) == set(NAMES)
+    assert parse_checks("tcp, mpi") == {"tcp", "mpi"}
+    with pytest.raises(InputError, match="unknown check 'x'; the checks are ssh, shell"):
+        parse_checks("tcp,x")

@@ -1,7 +1,8 @@
-"""What schedulers leave in a job's environment and files -> its hosts, slots, racks: recorded cases."""
+"""Readers of schedulers: hosts, slots and racks from recorded environments and files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,8 @@ from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.schedulers import Allocation, SchedulerContext, job_end, read_job, signs
-from ddlrun.schedulers.lsf import parse_mcpu, parse_units
+from ddlrun.schedulers import Allocation, SchedulerContext, detect_schedulers, read_allocation, read_job_end
+from ddlrun.schedulers.lsf import parse_compute_units, parse_mcpu
 from ddlrun.schedulers.scontrol import parse_topology_lines
 from ddlrun.schedulers.slurm import parse_tasks
 from ddlrun.topology import parse_topology
@@ -20,49 +21,56 @@ from ddlrun.topology import parse_topology
 RECORDED = Path(__file__).parent / "schedulers"
 
 
-def world(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> SchedulerContext:
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def context(
+    environ: Mapping[str, str], files: Mapping[str, str] = NONE, replies: Mapping[str, str] = NONE
+) -> SchedulerContext:
+    """Return a context with these variables, files by path, and replies by command line."""
+
     def read(path: str) -> str:
         if path not in files:
             raise InputError(f"file {path}: No such file or directory")
         return files[path]
 
-    def ask(argv: Sequence[str]) -> str | None:
-        return says.get(" ".join(argv))
+    def query(argv: Sequence[str]) -> str | None:
+        return replies.get(" ".join(argv))
 
-    return SchedulerContext(environ, read, ask)
-
-
-def job(environ: Mapping[str, str], files: Mapping[str, str] = {}, says: Mapping[str, str] = {}) -> Allocation:
-    found = read_job(world(environ, files, says))
-    assert found is not None
-    return found
+    return SchedulerContext(environ, read, query)
 
 
-def slots(found: Allocation) -> list[tuple[str, int | None]]:
-    return [(host.name, host.slots) for host in found.hosts]
+def job(environ: Mapping[str, str], files: Mapping[str, str] = NONE, replies: Mapping[str, str] = NONE) -> Allocation:
+    allocation = read_allocation(context(environ, files, replies))
+    assert allocation is not None
+    return allocation
+
+
+def slots(allocation: Allocation) -> list[tuple[str, int | None]]:
+    return [(host.name, host.slots) for host in allocation.hosts]
 
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "tux[08-10],gpu1", "SLURM_TASKS_PER_NODE": "2(x3),1"}
 
 
 def test_outside_of_any_job() -> None:
-    assert read_job(world({})) is None
-    assert read_job(world(SLURM), "none") is None
-    with pytest.raises(InputError, match=r"--scheduler lsf: this is no job of LSF \(LSB_JOBID is not set\)"):
-        read_job(world(SLURM), "lsf")
+    assert read_allocation(context({})) is None
+    assert read_allocation(context(SLURM), "none") is None
+    with pytest.raises(InputError, match=r"--scheduler lsf: not inside a job of LSF \(LSB_JOBID is not set\)"):
+        read_allocation(context(SLURM), "lsf")
 
 
-def test_slurm_tasks_are_slots_where_they_were_asked_for() -> None:
-    asked = job({**SLURM, "SLURM_NTASKS": "7"})
-    assert slots(asked) == [("tux08", 2), ("tux09", 2), ("tux10", 2), ("gpu1", 1)]
+def test_slurm_tasks_are_slots_where_they_are_requested() -> None:
+    allocation = job({**SLURM, "SLURM_NTASKS": "7"})
+    assert slots(allocation) == [("tux08", 2), ("tux09", 2), ("tux10", 2), ("gpu1", 1)]
     assert slots(job(SLURM)) == [("tux08", None), ("tux09", None), ("tux10", None), ("gpu1", None)]
-    assert asked.title == "Slurm job 7"
-    assert asked.hosts.source == "Slurm job 7 (SLURM_JOB_NODELIST)"
-    assert asked.launcher == "srun"
+    assert allocation.title == "Slurm job 7"
+    assert allocation.hosts.source == "Slurm job 7 (SLURM_JOB_NODELIST)"
+    assert allocation.launcher == "srun"
 
 
-# Real environments of Slurm 22.05 (tests/unit/schedulers), by the options that they were made with.
-ASKED = {
+# Expected result of each environment that Slurm 22.05 set (tests/unit/schedulers), by the options of the job.
+RECORDED_SLURM = {
     "salloc-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
     "salloc-interactive-step": "h1:2 h2:2 h3:2 h4:2 by srun",
     "salloc-srun-n1": "h1 h2 h3 h4 by srun",
@@ -70,7 +78,7 @@ ASKED = {
     "sbatch-N1": "h1 by srun",
     "sbatch-N2-c4": "h1:2 h2:2 by srun",
     "sbatch-N2-exclusive": "h3 h4 by srun, 2 GPUs",
-    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",  # 7 tasks are no equal number a host
+    "sbatch-N3-n7": "h1:5 h2:1 h3:1 by srun",  # 7 tasks cannot be spread evenly
     "sbatch-N4": "h1 h2 h3 h4 by srun",
     "sbatch-N4-ntasks-per-node2": "h1:2 h2:2 h3:2 h4:2 by srun",
     "sbatch-arbitrary": "h1 h3 h4 by srun",
@@ -90,29 +98,30 @@ ASKED = {
 }
 
 
-def recorded() -> dict[str, dict[str, str]]:
+def recorded_environments() -> dict[str, dict[str, str]]:
     sections = (RECORDED / "slurm-22.05.txt").read_text().split("@ ")[1:]
     named = (section.partition("\n")[::2] for section in sections)
     return {name: dict(line.split("=", 1) for line in lines.splitlines()) for name, lines in named}
 
 
-def test_slurm_as_it_really_is() -> None:
-    found = {}
-    for name, environ in recorded().items():
-        try:
-            one = job(environ)
-        except InputError as error:
-            found[name] = str(error).partition(": ")[2].partition(",")[0]
-            continue
-        hosts = " ".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in one.hosts)
-        more = (f", {one.gpus} GPUs" if one.gpus else "") + (", cyclic" if one.cyclic else "")
-        found[name] = f"{hosts} by {one.launcher}{more}"
-    assert found == ASKED
+def describe(environ: Mapping[str, str]) -> str:
+    """Describe the job of an environment as RECORDED_SLURM does."""
+    try:
+        allocation = job(environ)
+    except InputError as error:
+        return str(error).partition(": ")[2].partition(",")[0]
+    hosts = " ".join(f"{host.name}:{host.slots}" if host.slots else host.name for host in allocation.hosts)
+    gpus = f", {allocation.gpus} GPUs" if allocation.gpus else ""
+    return f"{hosts} by {allocation.launcher}{gpus}{', cyclic' if allocation.cyclic else ''}"
+
+
+def test_recorded_environments_of_slurm() -> None:
+    assert {name: describe(environ) for name, environ in recorded_environments().items()} == RECORDED_SLURM
 
 
 def test_slurm_names_with_several_brackets() -> None:
-    found = job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "r[1-2]n[01-02]-ib,login"})
-    assert found.hosts.names == ("r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib", "login")
+    allocation = job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "r[1-2]n[01-02]-ib,login"})
+    assert allocation.hosts.names == ("r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib", "login")
 
 
 @pytest.mark.parametrize("tasks", ["2(x3)", "2(x3),1,1", "2(x)", "x", "2(x99999999)"])
@@ -129,23 +138,23 @@ def test_slurm_tasks_of_any_length(runs: list[tuple[int, int]]) -> None:
 
 def test_slurm_heterogeneous_jobs() -> None:
     for size, ending in (("SLURM_HET_SIZE", "HET"), ("SLURM_PACK_SIZE", "PACK")):
-        found = job({
+        allocation = job({
             "SLURM_JOB_ID": "7", size: "2",
             f"SLURM_JOB_NODELIST_{ending}_GROUP_0": "a[1-2]", f"SLURM_TASKS_PER_NODE_{ending}_GROUP_0": "1(x2)",
             f"SLURM_NTASKS_{ending}_GROUP_0": "2",
             f"SLURM_JOB_NODELIST_{ending}_GROUP_1": "b1", f"SLURM_TASKS_PER_NODE_{ending}_GROUP_1": "4",
             f"SLURM_NTASKS_{ending}_GROUP_1": "4",
         })  # fmt: skip
-        assert slots(found) == [("a1", 1), ("a2", 1), ("b1", 4)]
-        assert found.launcher == "ssh"
+        assert slots(allocation) == [("a1", 1), ("a2", 1), ("b1", 4)]
+        assert allocation.launcher == "ssh"
 
 
 def test_slurm_distributions() -> None:
     assert job({**SLURM, "SLURM_DISTRIBUTION": "cyclic"}).cyclic
     assert not job({**SLURM, "SLURM_DISTRIBUTION": "block"}).cyclic
-    told = {**SLURM, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "/l"}
-    found = job(told, {"/l": "gpu1\ntux08\ngpu1\n"})
-    assert slots(found) == [("gpu1", 2), ("tux08", 1)]
+    arbitrary = {**SLURM, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "/l"}
+    allocation = job(arbitrary, {"/l": "gpu1\ntux08\ngpu1\n"})
+    assert slots(allocation) == [("gpu1", 2), ("tux08", 1)]
 
 
 def test_slurm_gpus_and_requeues() -> None:
@@ -162,34 +171,37 @@ DETAILS = (
 )
 
 
-def test_slurms_details_give_gpus_and_a_steps_tasks() -> None:
-    says = {"scontrol --details --oneliner show job 7": DETAILS}
-    found = job(SLURM, says=says)
-    assert found.gpu_numbers == {"tux08": "0,1", "tux09": "3", "tux10": "3"}
-    assert found.gpus is None  # not as many everywhere
+def test_slurm_job_details_give_gpus_and_tasks_of_a_step() -> None:
+    replies = {"scontrol --details --oneliner show job 7": DETAILS}
+    allocation = job(SLURM, replies=replies)
+    assert allocation.gpu_numbers == {"tux08": "0,1", "tux09": "3", "tux10": "3"}
+    assert allocation.gpus is None  # the numbers of GPUs differ
     step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
-    assert [count for _, count in slots(job(step, says=says))] == [2, 2, 2, 2]
+    assert [count for _, count in slots(job(step, replies=replies))] == [2, 2, 2, 2]
 
 
-def test_an_arrays_number_is_also_its_last_tasks() -> None:
+def test_number_of_an_array_is_also_that_of_its_last_task() -> None:
     tasks = (
         "JobId=9 ArrayJobId=7 ArrayTaskId=0 JobState=RUNNING Restarts=0\n"
         "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Restarts=0\n"
         "JobId=8 ArrayJobId=7 ArrayTaskId=2 JobState=CANCELLED Restarts=0\n"
     )
-    assert job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": tasks}), job(SLURM)) is None
+    assert read_job_end(context(SLURM, replies={"scontrol --details --oneliner show job 7": tasks}), job(SLURM)) is None
 
 
-def test_tasks_that_slurm_spread_unevenly() -> None:
+def test_unevenly_spread_tasks_are_evened_out() -> None:
     spread = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "6"}
-    found = job({**spread, "SLURM_TASKS_PER_NODE": "4,1(x2)"})
-    assert slots(found) == [("n1", 2), ("n2", 2), ("n3", 2)]
-    assert found.notes[0] == "Slurm spread 6 tasks as 4, 1, 1: taken as 2 on each host (sbatch --ntasks-per-node=2)"
+    allocation = job({**spread, "SLURM_TASKS_PER_NODE": "4,1(x2)"})
+    assert slots(allocation) == [("n1", 2), ("n2", 2), ("n3", 2)]
+    assert (
+        allocation.notes[0]
+        == "Slurm spread 6 tasks as 4, 1, 1: ddlrun uses 2 on each host (sbatch --ntasks-per-node=2)"
+    )
     assert slots(job({**spread, "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,1(x2)"}))[0] == ("n1", 3)
 
 
 @pytest.mark.parametrize(
-    ("said", "states", "code", "words"),
+    ("reply", "states", "code", "reason"),
     [
         ("JobState=RUNNING Reason=None Restarts=0", "", None, ""),
         ("", "", None, ""),
@@ -198,26 +210,27 @@ def test_tasks_that_slurm_spread_unevenly() -> None:
             "JobState=COMPLETING Reason=None Restarts=0",
             "tux08 mixed\ntux09 down*\n",
             3,
-            "Slurm says that tux09 is down",
+            "Slurm reports that tux09 is down",
         ),
         ("JobState=COMPLETING Reason=None Restarts=1", "", 143, "goes back into the queue"),
         ("JobState=TIMEOUT Reason=TimeLimit TimeLimit=01:00:00", "", 124, "its time limit (01:00:00)"),
         ("JobState=NODE_FAIL Reason=None", "", 3, "NODE_FAIL"),
     ],
 )
-def test_how_slurm_ends_a_job(said: str, states: str, code: int | None, words: str) -> None:
+def test_how_slurm_ends_a_job(reply: str, states: str, code: int | None, reason: str) -> None:
     sinfo = "sinfo --noheader --Node --nodes=tux[08-10],gpu1 --format=%N %T"
-    end = job_end(world(SLURM, says={"scontrol --details --oneliner show job 7": said, sinfo: states}), job(SLURM))
+    replies = {"scontrol --details --oneliner show job 7": reply, sinfo: states}
+    end = read_job_end(context(SLURM, replies=replies), job(SLURM))
     assert (end.exit_code if end else None) == code
-    assert words in (end.words if end else "")
+    assert end is None or reason in end.reason
 
 
 def test_srun_of_ddlrun_is_refused() -> None:
     step = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     with pytest.raises(InputError, match="srun starts ddlrun 4 times"):
         job({**step, "SLURM_STEP_NUM_TASKS": "4"})
-    one = job({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"})
-    assert slots(one)[0] == ("tux08", None)
+    single = job({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"})
+    assert slots(single)[0] == ("tux08", None)
 
 
 TREE = """SwitchName=rack0 Level=0 LinkSpeed=1 Nodes=tux[08-09]
@@ -232,8 +245,8 @@ AggregatedBlock=b[1-2] BlockIndex=2 Nodes=tux[08-10],gpu1 BlockSize=4
 
 @pytest.mark.parametrize(("text", "names"), [(TREE, ["rack0", "rack1"]), (BLOCK, ["b1", "b2"])])
 def test_slurm_topologies_give_racks(text: str, names: list[str]) -> None:
-    found = job(SLURM, says={"scontrol show topology": text})
-    assert [host.rack for host in found.hosts] == [names[0], names[0], names[1], names[1]]
+    allocation = job(SLURM, replies={"scontrol show topology": text})
+    assert [host.rack for host in allocation.hosts] == [names[0], names[0], names[1], names[1]]
 
 
 def test_slurm_topology_conf_where_there_is_no_scontrol(capture: Callable[[str], Path]) -> None:
@@ -241,30 +254,32 @@ def test_slurm_topology_conf_where_there_is_no_scontrol(capture: Callable[[str],
     racks = parse_topology_lines(text)
     assert racks == {f"tux{number}": f"s{number // 4}" for number in range(16)}
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "tux[3-4]", "SLURM_CONF": "/c/slurm.conf"}
-    found = job(environ, {"/c/topology.conf": text})
-    assert [host.rack for host in found.hosts] == ["s0", "s1"]
+    allocation = job(environ, {"/c/topology.conf": text})
+    assert [host.rack for host in allocation.hosts] == ["s0", "s1"]
 
 
 @given(st.text())
-def test_no_text_breaks_the_topology_reader(text: str) -> None:
-    assert all(racks for racks in parse_topology_lines(text).values())
+def test_any_text_is_a_topology(text: str) -> None:
+    racks = parse_topology_lines(text)
+    assert "" not in racks
+    assert "" not in racks.values()
 
 
 LSF = {"LSB_JOBID": "12"}
 
 
-def test_lsf_hostfile_is_a_slot_a_line() -> None:
-    found = job({**LSF, "LSB_DJOB_HOSTFILE": "/f", "LSB_MCPU_HOSTS": "other 1"}, {"/f": "a\na\nb\nb\na\n"})
-    assert slots(found) == [("a", 3), ("b", 2)]
-    assert found.hosts.loose
-    assert found.hosts.source == "LSF job 12 (LSB_DJOB_HOSTFILE /f)"
+def test_lsf_hostfile_has_one_slot_per_line() -> None:
+    allocation = job({**LSF, "LSB_DJOB_HOSTFILE": "/f", "LSB_MCPU_HOSTS": "other 1"}, {"/f": "a\na\nb\nb\na\n"})
+    assert slots(allocation) == [("a", 3), ("b", 2)]
+    assert allocation.hosts.slots_are_capacity
+    assert allocation.hosts.source == "LSF job 12 (LSB_DJOB_HOSTFILE /f)"
 
 
-def test_lsf_launch_host_goes(capture: Callable[[str], Path]) -> None:
+def test_lsf_launch_host_gets_no_rank(capture: Callable[[str], Path]) -> None:
     text = capture("scheduler/lsf-LSB_DJOB_RANKFILE-lightning.txt").read_text()
-    found = job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": text})
-    assert found.hosts.names == tuple(f"10.10.10.{number}" for number in range(4))
-    assert "batch only launches" in found.notes[0]
+    allocation = job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": text})
+    assert allocation.hosts.names == tuple(f"10.10.10.{number}" for number in range(4))
+    assert "batch only launches" in allocation.notes[0]
     csm = {**LSF, "LSB_DJOB_HOSTFILE": "/r", "CSM_ALLOCATION_ID": "9"}
     assert job(csm, {"/r": "c699\n" + "c1\n" * 42 + "c2\n" * 42}).hosts.names == ("c1", "c2")
     assert job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": "a\nb\nb\n"}).hosts.names == ("a", "b")
@@ -289,10 +304,10 @@ def test_lsf_compute_units_give_racks() -> None:
         "encl2                enclosure            hostC hostD\n"
         "rack1                rack                 encl1/ encl2/\n"
     )
-    assert parse_units(text) == {"hostA": "encl1", "hostB": "encl1", "hostC": "encl2", "hostD": "encl2"}
-    found = job({**LSF, "LSB_MCPU_HOSTS": "hostA.site 4 hostC 4"}, says={"bmgroup -cu -w": text})
-    assert [host.rack for host in found.hosts] == ["encl1", "encl2"]
-    assert job({**LSF, "LSB_JOBINDEX": "3", "LSB_MCPU_HOSTS": "a 1"}).job == "12[3]"
+    assert parse_compute_units(text) == {"hostA": "encl1", "hostB": "encl1", "hostC": "encl2", "hostD": "encl2"}
+    allocation = job({**LSF, "LSB_MCPU_HOSTS": "hostA.site 4 hostC 4"}, replies={"bmgroup -cu -w": text})
+    assert [host.rack for host in allocation.hosts] == ["encl1", "encl2"]
+    assert job({**LSF, "LSB_JOBINDEX": "3", "LSB_MCPU_HOSTS": "a 1"}).job_id == "12[3]"
 
 
 def test_pbs() -> None:
@@ -303,7 +318,7 @@ def test_pbs() -> None:
         job(environ, {"/n": "n2\nn 1\n"})
     with pytest.raises(InputError, match="/n: No such file"):
         job(environ)
-    with pytest.raises(InputError, match="no hosts there"):
+    with pytest.raises(InputError, match="no hosts; name at least one"):
         job(environ, {"/n": "\n"})
     with pytest.raises(InputError, match="PBS_NODEFILE, which names the job's hosts, is not set"):
         job({"PBS_JOBID": "5"})
@@ -314,51 +329,51 @@ def test_grid_engine() -> None:
     text = (
         "node01.site 4 all.q@node01 UNDEFINED\nnode02.site 2 all.q@node02 <NULL>\nnode01.site 1 b.q@node01 UNDEFINED\n"
     )
-    found = job(environ, {"/p": text})
-    assert slots(found) == [("node01.site", 5), ("node02.site", 2)]
-    assert (found.launcher, found.restarts) == ("qrsh", 0)
+    allocation = job(environ, {"/p": text})
+    assert slots(allocation) == [("node01.site", 5), ("node02.site", 2)]
+    assert (allocation.launcher, allocation.restarts) == ("qrsh", 0)
     assert job({**environ, "RESTARTED": "1"}, {"/p": text}).restarts == 1
-    with pytest.raises(InputError, match="PE_HOSTFILE /p, line 1: 'node01' is no host with its slots"):
+    with pytest.raises(InputError, match="PE_HOSTFILE /p, line 1: 'node01' is not a host and its slots"):
         job(environ, {"/p": "node01\n"})
 
 
 def test_flux() -> None:
-    says = {"flux hostlist local": "corona[82-83,171]\n"}
-    assert job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "3"}, says=says).hosts.names == (
+    replies = {"flux hostlist local": "corona[82-83,171]\n"}
+    assert job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "3"}, replies=replies).hosts.names == (
         "corona82", "corona83", "corona171",
     )  # fmt: skip
-    assert job({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, says=says).job == "f1"
+    assert job({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, replies=replies).job_id == "f1"
     with pytest.raises(InputError, match="gives no hosts"):
         job({"FLUX_JOB_ID": "f1"})
     with pytest.raises(InputError, match="FLUX_JOB_NNODES is 2"):
-        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, says=says)
+        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, replies=replies)
     with pytest.raises(InputError, match="runs ddlrun 8 times"):
-        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "8"}, says=says)
+        job({"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "8"}, replies=replies)
 
 
 def test_kubernetes() -> None:
     environ = {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
-    two = "pi-worker-0.pi.default.svc slots=2\npi-worker-1.pi.default.svc slots=2\n"
-    found = job(environ, {"/etc/mpi/hostfile": two})
-    assert slots(found) == [("pi-worker-0.pi.default.svc", 2), ("pi-worker-1.pi.default.svc", 2)]
-    assert found.launcher == "ssh"
-    one = {**environ, "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
-    found = job(one, {"/etc/mpi/hostfile": "7pi-worker-0 slots=1\n"})
-    assert (found.hosts.names, found.launcher) == (("7pi-worker-0",), "agent")
+    hostfile = "pi-worker-0.pi.default.svc slots=2\npi-worker-1.pi.default.svc slots=2\n"
+    allocation = job(environ, {"/etc/mpi/hostfile": hostfile})
+    assert slots(allocation) == [("pi-worker-0.pi.default.svc", 2), ("pi-worker-1.pi.default.svc", 2)]
+    assert allocation.launcher == "ssh"
+    version_1 = {**environ, "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}
+    allocation = job(version_1, {"/etc/mpi/hostfile": "7pi-worker-0 slots=1\n"})
+    assert (allocation.hosts.names, allocation.launcher) == (("7pi-worker-0",), "agent")
 
 
 def test_cobalt() -> None:
-    found = job({"COBALT_JOBID": "9", "COBALT_NODEFILE": "/c"}, {"/c": "nid00001\nnid00002\n"})
-    assert slots(found) == [("nid00001", None), ("nid00002", None)]
+    allocation = job({"COBALT_JOBID": "9", "COBALT_NODEFILE": "/c"}, {"/c": "nid00001\nnid00002\n"})
+    assert slots(allocation) == [("nid00001", None), ("nid00002", None)]
 
 
-def test_several_at_once_have_an_order() -> None:
+def test_the_innermost_of_several_schedulers_is_used() -> None:
     both = {**SLURM, "OMPI_MCA_orte_default_hostfile": "/h", "JOB_ID": "3"}
-    assert signs(both) == ["kubernetes", "slurm"]
-    found = job(both, {"/h": "w slots=1\n"})
-    assert found.scheduler == "kubernetes"
-    assert "a job of Slurm too; Kubernetes is the innermost" in found.notes[-1]
-    named = read_job(world(both), "slurm")
+    assert detect_schedulers(both) == ["kubernetes", "slurm"]
+    allocation = job(both, {"/h": "w slots=1\n"})
+    assert allocation.scheduler == "kubernetes"
+    assert "also a job of Slurm; Kubernetes is the innermost" in allocation.notes[-1]
+    named = read_allocation(context(both), "slurm")
     assert named is not None
     assert named.scheduler == "slurm"
     assert not any("innermost" in note for note in named.notes)
@@ -375,12 +390,13 @@ def test_several_at_once_have_an_order() -> None:
     ),
     st.text(),
 )
-def test_broken_variables_are_errors_of_ours(environ: dict[str, str], text: str) -> None:
+def test_broken_variables_are_a_job_or_an_error(environ: dict[str, str], text: str) -> None:
     try:
-        found = read_job(SchedulerContext(environ, lambda _: text, lambda _: text))
-    except DdlrunError:
+        allocation = read_allocation(SchedulerContext(environ, lambda _: text, lambda _: text))
+    except DdlrunError as error:
+        assert error.problems
         return
-    assert found is None or len(found.hosts)
+    assert allocation is None or len(allocation.hosts) > 0
 
 
 def racked(*sizes: int) -> HostList:
@@ -400,21 +416,21 @@ def racked(*sizes: int) -> HostList:
     ],
 )
 def test_racks_make_y_and_z(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
-    found = arrange(TopologyRequest(), racked(*sizes))
-    assert (found.wish.nodes, found.wish.racks) == shape
-    assert len(found.hosts) == sum(sizes)
-    assert bool(found.said) == (len(set(sizes)) > 1)
-    groups = [found.hosts.hosts[at : at + shape[0]] for at in range(0, sum(sizes), shape[0])]
+    layout = arrange(TopologyRequest(), racked(*sizes))
+    assert (layout.wish.nodes, layout.wish.racks) == shape
+    assert len(layout.hosts) == sum(sizes)
+    assert bool(layout.said) == (len(set(sizes)) > 1)
+    groups = [layout.hosts.hosts[at : at + shape[0]] for at in range(0, sum(sizes), shape[0])]
     if shape[1] > 1:
         assert all(len({host.rack for host in group}) == 1 for group in groups)
 
 
-def test_unequal_racks_are_told_in_words() -> None:
-    said = arrange(TopologyRequest(), racked(3, 3, 2)).said[-1]
+def test_note_on_unequal_racks() -> None:
+    note = arrange(TopologyRequest(), racked(3, 3, 2)).said[-1]
     assert (
-        "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in said
+        "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in note
     )
-    assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in said
+    assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in note
     assert "--topology Xx3x4 would keep to racks" in arrange(TopologyRequest(), racked(3, 7, 4)).said[-1]
     assert "taken as 4 groups of 2 hosts, none across racks" in arrange(TopologyRequest(), racked(4, 2, 2)).said[-1]
 
@@ -423,20 +439,20 @@ def test_hosts_come_in_the_order_of_their_racks() -> None:
     mixed = HostList(
         tuple(Host(name, None, rack) for name, rack in (("a", "R"), ("b", "S"), ("c", "R"), ("d", "S"))), "test"
     )
-    found = arrange(TopologyRequest(), mixed)
-    assert found.hosts.names == ("a", "c", "b", "d")
-    assert "in the order of their racks" in found.said[0]
+    layout = arrange(TopologyRequest(), mixed)
+    assert layout.hosts.names == ("a", "c", "b", "d")
+    assert "in the order of their racks" in layout.said[0]
     half = HostList((Host("a", None, "r"), Host("b")), "test")
     assert arrange(TopologyRequest(), half).wish == TopologyRequest()
     assert "nothing says the rack of b" in arrange(TopologyRequest(), half).said[0]
 
 
 def test_a_topology_takes_whole_groups() -> None:
-    told = TopologyRequest(topology=parse_topology("4x2x2"))
-    found = arrange(told, racked(3, 3, 2))
-    assert found.hosts.names == ("r0h0", "r0h1", "r1h0", "r1h1")
-    assert [host.name for host in found.left_out] == ["r0h2", "r1h2", "r2h0", "r2h1"]
-    assert "left out, as --topology 4x2x2 needs 4 hosts" in found.said[-1]
+    request = TopologyRequest(topology=parse_topology("4x2x2"))
+    layout = arrange(request, racked(3, 3, 2))
+    assert layout.hosts.names == ("r0h0", "r0h1", "r1h0", "r1h1")
+    assert [host.name for host in layout.left_out] == ["r0h2", "r1h2", "r2h0", "r2h1"]
+    assert "left out, as --topology 4x2x2 needs 4 hosts" in layout.said[-1]
     crossing = arrange(TopologyRequest(topology=parse_topology("4x4x2")), racked(3, 3, 2))
     assert len(crossing.hosts) == 8
     assert "2 of 2 groups of 4 hosts cross racks" in crossing.said[-1]

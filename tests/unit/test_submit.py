@@ -1,4 +1,4 @@
-"""ddlrun submit with schedulers that stand in on PATH and say what the real ones say."""
+"""ddlrun submit with stand-ins for the schedulers on PATH, which print what the real ones print."""
 
 import os
 import re
@@ -15,12 +15,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.cli.argv import split_words
+from ddlrun.cli.argv import split_argv
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.submit import LAUNCH, command
+from ddlrun.cli.submit import LAUNCH_OPTIONS, command
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 
-# Each: what it prints for a job that is queued, runs, and ends with 3; $n counts the questions.
+# Commands of each scheduler, for a job that is queued, runs, and exits with 3; $n counts the queries.
 SLURM = {
     "sbatch": 'cat >script; echo "7;here"',
     "sinfo": "echo gpu:a100:4",
@@ -58,7 +58,6 @@ FLUX = {
         resource) echo 4;;
         jobs) case $n in 0) echo 'SCHED|';; 1) echo 'RUN|';; *) echo 'FAILED|3';; esac;; esac""",
 }
-CONDITION = '{\\"type\\": \\"%s\\", \\"status\\": \\"True\\"}'
 KUBERNETES = {
     "kubectl": """case $1 in
         create) cat >script; echo mpijob.kubeflow.org/$(sed -n 's/^  name: "\\(.*\\)"/\\1/p' script);;
@@ -70,7 +69,7 @@ KUBERNETES = {
             printf '{"containerStatuses": [{"state": {"terminated": {"exitCode": 3}}}]}}]}';; esac""",
 }
 ALL = {"slurm": SLURM, "lsf": LSF, "pbs": PBS, "sge": SGE, "flux": FLUX, "kubernetes": KUBERNETES}
-QUESTION = {
+QUERY_COMMANDS = {
     "slurm": "scontrol",
     "lsf": "bjobs",
     "pbs": "qstat",
@@ -84,20 +83,20 @@ LOGS = {"pbs": "ddlrun-train.o7", "flux": "ddlrun-ƒM7Zq9AKHno.out"}
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def put(folder: Path, name: str, commands: dict[str, str]) -> None:
-    """Write stand-ins that count, in one file, how often a job's state was asked."""
+def install(folder: Path, name: str, commands: dict[str, str]) -> None:
+    """Write stand-ins that count, in the file `queries`, how often the state of a job was queried."""
+    query = "jobs*|get*" if name in ("flux", "kubernetes") else "*"
+    count = f'case "$*" in *nodes*|resource*) ;; {query}) echo >>queries;; esac'
     for command_name, body in commands.items():
         path = folder / "bin" / command_name
-        asked = (
-            'case "$*" in *nodes*|resource*) ;; '
-            + ("jobs*|get*)" if name in ("flux", "kubernetes") else "*)")
-            + " echo >>asked;; esac"
-            if command_name == QUESTION[name]
-            else ":"
-        )
-        path.write_text(
-            f'#!/bin/sh\nn=$(cat asked 2>/dev/null | wc -l)\n{asked}\necho "$*" >>{command_name}.argv\n{body}\n'
-        )
+        lines = [
+            "#!/bin/sh",
+            "n=$(cat queries 2>/dev/null | wc -l)",
+            count if command_name == QUERY_COMMANDS[name] else ":",
+            f'echo "$*" >>{command_name}.argv',
+            body,
+        ]
+        path.write_text("\n".join(lines) + "\n")
         path.chmod(0o755)
 
 
@@ -108,24 +107,24 @@ def submit(tmp_path: Path) -> Run:
     for tool in ("sh", "cat", "wc", "sed", "env", "sleep", "kill"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
 
-    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        environ = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **more}
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **variables}
         argv = [sys.executable, "-m", "ddlrun", "submit", *words]
         return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=100)
 
     return run
 
 
-def test_every_option_of_launch_is_taken_and_none_is_taken_twice() -> None:
-    mine = {name for param in command.params for name in (*param.opts, *param.secondary_opts, param.name)}
-    theirs = {name for param in LAUNCH for name in (*param.opts, *param.secondary_opts, param.name)}
-    assert mine & theirs == set()
-    assert len(LAUNCH) == sum(isinstance(param, click.Option) for param in launch.params) - 1  # --scheduler
+def test_every_option_of_launch_is_accepted_and_none_twice() -> None:
+    own = {name for param in command.params for name in (*param.opts, *param.secondary_opts, param.name)}
+    launch_names = {name for param in LAUNCH_OPTIONS for name in (*param.opts, *param.secondary_opts, param.name)}
+    assert own & launch_names == set()
+    assert len(LAUNCH_OPTIONS) == sum(isinstance(param, click.Option) for param in launch.params) - 1  # --scheduler
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_job_goes_to_the_scheduler_and_its_id_comes_back(submit: Run, tmp_path: Path, name: str) -> None:
-    put(tmp_path, name, ALL[name])
+def test_the_job_is_submitted_and_its_id_printed(submit: Run, tmp_path: Path, name: str) -> None:
+    install(tmp_path, name, ALL[name])
     image = ["--image", "example.org/i"] if name == "kubernetes" else []
     done = submit("4x2x3", *image, "--grace", "5", "train.py", "a  b")
     assert done.returncode == 0, done.stderr
@@ -145,8 +144,8 @@ def test_the_job_goes_to_the_scheduler_and_its_id_comes_back(submit: Run, tmp_pa
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_wait_follows_the_job_and_ends_as_it_does(submit: Run, tmp_path: Path, name: str) -> None:
-    put(tmp_path, name, ALL[name])
+def test_wait_follows_the_job_and_returns_its_exit_code(submit: Run, tmp_path: Path, name: str) -> None:
+    install(tmp_path, name, ALL[name])
     log = tmp_path / LOGS.get(name, "ddlrun-7.out")
     log.write_text("first\nlast, no newline")
     image = ["--image", "i"] if name == "kubernetes" else []
@@ -159,18 +158,18 @@ def test_wait_follows_the_job_and_ends_as_it_does(submit: Run, tmp_path: Path, n
         assert (tmp_path / "direct").read_text() == "Y\n"
 
 
-def test_wait_shows_a_log_as_it_grows_and_not_what_was_in_it_before(submit: Run, tmp_path: Path) -> None:
+def test_wait_shows_new_lines_of_a_log_only(submit: Run, tmp_path: Path) -> None:
     (tmp_path / "my.log").write_text("of an earlier job\n")
     grow = "case $n in 1) echo one >>my.log; echo 'RUN|-|-';; 2) echo begun anew >my.log; echo 'DONE|-|-';; esac"
-    put(tmp_path, "lsf", {**LSF, "bjobs": f"[ $n = 0 ] && echo 'PEND|-|-'; {grow}"})
+    install(tmp_path, "lsf", {**LSF, "bjobs": f"[ $n = 0 ] && echo 'PEND|-|-'; {grow}"})
     done = submit("--scheduler", "lsf", "4", "--log", "my.log", "--wait", "train.py")
     assert (done.returncode, done.stdout) == (0, "7\none\nbegun anew\n")
 
 
 @pytest.mark.slow
-def test_a_job_that_is_forgotten_is_an_error(submit: Run, tmp_path: Path) -> None:
+def test_a_job_that_the_scheduler_forgets_is_an_error(submit: Run, tmp_path: Path) -> None:
     gone = "echo 'Job <7> is not found' >&2; exit 255"
-    put(tmp_path, "lsf", {**LSF, "bjobs": gone})
+    install(tmp_path, "lsf", {**LSF, "bjobs": gone})
     done = submit("4", "--wait", "train.py")
     assert done.returncode == 3
     assert "says nothing of job 7 any more, so its exit code is not known (Job <7> is not found)" in done.stderr
@@ -178,9 +177,9 @@ def test_a_job_that_is_forgotten_is_an_error(submit: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_whoever_stops_waiting_leaves_the_job_running(tmp_path: Path, submit: Run, number: int, code: int) -> None:
-    # The stand-in ends the ddlrun that asks it.
-    put(tmp_path, "lsf", {**LSF, "bjobs": f"echo 'RUN|-|-'; [ $n -lt 1 ] || kill -{int(number)} $PPID"})
+def test_a_signal_ends_the_wait_and_leaves_the_job_running(tmp_path: Path, submit: Run, number: int, code: int) -> None:
+    # The stand-in sends the signal to the ddlrun that queries it.
+    install(tmp_path, "lsf", {**LSF, "bjobs": f"echo 'RUN|-|-'; [ $n -lt 1 ] || kill -{int(number)} $PPID"})
     done = submit("4", "--wait", "train.py")
     assert done.returncode == code
     assert done.stderr.rstrip().endswith("job 7 stays in the queue, or goes on; cancel it: bkill 7")
@@ -194,75 +193,79 @@ def test_print_needs_no_scheduler_and_touches_nothing(submit: Run, tmp_path: Pat
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_no_scheduler_is_an_error_with_a_way_out(submit: Run) -> None:
+def test_no_scheduler_is_an_error_with_a_remedy(submit: Run) -> None:
     done = submit("4", "train.py")
     assert done.returncode == 2
     assert "--print --scheduler slurm|lsf|pbs|sge|flux|kubernetes" in done.stderr
 
 
-def test_several_schedulers_are_told(submit: Run, tmp_path: Path) -> None:
-    put(tmp_path, "flux", FLUX)
-    put(tmp_path, "pbs", PBS)
+def test_note_on_several_schedulers(submit: Run, tmp_path: Path) -> None:
+    install(tmp_path, "flux", FLUX)
+    install(tmp_path, "pbs", PBS)
     done = submit("4", "--print", "train.py")
-    assert "there are PBS, Flux; PBS is taken; another: --scheduler flux" in done.stderr
+    assert "PBS, Flux are installed; using PBS; another: --scheduler flux" in done.stderr
     assert "#PBS -N" in done.stdout
     assert "#$ -N" in submit("4", "--print", "train.py", SGE_ROOT="/opt/sge").stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "none"),
+    ("name", "without_gpus"),
     [
         ("slurm", {"sinfo": "echo '(null)'"}), ("sge", {"qconf": "echo '#name shortcut'"}),
         ("pbs", {"pbsnodes": "echo '     resources_available.ncpus = 4'"}),
         ("lsf", {"lshosts": "echo 'HOST_NAME  gpu_id  gpu_model'"}),
     ],
 )  # fmt: skip
-def test_where_there_are_no_gpus_none_are_asked_for(
-    submit: Run, tmp_path: Path, name: str, none: dict[str, str]
+def test_no_gpus_are_requested_where_there_are_none(
+    submit: Run, tmp_path: Path, name: str, without_gpus: dict[str, str]
 ) -> None:
-    put(tmp_path, name, ALL[name] | none)
+    install(tmp_path, name, ALL[name] | without_gpus)
     done = submit("4", "--print", "train.py")
     assert "gpu" not in re.sub("(?m)^(cd|exec) .*", "", done.stdout)
-    assert "knows of no GPUs" in done.stderr
+    assert "reports no GPUs" in done.stderr
     assert submit("4", "--print", "--gpus", "4", "train.py").stdout != done.stdout
-    put(tmp_path, name, ALL[name])
+    install(tmp_path, name, ALL[name])
     assert submit("4", "--print", "--gpus", "0", "train.py").stdout == done.stdout
 
 
-def test_slurms_partition_is_asked_for_gpus(submit: Run, tmp_path: Path) -> None:
-    put(tmp_path, "slurm", SLURM)
+def test_gpus_are_those_of_the_partition_of_slurm(submit: Run, tmp_path: Path) -> None:
+    install(tmp_path, "slurm", SLURM)
     submit("4", "--partition", "p100", "train.py")
     assert (tmp_path / "sinfo.argv").read_text() == "-h -o %G -p p100\n"
 
 
-def test_when_free_only_asks(submit: Run, tmp_path: Path) -> None:
-    put(tmp_path, "slurm", SLURM | {"sbatch": 'cat >script; echo "sbatch: Job 8 to start at 2030-01-01T00:00:00" >&2'})
+def test_when_free_only_queries(submit: Run, tmp_path: Path) -> None:
+    install(
+        tmp_path, "slurm", SLURM | {"sbatch": 'cat >script; echo "sbatch: Job 8 to start at 2030-01-01T00:00:00" >&2'}
+    )
     done = submit("4", "--when-free", "train.py")
     assert (done.returncode, done.stdout) == (0, "sbatch: Job 8 to start at 2030-01-01T00:00:00\n")
     assert (tmp_path / "sbatch.argv").read_text() == "--test-only\n"
     done = submit("4", "--when-free", "--scheduler", "lsf", "train.py")
-    assert (done.returncode, "LSF does not say when" in done.stderr) == (2, True)
+    assert (done.returncode, "LSF does not estimate the start" in done.stderr) == (2, True)
 
 
-def test_a_refused_job_shows_the_schedulers_words(submit: Run, tmp_path: Path) -> None:
-    put(
+def test_message_of_the_scheduler_is_shown_for_a_rejected_job(submit: Run, tmp_path: Path) -> None:
+    install(
         tmp_path,
         "slurm",
         SLURM | {"sbatch": "cat >script; echo 'sbatch: error: invalid partition specified' >&2; exit 1"},
     )
     done = submit("4", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "sbatch did not take the job: sbatch: error: invalid partition specified;" in done.stderr
+    assert "sbatch rejected the job: sbatch: error: invalid partition specified;" in done.stderr
 
 
-def test_what_a_job_around_us_has_set_stays_out(submit: Run, tmp_path: Path) -> None:
-    put(tmp_path, "slurm", SLURM | {"sbatch": "cat >script; set | sed -n '/^SLURM\\|^PMIX\\|^DDLRUN/p' >set; echo 7"})
+def test_variables_of_an_enclosing_job_stay_out(submit: Run, tmp_path: Path) -> None:
+    install(
+        tmp_path, "slurm", SLURM | {"sbatch": "cat >script; set | sed -n '/^SLURM\\|^PMIX\\|^DDLRUN/p' >set; echo 7"}
+    )
     inherited = {"SLURM_MEM_PER_NODE": "5", "SLURM_CONF": "/c", "PMIX_RANK": "0", "DDLRUN_RUN": "r"}
     assert submit("4", "train.py", **inherited).returncode == 0
     assert (tmp_path / "set").read_text() == "SLURM_CONF='/c'\n"
 
 
-def test_your_own_template(submit: Run, tmp_path: Path) -> None:
+def test_template_of_the_user(submit: Run, tmp_path: Path) -> None:
     (tmp_path / "my.j2").write_text("#!/bin/sh\n#MINE {{ time }} {{ job.name }}\nexec {{ job.words|sh }}\n")
     done = submit("--scheduler", "slurm", "--print", "--template", "my.j2", "4", "--time", "2h", "train.py", "$x")
     assert done.stdout.splitlines()[1] == "#MINE 2:00:00 ddlrun-train"
@@ -286,9 +289,9 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--hostfile=f", "train.py"], "--hostfile=f: the hosts come from the scheduler"),
         (["4", "--load", "d", "train.py"], "--load: it names hosts"),
         (["4", "--rankfile", "f", "train.py"], "--rankfile: it names hosts"),
-        (["4", "--dry-run", "train.py"], "--dry-run: submit shows its script with --print"),
-        (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first word"),
-        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job has the hosts"),
+        (["4", "--dry-run", "train.py"], "--dry-run: submit prints its script with --print"),
+        (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first argument"),
+        (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job gets only the hosts"),
         (["4", "--config-file", "c.yaml", "train.py"], "config file: hosts: the hosts come from the scheduler"),
         (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np asks for 4"),
         (["4x2", "--nodes", "3", "train.py"], "--nodes 3 means Y = 3"),
@@ -304,7 +307,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--min-topology", "x", "train.py"], "--min-topology 'x'"),
     ],
 )
-def test_mistakes_are_found_before_the_queue(submit: Run, tmp_path: Path, words: list[str], part: str) -> None:
+def test_errors_are_found_before_the_queue(submit: Run, tmp_path: Path, words: list[str], part: str) -> None:
     (tmp_path / "c.yaml").write_text("hosts: [a, b]\n")
     done = submit("--print", "--scheduler", "slurm", *words)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -312,7 +315,7 @@ def test_mistakes_are_found_before_the_queue(submit: Run, tmp_path: Path, words:
     assert part in done.stderr
 
 
-PARAMS = [*command.params, *LAUNCH]
+PARAMS = [*command.params, *LAUNCH_OPTIONS]
 PIECES = st.sampled_from(
     [["-np", "4"], ["-p22"], ["-p", "22"], ["-xNAME"], ["--env", "A=b c"], ["--env=A=--"], ["--tag-output"],
      ["--no-tag-output"], ["--mpiarg", "--x"], ["-m"], ["-mp22"], ["--spread"], ["--wait"], ["--gpus", "2"],
@@ -321,15 +324,15 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES), st.lists(PIECES), st.lists(st.sampled_from(["a", "-p", "--", "-", "--wait", ""]), max_size=4))
-def test_words_are_split_as_click_reads_them(before: list[list[str]], after: list[list[str]], args: list[str]) -> None:
+def test_words_are_split_as_click_parses_them(before: list[list[str]], after: list[list[str]], args: list[str]) -> None:
     flat = [word for piece in (*before, ["4x2"], *after, ["train.py"], args) for word in piece]
-    found = split_words(flat, PARAMS)
-    assert (found.topology, list(found.rest)) == ("4x2", ["train.py", *args])
-    assert [list(own) for _, own in found.options] == [*before, *after]
+    argv = split_argv(flat, PARAMS)
+    assert (argv.topology, list(argv.rest)) == ("4x2", ["train.py", *args])
+    assert [list(words) for _, words in argv.options] == [*before, *after]
 
 
 def test_the_batch_process_is_ddlrun_itself(submit: Run) -> None:
-    """Signals that a scheduler sends to its process reach ddlrun: the shell is gone."""
+    """Check that the script's shell becomes ddlrun, so that it gets the scheduler's signals."""
     script = submit("--scheduler", "slurm", "--print", "--container", "sh -c 'echo $$'", "1", "train.py").stdout
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Batch scripts and manifests: what they say, that nothing breaks out of them, and what schedulers answer."""
+"""Batch scripts and manifests: their contents and quoting, and the parsers of schedulers' replies."""
 
 import json
 import re
@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, clock
-from ddlrun.schedulers.submit.kubernetes import read_job
-from ddlrun.schedulers.submit.lsf import minutes, read_bjobs
-from ddlrun.schedulers.submit.pbs import read_qstat
+from ddlrun.schedulers.submit.kubernetes import parse_job
+from ddlrun.schedulers.submit.lsf import minutes, parse_bjobs
+from ddlrun.schedulers.submit.pbs import parse_qstat
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import quote, render, scalar
-from ddlrun.schedulers.submit.sge import read_accounting
-from ddlrun.schedulers.submit.slurm import read_sacct, read_scontrol
+from ddlrun.schedulers.submit.sge import parse_accounting
+from ddlrun.schedulers.submit.slurm import parse_sacct, parse_scontrol
 from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from tests.goldens.__main__ import JOBS, PLAIN, TEMPLATES, job, job_file, job_text
 
 SCHEMA = yaml.safe_load((Path(__file__).parents[1] / "support" / "schemas" / "mpijob-v2beta1.yaml").read_text())
-SCRIPTS = [one for one in SCHEDULERS.values() if one.template.endswith(".sh.j2")]
+SCRIPT_SCHEDULERS = [scheduler for scheduler in SCHEDULERS.values() if scheduler.template.endswith(".sh.j2")]
 KUBERNETES = SCHEDULERS["kubernetes"]
-# What a scheduler takes for its directive, wherever in the script it stands.
+# Lines that a scheduler takes for its directives, anywhere in the script.
 DIRECTIVE = r"(?m)^\s*#(?:SBATCH|BSUB|PBS|\$)|^[^\w\n]*(?:flux|FLUX):"
-# Any text that an argument can be: no NUL, and nothing that is no text.
+# Any text that an argument can be: without NUL and surrogates.
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40) | st.sampled_from(
     [
         "",
@@ -59,18 +59,18 @@ def replaced(batch: BatchJob, field: str, value: Any) -> BatchJob:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_scripts_are_as_recorded(name: str) -> None:
+def test_scripts_equal_the_goldens(name: str) -> None:
     assert job_text(name) == job_file(name).read_text(), "make goldens writes them anew"
 
 
-@pytest.mark.parametrize("scheduler", SCRIPTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("scheduler", SCRIPT_SCHEDULERS, ids=lambda scheduler: scheduler.name)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(WORDS, max_size=5))
-def test_a_shell_gives_ddlrun_the_very_words(scheduler: Scheduler, words: list[str], tmp_path: Path) -> None:
+def test_a_shell_passes_every_word_unchanged(scheduler: Scheduler, words: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "it's a\n#BSUB folder"
     folder.mkdir(exist_ok=True)
     stand_in = folder / "ddlrun"
-    stand_in.write_text('#!/bin/sh\npwd >got\nprintf "%s\\0" "$@" >>got\n')
+    stand_in.write_text('#!/bin/sh\npwd >output\nprintf "%s\\0" "$@" >>output\n')
     stand_in.chmod(0o755)
     batch = PLAIN._replace(command=(str(stand_in), "launch", *words), folder=str(folder), container=("env", "A=b c"))
     try:
@@ -80,10 +80,10 @@ def test_a_shell_gives_ddlrun_the_very_words(scheduler: Scheduler, words: list[s
         assert "directive" in str(error)
         return
     subprocess.run(["sh"], input=text.encode(), check=True, cwd="/")
-    assert (folder / "got").read_bytes() == "\0".join((f"{folder}\nlaunch", *words, "")).encode()
+    assert (folder / "output").read_bytes() == "\0".join((f"{folder}\nlaunch", *words, "")).encode()
 
 
-@pytest.mark.parametrize("scheduler", SCRIPTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("scheduler", SCRIPT_SCHEDULERS, ids=lambda scheduler: scheduler.name)
 @given(words=st.lists(WORDS, max_size=5))
 def test_no_word_becomes_a_directive(scheduler: Scheduler, words: list[str]) -> None:
     try:
@@ -95,10 +95,10 @@ def test_no_word_becomes_a_directive(scheduler: Scheduler, words: list[str]) -> 
 
 
 @given(words=st.lists(WORDS, min_size=1, max_size=5))
-def test_a_manifest_holds_the_very_words(words: list[str]) -> None:
+def test_a_manifest_has_every_word_unchanged(words: list[str]) -> None:
     batch = PLAIN._replace(command=("ddlrun", *words), image="i")
-    found = yaml.safe_load(rendered(batch, KUBERNETES))
-    (launcher,) = found["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    manifest = yaml.safe_load(rendered(batch, KUBERNETES))
+    (launcher,) = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     assert launcher["command"] == ["ddlrun", *words]
 
 
@@ -109,13 +109,13 @@ def test_quoting_begins_no_line_with_a_number_sign(word: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "kubernetes-all"])
-def test_a_manifest_keeps_the_operators_schema(name: str) -> None:
-    found = yaml.safe_load(job_text(name))
-    jsonschema.validate(found, SCHEMA)
-    assert (found["spec"]["slotsPerWorker"], found["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]) == (4, 6)
-    found["spec"]["runPolicy"]["cleanPodPolice"] = "All"
+def test_a_manifest_follows_the_schema_of_the_operator(name: str) -> None:
+    manifest = yaml.safe_load(job_text(name))
+    jsonschema.validate(manifest, SCHEMA)
+    assert (manifest["spec"]["slotsPerWorker"], manifest["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]) == (4, 6)
+    manifest["spec"]["runPolicy"]["cleanPodPolice"] = "All"
     with pytest.raises(jsonschema.ValidationError, match="cleanPodPolice"):
-        jsonschema.validate(found, SCHEMA)
+        jsonschema.validate(manifest, SCHEMA)
 
 
 @pytest.mark.parametrize("field", ["name", "queue", "account", "log", "directives", "parallel_environment"])
@@ -126,7 +126,7 @@ def test_nothing_breaks_out_of_a_directive(field: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["a b", "'", '"', "a#b", "\\", "`x`", ""])
-def test_names_are_plain(value: str) -> None:
+def test_names_are_plain_words(value: str) -> None:
     for field in ("name", "queue", "account", "log"):
         with pytest.raises(InputError, match="blanks, quotes"):
             rendered(replaced(PLAIN, field, value), SCHEDULERS["slurm"])
@@ -138,38 +138,38 @@ def test_names_are_plain(value: str) -> None:
         ("pbs", PLAIN._replace(warn=60, seconds=90), "--warn: PBS sends no signal"),
         ("slurm", PLAIN._replace(warn=60), "there is no --time"),
         ("slurm", PLAIN._replace(warn=60, seconds=60), "--time is 60 seconds"),
-        ("slurm", PLAIN._replace(image="x"), "--image: for Kubernetes alone"),
-        ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: for Grid Engine alone"),
+        ("slurm", PLAIN._replace(image="x"), "--image: only for Kubernetes"),
+        ("lsf", PLAIN._replace(parallel_environment="x"), "--parallel-environment: only for Grid Engine"),
         ("sge", PLAIN._replace(memory=1), "-l h_vmem"),
         ("sge", PLAIN._replace(warn=60, seconds=90), "--warn: Grid Engine sends USR2 at the limit"),
-        ("sge", PLAIN._replace(cores=2), "counts GPUs a slot"),
+        ("sge", PLAIN._replace(cores=2), "counts GPUs per slot"),
         ("flux", PLAIN._replace(requeue=True), "--restarts"),
         ("flux", PLAIN._replace(command=("a\n# flux: -N9",)), "would read a directive"),
         ("kubernetes", PLAIN, "--image NAME"),
-        ("kubernetes", PLAIN._replace(image="i", modules=("x",)), "--module: an image"),
+        ("kubernetes", PLAIN._replace(image="i", modules=("x",)), "--module: software comes"),
         ("kubernetes", PLAIN._replace(image="i", directives="-x"), "--template"),
-        ("slurm", PLAIN._replace(command=("\udcff",)), "no UTF-8"),
+        ("slurm", PLAIN._replace(command=("\udcff",)), "is not UTF-8"),
     ],
 )
-def test_what_cannot_be_had_is_an_error(scheduler: str, batch: BatchJob, part: str) -> None:
+def test_unsupported_options_are_errors(scheduler: str, batch: BatchJob, part: str) -> None:
     with pytest.raises(InputError, match=re.escape(part)):
         rendered(batch, SCHEDULERS[scheduler])
 
 
 def test_each_option_reaches_the_script() -> None:
-    """Whatever a scheduler does not refuse changes what it gets."""
-    asked = {
+    """Check that every supported option changes the script."""
+    values = {
         "seconds": 60, "queue": "q", "account": "a", "gpus": 8, "exclusive": True, "cores": 2, "memory": 9, "log": "o",
         "modules": ("m",), "container": ("c",), "requeue": True, "directives": "-d", "name": "n",
     }  # fmt: skip
     for scheduler in SCHEDULERS.values():
         plain = job(scheduler.name)._replace(gpus=0)
-        for field, value in asked.items():
-            if field not in scheduler.refuses:
+        for field, value in values.items():
+            if field not in scheduler.unsupported:
                 assert rendered(replaced(plain, field, value), scheduler) != rendered(plain, scheduler), field
 
 
-def test_templates_that_are_wrong_say_where() -> None:
+def test_errors_in_templates_have_their_place() -> None:
     for text, part in (("a\n{% if %}", "template t, line 2: "), ("{{ job.nosuch }}", "has no attribute 'nosuch'")):
         with pytest.raises(InputError, match=re.escape(part)):
             render(PLAIN, SCHEDULERS["slurm"], text, "t", "1.0.0")
@@ -185,13 +185,13 @@ def test_times(seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "1:30", "-5", "1.5h", "1:60:00", "h", "5 m", "٣", "9" * 12])
-def test_what_is_no_time(text: str) -> None:
+def test_malformed_times(text: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"--time {text!r} is no time limit")):
         parse_time(text)
 
 
 @pytest.mark.parametrize("text", ["", "64", "G", "0G", "-1G", "1K", "64 G", "1e3G"])
-def test_what_is_no_size(text: str) -> None:
+def test_malformed_sizes(text: str) -> None:
     with pytest.raises(InputError, match="is no size"):
         parse_memory(text)
 
@@ -210,13 +210,13 @@ def mpijob(*conditions: tuple[str, str], codes: tuple[int | None, ...] = ()) -> 
 
 
 ACCOUNT = "failed       {}\nexit_status  {}\n"
-# Lines that Grid Engine 8.1.9 wrote for a job that ended with 3, and for a task that mpirun started for it on a host.
-WITHIN = (
+# Accounting lines of Grid Engine 8.1.9: of a task that mpirun started for a job, and of the job that exited with 3.
+TASK_LINE = (
     "all.q:h2:root:root:ddlrun-train:1:sge:0:1795297588:1795297588:1795297588:0:0:0:0.115032:0.042004:15884.000000:0:0:0:0:"
     "7678:17:0:992.000000:24:0:0:0:173:100:NONE:defaultdepartment:spread:4:0:0.157036:0.000000:0.000000:-pe spread 4:"
     "0.000000:1.h2:0.000000:0:0\n"
 )
-ITSELF = (
+JOB_LINE = (
     "all.q:h1:root:root:ddlrun-train:1:sge:0:1795297585:1795297587:1795297591:{}:{}:4:0.673995:0.219642:30084.000000:0:0:0:0:"
     "44820:33:0:10552.000000:224:0:0:0:796:494:NONE:defaultdepartment:spread:4:0:0.893637:0.004881:0.016395:-pe spread"
     " 4:0.000000:NONE:89673728.000000:0:0\n"
@@ -224,48 +224,48 @@ ITSELF = (
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("state", "expected"),
     [
-        (read_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), JobState("RUNNING", None, "/a")),
-        (read_scontrol("JobState=COMPLETED ExitCode=0:0"), JobState("COMPLETED", 0)),
-        (read_scontrol("JobState=FAILED ExitCode=0:9"), JobState("FAILED", 137)),
-        (read_scontrol("JobState=FAILED ExitCode=0:0"), JobState("FAILED", 1)),
-        (read_scontrol("JobState=TIMEOUT ExitCode=0:15"), JobState("TIMEOUT", 124)),
-        (read_scontrol("JobState=NODE_FAIL ExitCode=0:0"), JobState("NODE_FAIL", 3)),
-        (read_scontrol("JobState=COMPLETING ExitCode=3:0"), JobState("COMPLETING")),
-        (read_scontrol(""), None),
-        (read_sacct("FAILED|3:0\n"), JobState("FAILED", 3)),
-        (read_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), JobState("COMPLETED", 0)),
-        (read_sacct(""), None),
-        (read_bjobs("PEND|-|-"), JobState("PEND")),
-        (read_bjobs("DONE|-|-"), JobState("DONE", 0)),
-        (read_bjobs("EXIT|3|-\n"), JobState("EXIT", 3)),
-        (read_bjobs("EXIT|-"), JobState("EXIT", 1)),
-        (read_bjobs("Job <7> is not found"), None),
-        (read_qstat("    job_state = R\n"), JobState("R")),
-        (read_qstat("    job_state = F\n    Exit_status = 3\n"), JobState("F", 3)),
-        (read_qstat("    job_state = F\n    Exit_status = -29\n"), JobState("F", 124)),
-        (read_qstat("    job_state = F\n    Exit_status = -3\n"), JobState("F", 1)),
-        (read_qstat("    job_state = C\n    exit_status = 0\n"), JobState("C", 0)),
-        (read_qstat("    job_state = F\n"), JobState("F", 143)),
-        (read_qstat("<Data><Job>"), None),
-        (read_accounting(ACCOUNT.format(0, 3)), JobState("ended", 3)),
-        (read_accounting(ACCOUNT.format("100 : assumedly after job", 137)), JobState("ended", 137)),
-        (read_accounting(ACCOUNT.format("21  : in recognizing job", 0)), JobState("ended", 3)),
-        (read_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), JobState("ended", 0)),
-        (read_accounting(WITHIN + ITSELF.format(0, 3)), JobState("ended", 3)),
-        (read_accounting(ITSELF.format(37, 137) + WITHIN), JobState("ended", 124)),
-        (read_accounting(WITHIN + WITHIN), None),
-        (read_accounting("error: job id 7 not found"), None),
-        (read_job(mpijob()), JobState("Pending")),
-        (read_job(mpijob(("Created", ""), ("Running", ""))), JobState("Running")),
-        (read_job(mpijob(("Running", ""), ("Succeeded", ""))), JobState("Succeeded", 0)),
-        (read_job(mpijob(("Failed", "x"), codes=(1, 3))), JobState("Failed", 3)),
-        (read_job(mpijob(("Failed", "x"), codes=(None,))), JobState("Failed", 1)),
-        (read_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), JobState("Failed", 124)),
-        (read_job('{"kind": "List", "items": []}'), None),
-        (read_job("error"), None),
+        (parse_scontrol("JobState=RUNNING ExitCode=0:0 StdOut=/a\n"), JobState("RUNNING", None, "/a")),
+        (parse_scontrol("JobState=COMPLETED ExitCode=0:0"), JobState("COMPLETED", 0)),
+        (parse_scontrol("JobState=FAILED ExitCode=0:9"), JobState("FAILED", 137)),
+        (parse_scontrol("JobState=FAILED ExitCode=0:0"), JobState("FAILED", 1)),
+        (parse_scontrol("JobState=TIMEOUT ExitCode=0:15"), JobState("TIMEOUT", 124)),
+        (parse_scontrol("JobState=NODE_FAIL ExitCode=0:0"), JobState("NODE_FAIL", 3)),
+        (parse_scontrol("JobState=COMPLETING ExitCode=3:0"), JobState("COMPLETING")),
+        (parse_scontrol(""), None),
+        (parse_sacct("FAILED|3:0\n"), JobState("FAILED", 3)),
+        (parse_sacct("NODE_FAIL|0:0\nCOMPLETED|0:0\n"), JobState("COMPLETED", 0)),
+        (parse_sacct(""), None),
+        (parse_bjobs("PEND|-|-"), JobState("PEND")),
+        (parse_bjobs("DONE|-|-"), JobState("DONE", 0)),
+        (parse_bjobs("EXIT|3|-\n"), JobState("EXIT", 3)),
+        (parse_bjobs("EXIT|-"), JobState("EXIT", 1)),
+        (parse_bjobs("Job <7> is not found"), None),
+        (parse_qstat("    job_state = R\n"), JobState("R")),
+        (parse_qstat("    job_state = F\n    Exit_status = 3\n"), JobState("F", 3)),
+        (parse_qstat("    job_state = F\n    Exit_status = -29\n"), JobState("F", 124)),
+        (parse_qstat("    job_state = F\n    Exit_status = -3\n"), JobState("F", 1)),
+        (parse_qstat("    job_state = C\n    exit_status = 0\n"), JobState("C", 0)),
+        (parse_qstat("    job_state = F\n"), JobState("F", 143)),
+        (parse_qstat("<Data><Job>"), None),
+        (parse_accounting(ACCOUNT.format(0, 3)), JobState("ended", 3)),
+        (parse_accounting(ACCOUNT.format("100 : assumedly after job", 137)), JobState("ended", 137)),
+        (parse_accounting(ACCOUNT.format("21  : in recognizing job", 0)), JobState("ended", 3)),
+        (parse_accounting(ACCOUNT.format(0, 3) + ACCOUNT.format(0, 0)), JobState("ended", 0)),
+        (parse_accounting(TASK_LINE + JOB_LINE.format(0, 3)), JobState("ended", 3)),
+        (parse_accounting(JOB_LINE.format(37, 137) + TASK_LINE), JobState("ended", 124)),
+        (parse_accounting(TASK_LINE + TASK_LINE), None),
+        (parse_accounting("error: job id 7 not found"), None),
+        (parse_job(mpijob()), JobState("Pending")),
+        (parse_job(mpijob(("Created", ""), ("Running", ""))), JobState("Running")),
+        (parse_job(mpijob(("Running", ""), ("Succeeded", ""))), JobState("Succeeded", 0)),
+        (parse_job(mpijob(("Failed", "x"), codes=(1, 3))), JobState("Failed", 3)),
+        (parse_job(mpijob(("Failed", "x"), codes=(None,))), JobState("Failed", 1)),
+        (parse_job(mpijob(("Failed", "DeadlineExceeded"), codes=(143,))), JobState("Failed", 124)),
+        (parse_job('{"kind": "List", "items": []}'), None),
+        (parse_job("error"), None),
     ],
 )
-def test_what_schedulers_answer(found: JobState | None, expected: JobState | None) -> None:
-    assert found == expected
+def test_replies_of_schedulers(state: JobState | None, expected: JobState | None) -> None:
+    assert state == expected

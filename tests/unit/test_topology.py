@@ -1,3 +1,5 @@
+"""Topologies: text, ranks and coordinates."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +26,8 @@ def test_missing_dimensions_are_one(text: str, dims: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("", ["nothing there"]),
-        ("4x", ["column 3", "nothing there"]),
+        ("", ["a number is missing"]),
+        ("4x", ["column 3", "a number is missing"]),
         ("4xx3", ["column 3"]),
         ("4xtwox3", ["'two'", "column 3"]),
         ("ax2xb", ["'a'", "'b'"]),
@@ -35,11 +37,11 @@ def test_missing_dimensions_are_one(text: str, dims: tuple[int, ...]) -> None:
         ("4x2x3x1x1", ["5 dimensions"]),
         ("4.5x2", ["'4.5'"]),
         ("٤x٢", ["'٤'"]),
-        ("999999x999999x9", ["MPI counts at most"]),
+        ("999999x999999x9", ["MPI allows at most"]),
         ("9" * 5000, ["not a positive integer"]),
     ],
 )
-def test_each_mistake_is_named_with_its_place(text: str, parts: list[str]) -> None:
+def test_each_error_has_its_place(text: str, parts: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         parse_topology(text)
     for part in parts:
@@ -56,7 +58,7 @@ def test_ranks_are_a_permutation(topology: Topology, order: RankOrder) -> None:
 
 
 @given(topologies)
-def test_ddl_order_is_the_formula(topology: Topology) -> None:
+def test_rank_orders_equal_their_formulas(topology: Topology) -> None:
     sizes = (*topology.dims, 1)[:4]
     _, y_size, z_size, a_size = sizes
     for x in range(sizes[0]):

@@ -1,110 +1,118 @@
-"""What a batch job asks for, and what a scheduler is to ddlrun: values alone, no processes."""
+"""Batch jobs and the schedulers that take them: records only, nothing here starts a process."""
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.topology import Topology
 
 
 class BatchJob(NamedTuple):
-    """A job for a batch queue. None, 0 and empty: the scheduler's own default.
-
-    `command` is what the job runs, its words as they are; `folder` is where (an absolute path); `name`
-    fits the scheduler; `seconds` is the time limit; `gpus` and `memory` (MiB) are a host's; `cores` are a
-    rank's; `warn` is how many seconds before the limit USR1 comes; `directives` goes into the script as it is.
-    """
+    """A job for a batch queue. None, 0 and empty fields leave the scheduler's own default."""
 
     topology: Topology
     command: tuple[str, ...]
+    """Command line of the job, unquoted."""
     folder: str
+    """Working folder, an absolute path."""
     name: str
+    """Job name in the scheduler's syntax."""
     log: str | None
     seconds: int | None = None
+    """Time limit."""
     queue: str | None = None
     account: str | None = None
     gpus: int = 0
+    """GPUs per host."""
     exclusive: bool = False
     cores: int | None = None
+    """Cores per rank."""
     memory: int | None = None
+    """Memory per host, in MiB."""
     modules: tuple[str, ...] = ()
     container: tuple[str, ...] = ()
     image: str | None = None
     warn: int | None = None
+    """Seconds between USR1 and the time limit."""
     requeue: bool = False
     parallel_environment: str | None = None
     directives: str | None = None
+    """Options of the scheduler, copied into the script unchanged."""
 
     @property
     def shell(self) -> str:
-        """What the script's first line names: `module` is a function that login shells have."""
+        """Return the interpreter of the script: `module` is a function of login shells."""
         return "/bin/bash -l" if self.modules else "/bin/sh"
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What the script becomes: the container's command and ddlrun's."""
+        """Return the command line that replaces the script's shell: the container's and the job's."""
         return (*self.container, *self.command)
 
     @property
     def host_cores(self) -> int:
-        """Cores that a host must have: one a rank where nothing is said."""
+        """Return the cores that a host must have: one per rank by default."""
         return self.topology.accelerators * (self.cores or 1)
 
 
 class JobState(NamedTuple):
-    """What a scheduler says of a job: its own word, the exit code once it has ended, the log if it names one."""
+    """State of a submitted job."""
 
-    word: str
-    code: int | None = None
+    name: str
+    """The scheduler's own word for the state."""
+    exit_code: int | None = None
+    """None until the job has ended."""
     log: str | None = None
+    """Path of the log, where the scheduler reports it."""
 
 
 class StateQuery(NamedTuple):
-    """A command that tells a job's state, and how its output is read (None: it does not say).
-
-    `part` matches what of the output is about the job; none: all of it is.
-    """
+    """A command that prints the state of a job."""
 
     argv: tuple[str, ...]
-    read: Callable[[str], JobState | None]
-    part: str | None = None
+    parse: Callable[[str], JobState | None]
+    """Parses the output; returns None where it has no state."""
+    section: str | None = None
+    """Pattern of the part of the output that is about the job; None: the whole output."""
 
 
 class Scheduler(NamedTuple):
-    """One scheduler. In every argv the word part `{id}` stands for the job.
-
-    `submit` takes the script on standard input; `job_id` finds the id in what it prints (one group);
-    `questions` are asked in turn until one knows; `gone` matches what is said of a job that is not known
-    (any more); `log` is the default for --log and `log_id` what stands for the id there; `time` renders
-    seconds; `refuses` says for a field of Batch why it cannot be had and what to do, `problems`
-    finds what else is wrong with one; `gpus` asks whether
-    there are any and matches where there are; `trial` asks when the script would start;
-    `stream` prints a log that is no file; `forbidden` matches what no word of the command may hold.
-    """
+    """A scheduler's commands and limits. In every argv `{id}` is replaced by the job's id."""
 
     name: str
     title: str
     command: str
+    """Program that shows that the scheduler is installed."""
     template: str
     submit: tuple[str, ...]
+    """Takes the script on standard input."""
     job_id: str
-    questions: tuple[StateQuery, ...]
+    """Pattern of the job's id in the output of `submit`, with one group."""
+    state_queries: tuple[StateQuery, ...]
+    """Run in turn until one returns a state."""
     status: tuple[str, ...]
     cancel: tuple[str, ...]
-    gone: str
-    time: Callable[[int], str]
+    unknown_job: str
+    """Pattern of the message about a job that the scheduler does not know, or has forgotten."""
+    format_time: Callable[[int], str]
+    """Renders seconds."""
     log: str | None = None
+    """Default of --log."""
     log_id: tuple[str, ...] = ()
-    refuses: Mapping[str, str] = {}
-    problems: Callable[[BatchJob], list[str]] = lambda _: []
-    gpus: tuple[tuple[str, ...], str] | None = None
-    trial: tuple[str, ...] | None = None
-    stream: tuple[str, ...] | None = None
+    """Placeholders for the job's id in --log."""
+    unsupported: Mapping[str, str] = MappingProxyType({})
+    """Field of BatchJob that the scheduler cannot serve -> reason and remedy."""
+    find_problems: Callable[[BatchJob], list[str]] = lambda _: []
+    """Returns further problems of a job."""
+    gpu_query: tuple[tuple[str, ...], str] | None = None
+    """Command, and the pattern that its output matches if there are GPUs."""
+    estimate_start: tuple[str, ...] | None = None
+    """Prints when the script on standard input would start."""
+    print_log: tuple[str, ...] | None = None
+    """Prints the log, where it is not a file."""
     forbidden: str | None = None
-
-
-# Exit codes of jobs that another ended: as launch's own, and as a shell's.
-TIME_LIMIT, LOST_HOST, KILLED, TERMINATED = 124, 3, 137, 143
+    """Pattern that no word of the command may contain."""
 
 
 def clock(seconds: int) -> str:
@@ -116,14 +124,14 @@ def clock(seconds: int) -> str:
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def filled(argv: tuple[str, ...], job_id: str) -> tuple[str, ...]:
-    """Return a command with the job's id in its place."""
+def insert_job_id(argv: tuple[str, ...], job_id: str) -> tuple[str, ...]:
+    """Return a command with `{id}` replaced by the job's id."""
     return tuple(word.replace("{id}", job_id) for word in argv)
 
 
-def understood(question: StateQuery, text: str, job_id: str) -> JobState | None:
-    """Return what the answer to a question says of a job."""
-    if question.part is None:
-        return question.read(text)
-    part = re.search(question.part.replace("{id}", re.escape(job_id)), text, re.MULTILINE)
-    return question.read(part[0]) if part else None
+def parse_state(query: StateQuery, output: str, job_id: str) -> JobState | None:
+    """Return the state of a job from the output of a query, None where it has none."""
+    if query.section is None:
+        return query.parse(output)
+    section = re.search(query.section.replace("{id}", re.escape(job_id)), output, re.MULTILINE)
+    return query.parse(section[0]) if section else None

@@ -1,28 +1,35 @@
-"""Flux."""
+"""Flux: submission and job states."""
 
 import re
 
-from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, JobState, Scheduler, StateQuery
+from ddlrun.errors import EXIT_SIGNAL, EXIT_TERMINATED, EXIT_TIMED_OUT
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
 
-RESULTS = {"COMPLETED": 0, "FAILED": None, "TIMEOUT": TIME_LIMIT, "CANCELED": TERMINATED}
+# Result -> exit code; None: that of the job itself.
+RESULTS = {"COMPLETED": 0, "FAILED": None, "TIMEOUT": EXIT_TIMED_OUT, "CANCELED": EXIT_TERMINATED}
 
 
-def read_jobs(text: str) -> JobState | None:
-    """Read a line of `flux jobs -n -o "{status}|{returncode}"`: signals are negative there, or a shell's.
+def parse_jobs(text: str) -> JobState | None:
+    """Parse a line of `flux jobs -n -o "{status}|{returncode}"`: a signal is negative, or 128 + n as in a shell.
 
-    >>> read_jobs("FAILED|-9")
-    JobState(word='FAILED', code=137, log=None)
-    >>> read_jobs("RUN|")
-    JobState(word='RUN', code=None, log=None)
+    >>> parse_jobs("FAILED|-9")
+    JobState(name='FAILED', exit_code=137, log=None)
+    >>> parse_jobs("RUN|")
+    JobState(name='RUN', exit_code=None, log=None)
     """
     match = re.search(r"^([A-Z]+)\|(-?\d*)", text, re.MULTILINE)
     if match is None:
         return None
     if match[1] not in RESULTS:
         return JobState(match[1])
-    fixed = RESULTS[match[1]]
-    own = int(match[2]) if match[2] else 1
-    return JobState(match[1], fixed if fixed is not None else 128 - own if own < 0 else own or 1)
+    exit_code = RESULTS[match[1]]
+    return JobState(match[1], _failure_code(match[2]) if exit_code is None else exit_code)
+
+
+def _failure_code(text: str) -> int:
+    """Return the exit code of a failed job, at least 1."""
+    code = int(text) if text else 1
+    return EXIT_SIGNAL - code if code < 0 else max(code, 1)
 
 
 FLUX = Scheduler(
@@ -32,17 +39,17 @@ FLUX = Scheduler(
     template="flux.sh.j2",
     submit=("flux", "batch"),
     job_id=r"(\S+)\s*$",
-    questions=(StateQuery(("flux", "jobs", "-n", "-o", "{status}|{returncode}", "{id}"), read_jobs),),
+    state_queries=(StateQuery(("flux", "jobs", "-n", "-o", "{status}|{returncode}", "{id}"), parse_jobs),),
     status=("flux", "jobs", "{id}"),
     cancel=("flux", "cancel", "{id}"),
-    gone=r"No such|not found|invalid job|unknown job",
-    time=lambda seconds: f"{seconds}s",
+    unknown_job=r"No such|not found|invalid job|unknown job",
+    format_time=lambda seconds: f"{seconds}s",
     log="ddlrun-{{id}}.out",
     log_id=("{{id}}", "{{jobid}}"),
-    gpus=(("flux", "resource", "list", "-s", "all", "-n", "-o", "{ngpus}"), r"[1-9]"),
-    refuses={
-        "memory": "Flux schedules no memory; leave it out",
-        "requeue": "Flux starts no job again; launch's --restarts does",
+    gpu_query=(("flux", "resource", "list", "-s", "all", "-n", "-o", "{ngpus}"), r"[1-9]"),
+    unsupported={
+        "memory": "Flux does not schedule memory; leave the option out",
+        "requeue": "Flux does not restart jobs; use launch's --restarts",
     },
-    forbidden=r"(?i)\n[^\w\n]*flux:",  # flux batch reads directives there, too
+    forbidden=r"(?i)\n[^\w\n]*flux:",  # flux batch reads directives on such lines, too
 )

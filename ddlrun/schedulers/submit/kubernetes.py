@@ -1,36 +1,38 @@
-"""Kubernetes with the MPI operator: an MPIJob, v2beta1."""
+"""Kubernetes with the MPI operator: MPIJob v2beta1."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlrun.schedulers.submit import TIME_LIMIT, BatchJob, JobState, Scheduler, StateQuery
+from ddlrun.errors import EXIT_TIMED_OUT
+from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, StateQuery
 
 LABEL = "ddlrun/job"
 LAUNCHER = f"{LABEL}={{id}},ddlrun/role=launcher"
 
 
-def read_job(text: str) -> JobState | None:
-    """Read `kubectl get mpijobs,pods -o json`: the job's last true condition, and its launcher's exit code."""
+def parse_job(text: str) -> JobState | None:
+    """Parse `kubectl get mpijobs,pods -o json`: the job's last true condition, and the exit code of its launcher."""
     try:
-        found = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
         return None
-    items = found.get("items", [found])
-    jobs = [item for item in items if item.get("kind") == "MPIJob"]
-    if not jobs:
+    items = reply.get("items", [reply])
+    job = next((item for item in items if item.get("kind") == "MPIJob"), None)
+    if job is None:
         return None
-    conditions = [one for one in jobs[0].get("status", {}).get("conditions", []) if one.get("status") == "True"]
-    for one in conditions:
-        if one["type"] == "Succeeded":
+    conditions = [item for item in job.get("status", {}).get("conditions", []) if item.get("status") == "True"]
+    for condition in conditions:
+        if condition["type"] == "Succeeded":
             return JobState("Succeeded", 0)
-        if one["type"] == "Failed":
-            late = "DeadlineExceeded" in f"{one.get('reason')} {one.get('message')}"
-            return JobState("Failed", TIME_LIMIT if late else _exit_code(items))
+        if condition["type"] == "Failed":
+            timed_out = "DeadlineExceeded" in f"{condition.get('reason')} {condition.get('message')}"
+            return JobState("Failed", EXIT_TIMED_OUT if timed_out else _exit_code(items))
     return JobState(conditions[-1]["type"] if conditions else "Pending")
 
 
 def _exit_code(items: Sequence[Mapping[str, Any]]) -> int:
+    """Return the exit code of the last launcher pod that failed, 1 where there is none."""
     launchers = [
         item for item in items
         if item.get("kind") == "Pod" and item["metadata"].get("labels", {}).get("ddlrun/role") == "launcher"
@@ -44,9 +46,9 @@ def _exit_code(items: Sequence[Mapping[str, Any]]) -> int:
     return next((int(code) for code in reversed(codes) if code), 1)
 
 
-def _problems(batch: BatchJob) -> list[str]:
-    wanted = "Kubernetes: say which image the pods are: --image NAME, with ddlrun, Open MPI and sshd in it"
-    return [] if batch.image else [wanted]
+def _find_problems(batch: BatchJob) -> list[str]:
+    problem = "Kubernetes needs the image of the pods: --image NAME, with ddlrun, Open MPI and sshd in it"
+    return [] if batch.image else [problem]
 
 
 KUBERNETES = Scheduler(
@@ -56,25 +58,25 @@ KUBERNETES = Scheduler(
     template="mpijob.yaml.j2",
     submit=("kubectl", "create", "-f", "-", "-o", "name"),
     job_id=r"([a-z0-9.-]+)\s*$",
-    questions=(
-        StateQuery(("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}", "-o", "json"), read_job),
-        StateQuery(("kubectl", "get", "mpijob", "{id}", "-o", "json"), read_job),  # of the user's own template
+    state_queries=(
+        StateQuery(("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}", "-o", "json"), parse_job),
+        StateQuery(("kubectl", "get", "mpijob", "{id}", "-o", "json"), parse_job),  # for a template of the user
     ),
     status=("kubectl", "get", "mpijobs,pods", "-l", f"{LABEL}={{id}}"),
     cancel=("kubectl", "delete", "mpijob", "{id}"),
-    gone="NotFound|not found",
-    time=str,
-    stream=("kubectl", "logs", "-f", "--tail=-1", "-l", LAUNCHER),
-    gpus=(("kubectl", "get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}"), r"[1-9]"),
-    problems=_problems,
-    refuses={
-        "account": "Kubernetes has none; the namespace is kubectl's own",
-        "exclusive": "a pod takes what its limits name; give --cores, --mem and --gpus as many as a host has",
-        "modules": "an image has what it needs; give --image",
-        "container": "the job's pods are containers; give --image",
-        "log": "the launcher's log is in the pod: kubectl logs",
-        "warn": "Kubernetes sends no signal before the limit; launch's --timeout ends the job by itself",
-        "requeue": "the operator starts no job again after lost pods; launch's --restarts does",
+    unknown_job="NotFound|not found",
+    format_time=str,
+    print_log=("kubectl", "logs", "-f", "--tail=-1", "-l", LAUNCHER),
+    gpu_query=(("kubectl", "get", "nodes", "-o", r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}"), r"[1-9]"),
+    find_problems=_find_problems,
+    unsupported={
+        "account": "Kubernetes has no accounts; set the namespace in kubectl",
+        "exclusive": "a pod gets what its limits name; give --cores, --mem and --gpus the totals of a host",
+        "modules": "software comes with the image; give --image",
+        "container": "the pods are containers already; give --image",
+        "log": "the launcher's log is in the pod; read it with kubectl logs",
+        "warn": "Kubernetes sends no signal before the limit; use launch's --timeout, which ends the job itself",
+        "requeue": "the operator does not restart a job after lost pods; use launch's --restarts",
         "directives": "a manifest has no directives; give your own --template",
     },
 )

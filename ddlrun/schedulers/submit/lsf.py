@@ -1,8 +1,9 @@
-"""IBM Spectrum LSF."""
+"""IBM Spectrum LSF: submission and job states."""
 
 import re
 
-from ddlrun.schedulers.submit import TIME_LIMIT, JobState, Scheduler, StateQuery
+from ddlrun.errors import EXIT_TIMED_OUT
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery
 
 
 def minutes(seconds: int) -> str:
@@ -15,23 +16,25 @@ def minutes(seconds: int) -> str:
     return f"{whole // 60}:{whole % 60:02}"
 
 
-def read_bjobs(text: str) -> JobState | None:
-    """Read a line of `bjobs -noheader -o "stat exit_code exit_reason delimiter='|'"`.
+def parse_bjobs(text: str) -> JobState | None:
+    """Parse a line of `bjobs -noheader -o "stat exit_code exit_reason delimiter='|'"`.
 
-    >>> read_bjobs("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit")
-    JobState(word='EXIT', code=124, log=None)
-    >>> read_bjobs("RUN|-|-")
-    JobState(word='RUN', code=None, log=None)
+    >>> parse_bjobs("EXIT|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit")
+    JobState(name='EXIT', exit_code=124, log=None)
+    >>> parse_bjobs("RUN|-|-")
+    JobState(name='RUN', exit_code=None, log=None)
     """
     match = re.search(r"^([A-Z]+) *\|([^|\n]*)(?:\|(.*))?$", text, re.MULTILINE)
     if match is None:
         return None
-    word, code, reason = match[1], match[2].strip(), match[3] or ""
-    if word == "DONE":
-        return JobState(word, 0)
-    if word != "EXIT":
-        return JobState(word)
-    return JobState(word, TIME_LIMIT if "RUNLIMIT" in reason else int(code) if code.isdigit() and int(code) else 1)
+    name, code, reason = match[1], match[2].strip(), match[3] or ""
+    if name == "DONE":
+        return JobState(name, 0)
+    if name != "EXIT":
+        return JobState(name)
+    if "RUNLIMIT" in reason:
+        return JobState(name, EXIT_TIMED_OUT)
+    return JobState(name, max(int(code), 1) if code.isdigit() else 1)
 
 
 LSF = Scheduler(
@@ -39,18 +42,18 @@ LSF = Scheduler(
     title="LSF",
     command="bsub",
     template="lsf.sh.j2",
-    submit=("env", "LSB_STDOUT_DIRECT=Y", "bsub"),  # else the log comes when the job has ended
+    submit=("env", "LSB_STDOUT_DIRECT=Y", "bsub"),  # without it the log appears only when the job has ended
     job_id=r"Job <(\d+)>",
-    questions=(
-        StateQuery(("bjobs", "-noheader", "-o", "stat exit_code exit_reason delimiter='|'", "{id}"), read_bjobs),
-        # Older ones do not know exit_reason.
-        StateQuery(("bjobs", "-a", "-noheader", "-o", "stat exit_code delimiter='|'", "{id}"), read_bjobs),
+    state_queries=(
+        StateQuery(("bjobs", "-noheader", "-o", "stat exit_code exit_reason delimiter='|'", "{id}"), parse_bjobs),
+        # Older versions have no field exit_reason.
+        StateQuery(("bjobs", "-a", "-noheader", "-o", "stat exit_code delimiter='|'", "{id}"), parse_bjobs),
     ),
     status=("bjobs", "-l", "{id}"),
     cancel=("bkill", "{id}"),
-    gone="is not found",
-    time=minutes,
+    unknown_job="is not found",
+    format_time=minutes,
     log="ddlrun-%J.out",
     log_id=("%J",),
-    gpus=(("lshosts", "-gpu"), r"(?m)^\S+\s+\d+\s"),
+    gpu_query=(("lshosts", "-gpu"), r"(?m)^\S+\s+\d+\s"),
 )

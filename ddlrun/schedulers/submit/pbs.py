@@ -1,17 +1,19 @@
-"""OpenPBS and PBS Professional; Torque answers alike where it is asked."""
+"""OpenPBS and PBS Professional: submission and job states. Replies of Torque have the same form."""
 
 import re
 
-from ddlrun.schedulers.submit import TERMINATED, TIME_LIMIT, JobState, Scheduler, StateQuery, clock
+from ddlrun.errors import EXIT_SIGNAL, EXIT_TERMINATED, EXIT_TIMED_OUT
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery, clock
 
-WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME
+WALLTIME_STATUS = -29  # JOB_EXEC_KILL_WALLTIME
+SIGNAL_STATUS = 256  # plus the signal's number
 
 
-def read_qstat(text: str) -> JobState | None:
-    r"""Read `qstat -f`: signals are 256 + n there, or 128 + n; what was deleted before it ran has no status.
+def parse_qstat(text: str) -> JobState | None:
+    r"""Parse `qstat -f`. A job that was deleted before it ran has no exit status.
 
-    >>> read_qstat("Job Id: 7.pbs\n    job_state = F\n    Exit_status = 271\n")
-    JobState(word='F', code=143, log=None)
+    >>> parse_qstat("Job Id: 7.pbs\n    job_state = F\n    Exit_status = 271\n")
+    JobState(name='F', exit_code=143, log=None)
     """
     state = re.search(r"^\s*job_state = (\w)", text, re.MULTILINE)
     if state is None:
@@ -19,13 +21,16 @@ def read_qstat(text: str) -> JobState | None:
     status = re.search(r"^\s*exit_status = (-?\d+)", text, re.MULTILINE | re.IGNORECASE)
     if state[1] not in "FC":
         return JobState(state[1])
-    return JobState(state[1], _code(int(status[1])) if status else TERMINATED)
+    return JobState(state[1], _exit_code(int(status[1])) if status else EXIT_TERMINATED)
 
 
-def _code(status: int) -> int:
-    if status == WALLTIME:
-        return TIME_LIMIT
-    return 1 if status < 0 else status if status < 256 else 128 + status - 256
+def _exit_code(status: int) -> int:
+    """Convert an exit status: a signal is 256 + n there, or 128 + n already; negative ones are errors of PBS."""
+    if status == WALLTIME_STATUS:
+        return EXIT_TIMED_OUT
+    if status < 0:
+        return 1
+    return status if status < SIGNAL_STATUS else EXIT_SIGNAL + status - SIGNAL_STATUS
 
 
 PBS = Scheduler(
@@ -35,14 +40,14 @@ PBS = Scheduler(
     template="pbs.sh.j2",
     submit=("qsub",),
     job_id=r"^(\d+\S*)",
-    questions=(
-        StateQuery(("qstat", "-x", "-f", "{id}"), read_qstat),
-        StateQuery(("qstat", "-f", "{id}"), read_qstat),  # where -x is XML, as in Torque
+    state_queries=(
+        StateQuery(("qstat", "-x", "-f", "{id}"), parse_qstat),
+        StateQuery(("qstat", "-f", "{id}"), parse_qstat),  # for Torque, whose -x is XML
     ),
     status=("qstat", "-x", "-f", "{id}"),
     cancel=("qdel", "{id}"),
-    gone="Unknown Job",
-    time=clock,
-    gpus=(("pbsnodes", "-a"), r"resources_available\.ngpus = [1-9]"),
-    refuses={"warn": "PBS sends no signal before the limit; launch's --timeout ends the job by itself"},
+    unknown_job="Unknown Job",
+    format_time=clock,
+    gpu_query=(("pbsnodes", "-a"), r"resources_available\.ngpus = [1-9]"),
+    unsupported={"warn": "PBS sends no signal before the limit; use launch's --timeout, which ends the job itself"},
 )

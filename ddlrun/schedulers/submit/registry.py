@@ -1,4 +1,4 @@
-"""All schedulers, in the order that --scheduler auto looks for them."""
+"""All schedulers, in the order in which --scheduler auto looks for them."""
 
 from ddlrun.schedulers.submit import Scheduler
 from ddlrun.schedulers.submit.flux import FLUX
@@ -8,4 +8,4 @@ from ddlrun.schedulers.submit.pbs import PBS
 from ddlrun.schedulers.submit.sge import SGE
 from ddlrun.schedulers.submit.slurm import SLURM
 
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (SLURM, LSF, PBS, SGE, FLUX, KUBERNETES)}
+SCHEDULERS: dict[str, Scheduler] = {scheduler.name: scheduler for scheduler in (SLURM, LSF, PBS, SGE, FLUX, KUBERNETES)}

@@ -1,4 +1,4 @@
-"""Batch -> the text that a scheduler takes."""
+"""Batch scripts and manifests: render a job from a template."""
 
 import re
 import shlex
@@ -7,50 +7,55 @@ from collections.abc import Sequence
 from ddlrun.errors import InputError
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 
-# Field of Batch -> option; what goes into a directive's line, where a blank or a quote would begin something else.
-PLAIN = {
+# Field of BatchJob -> option, for values that stand in a directive, where a blank or a quote would begin another word.
+PLAIN_OPTIONS = {
     "name": "--job-name", "queue": "--queue", "account": "--account", "log": "--log", "image": "--image",
     "parallel_environment": "--parallel-environment",
 }  # fmt: skip
-OPTIONS = PLAIN | {
+OPTIONS = PLAIN_OPTIONS | {
     "directives": "--scheduler-args", "modules": "--module", "container": "--container", "warn": "--warn",
     "requeue": "--requeue", "exclusive": "--exclusive", "memory": "--mem",
 }  # fmt: skip
-
-
-# Field -> the only scheduler that has it, and what to do with another.
-ONLY = {
-    "image": ("kubernetes", "for Kubernetes alone; give --container 'COMMAND ...'"),
-    "parallel_environment": ("sge", "for Grid Engine alone; leave it out"),
+# Field -> the only scheduler that supports it, and the problem with every other.
+SINGLE_SCHEDULER = {
+    "image": ("kubernetes", "only for Kubernetes; use --container 'COMMAND ...'"),
+    "parallel_environment": ("sge", "only for Grid Engine; leave the option out"),
 }
 
 
 def check(batch: BatchJob, scheduler: Scheduler) -> None:
-    """Raise InputError for all that the scheduler cannot do, or that would break out of its line."""
-    given = {field for field, value in batch._asdict().items() if value not in (None, False, ())}
-    problems = [f"{OPTIONS[field]}: {why}" for field, why in scheduler.refuses.items() if field in given]
-    problems += [
-        f"{OPTIONS[field]}: {why}" for field, (name, why) in ONLY.items() if field in given and scheduler.name != name
-    ]
-    problems += [*_broken_lines(batch), *scheduler.problems(batch)]
+    """Raise InputError for all that the scheduler does not support, or that would break the lines of the script."""
+    problems = [*_unsupported(batch, scheduler), *_broken_lines(batch), *scheduler.find_problems(batch)]
     if batch.warn is not None and batch.warn >= (batch.seconds or 0):
-        said = f"--time is {batch.seconds} seconds" if batch.seconds else "there is no --time"
-        problems.append(f"--warn {batch.warn}: {said}; give a longer --time, which the signal comes before")
+        limit = f"--time is {batch.seconds} seconds" if batch.seconds else "there is no --time"
+        problems.append(f"--warn {batch.warn}: {limit}; give a --time that is longer than --warn")
     if problems:
         raise InputError(*problems)
     for word in (batch.folder, *batch.words, *batch.modules):
         _check_word(word, scheduler)
 
 
+def _unsupported(batch: BatchJob, scheduler: Scheduler) -> list[str]:
+    fields = {field for field, value in batch._asdict().items() if value not in (None, False, ())}
+    return [
+        *(f"{OPTIONS[field]}: {reason}" for field, reason in scheduler.unsupported.items() if field in fields),
+        *(
+            f"{OPTIONS[field]}: {reason}"
+            for field, (only, reason) in SINGLE_SCHEDULER.items()
+            if field in fields and scheduler.name != only
+        ),
+    ]
+
+
 def _broken_lines(batch: BatchJob) -> list[str]:
-    values = {option: getattr(batch, field) for field, option in PLAIN.items()}
+    values = {option: getattr(batch, field) for field, option in PLAIN_OPTIONS.items()}
     problems = [
-        f"{option} {value!r}: blanks, quotes, # and control characters cannot stand there; leave them out"
+        f"{option} {value!r}: blanks, quotes, # and control characters are not allowed; leave them out"
         for option, value in values.items()
         if value is not None and not re.fullmatch(r"[^\s'\"\\`\x00-\x1f\x7f-\x9f#]+", value)
     ]
     if batch.directives and not batch.directives.isprintable():
-        problems.append(f"--scheduler-args {batch.directives!r}: it must be one line, without control characters")
+        problems.append(f"--scheduler-args {batch.directives!r}: write one line without control characters")
     return problems
 
 
@@ -58,15 +63,15 @@ def _check_word(word: str, scheduler: Scheduler) -> None:
     try:
         word.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{word!r}: it is no UTF-8 text, which a batch script is; rename it") from error
+        raise InputError(f"{word!r} is not UTF-8 text, as batch scripts are; rename it") from error
     if scheduler.forbidden and re.search(scheduler.forbidden, word):
-        raise InputError(f"{word!r}: {scheduler.title} would read a directive in it; write it otherwise")
+        raise InputError(f"{word!r}: {scheduler.title} would read a directive in it; write it differently")
 
 
 def quote(words: str | Sequence[str]) -> str:
-    r"""Quote a word, or words, for sh.
+    r"""Quote a word, or words, for sh, so that no line of them begins with #.
 
-    No line within begins with #: schedulers look for their directives in the whole script.
+    Schedulers look for their directives in the whole script.
 
     >>> print(quote(("echo", "a\n#BSUB -q x")))
     echo 'a
@@ -78,12 +83,12 @@ def quote(words: str | Sequence[str]) -> str:
 
 
 def scalar(value: str | Sequence[str]) -> str:
-    r"""Render a string, or a list of them, as YAML that fits on one line.
+    r"""Render a string, or a list of strings, as YAML on one line.
 
     >>> scalar("a: 'b'"), scalar(["x", "3"])
     ('"a: \'b\'"', '["x", "3"]')
     """
-    import yaml  # noqa: PLC0415 - 20 ms, for Kubernetes alone
+    import yaml  # noqa: PLC0415 - 20 ms, only for Kubernetes
 
     text = value if isinstance(value, str) else list(value)
     return str(
@@ -92,12 +97,12 @@ def scalar(value: str | Sequence[str]) -> str:
 
 
 def render(batch: BatchJob, scheduler: Scheduler, template: str, where: str, version: str) -> str:
-    """Return the script (or manifest) of a Jinja2 template's text.
+    """Render a job's script, or manifest, from the text of a Jinja2 template; `where` names the template in errors.
 
-    Templates see `job` (a Batch), `time` and `warn` (as the scheduler writes times; none: empty), `version`, and the
-    filters `sh` and `yaml`. Raises InputError for what `check` finds, and where the template is wrong.
+    Templates have `job` (a BatchJob), `time` and `warn` (in the scheduler's format, empty if not set), `version`, and
+    the filters `sh` and `yaml`. Raises InputError for every problem of the job, and for errors in the template.
     """
-    import jinja2  # noqa: PLC0415 - 40 ms, for this command alone
+    import jinja2  # noqa: PLC0415 - 40 ms, only for ddlrun submit
 
     check(batch, scheduler)
     environment = jinja2.Environment(  # noqa: S701 - no HTML
@@ -107,8 +112,8 @@ def render(batch: BatchJob, scheduler: Scheduler, template: str, where: str, ver
     try:
         return environment.from_string(template).render(
             job=batch,
-            time=scheduler.time(batch.seconds) if batch.seconds else "",
-            warn=scheduler.time(batch.warn) if batch.warn else "",
+            time=scheduler.format_time(batch.seconds) if batch.seconds else "",
+            warn=scheduler.format_time(batch.warn) if batch.warn else "",
             version=version,
         )
     except jinja2.TemplateError as error:

@@ -1,10 +1,12 @@
-"""Grid Engine, of all makers."""
+"""Grid Engine of all vendors: submission and job states."""
 
 import re
+from typing import NamedTuple
 
-from ddlrun.schedulers.submit import LOST_HOST, TIME_LIMIT, BatchJob, JobState, Scheduler, StateQuery
+from ddlrun.errors import EXIT_TIMED_OUT, EXIT_UNREACHABLE
+from ddlrun.schedulers.submit import BatchJob, JobState, Scheduler, StateQuery
 
-# Fields of a line of the accounting file, from 0, and what `failed` says of a job at its time limit.
+# Fields of a line of the accounting file, counted from 0, and the value of `failed` for a job at its time limit.
 FAILED, STATUS, PE_TASK = 11, 12, 41
 AT_LIMIT = "37"
 ACCOUNTING = (
@@ -12,46 +14,59 @@ ACCOUNTING = (
 )
 
 
-def read_qstat(line: str) -> JobState | None:
-    """Read a job's line of `qstat`: id, priority, name, owner, state.
+def parse_qstat(line: str) -> JobState | None:
+    """Parse a job's line of `qstat`: id, priority, name, owner, state.
 
-    >>> read_qstat("      5 0.55500 ddlrun-tra me           qw    11/21/2026 10:57:30")
-    JobState(word='qw', code=None, log=None)
+    >>> parse_qstat("      5 0.55500 ddlrun-tra me           qw    11/21/2026 10:57:30")
+    JobState(name='qw', exit_code=None, log=None)
     """
     words = line.split()
     return JobState(words[4]) if len(words) > 4 else None
 
 
-def read_accounting(text: str) -> JobState | None:
-    r"""Read a job's lines of the accounting file, as accounting(5) has them; None while the job's own is missing.
+class _Account(NamedTuple):
+    """Fields `failed` and `exit_status` of a job's accounting record."""
 
-    The tasks that the job started on its hosts have lines too, often seconds before; those of a job that was started
-    again all count, the last one for the exit code, which is a shell's. Where sites keep no such file: `qacct -j {id}`.
+    failed: str
+    status: str
 
-    >>> read_accounting("failed       37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status  137\n")
-    JobState(word='ended', code=124, log=None)
+
+def parse_accounting(text: str) -> JobState | None:
+    r"""Parse a job's lines of the accounting file (see accounting(5)), or the output of `qacct -j`.
+
+    The tasks that the job started on its hosts have lines, too, often seconds earlier: None until the job's own line
+    is there. A restarted job has several lines of its own, and the last one counts. The exit status is a shell's.
+
+    >>> parse_accounting("failed       37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status  137\n")
+    JobState(name='ended', exit_code=124, log=None)
     """
     lines = [line.split(":") for line in text.splitlines() if line.count(":") > PE_TASK]
-    own = [line for line in lines if line[PE_TASK] == "NONE"]
-    failed, status = (own[-1][FAILED], own[-1][STATUS]) if own else ("0", "")
-    if not lines:
-        failed = (re.findall(r"^failed\s+(\d+)", text, re.MULTILINE) or ["0"])[-1]
-        status = (re.findall(r"^exit_status\s+(\d+)", text, re.MULTILINE) or [""])[-1]
-    if not status:
+    account = _from_file(lines) if lines else _from_qacct(text)
+    if account is None:
         return None
-    if failed == AT_LIMIT:
-        return JobState("ended", TIME_LIMIT)
-    lost = failed != "0" and not int(status)
-    return JobState("ended", LOST_HOST if lost else int(status))
+    if account.failed == AT_LIMIT:
+        return JobState("ended", EXIT_TIMED_OUT)
+    host_failed = account.failed != "0" and not int(account.status)
+    return JobState("ended", EXIT_UNREACHABLE if host_failed else int(account.status))
 
 
-def _problems(batch: BatchJob) -> list[str]:
-    if not batch.gpus % batch.host_cores:
+def _from_file(lines: list[list[str]]) -> _Account | None:
+    own = [line for line in lines if line[PE_TASK] == "NONE"]
+    return _Account(own[-1][FAILED], own[-1][STATUS]) if own and own[-1][STATUS] else None
+
+
+def _from_qacct(text: str) -> _Account | None:
+    failed = re.findall(r"^failed\s+(\d+)", text, re.MULTILINE)
+    statuses = re.findall(r"^exit_status\s+(\d+)", text, re.MULTILINE)
+    return _Account(failed[-1] if failed else "0", statuses[-1]) if statuses else None
+
+
+def _find_problems(batch: BatchJob) -> list[str]:
+    if batch.gpus % batch.host_cores == 0:
         return []
-    clash = (
-        f"--gpus {batch.gpus}: Grid Engine counts GPUs a slot, and {batch.host_cores} slots cannot share them equally"
-    )
-    return [f"{clash}; say it as your site does: --gpus 0 --scheduler-args '-l gpu=...'"]
+    problem = f"Grid Engine counts GPUs per slot, and {batch.host_cores} slots cannot share them equally"
+    remedy = "request them as your site does: --gpus 0 --scheduler-args '-l gpu=...'"
+    return [f"--gpus {batch.gpus}: {problem}; {remedy}"]
 
 
 SGE = Scheduler(
@@ -61,22 +76,23 @@ SGE = Scheduler(
     template="sge.sh.j2",
     submit=("qsub", "-terse"),
     job_id=r"^(\d+)",
-    questions=(
-        StateQuery(("qstat", "-u", "*"), read_qstat, r"^ *{id} .*$"),
-        StateQuery(("sh", "-c", ACCOUNTING), read_accounting),
+    state_queries=(
+        StateQuery(("qstat", "-u", "*"), parse_qstat, r"^ *{id} .*$"),
+        StateQuery(("sh", "-c", ACCOUNTING), parse_accounting),
     ),
     status=("qstat", "-j", "{id}"),
     cancel=("qdel", "{id}"),
-    gone=r"do not exist|not found",
-    time=str,
+    unknown_job=r"do not exist|not found",
+    format_time=str,
     log="ddlrun-$JOB_ID.out",
     log_id=("$JOB_ID",),
-    gpus=(("qconf", "-sc"), r"(?m)^gpu\s"),
-    trial=("qsub", "-w", "p"),
-    problems=_problems,
-    refuses={
-        "memory": "Grid Engine's resource for it is the site's; name it: --scheduler-args '-l h_vmem=16G'",
-        # s_rt is meant for it, but 8.1.9 kills the job then, without a USR1.
-        "warn": "Grid Engine sends USR2 at the limit, and KILL after the queue's notify; leave it out, and handle USR2",
+    gpu_query=(("qconf", "-sc"), r"(?m)^gpu\s"),
+    estimate_start=("qsub", "-w", "p"),
+    find_problems=_find_problems,
+    unsupported={
+        "memory": "each site of Grid Engine has its own resource for it; name yours: --scheduler-args '-l h_vmem=16G'",
+        # s_rt is meant for it, but version 8.1.9 then kills the job without USR1.
+        "warn": "Grid Engine sends USR2 at the limit, and KILL after the queue's notify time; leave the option out, "
+        "and handle USR2",
     },
 )

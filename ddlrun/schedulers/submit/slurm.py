@@ -1,50 +1,60 @@
-"""Slurm."""
+"""Slurm: submission and job states."""
 
 import re
 
-from ddlrun.schedulers.submit import KILLED, LOST_HOST, TERMINATED, TIME_LIMIT, JobState, Scheduler, StateQuery, clock
+from ddlrun.errors import EXIT_KILLED, EXIT_SIGNAL, EXIT_TERMINATED, EXIT_TIMED_OUT, EXIT_UNREACHABLE
+from ddlrun.schedulers.submit import JobState, Scheduler, StateQuery, clock
 
-# State -> exit code; None: the job's own.
+# State of an ended job -> exit code; None: that of the job itself.
 ENDED = {
-    "COMPLETED": None, "FAILED": None, "TIMEOUT": TIME_LIMIT, "DEADLINE": TIME_LIMIT, "CANCELLED": TERMINATED,
-    "PREEMPTED": TERMINATED, "OUT_OF_MEMORY": KILLED, "NODE_FAIL": LOST_HOST, "BOOT_FAIL": LOST_HOST,
+    "COMPLETED": None, "FAILED": None, "TIMEOUT": EXIT_TIMED_OUT, "DEADLINE": EXIT_TIMED_OUT,
+    "CANCELLED": EXIT_TERMINATED, "PREEMPTED": EXIT_TERMINATED, "OUT_OF_MEMORY": EXIT_KILLED,
+    "NODE_FAIL": EXIT_UNREACHABLE, "BOOT_FAIL": EXIT_UNREACHABLE,
 }  # fmt: skip
 
 
-def read_scontrol(text: str) -> JobState | None:
-    """Read a line of `scontrol show job -o`.
+def parse_scontrol(text: str) -> JobState | None:
+    """Parse a line of `scontrol show job -o`.
 
-    >>> read_scontrol("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0 StdOut=/a b.out Power=")
-    JobState(word='FAILED', code=3, log='/a b.out')
+    >>> parse_scontrol("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0 StdOut=/a b.out Power=")
+    JobState(name='FAILED', exit_code=3, log='/a b.out')
     """
-    state, code = re.search(r"\bJobState=(\w+)", text), re.search(r"\bExitCode=(\d+:\d+)", text)
+    state = re.search(r"\bJobState=(\w+)", text)
+    if state is None:
+        return None
+    code = re.search(r"\bExitCode=(\d+:\d+)", text)
     reason = re.search(r"\bReason=(\S+)", text)
     log = re.search(r"\bStdOut=(.+?)(?: \w+=|\n|$)", text)
-    if state and state[1] == "PENDING" and reason and reason[1] != "None":
-        return JobState(f"PENDING ({reason[1]})", None, log[1] if log else None)
-    return _state(state[1], code[1] if code else "", log[1] if log else None) if state else None
+    name = state[1]
+    if name == "PENDING" and reason and reason[1] != "None":
+        name = f"PENDING ({reason[1]})"
+    return JobState(name, _exit_code(state[1], code[1] if code else ""), log[1] if log else None)
 
 
-def read_sacct(text: str) -> JobState | None:
-    """Read a line of `sacct -n -P -o State,ExitCode`, the last of a job that was started again.
+def parse_sacct(text: str) -> JobState | None:
+    """Parse the output of `sacct -n -P -o State,ExitCode`; the last line counts for a restarted job.
 
-    >>> read_sacct("CANCELLED by 1000|0:15")
-    JobState(word='CANCELLED', code=143, log=None)
+    >>> parse_sacct("CANCELLED by 1000|0:15")
+    JobState(name='CANCELLED', exit_code=143, log=None)
     """
     lines = [line for line in text.splitlines() if "|" in line]
     if not lines:
         return None
-    word, _, code = lines[-1].partition("|")
-    return _state(word.partition(" ")[0], code, None)
+    state, _, code = lines[-1].partition("|")
+    name = state.partition(" ")[0]
+    return JobState(name, _exit_code(name, code))
 
 
-def _state(word: str, code: str, log: str | None) -> JobState:
-    if word not in ENDED:
-        return JobState(word, None, log)
-    own, _, signal = code.partition(":")
-    ended = 128 + int(signal) if signal.strip("0") else int(own or 0)
-    fixed = ENDED[word]
-    return JobState(word, fixed if fixed is not None else ended or int(word != "COMPLETED"), log)
+def _exit_code(state: str, text: str) -> int | None:
+    """Return the exit code of a job from its state and its "CODE:SIGNAL"; None while it has not ended."""
+    if state not in ENDED:
+        return None
+    code = ENDED[state]
+    if code is not None:
+        return code
+    status, _, signal = text.partition(":")
+    own = EXIT_SIGNAL + int(signal) if signal.strip("0") else int(status or 0)
+    return own if own or state == "COMPLETED" else 1
 
 
 SLURM = Scheduler(
@@ -54,16 +64,16 @@ SLURM = Scheduler(
     template="slurm.sh.j2",
     submit=("sbatch", "--parsable"),
     job_id=r"^(\d+)",
-    questions=(
-        StateQuery(("scontrol", "show", "job", "-o", "{id}"), read_scontrol),
-        StateQuery(("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", "{id}"), read_sacct),
+    state_queries=(
+        StateQuery(("scontrol", "show", "job", "-o", "{id}"), parse_scontrol),
+        StateQuery(("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", "{id}"), parse_sacct),
     ),
     status=("squeue", "-j", "{id}"),
     cancel=("scancel", "{id}"),
-    gone="Invalid job id",
-    time=clock,
+    unknown_job="Invalid job id",
+    format_time=clock,
     log="ddlrun-%j.out",
     log_id=("%j", "%J", "%A"),
-    gpus=(("sinfo", "-h", "-o", "%G"), r"\bgpu\b"),
-    trial=("sbatch", "--test-only"),
+    gpu_query=(("sinfo", "-h", "-o", "%G"), r"\bgpu\b"),
+    estimate_start=("sbatch", "--test-only"),
 )
