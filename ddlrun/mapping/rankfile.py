@@ -5,16 +5,17 @@ What each major does with a file that breaks one of these rules: docs/explanatio
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import groupby
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
-from ddlrun.machine import Machine
+from ddlrun.machine import Core, Machine
 from ddlrun.mapping.placement import LocalRankPlacement, Placement
 from ddlrun.topology import AXES
 
 # Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
-# 5.0 drops what is too long of a slot text without a word.
+# 5.0 silently drops the end of a slot text that is too long.
 MOST_CHARACTERS = 63
 BETWEEN = 6
 
@@ -48,7 +49,7 @@ def render(placement: Placement, title: str) -> Iterator[str]:
     Raises PlacementError where a host or a seat cannot be written so that both majors read it alike.
     """
     check_names(placement.hosts.names)
-    slots = {key: [slot_text(seat, machine) for seat in seats] for key, machine, seats in _kinds(placement)}
+    slots = {key: [render_slots(seat.cores, machine) for seat in seats] for key, machine, seats in _kinds(placement)}
     problems = _too_long(placement, slots)
     if problems:
         raise PlacementError(*problems)
@@ -82,33 +83,35 @@ def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
     return tuple(lines)
 
 
-def slot_text(seat: LocalRankPlacement, machine: Machine) -> str:
-    """Write a seat's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
+def render_slots(cores: Sequence[Core], machine: Machine) -> str:
+    """Write a rank's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
 
-    `P:a-b;Q:c-d` would do for two packages, but is too long for many. Where packages differ in
-    size, Open MPI 5.0 finds the wrong core inside a package, and where there are none, both find none:
+    `P:a-b;Q:c-d` would do for two packages, but grows too long for many. Where packages differ in size,
+    Open MPI 5.0 finds the wrong core inside a package, and where there are none, neither major finds any:
     there cores are counted over the host.
     """
-    packages = {core.package for core in seat.cores}
+    packages = {core.package for core in cores}
     if machine.uniform and machine.packaged and len(packages) == 1:
-        runs = _runs([core.index_in_package for core in seat.cores])
+        runs = _runs([core.index_in_package for core in cores])
         # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
-        return ";".join(f"{seat.cores[0].package}:{run}" for run in runs)
-    return ",".join(_runs([core.logical_index for core in seat.cores]))
+        return ";".join(f"{cores[0].package}:{run}" for run in runs)
+    return ",".join(_runs([core.logical_index for core in cores]))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield `a-b` or `a` for each run of neighbours."""
-    for _, members in groupby(enumerate(numbers), key=lambda at: at[1] - at[0]):
+    """Yield `a-b` or `a` for each run of consecutive numbers."""
+    for _, members in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in members]
         yield f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
 def check_names(names: Iterable[str]) -> None:
     """Raise PlacementError for host names that both majors do not read as they are."""
-    bad = [(name, why) for name in names if (why := name_problem(name))]
-    if bad:
-        raise PlacementError(*(f"host {name!r}: {why}; give it another name in /etc/hosts" for name, why in bad))
+    problems = [(name, problem) for name in names if (problem := name_problem(name))]
+    if problems:
+        raise PlacementError(
+            *(f"host {name!r}: {problem}; give it another name in /etc/hosts" for name, problem in problems)
+        )
 
 
 def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
@@ -127,18 +130,33 @@ def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[
     return problems
 
 
-def name_problem(name: str) -> str | None:
-    """Say why a host's name is not read as it is by both majors; None: it is."""
-    if name not in _KEYWORDS and re.fullmatch(_NAME, name):
+class NameProblem(Enum):
+    """Reasons why the majors do not read a host's name as it is."""
+
+    KEYWORD = "a word of Open MPI's own grammar"
+    IPV6 = "no Open MPI rank file can carry an IPv6 address"
+    UNDERSCORE = "Open MPI 4.1 cannot launch on a name with _"
+    NUMBER = "Open MPI reads it as a number and drops its zeros or overflows"
+    LEADING_DIGIT = "Open MPI cannot parse a name that begins with a digit and has a dot"
+    UNREADABLE = "Open MPI cannot parse it"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def name_problem(name: str) -> NameProblem | None:
+    """Return why the majors do not both read a host's name as it is; None: they do."""
+    if name in _KEYWORDS:
+        return NameProblem.KEYWORD
+    if re.fullmatch(_NAME, name):
         return None
-    reasons = {
-        "a word of Open MPI's own grammar": name in _KEYWORDS,
-        "no Open MPI rank file can carry an IPv6 address": ":" in name,
-        "Open MPI 4.1 cannot launch on a name with _": "_" in name,
-        "Open MPI reads it as a number and drops its zeros or overflows": name.isdigit(),
-        "Open MPI cannot parse a name that begins with a digit and has a dot": name[:1].isdigit(),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "Open MPI cannot parse it")
+    if ":" in name:
+        return NameProblem.IPV6
+    if "_" in name:
+        return NameProblem.UNDERSCORE
+    if name.isdigit():
+        return NameProblem.NUMBER
+    return NameProblem.LEADING_DIGIT if name[:1].isdigit() else NameProblem.UNREADABLE
 
 
 def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[LocalRankPlacement, ...]]]:

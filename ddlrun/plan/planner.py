@@ -76,16 +76,23 @@ def place_job(
 def _place_as_told(
     settings: Settings, rankfile: tuple[str, str], machines: Mapping[str, Machine], major: int | None
 ) -> tuple[Placement, str, str]:
-    from ddlrun.mapping.rankfile_lint import lint, places  # noqa: PLC0415 - for the user's own rank file alone
+    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+    from ddlrun.mapping.rankfile_entries import parse_places  # noqa: PLC0415
+    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
 
     name, text = rankfile
     findings = lint(text, machines.get, None, settings.hosts.names)
-    wrong = [one for one in findings if one.error and one.matters(major)]
+    errors = [finding for finding in findings if finding.error and finding.concerns(major)]
     if settings.policy.overload:
-        wrong = [one for one in wrong if ", as rank " not in one.what]
-    if wrong:
-        raise PlacementError(*(f"{name}{one.place}: {one.what}; {one.really(major)}; {one.remedy}" for one in wrong))
-    told = places(text, lambda host: machines[host])
+        errors = [finding for finding in errors if finding.code is not LintCode.SHARED_CORE]
+    if errors:
+        raise PlacementError(
+            *(
+                f"{name}{finding.location}: {finding.message}; {finding.effect(major)}; {finding.remedy}"
+                for finding in errors
+            )
+        )
+    told = parse_places(text, lambda host: machines[host])
     share, left = divmod(len(told), len(settings.hosts))
     if left:
         raise PlacementError(f"{name}: {len(told)} ranks on {len(settings.hosts)} hosts are no topology XxYxZ")
@@ -208,12 +215,14 @@ def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> 
 
 def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -> Iterator[str]:
     if settings.rankfile is not None:
-        from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415 - for the user's own rank file alone
+        from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+        from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
 
         name, text = settings.rankfile
-        for one in lint(text, machines.get):
-            if not one.error and one.matters(major) and "has a dot" not in one.what:
-                yield f"{name}{one.place}: {one.what}; {one.really(major)}"
+        for finding in lint(text, machines.get):
+            # The command itself passes the parameter that keeps dotted names.
+            if not finding.error and finding.concerns(major) and finding.code is not LintCode.DOTTED_HOST:
+                yield f"{name}{finding.location}: {finding.message}; {finding.effect(major)}"
 
 
 def choose_order(settings: Settings) -> tuple[RankOrder, str]:

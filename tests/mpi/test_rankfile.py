@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.placement import Placement
-from ddlrun.mapping.rankfile import RankFileLine, parse, render, slot_text
+from ddlrun.mapping.rankfile import RankFileLine, parse, render, render_slots
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.support.oracle import map_ranks
@@ -56,7 +56,7 @@ def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st
     placed = placement(f"{x}x{y}x{z}", [f"h{i}" for i in range(y * z)], described, order)
     lines = parse(rendered(placed))
     assert lines == tuple(
-        RankFileLine(rank.rank, rank.host.name, slot_text(rank.seat, described)) for rank in placed.by_host()
+        RankFileLine(rank.rank, rank.host.name, render_slots(rank.seat.cores, described)) for rank in placed.by_host()
     )
     assert lines[0].rank == 0
     assert sorted(line.rank for line in lines) == list(range(x * y * z))
