@@ -11,6 +11,17 @@ from ddlrun.topology import Topology
 
 Claim = tuple[int, str]
 
+
+class TopologyReason(NamedTuple):
+    """The reason for a topology: for its X, and for its Y and Z where a profile gave them."""
+
+    accelerators: str
+    hosts: str | None = None
+
+    def __str__(self) -> str:
+        return self.accelerators if self.hosts is None else f"{self.accelerators}; Y, Z: {self.hosts}"
+
+
 # What one rank may stand for: word -> how many of them a machine has.
 UNITS: dict[str, Callable[[Machine], int]] = {
     "gpu": lambda machine: len(machine.gpus),
@@ -34,7 +45,7 @@ class TopologyRequest(NamedTuple):
     """GPUs that the scheduler gave on each host."""
 
 
-def check_wish(wish: TopologyRequest, hosts: HostList) -> None:
+def check_request(wish: TopologyRequest, hosts: HostList) -> None:
     """Raise InputError for what contradicts itself whatever the hosts are made of."""
     stated = _stated(wish, hosts)
     clashes = _clashes(stated)
@@ -49,13 +60,15 @@ def check_wish(wish: TopologyRequest, hosts: HostList) -> None:
         raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
 
 
-def choose_topology(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
+def choose_topology(
+    wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]
+) -> tuple[Topology, TopologyReason]:
     """Return the topology and why it is that one.
 
     Raises InputError where two wishes contradict each other (both are shown), or where hosts do not
     divide into equal racks.
     """
-    check_wish(wish, hosts)
+    check_request(wish, hosts)
     claims = _stated(wish, hosts)
     if isinstance(wish.accelerators, str):
         claims.append(_count(wish.accelerators, wish, hosts, machines, f"--accelerators {wish.accelerators}"))
@@ -65,7 +78,7 @@ def choose_topology(wish: TopologyRequest, hosts: HostList, machines: Mapping[st
         raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
     value, reason = claims[0]
     shape = _hosts_shape(wish, hosts) if wish.topology is None else wish.topology.dims[1:]
-    return Topology((value, *shape)), reason
+    return Topology((value, *shape)), TopologyReason(reason)
 
 
 def _stated(wish: TopologyRequest, hosts: HostList) -> list[Claim]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
 from ddlrun.environment.rendezvous_ports import parse_ports
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import HostError
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT as MACHINE
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
@@ -152,7 +152,7 @@ wait
 
 
 def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -> HostFacts:
-    r"""Parse what `facts_script` printed on `host`. Raises UnreachableError where its end is missing.
+    r"""Parse what `facts_script` printed on `host`. Raises HostError where its end is missing.
 
     `alike` keeps the machines of hosts that say the same, which then share one object.
 
@@ -193,9 +193,7 @@ def _parts(text: str, host: str) -> tuple[str, str, str]:
     before, begun, rest = text.rpartition(f"{START}\n")
     body, ended, _ = rest.partition(f"\n{END}")
     if not begun or not ended:
-        raise UnreachableError(
-            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
-        )
+        raise HostError(host, f"its answer stops after {len(text)} characters ({text[-60:]!r}); try again")
     section, _, own = body.removeprefix("@machine\n").rpartition("@own\n")
     return before, section, own
 
@@ -228,7 +226,7 @@ def _machine(section: str, host: str, alike: dict[str, Machine]) -> Machine | No
     kind = machine_kind(section)
     try:
         return alike.get(kind) or alike.setdefault(kind, parse_sysfs(section, host))
-    except UnreachableError:
+    except HostError:
         return None
 
 

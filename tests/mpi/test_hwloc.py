@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import THREADS_ALONE, Machine
+from ddlrun.machine import Machine, MachineNote, MachineNoteCode
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_cpuset, parse_hwloc
 from tests.conftest import CAPTURES
@@ -44,7 +44,7 @@ def test_a_captured_machine_is_what_the_index_says(capture: Callable[[str], Path
         return
     pus = sum(len(core.pus) for core in machine.cores)
     # Where there are no Core objects, hardware threads count as cores, and the machine says so.
-    cores = 0 if any("no cores" in note for note in machine.notes) else len(machine.cores)
+    cores = 0 if machine.cores_are_threads else len(machine.cores)
     assert totals == f"cores {cores} PUs {pus}"
     listed = re.findall(r"(\d+)c/(\d+)t", packages)
     ours = [(str(len(package)), str(sum(len(core.pus) for core in package))) for package in machine.packages]
@@ -129,7 +129,7 @@ def test_a_machine_without_packages_and_one_without_cores() -> None:
     assert (flat.packaged, len(flat.cores), flat.notes) == (False, 4, ())
     bare = parse_hwloc(synthetic("pu:4"), "h")
     assert (bare.packaged, len(bare.cores)) == (False, 4)
-    assert bare.notes == (THREADS_ALONE,)
+    assert bare.notes == (MachineNote(MachineNoteCode.CORES_ARE_THREADS),)
 
 
 def test_open_mpi_5_takes_no_rank_file_where_there_are_no_cores(major: int, mpirun: str, tmp_path: Path) -> None:
@@ -137,7 +137,8 @@ def test_open_mpi_5_takes_no_rank_file_where_there_are_no_cores(major: int, mpir
     argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", str(tmp_path / "bare.xml")]
     done = subprocess.run([*argv, "--mpirun", mpirun, "true"], capture_output=True, text=True, check=False)
     assert done.returncode == {4: 0, 5: 5}[major], done.stderr
-    assert (f"host localhost: {THREADS_ALONE}; take Open MPI 4.1" in done.stderr) == (major == 5)
+    note = MachineNoteCode.CORES_ARE_THREADS.value
+    assert (f"host localhost: {note}; take Open MPI 4.1" in done.stderr) == (major == 5)
 
 
 @given(st.data())

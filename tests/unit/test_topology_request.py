@@ -6,7 +6,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mapping.topology_request import TopologyRequest, check_wish, choose_topology
+from ddlrun.mapping.topology_request import TopologyRequest, check_request, choose_topology
 from ddlrun.topology import parse_topology
 from tests.support.shapes import machine
 
@@ -17,7 +17,7 @@ NUMA = parse_machine("{packages: 2, cores_per_package: 8, numa_per_package: 4}",
 def chosen(wish: TopologyRequest, hosts: str, described: Machine) -> tuple[str, str]:
     listed = parse_hosts(hosts, "-H")
     topology, reason = choose_topology(wish, listed, dict.fromkeys(listed.names, described))
-    return str(topology), reason
+    return str(topology), reason.accelerators
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_contradiction_shows_both_sides_before_any_host_is_asked(
     wish: TopologyRequest, hosts: str, both: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
-        check_wish(wish, parse_hosts(hosts, "-H"))
+        check_request(wish, parse_hosts(hosts, "-H"))
     for part in both:
         assert part in str(caught.value)
 
