@@ -19,10 +19,11 @@ from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.mapping.placement import Placement, placement_notes
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import shape_reason
-from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
 from ddlrun.plan.planner import check, make_plan, place_job
 from ddlrun.plan.settings import Settings

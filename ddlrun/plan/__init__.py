@@ -129,7 +129,7 @@ def machine_dict(machine: Machine) -> dict[str, object]:
 
 def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
     for placed in placement.by_host():
-        seat = placed.seat
+        seat = placed.binding
         yield {
             "rank": placed.rank,
             "host": placed.host.name,

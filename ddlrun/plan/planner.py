@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine, MachineNoteCode
-from ddlrun.mapping.placement import Placement, place, place_cores, placement_notes
+from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rankfile import check_names
 from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, check_request, choose_topology
 from ddlrun.network.subnet_selection import Network, tcp_variables
@@ -111,7 +112,7 @@ def _place_as_told(
             f"{topology}; name the hosts in their order (-H) and the --topology"
         )
     cores = {rank: chosen for rank, (_, chosen) in told.items()}
-    placement = place_cores(topology, settings.hosts, machines, order, cores, settings.policy)
+    placement = place_cores(topology, settings.hosts, machines, OrderedCores(order, cores), settings.policy)
     _check_gpus(settings, placement)
     return placement, TopologyReason(f"--rankfile {name}"), f"the order of {name}"
 

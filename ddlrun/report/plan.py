@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.mapping.placement import LocalRankPlacement, Placement, placement_notes
+from ddlrun.mapping.local_ranks import LocalRankPlacement
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
 

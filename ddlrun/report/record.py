@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, PU, Core, Machine
-from ddlrun.mapping.placement import LocalRankPlacement
+from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.plan.outcome import RankEnd
 
 Fields = Mapping[str, Any]

@@ -18,7 +18,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
-from ddlrun.mapping.placement import seat_ranks
+from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.rankfile import render
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, placement
@@ -153,9 +153,9 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
     assert re.search(r"(?m)^# Source: \S", path.read_text())
     placed = placement(f"{len(described.gpus)}x2", ["a", "b"], described)
     for rank in placed.by_host():
-        gpu = rank.seat.gpu
+        gpu = rank.binding.gpu
         assert gpu is not None
-        assert gpu.package in (None, *(core.package for core in rank.seat.cores))
+        assert gpu.package in (None, *(core.package for core in rank.binding.cores))
     assert not placed.shares_cores
     smt = len(described.cores[0].pus)
     synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
@@ -165,13 +165,13 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
 def test_summit_gives_seven_cores_to_each_gpu() -> None:
     described = read_preset("ac922-6gpu")
     assert described is not None
-    assert [len(seat.cores) for seat in seat_ranks(described, 6)] == [7] * 6
+    assert [len(seat.cores) for seat in place_local_ranks(described, 6)] == [7] * 6
 
 
 def test_frontiers_first_gpu_hangs_on_the_last_numa_node() -> None:
     described = read_preset("mi250x")
     assert described is not None
-    seats = seat_ranks(described, 8)
+    seats = place_local_ranks(described, 8)
     assert [seat.cores[0].numa_node for seat in seats] == [3, 3, 1, 1, 0, 0, 2, 2]
     assert {seat.gpu.vendor for seat in seats if seat.gpu} == {"amd"}
 

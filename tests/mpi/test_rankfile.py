@@ -56,7 +56,8 @@ def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st
     placed = placement(f"{x}x{y}x{z}", [f"h{i}" for i in range(y * z)], described, order)
     lines = parse(rendered(placed))
     assert lines == tuple(
-        RankFileLine(rank.rank, rank.host.name, render_slots(rank.seat.cores, described)) for rank in placed.by_host()
+        RankFileLine(rank.rank, rank.host.name, render_slots(rank.binding.cores, described))
+        for rank in placed.by_host()
     )
     assert lines[0].rank == 0
     assert sorted(line.rank for line in lines) == list(range(x * y * z))

@@ -117,7 +117,7 @@ def test_what_ddlrun_writes_is_good(name: str, x: int, y: int, order: RankOrder)
     text = "".join(render(placed, "test"))
     findings = lint(text, lambda _: described, placed.topology.size, placed.hosts.names)
     assert {finding.code for finding in findings} <= {LintCode.SEVERAL_PACKAGES}
-    told = {rank.rank: (rank.host.name, rank.seat.cores) for rank in placed.by_host()}
+    told = {rank.rank: (rank.host.name, rank.binding.cores) for rank in placed.by_host()}
     assert parse_places(text, lambda _: described) == told
 
 
