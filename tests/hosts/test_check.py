@@ -152,7 +152,12 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
     daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
     with mounted(cluster, "h3", daemon, "--bind", "/dev/null"):
         done = check(cluster, tmp_path, "--mpirun", mpirun)
-    one_row(done, 5, ["mpi", "h3", "FAILURE", f"{daemon} is not there"], "install the same Open MPI at the same path")
+    one_row(
+        done,
+        5,
+        ["mpi", "h3", "FAILURE", f"{daemon}, which mpirun starts by this path"],
+        "install the same Open MPI at the same path",
+    )
     other = MPIRUNS[9 - major]
     with mounted(cluster, "h3", Path(mpirun).resolve(), "--bind", other):
         done = check(cluster, tmp_path, "--mpirun", mpirun)
@@ -162,7 +167,9 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
 def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", Path(sys.executable).resolve(), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
-    one_row(done, 5, ["python", "h3", "FAILURE", f"{sys.executable} is not there"], "a file system that all share")
+    one_row(
+        done, 5, ["python", "h3", "FAILURE", f"{sys.executable} does not exist"], "a file system that all hosts share"
+    )
 
 
 def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
@@ -189,7 +196,7 @@ def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: P
     (folder := tmp_path / "a 'b' $c").mkdir()
     with mounted(cluster, "h3", tmp_path, "-t", "tmpfs", "tmpfs"):
         done = check(cluster, folder)
-    one_row(done, 5, ["files", "h3", "FAILURE", f"working folder {folder} is not there"], "copy it there")
+    one_row(done, 5, ["files", "h3", "FAILURE", f"working folder {folder} does not exist"], "copy it there")
     assert check(cluster, folder).stdout == WELL
 
 
