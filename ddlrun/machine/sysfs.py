@@ -159,7 +159,7 @@ def _devices(
 ) -> tuple[tuple[GPU, ...], tuple[NIC, ...], tuple[MachineNote, ...]]:
     """Return the GPUs that may be used, the NICs, and notes on the other GPUs."""
     gpus, nics = attach(cores, _gpus(output), _nics(output))
-    denied = {address for address, answer in _gpu_answers(output) if answer == "no"}
+    denied = {words[1] for words in output.records if words[0] == "@gpu" and words[2] == "no"}
     variables = output.values("@env")
     gpus, notes = granted(gpus, denied, output.values("@uuid"), variables)
     numbers = next((words[1] for words in output.records if words[0] == "@allotted"), "")
@@ -167,11 +167,6 @@ def _devices(
         gpus, more_notes = allocated(gpus, numbers, output.values("@minor"))
         notes += more_notes
     return gpus, nics, notes
-
-
-def _gpu_answers(output: _Output) -> Iterator[tuple[str, str]]:
-    """Yield (PCI address, "yes" or "no") for each device file of a GPU that may or may not be opened."""
-    return ((words[1], words[2]) for words in output.records if words[0] == "@gpu")
 
 
 def _numa_nodes(cores: Sequence[Core], files: Mapping[str, str]) -> tuple[int, ...]:
@@ -190,10 +185,7 @@ def _memory_note(output: _Output, kib: int) -> tuple[MachineNote, ...]:
 
 
 def machine_kind(text: str) -> str:
-    """Return the part of the output that equal hosts share.
-
-    Memory counts in GiB; the UUIDs of GPUs count only where a variable restricts GPUs, perhaps by them.
-    """
+    """Return the output that equal hosts share: memory in GiB, UUIDs only if a variable restricts GPUs."""
     if "@env" in text:
         return text
     text = re.sub(r"MemTotal: *(\d+)", lambda size: f"MemTotal:{_gib(int(size[1]))}", text)

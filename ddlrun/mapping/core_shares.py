@@ -26,10 +26,10 @@ def leave_out_reserved(packages: Sequence[Cores], count: int) -> list[Cores]:
 
 def keep_first_packages(packages: Sequence[Cores], needed: int) -> list[Cores]:
     """Return the first packages that together have `needed` cores; the others become empty."""
-    kept: list[Cores] = []
+    first_packages: list[Cores] = []
     for package in packages:
-        kept.append(package if sum(map(len, kept)) < needed else [])
-    return kept
+        first_packages.append(package if sum(map(len, first_packages)) < needed else [])
+    return first_packages
 
 
 def choose_groups(groups: Sequence[Cores], ranks: int) -> list[int]:

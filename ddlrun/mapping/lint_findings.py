@@ -222,7 +222,7 @@ class LintFinding(NamedTuple):
         return self.code.value.open_mpi_4 == self.code.value.open_mpi_5
 
     def concerns(self, major: int | None) -> bool:
-        """Return whether Open MPI `major` (None: either) reads the line otherwise than it is meant."""
+        """Check if Open MPI `major` (None: either) reads the line otherwise than it is meant."""
         effect = {4: self.code.value.open_mpi_4, 5: self.code.value.open_mpi_5}.get(major or 0)
         return effect is None or not effect.as_meant
 
@@ -235,7 +235,7 @@ class LintFinding(NamedTuple):
         return f"4.1 {self.open_mpi_4}, 5.0 {self.open_mpi_5}"
 
     def as_dict(self) -> dict[str, object]:
-        """Return what `ddlrun lint --json` prints."""
+        """Return the finding for `ddlrun lint --json`."""
         return {
             "code": self.code.name.lower().replace("_", "-"),
             "line": self.line,

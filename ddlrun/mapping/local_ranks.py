@@ -118,7 +118,7 @@ def _divide(packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: Place
 
 
 def _has_room(packages: Sequence[Cores], homes: Sequence[int], *, overload: bool) -> bool:
-    """Return whether each package has a core for each of its ranks, or any core if ranks may share."""
+    """Check if each package has a core for each of its ranks, or any core if ranks may share."""
     return all(
         len(packages[home]) >= homes.count(home) or (overload and len(packages[home]) > 0) for home in set(homes)
     )

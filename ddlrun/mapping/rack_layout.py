@@ -60,8 +60,8 @@ def by_rack(hosts: HostList) -> dict[str, list[Host]]:
 
 def shape_reason(hosts: HostList) -> str:
     """Return the reason for Y and Z that the user left open."""
-    known = all(host.rack for host in hosts)
-    return f"the racks of {hosts.source}" if known else f"one rack, as the racks of {hosts.source} are unknown"
+    all_known = all(host.rack for host in hosts)
+    return f"the racks of {hosts.source}" if all_known else f"one rack, as the racks of {hosts.source} are unknown"
 
 
 def arrange(request: TopologyRequest, hosts: HostList, *, choose: bool = False) -> RackLayout:
@@ -147,8 +147,8 @@ def _choose_hosts(layout: RackLayout, topology: Topology, racks: Sequence[Rack],
         names = fold(host.name for host in left_out)
         values = {"topology": topology, "needed": topology.hosts, "hosts": names}
         notes = (*notes, RackNote(RackNoteCode.LEFT_OUT, values))
-    taken = hosts.take(host for host in ordered if host.name in chosen)
-    return layout._replace(hosts=taken, left_out=left_out, notes=notes)
+    chosen_hosts = hosts.take(host for host in ordered if host.name in chosen)
+    return layout._replace(hosts=chosen_hosts, left_out=left_out, notes=notes)
 
 
 def _whole_groups(racks: Sequence[Rack], size: int) -> list[Rack]:

@@ -182,8 +182,8 @@ def _hosts_shape(request: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
     rest, left = divmod(len(hosts), product)
     if left or (request.nodes and request.racks and rest != 1):
         options = (("nodes", request.nodes), ("racks", request.racks), ("aisles", request.aisles))
-        given = " ".join(f"--{name} {size}" for name, size in options if size)
-        raise InputError(f"{given} makes {product} hosts or a multiple, but {len(hosts)} are there ({hosts})")
+        options_text = " ".join(f"--{name} {size}" for name, size in options if size)
+        raise InputError(f"{options_text} makes {product} hosts or a multiple, but {len(hosts)} are there ({hosts})")
     nodes = request.nodes or rest
     return nodes, request.racks or (rest if request.nodes else 1), aisles
 

@@ -160,7 +160,7 @@ class PreflightFinding(NamedTuple):
         return self.code.value.remedy.format_map({**self.values, "host": self.host})
 
     def as_dict(self) -> dict[str, str]:
-        """Return what `ddlrun check --json` prints."""
+        """Return the finding for `ddlrun check --json`."""
         return {
             "host": self.host,
             "check": self.check,

@@ -10,7 +10,7 @@ from ddlrun.preflight.findings import FindingCode, PreflightFinding
 CHECK = "names"
 
 
-class _Known(NamedTuple):
+class _AddressBook(NamedTuple):
     """The facts of all hosts and of this machine, and the owner of each of their addresses."""
 
     facts: Mapping[str, HostFacts]
@@ -27,13 +27,13 @@ def check_names(
     the order of `names`.
     """
     facts = {**hosts, here_name: here}
-    known = _Known(facts, here, _owners(facts))
+    book = _AddressBook(facts, here, _owners(facts))
     position = {name: index for index, name in enumerate(names)}
     for host, host_facts in hosts.items():
         for name in sorted(host_facts.names.keys() & position.keys(), key=position.__getitem__):
             # A host that cannot be reached has a finding already.
             if name in facts and name not in ("localhost", host):
-                yield from _check_name(host, name, host_facts.names[name], known)
+                yield from _check_name(host, name, host_facts.names[name], book)
         yield from _check_own_name(host, host_facts)
 
 
@@ -46,15 +46,15 @@ def _owners(facts: Mapping[str, HostFacts]) -> dict[str, str]:
     return owners
 
 
-def _check_name(host: str, name: str, resolved: Sequence[str], known: _Known) -> Iterator[PreflightFinding]:
+def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBook) -> Iterator[PreflightFinding]:
     if not resolved:
         yield PreflightFinding(host, CHECK, FindingCode.NAME_UNKNOWN, {"name": name})
         return
-    own = {address.ip for address in known.facts[name].addresses if not _is_loopback(address.ip)}
-    resolved_here = {ip for ip in known.here.names.get(name, ()) if not _is_loopback(ip)}
+    own = {address.ip for address in book.facts[name].addresses if not _is_loopback(address.ip)}
+    resolved_here = {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
     if not own or not (own | resolved_here).isdisjoint(resolved):
         return
-    owner = known.owners.get(resolved[0])
+    owner = book.owners.get(resolved[0])
     if _is_loopback(resolved[0]):
         code = FindingCode.NAME_OF_ITSELF
     else:
