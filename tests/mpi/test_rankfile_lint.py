@@ -1,4 +1,4 @@
-"""What lint says of a rank file is what real mpiruns of both majors do with it."""
+"""The findings of lint agree with real mpiruns of both majors."""
 
 import json
 import random
@@ -23,25 +23,28 @@ from tests.support.shapes import MACHINES, hwloc_topology, machine, placement
 MINSKY = "rank 0=a slot=0:0-4\n"
 
 
-class Read:
-    """What a major really did: "as meant", "otherwise", "unbound", "refused"."""
+def outcome(major: int, mpirun: str, text: str, name: str, folder: Path) -> str:
+    """Return what a real mpirun does with a rank file: "as meant", "otherwise", "unbound" or "refused"."""
+    try:
+        got = map_ranks(major, text, hwloc_topology(name, folder), mpirun=mpirun)
+    except OracleError as error:
+        return "unbound" if "Data for" in error.output and not error.returncode else "refused"
+    return "as meant" if got == meant_places(text, name) else "otherwise"
 
-    def __init__(self, major: int, mpirun: str, text: str, name: str, folder: Path) -> None:
-        meant = {}
-        try:
-            placed = parse_places(text, lambda _: machine(name))
-        except IndexError:  # cores that are not there
-            placed = {}
-        for rank, (host, cores) in placed.items():
-            inside: dict[int, tuple[int, ...]] = {}
-            for core in cores:
-                inside[core.package] = (*inside.get(core.package, ()), core.index_in_package)
-            meant[rank] = (host, inside)
-        try:
-            got = map_ranks(major, text, hwloc_topology(name, folder), mpirun=mpirun)
-            self.did = "as meant" if got == meant else "otherwise"
-        except OracleError as error:
-            self.did = "unbound" if "Data for" in error.output and not error.returncode else "refused"
+
+def meant_places(text: str, name: str) -> dict[int, tuple[str, dict[int, tuple[int, ...]]]]:
+    """Return each rank's host and cores by package, as the author meant them."""
+    meant = {}
+    try:
+        placed = parse_places(text, lambda _: machine(name))
+    except IndexError:  # cores that do not exist
+        placed = {}
+    for rank, (host, cores) in placed.items():
+        inside: dict[int, tuple[int, ...]] = {}
+        for core in cores:
+            inside[core.package] = (*inside.get(core.package, ()), core.index_in_package)
+        meant[rank] = (host, inside)
+    return meant
 
 
 # The outcomes that each code stands for, under 4.1 and under 5.0.
@@ -85,14 +88,13 @@ def findings_of(text: str, name: str) -> tuple[LintFinding, ...]:
 
 
 @pytest.mark.parametrize("bad", BAD_RANK_FILES)
-def test_each_major_does_what_lint_says(bad: BadRankFile, major: int, mpirun: str, tmp_path: Path) -> None:
+def test_each_major_does_what_lint_reports(bad: BadRankFile, major: int, mpirun: str, tmp_path: Path) -> None:
     findings = findings_of(bad.text, bad.machine)
     finding = next(finding for finding in findings if finding.code is bad.code)
     assert finding.line == bad.line
     if len({finding.error for finding in findings}) == len(findings):  # several findings would hide each other
-        outcome = Read(major, mpirun, bad.text, bad.machine, tmp_path).did
         possible = OUTCOMES[finding.code][0 if major == 4 else 1]
-        assert outcome in possible, finding.effect(major)
+        assert outcome(major, mpirun, bad.text, bad.machine, tmp_path) in possible, finding.effect(major)
 
 
 GOOD = [
@@ -105,24 +107,24 @@ GOOD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_what_lint_calls_good_is_read_as_it_is_meant(text: str, major: int, mpirun: str, tmp_path: Path) -> None:
+def test_a_file_without_findings_is_read_as_meant(text: str, major: int, mpirun: str, tmp_path: Path) -> None:
     assert [finding for finding in findings_of(text, "minsky") if finding.error] == []
-    assert Read(major, mpirun, text, "minsky", tmp_path).did == "as meant"
+    assert outcome(major, mpirun, text, "minsky", tmp_path) == "as meant"
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.integers(1, 8), st.integers(1, 4), st.sampled_from(RankOrder))
-def test_what_ddlrun_writes_is_good(name: str, x: int, y: int, order: RankOrder) -> None:
+def test_files_of_ddlrun_have_no_findings(name: str, x: int, y: int, order: RankOrder) -> None:
     described = machine(name)
     placed = placement(f"{min(x, len(described.cores))}x{y}", [f"h{i}" for i in range(y)], described, order)
     text = "".join(render(placed, "test"))
     findings = lint(text, lambda _: described, placed.topology.size, placed.hosts.names)
     assert {finding.code for finding in findings} <= {LintCode.SEVERAL_PACKAGES}
-    told = {rank.rank: (rank.host.name, rank.binding.cores) for rank in placed.by_host()}
-    assert parse_places(text, lambda _: described) == told
+    placed_cores = {rank.rank: (rank.host.name, rank.binding.cores) for rank in placed.by_host()}
+    assert parse_places(text, lambda _: described) == placed_cores
 
 
 def spoiled(text: str, how: random.Random) -> str:
-    """Write a good file badly, so that a person still knows what is meant."""
+    """Return a file with mistakes that leave its meaning clear to a person."""
     lines = text.splitlines()
     rows = [line for line in lines if line.startswith("rank")]
     how.shuffle(rows)
@@ -136,7 +138,7 @@ def spoiled(text: str, how: random.Random) -> str:
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.integers(1, 6), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_what_is_mended_is_what_was_meant(name: str, x: int, y: int, how: random.Random) -> None:
+def test_a_fixed_file_is_what_was_meant(name: str, x: int, y: int, how: random.Random) -> None:
     described = machine(name)
     placed = placement(f"{min(x, len(described.cores))}x{y}", [f"h{i}" for i in range(y)], described)
     text = "".join(render(placed, "test"))
@@ -149,7 +151,7 @@ def test_what_is_mended_is_what_was_meant(name: str, x: int, y: int, how: random
 
 
 @given(st.text(), st.integers(1, 4))
-def test_any_text_has_findings_and_no_other_end(text: str, ranks: int) -> None:
+def test_any_text_can_be_checked_and_fixed(text: str, ranks: int) -> None:
     for name in ("minsky", "8+10"):
         lint(text, lambda _, name=name: machine(name), ranks, ["a"])  # type: ignore[misc]
         fixed, _ = fix(f"rank 0=a slot={text}", lambda _, name=name: machine(name))  # type: ignore[misc]
@@ -224,7 +226,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "-o: needs --fix" in ddlrun("-", "-o", "x").stderr
 
 
-def test_machines_are_kept_by_host() -> None:
+def test_each_host_has_its_own_machine() -> None:
     described = {"a": machine("minsky"), "b": machine("1x2")}
     text = "rank 0=a slot=1:5\nrank 1=b slot=1:5\n"
     assert [finding.line for finding in lint(text, described.get)] == [2]

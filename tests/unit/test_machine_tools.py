@@ -1,4 +1,4 @@
-"""What lscpu, numactl, ppc64_cpu and nvidia-smi print: every captured output, and broken text."""
+"""Parsers of lscpu, numactl, ppc64_cpu and nvidia-smi: every captured output, and broken text."""
 
 import json
 import subprocess
@@ -17,11 +17,11 @@ from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo, with_topology
 from ddlrun.machine.ppc64_cpu import machine_of, parse_ppc64_cpu
 from ddlrun.machine.preset import parse_machine
-from tests.mpi.test_machine import seen_by_hwloc, seen_by_us, unpacked
+from tests.mpi.test_machine import cores_of_hwloc, cores_of_machine, unpacked
 
 Capture = Callable[[str], Path]
 
-# File -> what the machine is, or a part of the error. POWER7's lscpu calls each core a socket.
+# File -> summary of the machine, or a part of the error. POWER7's lscpu calls each core a socket.
 SUMMARIES = {
     "arm-A510-A710-A715-X3.txt": "its cores are of several kinds",
     "armv7.txt": "1 package x 2 cores",
@@ -68,30 +68,30 @@ def test_every_capture_of_lscpu_is_tried(capture: Capture) -> None:
     "name",
     ["48amd64-4pa2n6c-sparse", "8em64t-2s2ca2c-buggynuma", "nvidiagpunumanodes", "offline-cpu0-node0"],
 )
-def test_captured_lists_are_what_hwloc_says(capture: Capture, name: str, tmp_path: Path) -> None:
+def test_captured_lists_agree_with_hwloc(capture: Capture, name: str, tmp_path: Path) -> None:
     machine = parse_lscpu((capture("lscpu") / f"derived-hwloc-{name}.parseable.txt").read_text(), name)
     root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
-    assert sorted(seen_by_us(machine)) == sorted(seen_by_hwloc("--input", str(root)))
+    assert sorted(cores_of_machine(machine)) == sorted(cores_of_hwloc("--input", str(root)))
     assert machine.measured
 
 
 def test_this_machine() -> None:
     argv = ["lscpu", "-p=CPU,CORE,SOCKET,NODE,ONLINE"]
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert seen_by_us(parse_lscpu(text, "here")) == seen_by_hwloc()
+    assert cores_of_machine(parse_lscpu(text, "here")) == cores_of_hwloc()
     text = subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout
-    assert len(parse_lscpu_summary(text, "here").cores) == len(seen_by_hwloc())
+    assert len(parse_lscpu_summary(text, "here").cores) == len(cores_of_hwloc())
 
 
 LIST = "# CPU,Core,Socket,Node,Online\n0,0,0,0,Y\n1,0,0,0,Y\n2,1,0,0,Y\n3,1,0,0,N\n4,0,1,8,Y\n5,0,1,8,Y\n"
 
 
-def test_a_core_number_may_come_again_in_another_socket() -> None:
+def test_a_core_number_may_be_repeated_in_another_socket() -> None:
     machine = parse_lscpu(LIST, "h")
-    assert seen_by_us(machine) == [(0, (0, 1)), (0, (2,)), (1, (4, 5))]
+    assert cores_of_machine(machine) == [(0, (0, 1)), (0, (2,)), (1, (4, 5))]
     assert [core.numa_node for core in machine.cores] == [0, 0, 8]
     flat = parse_lscpu("# CPU,Core,Socket,Node\n0,0,,\n1,1,,\n", "h")
-    assert (flat.packaged, seen_by_us(flat)) == (False, [(0, (0,)), (0, (1,))])
+    assert (flat.packaged, cores_of_machine(flat)) == (False, [(0, (0,)), (0, (1,))])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_subcores_and_mixed_smt() -> None:
     )
     assert [cpu_list(cpu for cpu, on in slots if on) for slots in split] == ["0-1", "2", "4"]
     fake = machine_of(dict.fromkeys(range(4), frozenset({0, 1, 2, 4})), split, "h")
-    assert seen_by_us(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
+    assert cores_of_machine(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ SMI: dict[str, Sequence[tuple[int | None, int, tuple[str, ...]]]] = {
 def test_captured_gpus(capture: Capture, name: str) -> None:
     rows = parse_topo((capture("nvidia-smi") / name).read_text(), "h")
     described = parse_machine(f"{{packages: 2, cores_per_package: 64, gpus: {len(rows)}}}", "test")
-    found = with_topology(described, rows, ())
+    completed = with_topology(described, rows, ())
     assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in SMI[name]]
-    assert [gpu.nics for gpu in found.gpus] == [nics for _, _, nics in SMI[name]]
+    assert [gpu.nics for gpu in completed.gpus] == [nics for _, _, nics in SMI[name]]
 
 
 def test_every_capture_of_nvidia_smi_is_tried(capture: Capture) -> None:
@@ -258,7 +258,7 @@ QUERY = (
 )
 
 
-def test_what_nvidia_smi_adds_to_a_machine() -> None:
+def test_nvidia_smi_completes_a_machine() -> None:
     listed = parse_query(QUERY, "h")
     assert listed[1].pci_address == "0000:ca:00.0"
     assert listed[1].name == "NVIDIA A100, 80GB"
@@ -271,7 +271,7 @@ def test_what_nvidia_smi_adds_to_a_machine() -> None:
     nothing = with_topology(TWO, parse_topo(TOPO.format("0-3", "N/A", "0-3", "N/A"), "h"), listed)
     assert [gpu.package for gpu in nothing.gpus] == [None, None]
     known = with_topology(by_node, parse_topo(TOPO.format("0-1", "0", "2-3", "8"), "h"), listed)
-    assert known.gpus == by_node.gpus  # what is known stays
+    assert known.gpus == by_node.gpus  # known values stay
     fewer = with_topology(by_node._replace(gpus=by_node.gpus[:1]), None, listed)
     assert [str(note) for note in fewer.notes] == ["nvidia-smi lists 2 GPUs, 1 may be used"]
     assert len(fewer.gpus) == 1
@@ -285,7 +285,7 @@ def test_what_nvidia_smi_adds_to_a_machine() -> None:
         ("0, GPU-1\n", "line 1: it is not a GPU's index, UUID, address and name"),
     ],
 )
-def test_nvidia_smi_that_lists_nothing_says_why(text: str, part: str) -> None:
+def test_nvidia_smi_without_gpus_is_an_error_with_the_reason(text: str, part: str) -> None:
     with pytest.raises(UnreachableError, match="host h: nvidia-smi, line 1") as caught:
         parse_query(text, "h")
     assert part in str(caught.value)

@@ -67,18 +67,18 @@ def test_shares(text: str, ranks: int, shares: list[int]) -> None:
     assert [len(cores) for cores in spread(text, ranks)] == shares
 
 
-def test_a_rank_sits_in_the_package_of_its_gpu() -> None:
+def test_a_rank_is_in_the_package_of_its_gpu() -> None:
     text = "{packages: 2, cores_per_package: 4, gpus: [1, 0, 1, 0]}"
     assert [cores[0][0] for cores in spread(text, 4)] == [1, 0, 1, 0]
     assert [cores[0] for cores in spread(text, 2)] == [(1, 0), (0, 0)]
 
 
-def test_inside_a_package_ranks_sit_on_the_numa_nodes_of_their_gpus_or_beside() -> None:
+def test_ranks_are_on_the_numa_nodes_of_their_gpus_or_beside_them() -> None:
     text = "{packages: 1, cores_per_package: 8, numa_per_package: 4, gpus: [3, 3, 1, 1], gpus_by: numa}"
     assert [cores[0][1] for cores in spread(text, 4)] == [6, 4, 2, 0]
 
 
-def test_gpus_whose_package_is_not_known_do_not_matter() -> None:
+def test_gpus_with_unknown_packages_do_not_matter() -> None:
     assert spread("{packages: 2, cores_per_package: 2, gpus: 4}", 4) == spread("{packages: 2, cores_per_package: 2}", 4)
 
 

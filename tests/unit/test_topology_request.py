@@ -49,9 +49,9 @@ def chosen(choice: TopologyRequest, hosts: str, described: Machine) -> tuple[str
     ],
 )
 def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topology: str, reason: str) -> None:
-    found, why = chosen(choice, hosts, described)
-    assert found == topology
-    assert why.startswith(reason)
+    result, reason_text = chosen(choice, hosts, described)
+    assert result == topology
+    assert reason_text.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topolog
         (TopologyRequest(topology=parse_topology("4")), "a:2", ["4x1x1 puts 4 ranks", "a offers 2 slots"]),
     ],
 )
-def test_a_contradiction_shows_both_sides_before_any_host_is_asked(
+def test_a_contradiction_shows_both_sides_before_any_host_is_probed(
     choice: TopologyRequest, hosts: str, both: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -117,11 +117,11 @@ def test_hosts_that_differ_are_shown() -> None:
         choose_topology(TopologyRequest(accelerators="gpu"), parse_hosts("a,b"), {"a": GPUS, "b": NUMA})
 
 
-def test_no_gpu_is_an_error_that_says_what_was_looked_at() -> None:
+def test_no_gpu_is_an_error_that_names_the_host() -> None:
     with pytest.raises(InputError, match="a has no gpu"):
         chosen(TopologyRequest(accelerators="gpu"), "a", NUMA)
 
 
-def test_hosts_of_which_one_has_no_gpu_get_one_rank_a_package() -> None:
+def test_hosts_of_which_one_has_no_gpu_get_one_rank_per_package() -> None:
     topology, _ = choose_topology(TopologyRequest(), parse_hosts("a,b"), {"a": GPUS, "b": NUMA})
     assert str(topology) == "2x2x1"
