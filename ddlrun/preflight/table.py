@@ -30,7 +30,7 @@ def render_report(report: PreflightReport, *, everything: bool) -> str:
         start = "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True))
         lines.append(f"{start}  {row.message}".rstrip())
         if row.remedy:
-            lines.append(f"{' ' * len(start)}  mend: {row.remedy}")
+            lines.append(f"{' ' * len(start)}  remedy: {row.remedy}")
     return "".join(f"{line}\n" for line in [*lines, _summary(report)])
 
 

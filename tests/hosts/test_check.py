@@ -55,14 +55,14 @@ def instead(path: Path, text: str) -> Iterator[None]:
             path.write_text(before)
 
 
-def one_row(done: CompletedProcess[str], code: int, row: Sequence[str], mend: str) -> None:
+def one_row(done: CompletedProcess[str], code: int, row: Sequence[str], remedy: str) -> None:
     """Hold that a check failed on one host and nothing else did."""
     assert done.returncode == code, done.stdout + done.stderr
     first, second, last = done.stdout.splitlines()
     assert first.split(maxsplit=3)[:3] == list(row[:3]), done.stdout
     assert row[3] in first
-    assert second.strip().startswith("mend: ")
-    assert mend in second
+    assert second.strip().startswith("remedy: ")
+    assert remedy in second
     assert last.startswith("h[1-4]: 1 ")
 
 
@@ -122,11 +122,11 @@ def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: 
     done = cluster.run("h1", [*DDLRUN, "check", "h[1-2],nowhere"], cwd=tmp_path)
     assert done.returncode == 3
     assert "Could not resolve hostname nowhere" in done.stdout
-    assert "mend: correct the name, or add it to /etc/hosts or DNS" in done.stdout
+    assert "remedy: correct the name, or add it to /etc/hosts or DNS" in done.stdout
     with mounted(cluster, "h1", namespaces.program("ssh"), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
     assert done.returncode == 3
-    assert "mend: install openssh-client on this machine" in done.stdout
+    assert "remedy: install openssh-client on this machine" in done.stdout
 
 
 def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
     report = PreflightReport((*well, *wrong), {}, None, ("h1", None))
     assert report.exit_code == 5
     assert render_report(report, everything=False) == (
-        "files  h[2-3]  FAILURE  a\n                        mend: b\nh[1-3]: 2 failures\n"
+        "files  h[2-3]  FAILURE  a\n                        remedy: b\nh[1-3]: 2 failures\n"
     )
     assert render_lines(wrong) == ["hosts h[2-3]: a; b"]
     with pytest.raises(PreflightError):
