@@ -107,7 +107,9 @@ def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> 
     request = make_request(mpirun, settings.way, options, job)
     report = preflight(settings.hosts, request, lambda seconds_left: reach(settings.way, seconds_left))
     if not options["quiet"]:
-        warnings = [finding for finding in report.findings if finding.level is Level.WARNING and finding.check in checks]
+        warnings = [
+            finding for finding in report.findings if finding.level is Level.WARNING and finding.check in checks
+        ]
         for line in render_lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report
