@@ -36,6 +36,16 @@ class UnreachableError(DdlrunError):
     exit_code = EXIT_UNREACHABLE
 
 
+class HostError(UnreachableError):
+    """A problem of one host, which callers that list several hosts print without its name."""
+
+    def __init__(self, host: str, problem: str) -> None:
+        """Keep the host's name apart from its problem."""
+        super().__init__(f"host {host}: {problem}")
+        self.host = host
+        self.problem = problem
+
+
 class PlacementError(DdlrunError):
     """The ranks do not fit on the machines, or a rank file cannot express their placement."""
 

@@ -21,8 +21,9 @@ from ddlrun.cli.options import (
 from ddlrun.errors import InputError
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
-from ddlrun.preflight.judge import NAMES, WARNING
-from ddlrun.preflight.run import PreflightReport, PreflightRequest, lines, preflight
+from ddlrun.preflight.findings import Level, render_lines
+from ddlrun.preflight.judge import NAMES
+from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.process_managers.installation import find_mpirun
 from ddlrun.process_managers.openmpi import Mpirun
@@ -106,8 +107,10 @@ def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> 
     request = make_request(mpirun, settings.way, options, job)
     report = preflight(settings.hosts, request, lambda seconds_left: reach(settings.way, seconds_left))
     if not options["quiet"]:
-        warnings = (item for item in report.findings if item.level == WARNING and item.check in checks)
-        for line in lines(warnings):
+        warnings = [
+            finding for finding in report.findings if finding.level is Level.WARNING and finding.check in checks
+        ]
+        for line in render_lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report
 

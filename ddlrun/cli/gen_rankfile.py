@@ -13,7 +13,8 @@ from ddlrun.cli.options import Sections, hostfile_option, option, placement_opti
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
-from ddlrun.mapping.placement import Placement, place, placement_notes
+from ddlrun.mapping.placement import Placement, place
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.topology_request import TopologyRequest
@@ -77,7 +78,7 @@ def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None) -> 
     job = None if hosts or hostfile else find_job("auto")
     host_list = read_hosts(hosts, hostfile, job=job)
     layout = arrange(TopologyRequest(topology=topology), host_list, choose=job is not None)
-    for note in layout.said:
+    for note in layout.notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     return layout.hosts
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddlrun.errors import InputError, UnreachableError
+from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
@@ -155,8 +155,8 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
     """Call what reads a file; its problem is then the file's, not a host's."""
     try:
         return read()
-    except UnreachableError as error:
-        raise InputError(*(problem.removeprefix("host ") for problem in error.problems)) from error
+    except HostError as error:
+        raise InputError(f"{error.host}: {error.problem}") from error
 
 
 def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:

@@ -35,7 +35,7 @@ from ddlrun.environment.exports import (
 from ddlrun.environment.frameworks import FRAMEWORKS, parse_frameworks
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.rack_layout import RackLayout, arrange
+from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
 from ddlrun.mapping.spare_hosts import HostAssignment
 from ddlrun.mapping.topology_request import UNITS, TopologyRequest
 from ddlrun.plan.run_dir import RunDir
@@ -224,7 +224,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
     job = find_job(options["scheduler"], named=bool(options["hosts"] or options["hostfile"]))
     arranged = _arranged(options, job)
     return Settings(
-        wish=arranged.wish,
+        wish=arranged.request,
         hosts=arranged.hosts,
         rank_order=options["rank_order"],
         mode=options["mode"],
@@ -236,7 +236,7 @@ def read_settings(ctx: click.Context, options: dict[str, Any], program: tuple[st
         job=job,
         asked_shape=" ".join(f"--{name} {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
         left_out=arranged.left_out,
-        notes=(*(job.notes if job is not None else ()), *arranged.said),
+        notes=(*(job.notes if job is not None else ()), *map(str, arranged.notes)),
         variables=variables,
         named=named,
         policy=read_policy(options)._replace(share_gpus=options["share_gpus"]),
@@ -277,8 +277,11 @@ def _arranged(options: dict[str, Any], job: Allocation | None) -> RackLayout:
     spare = options.get("spare_hosts") == "extra"
     if spare and wish.topology is None:
         raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
-    found = arrange(wish, hosts, choose=spare or (job is not None and hosts is job.hosts))
-    return found._replace(said=found.said[:-1]) if spare and found.left_out else found
+    layout = arrange(wish, hosts, choose=spare or (job is not None and hosts is job.hosts))
+    if spare:  # the hosts that are left out are the spare ones
+        notes = tuple(note for note in layout.notes if note.code is not RackNoteCode.LEFT_OUT)
+        return layout._replace(notes=notes)
+    return layout
 
 
 def _profiles(options: dict[str, Any], hosts: Sequence[str]) -> Profiles:
@@ -366,10 +369,10 @@ def _prefer_command_line(ctx: click.Context, options: dict[str, Any]) -> None:
 def job_hosts(options: dict[str, Any], job: Allocation | None = None) -> HostList:
     """Return the hosts that are named, or --rankfile's, or all that --load has saved, or the job's, or this machine."""
     if options["rankfile"] and not options["hosts"] and not options["hostfile"]:
-        from ddlrun.mapping.rankfile_lint import hosts_of  # noqa: PLC0415 - for the user's own rank file alone
+        from ddlrun.mapping.rankfile_entries import parse_host_names  # noqa: PLC0415 - for the user's own rank file alone
 
         text = read_rankfile(options["rankfile"])
-        return HostList(tuple(map(Host, hosts_of(text))), f"rank file {options['rankfile']}")
+        return HostList(tuple(map(Host, parse_host_names(text))), f"rank file {options['rankfile']}")
     if options["load"] and not options["hosts"] and not options["hostfile"]:
         return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
     return read_hosts(options["hosts"], options["hostfile"], "-H", job)

@@ -16,7 +16,7 @@ from ddlrun.environment.frameworks import MOST_WORKERS, NAMES
 from ddlrun.environment.rendezvous_ports import is_free_here
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.machine import Machine
-from ddlrun.mapping.spare_hosts import HostAssignment, refill
+from ddlrun.mapping.spare_hosts import HostAssignment, replace_hosts
 from ddlrun.network.subnet_selection import Network
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
@@ -155,8 +155,8 @@ class _Job(NamedTuple):
 
     def without(self, bad: Mapping[str, str]) -> "_Job":
         """Return the job with other hosts in place of these (name -> why), and say so."""
-        crew = refill(self.crew, bad, self.least)
-        for line in crew.said:
+        crew = replace_hosts(self.crew, bad, self.least)
+        for line in crew.notes:
             click.echo(f"ddlrun: {line}", err=True)
         return self._replace(crew=crew, settings=adapt(self.settings, crew))
 

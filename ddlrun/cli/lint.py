@@ -12,7 +12,9 @@ from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankf
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.rankfile_lint import LintFinding, MachineOf, fix, hosts_of, lint
+from ddlrun.mapping.lint_findings import LintFinding
+from ddlrun.mapping.rankfile_entries import parse_host_names
+from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
 from ddlrun.remote.probe import probe
 
 
@@ -43,7 +45,7 @@ def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
     else:
         all_findings = lint(text, machine_of, options["ranks"])
     major = int(options["open_mpi"]) if options["open_mpi"] else None
-    findings = [finding for finding in all_findings if finding.matters(major)]
+    findings = [finding for finding in all_findings if finding.concerns(major)]
     _print_findings(rankfile, findings, options)
     return EXIT_BAD_INPUT if any(finding.error for finding in findings) else 0
 
@@ -58,7 +60,7 @@ def _write(text: str, path: str | None) -> None:
 def _print_findings(rankfile: str, findings: Sequence[LintFinding], options: Mapping[str, Any]) -> None:
     """Print the findings; on standard error where --fix prints the file."""
     report = (
-        json.dumps([finding._asdict() for finding in findings], indent=2)
+        json.dumps([finding.as_dict() for finding in findings], indent=2)
         if options["as_json"]
         else render(rankfile, findings)
     )
@@ -79,8 +81,8 @@ def render(name: str, findings: Sequence[LintFinding]) -> str:
 
 
 def _lines(name: str, finding: LintFinding) -> Iterator[str]:
-    yield f"{name}{finding.place}: {'error' if finding.error else 'warning'}: {finding.what}"
-    if finding.open_mpi_4 == finding.open_mpi_5:
+    yield f"{name}{finding.location}: {'error' if finding.error else 'warning'}: {finding.message}"
+    if finding.same_in_both:
         yield f"Open MPI: {finding.open_mpi_4}"
     else:
         yield f"4.1: {finding.open_mpi_4}"
@@ -92,7 +94,7 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
     """Return a function from a host's name to its machine, None where it is not known."""
     if len([name for name in ("machine", "load", "probe") if options[name]]) > 1:
         raise InputError("--machine, --load and --probe exclude each other; give one of them")
-    names = hosts_of(text)
+    names = parse_host_names(text)
     if options["machine"] and (described := read_preset(options["machine"])) is not None:
         return lambda _: described
     if not names or not _has_machines(options):

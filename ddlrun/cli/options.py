@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.errors import InputError
-from ddlrun.mapping.placement import BINDINGS, PlacementPolicy
+from ddlrun.mapping.policy import BINDINGS, PlacementPolicy
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 

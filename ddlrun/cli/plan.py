@@ -135,13 +135,14 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     job = find_job(options["scheduler"], named=bool(named))
     hosts = as_named(read_hosts(options["hosts"], options["hostfile"], job=job), job)
     arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
-    for note in arranged.said:
+    for note in arranged.notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     stated = wish.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     way = read_way(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
-    topology, reason = choose_topology(arranged.wish, arranged.hosts, machines)
+    topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
+    reason = str(topology_reason)
     if shape is None:
         asked = f"--racks {wish.racks}" if wish.racks else shape_reason(arranged.hosts)
         reason = f"X: {reason}; Y, Z: {asked}"
@@ -170,7 +171,7 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
         raise InputError(f"--hosts {count}: how many learners has each? give --gpus-per-host N")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts, as the network says"
     if racks is None and per_rack is None:
-        return ClusterTopology(Topology((x, count)), "one rack, as nothing says the racks")
+        return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
         raise InputError(f"--hosts {count} are no equal {reason}; take a multiple, or say the shape: --topology XxYxZ")

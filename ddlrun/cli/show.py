@@ -19,9 +19,11 @@ from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.mapping.placement import Placement, placement_notes
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import shape_reason
 from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
 from ddlrun.plan.planner import check, make_plan, place_job
 from ddlrun.plan.settings import Settings
@@ -123,19 +125,19 @@ def _rankfile(placement: Placement) -> Shown:
     return text, {"rankfile": text}
 
 
-def _topology(placement: Placement, reason: str, settings: Settings) -> Shown:
+def _topology(placement: Placement, reason: TopologyReason, settings: Settings) -> Shown:
     topology, hosts = placement.topology, placement.hosts
     size = topology.dims[1]
     groups = [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
     racks = [" + ".join(dict.fromkeys(host.rack or "?" for host in group)) for group in groups]
     known = any(host.rack for host in hosts)
-    own, _, tuned = reason.partition("; Y, Z: ")
-    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {own}\n", f"Y, Z: {tuned or _shape_reason(settings)}\n"]
+    hosts_reason = reason.hosts or _shape_reason(settings)
+    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         lines.append(f"{rack if known else number}: {fold(host.name for host in members)}\n")
     values = [{"rack": rack if known else None, "hosts": [host.name for host in group]}
               for group, rack in zip(groups, racks, strict=True)]  # fmt: skip
-    said = {"topology": str(topology), "dims": list(topology.dims), "reason": reason, "racks": values}
+    said = {"topology": str(topology), "dims": list(topology.dims), "reason": str(reason), "racks": values}
     return "".join(lines), {**said, "source": hosts.source, "notes": list(settings.notes)}
 
 

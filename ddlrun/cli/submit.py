@@ -17,7 +17,7 @@ from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import COUNT, Option, Sections, option, option_group
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.errors import InputError
-from ddlrun.mapping.topology_request import check_wish
+from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render
@@ -150,7 +150,7 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
     topology = parse_topology(options["topology"])
     in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
     settings = read_settings(ctx, options | in_job, program)
-    check_wish(settings.wish, settings.hosts)
+    check_request(settings.wish, settings.hosts)
     if options["min_topology"]:
         parse_topology(options["min_topology"], "--min-topology")
     return topology

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.mapping.placement import LocalRankPlacement, Placement, PlacementPolicy, spare_cores
+from ddlrun.mapping.local_ranks import LocalRankPlacement, spare_cores
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.policy import PlacementPolicy
 
 # Passed on by name where the user has them; a pattern ends in *.
 FAMILIES = (
@@ -303,7 +305,7 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
     groups = placement.groups()
     for cpus in (True, False):  # where hosts differ much, the CPUs go first: they only serve to check the binding
         texts = {id(seats): _seat_texts(seats, machine, visible_gpus, cpus=cpus) for _, machine, seats in groups}
-        whole = _runs(texts[id(seats)] for seats in placement.seats)
+        whole = _runs(texts[id(seats)] for seats in placement.bindings)
         if len(whole) <= MOST_CHARACTERS:
             return whole
     return ""
@@ -312,7 +314,9 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
 def _spares(placement: Placement) -> str:
     """Return what DDLRUN_SPARES has to say; nothing where no core is left, or hosts differ too much for a variable."""
     texts = {id(seats): _spare_text(seats, machine, placement.policy) for _, machine, seats in placement.groups()}
-    whole = _runs(texts[id(seats)] for seats in placement.seats) if any(text != ";" for text in texts.values()) else ""
+    whole = (
+        _runs(texts[id(seats)] for seats in placement.bindings) if any(text != ";" for text in texts.values()) else ""
+    )
     return whole if len(whole) <= MOST_CHARACTERS else ""
 
 

@@ -1,22 +1,60 @@
-"""Machine: what one host is made of, as the placement needs it."""
+"""One host's machine: its cores, GPUs and NICs, as the placement needs them."""
 
+from enum import Enum
 from typing import NamedTuple
 
-# A note of machines on which hwloc finds no cores; their hardware threads count as cores.
-THREADS_ALONE = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
+from ddlrun.wording import counted
+
+
+class MachineNoteCode(Enum):
+    """The texts of notes on machines, with {fields} for their values."""
+
+    CORES_ARE_THREADS = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
+    CORES_DIFFER = "lstopo and /sys differ in cores; hwloc counts as mpirun does, so its cores are used"
+    MEMORY_LIMITED = "a cgroup allows {allowed:.1f} of {installed:.0f} GiB of memory"
+    GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
+    GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
+    GPUS_ALLOCATED = "{allocated} of {gpus} GPUs are the job's"
+    GPUS_DIFFER = "nvidia-smi lists {listed} GPUs, {usable} may be used"
+
+
+# The codes that explain why GPUs of the machine are missing.
+GPU_NOTES = frozenset(
+    {
+        MachineNoteCode.GPUS_CLOSED,
+        MachineNoteCode.GPUS_RESTRICTED,
+        MachineNoteCode.GPUS_ALLOCATED,
+        MachineNoteCode.GPUS_DIFFER,
+    }
+)
+
+
+class MachineNote(NamedTuple):
+    """A note on a machine: what exists but is not offered, or what its tools disagree about."""
+
+    code: MachineNoteCode
+    values: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self) -> str:
+        return self.code.value.format_map(dict(self.values))
+
+
+def machine_note(code: MachineNoteCode, **values: object) -> MachineNote:
+    """Return a note with the values of its text's fields."""
+    return MachineNote(code, tuple(values.items()))
 
 
 class PU(NamedTuple):
-    """A processing unit (hardware thread), by the number that the operating system gives it."""
+    """A processing unit (hardware thread) and its OS index."""
 
     os_index: int
 
 
 class Core(NamedTuple):
-    """A core. Indexes are logical (hwloc's order), which is what a rank file means.
+    """A core. Its indexes are logical (hwloc's order), which rank files mean.
 
-    `index_in_package` counts inside the package, `logical_index` over the host. A core that is not
-    `usable` is there and counted, but this process may not run on it (taskset, srun).
+    `index_in_package` counts inside the package, `logical_index` over the host. A core that is not `usable`
+    exists and is counted, but this process may not run on it (taskset, srun).
     """
 
     logical_index: int
@@ -28,7 +66,7 @@ class Core(NamedTuple):
 
 
 class GPU(NamedTuple):
-    """A GPU that may be used. `package` and `numa_node` say what it hangs on, None: not known.
+    """A GPU that may be used, and the `package` and `numa_node` that it is attached to (None: unknown).
 
     `number` counts the machine's GPUs by PCI address (as CUDA_DEVICE_ORDER=PCI_BUS_ID does), `vendor` is
     nvidia, amd or intel, `nics` are the names of the nearest NICs.
@@ -43,7 +81,7 @@ class GPU(NamedTuple):
 
 
 class NIC(NamedTuple):
-    """A network card that hangs on a bus: its interface's name, and its RDMA device's where it has one."""
+    """A network card: the name of its interface, and of its RDMA device if it has one."""
 
     name: str
     package: int | None = None
@@ -53,14 +91,13 @@ class NIC(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """One host's cores in logical order, its GPUs and NICs, and who said so.
+    """One host's cores in logical order, its GPUs and NICs, and the `source` of the description.
 
-    `nics` is None where nobody looked. `measured` is False for a description that a person wrote: its
-    logical indexes count, its OS indexes are invented. `numa_nodes` are OS indexes, those without
-    CPUs (the memory of GPUs, HBM, CXL) too. `packaged` is False where the machine has no packages of
-    its own (some virtual ones): its cores then count as those of package 0, and rank files count
-    them over the host. `memory` is the size in GiB as it is sold, None: not known. `notes` say what was
-    found but is not offered, or what the tools disagree about.
+    `nics` is None if they were not probed. `measured` is False for a description that a person wrote: its
+    logical indexes are valid, its OS indexes are invented. `numa_nodes` are OS indexes, including nodes
+    without CPUs (the memory of GPUs, HBM, CXL). `packaged` is False if the machine reports no packages (some
+    virtual ones): its cores then belong to package 0, and rank files count them over the host. `memory` is
+    the nominal size in GiB, None if unknown.
     """
 
     cores: tuple[Core, ...]
@@ -71,11 +108,11 @@ class Machine(NamedTuple):
     numa_nodes: tuple[int, ...] = ()
     packaged: bool = True
     memory: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[MachineNote, ...] = ()
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:
-        """The names of the RDMA devices, None where nobody looked."""
+        """The names of the RDMA devices, None if they were not probed."""
         return None if self.nics is None else tuple(sorted(nic.rdma for nic in self.nics if nic.rdma))
 
     @property
@@ -88,7 +125,7 @@ class Machine(NamedTuple):
 
     @property
     def numa_domains(self) -> int:
-        """How many NUMA nodes have cores that are usable (at least 1)."""
+        """The number of NUMA nodes with usable cores (at least 1)."""
         return len({core.numa_node for core in self.cores if core.usable}) or 1
 
     @property
@@ -96,15 +133,22 @@ class Machine(NamedTuple):
         """Whether all packages have the same number of cores."""
         return len({len(package) for package in self.packages}) <= 1
 
+    @property
+    def cores_are_threads(self) -> bool:
+        """Whether hwloc finds no cores, so that hardware threads count as cores."""
+        return any(note.code is MachineNoteCode.CORES_ARE_THREADS for note in self.notes)
+
     def __str__(self) -> str:
-        """Say it shortly: `2 packages x 10 cores, SMT8, 4 GPUs`."""
+        """Summarise the machine: `2 packages x 10 cores, SMT8, 4 GPUs`."""
         sizes = [len(package) for package in self.packages]
-        unit = f"{len(sizes)} package{'s' * (len(sizes) > 1)}"
-        cores = (
-            f"{unit} x {sizes[0]} core{'s' * (sizes[0] > 1)}"
-            if self.uniform
-            else f"{unit} of {'+'.join(map(str, sizes))} cores"
-        )
+        packages = counted(len(sizes), "package")
+        if self.uniform:
+            parts = [f"{packages} x {counted(sizes[0], 'core')}"]
+        else:
+            parts = [f"{packages} of {'+'.join(map(str, sizes))} cores"]
         smt = max(len(core.pus) for core in self.cores)
-        gpus = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
-        return ", ".join(filter(None, [cores, f"SMT{smt}" if smt > 1 else "", gpus]))
+        if smt > 1:
+            parts.append(f"SMT{smt}")
+        if self.gpus:
+            parts.append(counted(len(self.gpus), "GPU"))
+        return ", ".join(parts)

@@ -1,10 +1,11 @@
-"""CPU lists as the kernel writes them, and cores numbered as hwloc does."""
+"""CPU lists in the kernel's format, and cores numbered as hwloc numbers them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ddlrun.machine import PU, Core
 
-# More hardware threads than this are no machine, but a broken text.
+# A text with more hardware threads than this is broken.
 MOST_PUS = 1 << 16
 
 
@@ -20,16 +21,16 @@ def parse_cpu_list(text: str) -> frozenset[int]:
         low, _, high = span.partition("-")
         numbers = [low, high or low, step or "1"]
         if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
-            raise ValueError(f"{part!r} is no range of CPUs")
+            raise ValueError(f"{part!r} is not a range of CPUs")
         first, last, by = map(int, numbers)
         if not first <= last < MOST_PUS or not by:
-            raise ValueError(f"{part!r} is no range of CPUs")
+            raise ValueError(f"{part!r} is not a range of CPUs")
         pus.update(range(first, last + 1, by))
     return frozenset(pus)
 
 
 def cpu_list(numbers: Iterable[int]) -> str:
-    """Write numbers as the kernel does.
+    """Render numbers in the kernel's list format.
 
     >>> cpu_list([3, 0, 1, 8])
     '0-1,3,8'
@@ -51,11 +52,19 @@ def number_cores(
     caches: Iterable[frozenset[int]] = (),
     allowed: frozenset[int] | None = None,
 ) -> tuple[Core, ...]:
-    """Return the cores numbered as hwloc does: by their first PU, from the outside in.
+    """Return the cores in hwloc's order: by their first PU, from the outermost object inwards.
 
-    `threads` has each core's PUs, `packages`, `nodes` and `caches` the PUs inside each (OS indexes). A
-    core is usable if one of its PUs is `allowed` (None: all). A core in several NUMA nodes gets the
-    first. Raises ValueError where a core is outside of every package, or packages or cores overlap.
+    A core in several NUMA nodes gets the first.
+
+    Args:
+        threads: the PUs of each core, as OS indexes.
+        packages: the PUs of each package.
+        nodes: the PUs of each NUMA node, by its OS index.
+        caches: the PUs of each cache.
+        allowed: the PUs that may be used; a core with one of them is usable. None: all.
+
+    Raises:
+        ValueError: a core is outside every package, or packages or cores overlap.
     """
     threads = list(threads)
     _check(threads, packages)
@@ -65,9 +74,9 @@ def number_cores(
 
 
 def _check(threads: Collection[frozenset[int]], packages: Collection[frozenset[int]]) -> None:
-    for groups, what in ((threads, "cores"), (packages, "packages")):
+    for groups, kind in ((threads, "cores"), (packages, "packages")):
         if sum(map(len, groups)) > len(frozenset().union(*groups)):
-            raise ValueError(f"{what} overlap")
+            raise ValueError(f"{kind} overlap")
     for pus in threads:
         if not any(pus <= package for package in packages):
             raise ValueError(f"the core of CPUs {cpu_list(pus)} is in no package, or in several")
@@ -81,16 +90,23 @@ def _numbered(
 ) -> Iterator[Core]:
     package_of = {pu: package for package in packages for pu in package}
     node_of = {pu: node for node, pus in sorted(nodes.items(), reverse=True) for pu in pus}
-    inside: dict[frozenset[int], list[int]] = {}
+    package_indexes: dict[frozenset[int], int] = {}
+    sizes: Counter[frozenset[int]] = Counter()  # how many cores of each package have been numbered
     for number, pus in enumerate(order):
         first = min(pus)
-        place = inside.setdefault(package_of[first], [len(inside), 0])
-        usable = allowed is None or bool(pus & allowed)
-        yield Core(number, place[0], place[1], node_of.get(first), tuple(map(PU, sorted(pus))), usable=usable)
-        place[1] += 1
+        inside = package_of[first]
+        yield Core(
+            logical_index=number,
+            package=package_indexes.setdefault(inside, len(package_indexes)),
+            index_in_package=sizes[inside],
+            numa_node=node_of.get(first),
+            pus=tuple(map(PU, sorted(pus))),
+            usable=allowed is None or bool(pus & allowed),
+        )
+        sizes[inside] += 1
 
 
 def _path(pus: frozenset[int], groups: set[frozenset[int]]) -> list[int]:
-    """Return the first PU of each group around a core, largest group first: hwloc's depth-first order."""
+    """Return a sort key in hwloc's depth-first order: the first PU of each group around a core, largest group first."""
     around = sorted((-len(group), min(group)) for group in groups if pus <= group)
     return [*(first for _, first in around), min(pus)]

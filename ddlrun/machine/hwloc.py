@@ -1,22 +1,23 @@
-"""What hwloc's `lstopo --of xml` prints -> Machine. Both of hwloc's formats, 1 and 2."""
+"""Parser of hwloc's XML (`lstopo --of xml`) in its formats 1 and 2."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from ddlrun.errors import UnreachableError
-from ddlrun.machine import PU, THREADS_ALONE, Core, Machine
+from ddlrun.errors import HostError
+from ddlrun.machine import PU, Core, Machine, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import MOST_PUS, cpu_list
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
 _NETWORK, _RDMA = "2", "3"
-# hwloc 2.10 and later also write the types as words, several in one.
+# hwloc 2.10 and later also write the types as words, and several types in one attribute.
 _OS_DEVICES = {_NETWORK: "net", "Network": "net", _RDMA: "infiniband", "OpenFabrics": "infiniband"}
 
 
-class _Inside(NamedTuple):
-    """What is around an object: its package, core and bus, and the CPUs of the nearest object that has some."""
+class _Surroundings(NamedTuple):
+    """The package, core and buses that contain an object, and the CPUs of the innermost object with CPUs."""
 
     package: int | None = None
     core: int | None = None
@@ -24,8 +25,8 @@ class _Inside(NamedTuple):
     path: tuple[str, ...] = ()
 
 
-class _Found:
-    """What one walk through the XML gathers."""
+class _Objects:
+    """The objects that a walk through the XML collects."""
 
     def __init__(self) -> None:
         self.packages = 0
@@ -37,22 +38,23 @@ class _Found:
 
 
 def parse_hwloc(text: str, host: str, allowed: frozenset[int] | None = None) -> Machine:
-    """Parse what `lstopo --of xml` printed on `host`; logical indexes are hwloc's own.
+    """Parse the output of `lstopo --of xml` on `host`; logical indexes are hwloc's own.
 
-    PUs that hwloc calls disallowed are not there; cores without a PU in `allowed` (OS indexes, None: all)
-    are not usable. A machine without cores counts its PUs as cores; one without packages is not
-    `packaged`. Raises UnreachableError with the line on broken text, or where objects contradict each other.
+    PUs that hwloc calls disallowed are left out; cores without a PU in `allowed` (OS indexes, None: all)
+    are not usable. A machine without cores counts its PUs as cores; one without packages is not `packaged`.
+
+    Raises:
+        HostError: the text is broken (with its line), or objects contradict each other.
     """
     try:
-        root = ET.fromstring(text)  # noqa: S314 - expat itself stops what would grow without end
+        root = ET.fromstring(text)  # noqa: S314 - expat itself limits the expansion of entities
     except ET.ParseError as error:
-        raise UnreachableError(
-            f"host {host}: lstopo, line {error.position[0]}: {str(error).partition(':')[0]}; run lstopo --of xml again"
-        ) from error
+        problem = str(error).partition(":")[0]
+        raise HostError(host, f"lstopo, line {error.position[0]}: {problem}; run lstopo --of xml again") from error
     try:
         return _machine(root, allowed)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise UnreachableError(f"host {host}: lstopo: {error}; run lstopo --of xml again") from error
+        raise HostError(host, f"lstopo: {error}; run lstopo --of xml again") from error
 
 
 def parse_cpuset(text: str) -> frozenset[int]:
@@ -62,7 +64,7 @@ def parse_cpuset(text: str) -> frozenset[int]:
     [0, 2, 32]
     """
     words = text.split(",")
-    if words[0] == "0xf...f":  # all CPUs from there on: the mask of a device that sees everything
+    if words[0] == "0xf...f":  # all further CPUs: the mask of a device that is near to all
         words = ["0xffffffff"] * (MOST_PUS // 32 - len(words) + 1) + words[1:]
     if len(words) * 32 > MOST_PUS:
         raise ValueError(f"a bitmap of {len(words)} words")
@@ -73,106 +75,112 @@ def parse_cpuset(text: str) -> frozenset[int]:
 def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
     top = root.find("object")
     if root.tag != "topology" or top is None or top.get("type") not in ("Machine", "System"):
-        raise ValueError("this XML is no topology of a machine")
-    there = parse_cpuset(top.attrib["cpuset"])
+        raise ValueError("this XML is not the topology of a machine")
+    available = parse_cpuset(top.attrib["cpuset"])
     if "allowed_cpuset" in top.attrib:
-        there &= parse_cpuset(top.attrib["allowed_cpuset"])
+        available &= parse_cpuset(top.attrib["allowed_cpuset"])
     if "online_cpuset" in top.attrib:
-        there &= parse_cpuset(top.attrib["online_cpuset"])
-    found = _Found()
-    _walk(top, _Inside(cpus=there), found, there)
-    _check(found, there)
-    nodes = _nodes(found, top, there)
-    cores = tuple(_cores(found, nodes, allowed))
+        available &= parse_cpuset(top.attrib["online_cpuset"])
+    objects = _Objects()
+    _walk(top, _Surroundings(cpus=available), objects, available)
+    _check(objects, available)
+    nodes = _nodes(objects, top, available)
+    cores = tuple(_cores(objects, nodes, allowed))
     if not any(core.usable for core in cores):
         raise ValueError("no core is usable")
-    places = {cpus: node for node, cpus in sorted(nodes.items(), reverse=True) if cpus}
+    node_of_cpus = {cpus: node for node, cpus in sorted(nodes.items(), reverse=True) if cpus}
     gpus, nics = (
-        [device._replace(numa_node=places.get(cpus & there), package=package) for device, cpus, package in devices]
-        for devices in (found.gpus, found.nics)
+        [
+            device._replace(numa_node=node_of_cpus.get(cpus & available), package=package)
+            for device, cpus, package in devices
+        ]
+        for devices in (objects.gpus, objects.nics)
     )
     attached, cards = attach(cores, gpus, nics)
-    notes = () if found.cores else (THREADS_ALONE,)
-    memory = installed_memory(sum(size for _, size in found.nodes.values()) >> 10)
+    notes = () if objects.cores else (machine_note(MachineNoteCode.CORES_ARE_THREADS),)
+    memory = installed_memory(sum(size for _, size in objects.nodes.values()) >> 10)
     return Machine(
         cores, attached, cards, "hwloc", measured=True, numa_nodes=tuple(sorted(nodes)),
-        packaged=found.packages > 0, memory=memory, notes=notes,
+        packaged=objects.packages > 0, memory=memory, notes=notes,
     )  # fmt: skip
 
 
-def _walk(item: ET.Element, inside: _Inside, found: _Found, there: frozenset[int]) -> None:
+def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, available: frozenset[int]) -> None:
     kind = item.get("type")
-    if kind in _PACKAGE and parse_cpuset(item.attrib["cpuset"]) & there:
-        inside = inside._replace(package=found.packages)
-        found.packages += 1
-    elif kind == "Core" and parse_cpuset(item.attrib["cpuset"]) & there:
-        inside = inside._replace(core=found.cores)
-        found.cores += 1
-    elif kind == "PU" and (number := int(item.attrib["os_index"])) in there:
-        found.pus.append((inside.package, inside.core, number))
+    if kind in _PACKAGE and parse_cpuset(item.attrib["cpuset"]) & available:
+        inside = inside._replace(package=objects.packages)
+        objects.packages += 1
+    elif kind == "Core" and parse_cpuset(item.attrib["cpuset"]) & available:
+        inside = inside._replace(core=objects.cores)
+        objects.cores += 1
+    elif kind == "PU" and (number := int(item.attrib["os_index"])) in available:
+        objects.pus.append((inside.package, inside.core, number))
     elif kind == "NUMANode":
         memory = int(item.get("local_memory", "0"))
-        found.nodes[int(item.attrib["os_index"])] = parse_cpuset(item.attrib["cpuset"]) & there, memory
+        objects.nodes[int(item.attrib["os_index"])] = parse_cpuset(item.attrib["cpuset"]) & available, memory
     elif kind in ("Bridge", "PCIDev"):
-        inside = _on_bus(item, inside, found)
+        inside = _on_bus(item, inside, objects)
     elif kind == "OSDev":
-        _os_device(item, inside, found)
+        _os_device(item, inside, objects)
     if "cpuset" in item.attrib:
-        inside = inside._replace(cpus=parse_cpuset(item.attrib["cpuset"]) & there)
+        inside = inside._replace(cpus=parse_cpuset(item.attrib["cpuset"]) & available)
     for child in item.iterfind("object"):
-        _walk(child, inside, found, there)
+        _walk(child, inside, objects, available)
 
 
-def _on_bus(item: ET.Element, inside: _Inside, found: _Found) -> _Inside:
+def _on_bus(item: ET.Element, inside: _Surroundings, objects: _Objects) -> _Surroundings:
     where = item.get("pci_busid") or item.get("bridge_pci") or ""
     inside = inside._replace(path=(*inside.path, where))
     words = item.get("pci_type", "").replace("[", " ").replace("]", " ").replace(":", " ").split()
     vendor = gpu_vendor(words[1], words[2], words[0]) if item.get("type") == "PCIDev" and len(words) > 2 else None
     if vendor:
-        found.gpus.append((PciDevice(vendor, where, path=inside.path), inside.cpus, inside.package))
+        objects.gpus.append((PciDevice(vendor, where, path=inside.path), inside.cpus, inside.package))
     return inside
 
 
-def _os_device(item: ET.Element, inside: _Inside, found: _Found) -> None:
+def _os_device(item: ET.Element, inside: _Surroundings, objects: _Objects) -> None:
     name = item.get("name", "")
     kind = _OS_DEVICES.get(item.get("osdev_type", ""))
     if kind and inside.path and name:
-        found.nics.append((PciDevice(kind, name, path=inside.path), inside.cpus, inside.package))
+        objects.nics.append((PciDevice(kind, name, path=inside.path), inside.cpus, inside.package))
 
 
-def _check(found: _Found, there: frozenset[int]) -> None:
-    """Raise ValueError where the objects do not make up the machine that its own cpuset says it is."""
-    numbers = [number for _, _, number in found.pus]
+def _check(objects: _Objects, available: frozenset[int]) -> None:
+    """Raise ValueError where the PUs are not those of the machine's cpuset, or only some are in packages and cores."""
+    numbers = [number for _, _, number in objects.pus]
     if len(set(numbers)) < len(numbers):
-        raise ValueError("a PU stands there twice")
-    if set(numbers) != there:
-        raise ValueError(f"PUs {cpu_list(there ^ set(numbers))} are in the machine's cpuset or among its objects alone")
-    for kind, count, place in (("package", found.packages, 0), ("core", found.cores, 1)):
-        outside = [pu[2] for pu in found.pus if pu[place] is None]
+        raise ValueError("a PU is listed twice")
+    if set(numbers) != available:
+        different = cpu_list(available ^ set(numbers))
+        raise ValueError(f"PUs {different} are only in the machine's cpuset or only among its objects")
+    for kind, count, field in (("package", objects.packages, 0), ("core", objects.cores, 1)):
+        outside = [pu[2] for pu in objects.pus if pu[field] is None]
         if count and outside:
             raise ValueError(f"PUs {cpu_list(outside)} are in no {kind}, others are")
 
 
-def _nodes(found: _Found, top: ET.Element, there: frozenset[int]) -> dict[int, frozenset[int]]:
-    """Return the NUMA nodes that may be used, with their CPUs; a machine without any has one of all CPUs."""
-    nodes = {number: cpus for number, (cpus, _) in found.nodes.items()}
+def _nodes(objects: _Objects, top: ET.Element, available: frozenset[int]) -> dict[int, frozenset[int]]:
+    """Return the CPUs of each NUMA node that may be used; a machine without nodes has one with all CPUs."""
+    nodes = {number: cpus for number, (cpus, _) in objects.nodes.items()}
     if "allowed_nodeset" in top.attrib and top.get("allowed_nodeset") != "0xf...f":
         usable = parse_cpuset(top.attrib["allowed_nodeset"])
         nodes = {number: cpus for number, cpus in nodes.items() if number in usable}
-    return nodes or {0: there}
+    return nodes or {0: available}
 
 
-def _cores(found: _Found, nodes: dict[int, frozenset[int]], allowed: frozenset[int] | None) -> Iterator[Core]:
+def _cores(objects: _Objects, nodes: dict[int, frozenset[int]], allowed: frozenset[int] | None) -> Iterator[Core]:
     node_of = {pu: node for node, cpus in sorted(nodes.items(), reverse=True) for pu in cpus}
     groups: dict[tuple[int, int], list[int]] = {}
-    for place, (package, core, number) in enumerate(found.pus):
-        groups.setdefault((package or 0, place if core is None else core), []).append(number)
-    inside: dict[int, int] = {}
-    for logical, ((package, _), pus) in enumerate(groups.items()):
-        index = inside[package] = inside.get(package, -1) + 1
-        usable = allowed is None or not allowed.isdisjoint(pus)
-        yield Core(logical, package, index, node_of.get(pus[0]), _pus(pus), usable=usable)
-
-
-def _pus(numbers: Iterable[int]) -> tuple[PU, ...]:
-    return tuple(map(PU, sorted(numbers)))
+    for position, (package, core, number) in enumerate(objects.pus):
+        groups.setdefault((package or 0, position if core is None else core), []).append(number)
+    sizes: Counter[int] = Counter()  # how many cores of each package have been numbered
+    for logical_index, ((package, _), pus) in enumerate(groups.items()):
+        yield Core(
+            logical_index=logical_index,
+            package=package,
+            index_in_package=sizes[package],
+            numa_node=node_of.get(pus[0]),
+            pus=tuple(map(PU, sorted(pus))),
+            usable=allowed is None or not allowed.isdisjoint(pus),
+        )
+        sizes[package] += 1

@@ -1,21 +1,21 @@
-"""What `lscpu -p` and `lscpu -J` print -> Machine."""
+"""Parsers of lscpu: the table (`lscpu -p`) and the summary (`lscpu -J`)."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine
 from ddlrun.machine.cpus import MOST_PUS, cpu_list, number_cores, parse_cpu_list
 
 
 def parse_lscpu(text: str, host: str) -> Machine:
-    """Parse `lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE`; the columns are those that its header names.
+    """Parse the output of `lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE` on `host`; its header names the columns.
 
-    CPUs that are off line are not there. Without a socket for any CPU the machine is not `packaged`. A
-    list that is cut off between two lines cannot be told from a smaller machine: who passes one on has to
-    mark its end. Raises UnreachableError with the line.
+    Offline CPUs are left out. If no CPU has a socket, the machine is not `packaged`. A list that is cut off
+    between two lines looks like that of a smaller machine: the caller has to make sure that it is complete.
+    Raises HostError with the line.
     """
     header: list[str] = []
     rows: list[tuple[int, dict[str, int | None]]] = []
@@ -28,17 +28,17 @@ def parse_lscpu(text: str, host: str) -> Machine:
             if row is not None:
                 rows.append((number, row))
     if not rows or not text.endswith("\n"):
-        _fail(host, len(text.splitlines()), "it ends too soon", text[-40:])
+        _fail(host, len(text.splitlines()), "it is cut off", text[-40:])
     return _machine(rows, host)
 
 
 def _row(line: str, header: list[str], host: str, number: int) -> dict[str, int | None] | None:
-    """Return a CPU's columns, None for one that is off line."""
+    """Return a CPU's columns, None for an offline CPU."""
     cells = line.strip().split(",")
     if "CPU" not in header or "CORE" not in header:
-        _fail(host, number, "no header with CPU and Core stands above it", line)
+        _fail(host, number, "no header with CPU and Core is above it", line)
     if len(cells) < len(header):
-        _fail(host, number, f"{len(header)} columns are wanted", line)
+        _fail(host, number, f"{len(header)} columns are expected", line)
     row: dict[str, int | None] = {}
     for name, cell in zip(header, cells, strict=False):
         if name == "ONLINE":
@@ -48,10 +48,10 @@ def _row(line: str, header: list[str], host: str, number: int) -> dict[str, int 
                 return None
         elif name in ("CPU", "CORE", "SOCKET", "NODE"):
             if not re.fullmatch(r"[0-9]{0,6}", cell):
-                _fail(host, number, f"{name} is no number", line)
+                _fail(host, number, f"{name} is not a number", line)
             row[name] = int(cell) if cell else None
     if row["CPU"] is None or row["CPU"] >= MOST_PUS:
-        _fail(host, number, "CPU is no number", line)
+        _fail(host, number, "CPU is not a number", line)
     return row
 
 
@@ -59,14 +59,14 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
     cores: dict[tuple[int | None, int | None, int | None], set[int]] = {}
     packages: dict[int | None, set[int]] = {}
     nodes: dict[int, set[int]] = {}
-    seen: set[int] = set()
+    cpus: set[int] = set()
     for number, row in rows:
         cpu = row["CPU"] or 0
-        if cpu in seen:
-            _fail(host, number, "a CPU stands there twice", str(cpu))
-        seen.add(cpu)
+        if cpu in cpus:
+            _fail(host, number, "a CPU is listed twice", str(cpu))
+        cpus.add(cpu)
         socket, core, node = row.get("SOCKET"), row["CORE"], row.get("NODE")
-        # CPUs that no core is named for are cores of their own.
+        # A CPU without a core is a core of its own.
         cores.setdefault((socket, core, cpu if core is None else None), set()).add(cpu)
         packages.setdefault(socket, set()).add(cpu)
         if node is not None:
@@ -77,7 +77,7 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
         numbered = number_cores(
             list(map(frozenset, cores.values())),
             list(map(frozenset, packages.values())),
-            {node: frozenset(cpus) for node, cpus in nodes.items()},
+            {node: frozenset(inside) for node, inside in nodes.items()},
         )
     except ValueError as error:
         _fail(host, rows[-1][0], str(error), f"{len(rows)} CPUs")
@@ -87,10 +87,10 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
 
 
 def parse_lscpu_summary(text: str, host: str) -> Machine:
-    """Parse `lscpu -J`, or its plain summary: counts, without which CPU belongs to which core.
+    """Parse the output of `lscpu -J` or plain `lscpu`: counts, without the core that each CPU belongs to.
 
-    The machine's OS indexes are invented (not `measured`). Raises UnreachableError where the counts do not
-    make up the CPUs that are on line: off-line threads, cores of several kinds, virtual machines.
+    The machine's OS indexes are invented (not `measured`). Raises HostError where the product of the counts is
+    not the number of online CPUs: offline threads, cores of several kinds, virtual machines.
     """
     fields = _fields(text, host)
     online = _cpus(fields, "On-line CPU(s) list", host)
@@ -104,11 +104,11 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
         _fail(host, 1, "its cores are of several kinds", f"{kinds} model names", "lscpu -p")
     if threads * cores * packages != len(online):
         product = f"{packages} x {cores} x {threads}"
-        _fail(host, 1, f"packages x cores x threads are not the {len(online)} CPUs on line", product, "lscpu -p")
+        _fail(host, 1, f"packages x cores x threads are not the {len(online)} online CPUs", product, "lscpu -p")
     nodes = {int(match[1]): _cpus(fields, key, host) for key in fields if (match := re.fullmatch(_NODE, key))}
     sizes = {len(cpus) for cpus in nodes.values() if cpus}
-    apart = sum(map(len, nodes.values())) == len(online) and len(sizes) == 1  # else nobody knows which core is where
-    filled = sorted(node for node, cpus in nodes.items() if cpus) if apart else []
+    equal = sum(map(len, nodes.values())) == len(online) and len(sizes) == 1  # else the cores of a node are unknown
+    filled = sorted(node for node, cpus in nodes.items() if cpus) if equal else []
     return Machine(
         tuple(_invented(packages, cores, threads, filled)), (), None, "lscpu -J", measured=False,
         numa_nodes=tuple(sorted(nodes)),
@@ -124,11 +124,11 @@ _NODE = r"NUMA node(\d{1,6}) CPU\(s\)"
 
 
 def _invented(packages: int, cores: int, threads: int, nodes: list[int]) -> Iterator[Core]:
-    """Yield cores in order, NUMA nodes in equal shares where they divide so."""
+    """Yield cores in order, in equal shares per NUMA node if the nodes do not cross packages."""
     total = packages * cores
     share = total // len(nodes) if nodes and total % len(nodes) == 0 else 0
     if share and cores % share and share % cores:
-        share = 0  # a node would end inside a package
+        share = 0  # a node would cross packages
     for number in range(total):
         node = nodes[number // share] if share else None
         pus = tuple(PU(number * threads + thread) for thread in range(threads))
@@ -145,16 +145,16 @@ def _fields(text: str, host: str) -> Mapping[str, str]:
 def _pairs(text: str, host: str) -> list[tuple[str, str]]:
     if not text.lstrip().startswith("{"):
         if not text.endswith("\n"):
-            _fail(host, len(text.splitlines()), "it ends too soon", text[-40:])
+            _fail(host, len(text.splitlines()), "it is cut off", text[-40:])
         split = (line.partition(":") for line in text.splitlines())
         return [(key.strip(), value.strip()) for key, colon, value in split if colon]
     try:
-        found = json.loads(text)["lscpu"]
-        return [(str(item["field"]).rstrip(":"), str(item["data"])) for item in _flat(found)]
+        items = json.loads(text)["lscpu"]
+        return [(str(item["field"]).rstrip(":"), str(item["data"])) for item in _flat(items)]
     except json.JSONDecodeError as error:
         _fail(host, error.lineno, error.msg, error.doc[error.pos : error.pos + 20], "lscpu -J")
     except (KeyError, TypeError, RecursionError, ValueError) as error:
-        _fail(host, 1, "no list of fields", repr(error)[:40], "lscpu -J")
+        _fail(host, 1, "it is not a list of fields", repr(error)[:40], "lscpu -J")
 
 
 def _flat(items: list[dict[str, object]]) -> Iterator[dict[str, object]]:
@@ -171,18 +171,18 @@ def _count(fields: Mapping[str, str], names: tuple[str, ...], host: str) -> int:
     for name in names:
         if re.fullmatch(r"[0-9]{1,5}", fields.get(name, "")) and int(fields[name]):
             return int(fields[name])
-    return _fail(host, 1, f"it does not say how many: {names[0]}", fields.get(names[0], ""), "lscpu -p")
+    return _fail(host, 1, f"it has no number of {names[0]}", fields.get(names[0], ""), "lscpu -p")
 
 
 def _cpus(fields: Mapping[str, str], name: str, host: str) -> frozenset[int]:
     if name not in fields:
-        _fail(host, 1, "it does not list the CPUs that are on line", "", "lscpu -p")
+        _fail(host, 1, "it does not list the online CPUs", "", "lscpu -p")
     try:
         return parse_cpu_list(fields[name])
     except ValueError as error:
         _fail(host, 1, str(error), fields[name])
 
 
-def _fail(host: str, line: int, what: str, text: str, remedy: str = "") -> NoReturn:
-    advice = f"; try {remedy} there" if remedy else "; run it again, or give --machine"
-    raise UnreachableError(f"host {host}: lscpu, line {line}: {what} ({text!r}){advice}")
+def _fail(host: str, line: int, problem: str, text: str, tool: str = "") -> NoReturn:
+    remedy = f"try {tool} there" if tool else "run it again, or give --machine"
+    raise HostError(host, f"lscpu, line {line}: {problem} ({text!r}); {remedy}")

@@ -1,20 +1,20 @@
-"""What `numactl -H` prints -> the CPUs of each NUMA node."""
+"""Parser of `numactl -H`: the CPUs of each NUMA node."""
 
 import re
 from collections.abc import Mapping
 from typing import NoReturn
 
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import HostError
 from ddlrun.machine.cpus import parse_cpu_list
 
 
 def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
-    """Parse `numactl -H`, also with --cpu-compress: node -> its CPUs, none for a node of memory alone.
+    """Return the CPUs of each node in the output of `numactl -H` on `host`; a node of memory alone has none.
 
-    Long lists go on over several lines. Raises UnreachableError with the line where nodes are missing or
-    listed without CPUs, as numactl before 2.0 did.
+    Lists may continue over several lines, and --cpu-compress is understood. Raises HostError with the line
+    where nodes are missing, or have no CPUs, as in numactl before 2.0.
     """
-    told: frozenset[int] | None = None
+    available: frozenset[int] | None = None
     nodes: dict[int, list[str]] = {}
     sized: set[int] = set()
     current: list[str] | None = None
@@ -23,12 +23,12 @@ def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
         head = re.match(r"available: *(\d+) nodes? \(([\d,-]+)\)", line)
         node = re.match(r"node (\d{1,6}) (cpus|size|free):(.*)", line)
         if head:
-            told = _list(head[2], host, number)
-            if len(told) != int(head[1]):
+            available = _list(head[2], host, number)
+            if len(available) != int(head[1]):
                 _fail(host, number, "the number of nodes and their list differ", line)
         elif node and node[2] == "cpus":
             if int(node[1]) in nodes:
-                _fail(host, number, "a node stands there twice", line)
+                _fail(host, number, "a node is listed twice", line)
             current = nodes[int(node[1])] = node[3].split()
         elif node:
             current = None
@@ -38,20 +38,21 @@ def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
         elif current is not None and re.fullmatch(r"[\d ,-]+", line):
             current += line.split()
         elif line.strip():
-            _fail(host, number, "not understood", line)
-    return _checked(told, nodes, sized, host, number)
+            _fail(host, number, "the line is not one of numactl's", line)
+    _check_complete(available, nodes, sized, host, number)
+    return {node: frozenset().union(*(_list(word, host, number) for word in words)) for node, words in nodes.items()}
 
 
-def _checked(
-    told: frozenset[int] | None, nodes: Mapping[int, list[str]], sized: set[int], host: str, last: int
-) -> Mapping[int, frozenset[int]]:
-    if told is None:
-        _fail(host, last, "no line says which nodes are available", "")
+def _check_complete(
+    available: frozenset[int] | None, nodes: Mapping[int, list[str]], sized: set[int], host: str, number: int
+) -> None:
+    if available is None:
+        _fail(host, number, "no line lists the available nodes", "")
     if not nodes:
-        _fail(host, last, "this old numactl lists no CPUs", "", "lscpu -p")
-    if set(nodes) != told or sized != told:
-        _fail(host, last, "nodes are missing at the end", f"{len(sized & set(nodes))} of {len(told)} are there")
-    return {node: frozenset().union(*(_list(word, host, last) for word in words)) for node, words in nodes.items()}
+        _fail(host, number, "this old numactl lists no CPUs", "", "lscpu -p")
+    if set(nodes) != available or sized != available:
+        complete = f"{len(sized & set(nodes))} of {len(available)} are complete"
+        _fail(host, number, "nodes are missing at the end", complete)
 
 
 def _list(text: str, host: str, number: int) -> frozenset[int]:
@@ -61,6 +62,6 @@ def _list(text: str, host: str, number: int) -> frozenset[int]:
         _fail(host, number, str(error), text)
 
 
-def _fail(host: str, line: int, what: str, text: str, remedy: str = "") -> NoReturn:
-    advice = f"; try {remedy} there" if remedy else "; run it again, or give --machine"
-    raise UnreachableError(f"host {host}: numactl -H, line {line}: {what} ({text[:60]!r}){advice}")
+def _fail(host: str, line: int, problem: str, text: str, tool: str = "") -> NoReturn:
+    remedy = f"try {tool} there" if tool else "run it again, or give --machine"
+    raise HostError(host, f"numactl -H, line {line}: {problem} ({text[:60]!r}); {remedy}")

@@ -1,21 +1,21 @@
-"""What `nvidia-smi topo -m` and `nvidia-smi --query-gpu` print, and what it adds to a Machine."""
+"""Parsers of `nvidia-smi topo -m` and `nvidia-smi --query-gpu`, and the machine completed with them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from ddlrun.errors import UnreachableError
-from ddlrun.machine import GPU, Machine
+from ddlrun.errors import HostError
+from ddlrun.machine import GPU, GPU_NOTES, Machine, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list
 
-# The nearer first; SYS crosses packages and is not near.
+# Nearest first; SYS crosses packages and is not near.
 _NEAR = ("PIX", "PXB", "PHB", "NODE")
 _LINK = r"X|SYS|NODE|PHB|PXB|PIX|NV\d+|PSB|N/A"
 _LISTED = r"([0-9]{1,6}),(GPU-[^,]+),([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 
 
 class GPULinks(NamedTuple):
-    """A GPU's row: its CPUs and NUMA node (None: not said), and how it is linked to each other device."""
+    """A GPU's row: its CPUs and NUMA node (None: unknown), and its link to each other device."""
 
     cpus: frozenset[int] | None
     numa_node: int | None
@@ -32,14 +32,14 @@ class ListedGpu(NamedTuple):
 
 
 def parse_topo(text: str, host: str) -> tuple[GPULinks, ...]:
-    """Parse `nvidia-smi topo -m`, its columns parted by tabs or blanks: a row a GPU, in their order.
+    """Parse the output of `nvidia-smi topo -m`, with tabs or blanks between columns: one row per GPU, in order.
 
-    NICs have the names of the legend where there is one. Raises UnreachableError with the line.
+    NICs have the names of the legend if there is one. Raises HostError with the line.
     """
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    start = next((place for place, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line)), None)
+    start = next((index for index, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line)), None)
     if start is None:
-        _fail(host, 1, "no matrix of GPUs", text)
+        _fail(host, 1, "it has no matrix of GPUs", text)
     names = {match[1]: match[2] for line in lines if (match := re.fullmatch(r"\s*(NIC\d+): *(\S+)\s*", line))}
     header = [column for column in re.split(r"\s{2,}|\t", lines[start].strip()) if column]
     devices = [column for column in header if not re.search(r"Affinity|NUMA ID", column)]
@@ -55,18 +55,18 @@ def parse_topo(text: str, host: str) -> tuple[GPULinks, ...]:
 
 
 def _row(
-    line: str, devices: Sequence[str], rest: Sequence[str], names: Mapping[str, str], at: tuple[str, int, int]
+    line: str, devices: Sequence[str], rest: Sequence[str], names: Mapping[str, str], position: tuple[str, int, int]
 ) -> GPULinks:
-    host, number, index = at
+    host, number, index = position
     words = line.split()
     links, more = words[1 : len(devices) + 1], words[len(devices) + 1 :]
     if words[0] != f"GPU{index}" or len(links) < len(devices) or links[index : index + 1] != ["X"]:
-        _fail(host, number, f"no row of GPU{index} with {len(devices)} links", line)
+        _fail(host, number, f"it is not a row of GPU{index} with {len(devices)} links", line)
     if not all(re.fullmatch(_LINK, link) for link in links) or len(more) < len(rest):
         _fail(host, number, f"a link or one of {', '.join(rest)} is missing", line)
-    told = dict(zip(rest, more, strict=False))
+    cells = dict(zip(rest, more, strict=False))
     try:
-        cpus, node = told.get("CPU Affinity", "N/A"), told.get("NUMA Affinity", "N/A")
+        cpus, node = cells.get("CPU Affinity", "N/A"), cells.get("NUMA Affinity", "N/A")
         return GPULinks(
             None if cpus == "N/A" else parse_cpu_list(cpus),
             int(node) if re.fullmatch(r"[0-9]{1,6}", node) else None,
@@ -77,51 +77,54 @@ def _row(
 
 
 def parse_query(text: str, host: str) -> tuple[ListedGpu, ...]:
-    """Parse `nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader`.
+    """Parse the output of `nvidia-smi --query-gpu=index,uuid,pci.bus_id,name --format=csv,noheader`.
 
-    Addresses are as Linux writes them. Raises UnreachableError with the line, or with nvidia-smi's own words.
+    PCI addresses are in Linux's notation. Raises HostError with the line.
     """
-    found: list[ListedGpu] = []
+    gpus: list[ListedGpu] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         cells = [cell.strip() for cell in line.split(",", 3)]
         match = re.fullmatch(_LISTED, ",".join(cells[:3])) if len(cells) == 4 else None
         if not match:
-            _fail(host, number, "no GPU's index, UUID, address and name", line)
+            _fail(host, number, "it is not a GPU's index, UUID, address and name", line)
         address = f"{match[3][-4:]}:{match[4]}".lower()
-        found.append(ListedGpu(int(match[1]), match[2], address, cells[3]))
-    return tuple(found)
+        gpus.append(ListedGpu(int(match[1]), match[2], address, cells[3]))
+    return tuple(gpus)
 
 
 def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Sequence[ListedGpu]) -> Machine:
-    """Fill in what a machine does not know of its GPUs: that there are any, their package, node and NICs.
+    """Complete a machine's GPUs: add them if it has none, and fill in unknown packages, NUMA nodes and NICs.
 
-    What it knows already stays. Where the numbers of GPUs differ, it gets a note and is else as it was.
+    Where nvidia-smi has another number of GPUs, the machine only gets a note.
     """
     count = len(listed) or len(topo or ())
     gpus: Sequence[GPU] = machine.gpus
-    if not gpus and not any("GPU" in note for note in machine.notes):  # /sys may be hidden, as in some containers
+    excluded = any(note.code in GPU_NOTES for note in machine.notes)
+    if not gpus and not excluded:  # /sys may be hidden, as in some containers
         addresses: Sequence[str | None] = sorted(gpu.pci_address for gpu in listed) or [None] * count
         gpus = [GPU(number, pci_address=address, vendor="nvidia") for number, address in enumerate(addresses)]
-    mine = [gpu for gpu in gpus if gpu.vendor == "nvidia"]
-    if len(mine) != count or (topo is not None and len(topo) != count):
-        note = f"nvidia-smi shows {count} GPUs, {len(mine)} may be used"
+    usable = sum(gpu.vendor == "nvidia" for gpu in gpus)
+    if usable != count or (topo is not None and len(topo) != count):
+        note = machine_note(MachineNoteCode.GPUS_DIFFER, listed=count, usable=usable)
         return machine._replace(notes=(*machine.notes, note)) if machine.gpus != () or count else machine
     if topo is None:
         return machine._replace(gpus=tuple(gpus))
-    homes = list(_homes(machine, topo))
-    filled = iter(zip(topo, homes, strict=True))
-    return machine._replace(gpus=tuple(_filled(gpu, *next(filled)) if gpu.vendor == "nvidia" else gpu for gpu in gpus))
+    rows = zip(topo, _locations(machine, topo), strict=True)
+    return machine._replace(gpus=tuple(_filled(gpu, *next(rows)) if gpu.vendor == "nvidia" else gpu for gpu in gpus))
 
 
-def _filled(gpu: GPU, row: GPULinks, home: tuple[int | None, int | None]) -> GPU:
-    package, node = home if gpu.package is None else (gpu.package, gpu.numa_node)
+def _filled(gpu: GPU, row: GPULinks, location: tuple[int | None, int | None]) -> GPU:
+    package, node = location if gpu.package is None else (gpu.package, gpu.numa_node)
     return gpu._replace(package=package, numa_node=node, nics=gpu.nics or _nics(row))
 
 
-def _homes(machine: Machine, topo: Sequence[GPULinks]) -> Iterator[tuple[int | None, int | None]]:
-    """Yield (package, NUMA node) of each GPU; one affinity for all of several packages says nothing."""
+def _locations(machine: Machine, topo: Sequence[GPULinks]) -> Iterator[tuple[int | None, int | None]]:
+    """Yield (package, NUMA node) of each GPU.
+
+    If all GPUs have the same affinity on a machine with several packages, it means nothing.
+    """
     package_of = {core.numa_node: core.package for core in reversed(machine.cores) if core.numa_node is not None}
     packages = len(machine.packages)
     same = len(topo) > 1 and len({row.cpus for row in topo}) == 1 and packages > 1
@@ -143,6 +146,6 @@ def _nics(row: GPULinks) -> tuple[str, ...]:
     return tuple(sorted(name for name, link in links.items() if link == nearest)) if nearest else ()
 
 
-def _fail(host: str, line: int, what: str, text: str) -> NoReturn:
-    said = " ".join(text.split())[:60]
-    raise UnreachableError(f"host {host}: nvidia-smi, line {line}: {what} ({said!r}); see nvidia-smi there")
+def _fail(host: str, line: int, problem: str, text: str) -> NoReturn:
+    quoted = " ".join(text.split())[:60]
+    raise HostError(host, f"nvidia-smi, line {line}: {problem} ({quoted!r}); see nvidia-smi there")

@@ -1,17 +1,17 @@
-"""What a host answers when it is asked for everything: one script's text -> sections -> Machine.
+"""The full probe of a host: its script, the parser of the reply, and the machine that the reply describes.
 
-Section by section, between markers, it is what each tool printed; the same texts are the files of a
-folder that `ddlrun probe --save` writes and `--load` reads.
+Each section of a reply, between markers, is the output of one tool; the same texts are the files of a folder
+that `ddlrun probe --save` writes and `--load` reads.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ddlrun.errors import UnreachableError
-from ddlrun.machine import Machine
+from ddlrun.errors import HostError
+from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 
-# Section -> the tool's command line. A host that has not got a tool leaves its section out.
+# Section -> the tool's command line. A host without a tool leaves its section out.
 TOOLS = {
     "lstopo.xml": "$lstopo --of xml",
     "lscpu.txt": "lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE",
@@ -28,17 +28,20 @@ SECTIONS = (SYSFS, *TOOLS)
 
 
 class ProbeReply(NamedTuple):
-    """A host's sections, and the key that changes with a reboot or with the machine; `same`: as KNOWN said."""
+    """A host's sections, and a key that changes with a reboot or with the machine.
+
+    `same` if the key was the one in the script: the tools were then skipped.
+    """
 
     key: str
     same: bool
     sections: Mapping[str, str]
 
 
-def full_script(known: str = "") -> str:
-    """Return the POSIX sh script that asks for everything, or says `same` where its key is `known`.
+def full_script(known_key: str = "") -> str:
+    """Return the POSIX sh script that runs all tools, or prints `same` if the host's key is `known_key`.
 
-    No tool reads the script's own input, none gets more than 20 s, nothing is written.
+    No tool reads the script's own input, none runs for more than 20 s, and nothing is written.
     """
     tools = "".join(f"tool {name} {command}\n" for name, command in TOOLS.items())
     return f"""\
@@ -55,14 +58,14 @@ text=$({SCRIPT})
 key=$(printf '%s\\n' "$text" "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" | cksum)
 echo "@ddlrun key ${{key% *}}"
 printf '@ddlrun begin {SYSFS}\\n%s\\n@ddlrun end {SYSFS} 0\\n' "$text"
-if [ "${{key% *}}" = '{known}' ]; then echo '@ddlrun same'; else
+if [ "${{key% *}}" = '{known_key}' ]; then echo '@ddlrun same'; else
 {tools}fi
 echo '@ddlrun done'
 """
 
 
 def parse_answer(text: str, host: str) -> ProbeReply:
-    """Parse what `full_script` printed. Raises UnreachableError where its end is missing."""
+    """Parse the output of `full_script`. Raises HostError if its end is missing."""
     sections: dict[str, list[str]] = {}
     key, same, done = "", False, False
     current: list[str] | None = None
@@ -73,7 +76,7 @@ def parse_answer(text: str, host: str) -> ProbeReply:
             case ["@ddlrun", "begin", name]:
                 current = sections.setdefault(name, [])
             case ["@ddlrun", "end", name, code]:
-                if code != "0":  # a tool that failed has nothing to say
+                if code != "0":  # the output of a tool that failed is not used
                     sections.pop(name, None)
                 current = None
             case ["@ddlrun", "same"]:
@@ -83,25 +86,21 @@ def parse_answer(text: str, host: str) -> ProbeReply:
             case _ if current is not None:
                 current.append(line)
     if not done or current is not None:
-        raise UnreachableError(
-            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
-        )
+        raise HostError(host, f"its answer stops after {len(text)} characters ({text[-60:]!r}); try again")
     return ProbeReply(key, same, {name: "".join(lines).rstrip("\n") + "\n" for name, lines in sections.items()})
 
 
 def machine_of(sections: Mapping[str, str], host: str) -> Machine:
-    """Return a host's machine from what its tools said.
+    """Return a host's machine from the output of its tools.
 
-    Cores come from hwloc, else /sys, lscpu, or numactl with ppc64_cpu: the first that is there. /sys says
-    what the cpuset and the drivers allow, nvidia-smi what GPUs are near to. Where hwloc and /sys disagree
-    the machine has a note. Raises UnreachableError with host, tool and line where one cannot be read, or
-    where none is there.
+    Cores come from the first of hwloc, /sys, lscpu, and numactl with ppc64_cpu that the host has. /sys has
+    what the cpuset and the drivers allow, nvidia-smi the location of GPUs. Where hwloc and /sys disagree, the
+    machine has a note. Raises HostError with tool and line if an output cannot be parsed, or if the host has
+    none of the tools.
     """
     source = next((section for section in _CORES if section in sections), None)
     if source is None:
-        raise UnreachableError(
-            f"host {host}: no tool says what its cores are (none of {', '.join(_CORES)}); give --machine"
-        )
+        raise HostError(host, f"none of its tools lists its cores ({', '.join(_CORES)}); give --machine")
     machine = _CORES[source](sections, host)
     if "nvidia-topo.txt" in sections or "nvidia-gpus.csv" in sections:
         machine = _with_nvidia(machine, sections, host)
@@ -113,34 +112,34 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
 
     if SYSFS not in sections:
         return parse_hwloc(sections["lstopo.xml"], host)
-    seen = parse_sysfs(sections[SYSFS], host)
-    allowed = frozenset(pu.os_index for core in seen.cores if core.usable for pu in core.pus)
+    kernel = parse_sysfs(sections[SYSFS], host)
+    allowed = frozenset(pu.os_index for core in kernel.cores if core.usable for pu in core.pus)
     machine = parse_hwloc(sections["lstopo.xml"], host, allowed)
-    notes = seen.notes
-    if [core[:5] for core in machine.cores] != [core[:5] for core in seen.cores]:
-        notes = (*notes, "lstopo and /sys differ in cores; hwloc counts as mpirun does, so it is taken")
-    # /sys knows which devices are up, have a driver, and may be opened.
-    return machine._replace(gpus=seen.gpus, nics=seen.nics, memory=seen.memory, notes=(*machine.notes, *notes))
+    notes = (*machine.notes, *kernel.notes)
+    if [core[:5] for core in machine.cores] != [core[:5] for core in kernel.cores]:
+        notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
+    # /sys shows which devices are up, have a driver, and may be opened.
+    return machine._replace(gpus=kernel.gpus, nics=kernel.nics, memory=kernel.memory, notes=notes)
 
 
 def _numactl(sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import numactl, ppc64_cpu  # noqa: PLC0415 - for hosts that have nothing better
+    from ddlrun.machine import numactl, ppc64_cpu  # noqa: PLC0415 - for hosts without better tools
 
     if "ppc64_cpu.txt" not in sections:
-        raise UnreachableError(f"host {host}: numactl alone does not say which CPUs share a core; give --machine")
+        raise HostError(host, "numactl alone does not list which CPUs share a core; give --machine")
     nodes = numactl.parse_numactl(sections["numactl.txt"], host)
     return ppc64_cpu.machine_of(nodes, ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host), host)
 
 
 def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import lscpu  # noqa: PLC0415 - for hosts that have nothing better
+    from ddlrun.machine import lscpu  # noqa: PLC0415 - for hosts without better tools
 
     if "lscpu.txt" in sections:
         return lscpu.parse_lscpu(sections["lscpu.txt"], host)
     return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
 
 
-# Section -> how cores are read from it, the most trusted first.
+# Section -> parser of its cores, the most trusted first.
 _CORES: dict[str, Callable[[Mapping[str, str], str], Machine]] = {
     "lstopo.xml": _hwloc,
     SYSFS: lambda sections, host: parse_sysfs(sections[SYSFS], host),
@@ -151,7 +150,7 @@ _CORES: dict[str, Callable[[Mapping[str, str], str], Machine]] = {
 
 
 def _with_nvidia(machine: Machine, sections: Mapping[str, str], host: str) -> Machine:
-    from ddlrun.machine import nvidia_smi  # noqa: PLC0415 - for hosts that have it
+    from ddlrun.machine import nvidia_smi  # noqa: PLC0415 - for hosts with NVIDIA GPUs
 
     topo = nvidia_smi.parse_topo(sections["nvidia-topo.txt"], host) if "nvidia-topo.txt" in sections else None
     query = nvidia_smi.parse_query(sections["nvidia-gpus.csv"], host) if "nvidia-gpus.csv" in sections else ()

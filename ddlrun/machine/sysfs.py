@@ -1,19 +1,20 @@
-"""What Linux says of a host's cores, GPUs and NICs in /sys, /proc and /dev -> Machine.
+"""Probe of a host's cores, GPUs and NICs in /sys, /proc and /dev: its script, and the parser of the output.
 
-Most of the text is what `grep -s . FILE...` prints: `path:content`, one line a line of each file. The
-rest are lines of words that begin with @.
+Most of the output is that of `grep -s . FILE...`: `path:content`, for each line of each file. The other lines
+begin with @, and have a key and values.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ddlrun.errors import UnreachableError
-from ddlrun.machine import Core, Machine
+from ddlrun.errors import HostError
+from ddlrun.machine import GPU, NIC, Core, Machine, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import number_cores, parse_cpu_list
-from ddlrun.machine.pci import PciDevice, allotted, attach, gpu_vendor, granted, installed_memory
+from ddlrun.machine.pci import PciDevice, allocated, attach, gpu_vendor, granted, installed_memory
 
-# One POSIX sh script that needs nothing but a shell and grep, and writes nothing. ROOT is empty but
-# where the files of another machine lie in a folder. A device that may not be opened is not offered.
+# A POSIX sh script that needs only a shell and grep, and writes nothing. ROOT is empty, except to read the files
+# of another machine from a folder. A device that may not be opened is not offered.
 SCRIPT = r"""
 cd "$ROOT/sys/devices/system" || exit 1
 grep -s . cpu/online cpu/cpu[0-9]*/topology/core_siblings_list cpu/cpu[0-9]*/topology/thread_siblings_list \
@@ -30,7 +31,7 @@ while read -r _ mount type options _; do
     *) continue ;;
   esac
   path=${cpuset%/}
-  while :; do  # inside a container the path may be that of the host: then what is mounted counts
+  while :; do  # inside a container the path may be that of the host: then the mounted one counts
     for file in $files; do
       [ -e "$ROOT$mount$path/$file" ] && read -r list <"$ROOT$mount$path/$file" && echo "cpuset$mount:$list" && break 2
     done
@@ -47,7 +48,7 @@ while IFS=: read -r _ kinds path; do
   while read -r _ mount type _; do
     case $type in cgroup*) ;; *) continue ;; esac
     at=${path%/}
-    while :; do  # the limits of all groups above count too
+    while :; do  # the limits of all parent groups apply too
       [ -e "$ROOT$mount$at/$file" ] && read -r bytes <"$ROOT$mount$at/$file" && echo "@memory $bytes"
       [ -n "$at" ] || break
       at=${at%/*}
@@ -94,55 +95,97 @@ echo ddlrun:end
 """
 
 
-def parse_sysfs(text: str, host: str) -> Machine:
-    """Parse what SCRIPT printed on `host`.
+class _Output(NamedTuple):
+    """The script's output: contents of files by path, and the words of the lines that begin with @."""
 
-    Packages, NUMA nodes and cores are numbered as hwloc does. CPUs that are off line or outside of the
-    cgroup's cpuset do not exist; cores outside of the process's own affinity do, but are not usable.
-    GPUs without a driver, or that may not be opened, are left out with a note.
-    Raises UnreachableError with the host and the line on broken or short text.
+    files: Mapping[str, str]
+    records: Sequence[Sequence[str]]
+
+    def values(self, key: str) -> dict[str, str]:
+        """Return the value of each device in the records `@key DEVICE VALUE`."""
+        rows = (words for words in self.records if words[0] == key)
+        return {words[1]: words[2].strip() if len(words) > 2 else "" for words in rows}
+
+
+def parse_sysfs(text: str, host: str) -> Machine:
+    """Parse the output of SCRIPT on `host`.
+
+    Packages, NUMA nodes and cores are numbered as hwloc does. CPUs that are offline or outside the cgroup's
+    cpuset are left out; cores outside the process's own affinity are not usable. GPUs without a driver, or
+    that may not be opened, are left out with a note. Raises HostError if the text is broken or incomplete.
     """
-    found: dict[str, str] = {}
-    said: list[list[str]] = []
+    output = _split_output(text)
+    if "ddlrun" not in output.files or not any("/topology/" in path for path in output.files):
+        raise HostError(host, f"its cores could not be read (got {text[-60:]!r}); give --machine")
+    try:
+        machine = _machine(output)
+    except (ValueError, IndexError) as error:
+        raise HostError(host, f"/sys has unexpected contents ({error}); give --machine") from error
+    if not any(core.usable for core in machine.cores):
+        raise HostError(host, "no core is usable (affinity and cpuset exclude each other)")
+    return machine
+
+
+def _split_output(text: str) -> _Output:
+    files: dict[str, str] = {}
+    records: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("@"):
-            said.append(line.split(" ", 2))
+            records.append(line.split(" ", 2))
         else:
             path, _, content = line.rpartition(":")  # a PCI address has colons, no content has
-            found.setdefault(path, content.strip())
-    if "ddlrun" not in found or not any("/topology/" in path for path in found):
-        raise UnreachableError(f"host {host}: its cores could not be read (got {text[-60:]!r}); give --machine")
-    try:
-        cores = _cores(found)
-        gpus, nics = attach(cores, _gpus(found, said), _nics(said))
-        denied = {words[1] for words in said if words[0] == "@gpu" and words[2] == "no"}
-        gpus, notes = granted(gpus, denied, _pairs(said, "@uuid"), _pairs(said, "@env"))
-        numbers = next((words[1] for words in said if words[0] == "@allotted"), "")
-        if numbers and "@env" not in text:  # else the scheduler, or the user, has said it in the tools' own way
-            gpus, more = allotted(gpus, numbers, _pairs(said, "@minor"))
-            notes += more
-        kib = next((int(size.split()[0]) for path, size in found.items() if "MemTotal" in path), 0)
-        memory = installed_memory(kib)
-        notes += _memory_note(said, kib)
-        nodes = parse_cpu_list(found["node/online"]) if "node/online" in found else {c.numa_node for c in cores}
-    except (ValueError, IndexError) as error:
-        raise UnreachableError(f"host {host}: /sys reads strangely ({error}); give --machine") from error
-    if not any(core.usable for core in cores):
-        raise UnreachableError(f"host {host}: no core is usable (affinity and cpuset exclude each other)")
-    numa_nodes = tuple(sorted(node for node in nodes if node is not None))
-    return Machine(cores, gpus, nics, "sysfs", measured=True, numa_nodes=numa_nodes, memory=memory, notes=notes)
+            files.setdefault(path, content.strip())
+    return _Output(files, records)
 
 
-def _memory_note(said: Sequence[Sequence[str]], kib: int) -> tuple[str, ...]:
-    """Say how much of the memory a cgroup allows, where that is less than all."""
-    limits = [int(words[1]) for words in said if words[0] == "@memory" and words[1].isdecimal()]
+def _machine(output: _Output) -> Machine:
+    cores = _cores(output.files)
+    gpus, nics, notes = _devices(cores, output)
+    kib = next((int(size.split()[0]) for path, size in output.files.items() if "MemTotal" in path), 0)
+    return Machine(
+        cores=cores,
+        gpus=gpus,
+        nics=nics,
+        source="sysfs",
+        measured=True,
+        numa_nodes=_numa_nodes(cores, output.files),
+        memory=installed_memory(kib),
+        notes=(*notes, *_memory_note(output, kib)),
+    )
+
+
+def _devices(
+    cores: Sequence[Core], output: _Output
+) -> tuple[tuple[GPU, ...], tuple[NIC, ...], tuple[MachineNote, ...]]:
+    """Return the GPUs that may be used, the NICs, and notes on the other GPUs."""
+    gpus, nics = attach(cores, _gpus(output), _nics(output))
+    denied = {words[1] for words in output.records if words[0] == "@gpu" and words[2] == "no"}
+    variables = output.values("@env")
+    gpus, notes = granted(gpus, denied, output.values("@uuid"), variables)
+    numbers = next((words[1] for words in output.records if words[0] == "@allotted"), "")
+    if numbers and not variables:  # the variables, of the scheduler or the user, are stronger
+        gpus, more_notes = allocated(gpus, numbers, output.values("@minor"))
+        notes += more_notes
+    return gpus, nics, notes
+
+
+def _numa_nodes(cores: Sequence[Core], files: Mapping[str, str]) -> tuple[int, ...]:
+    if "node/online" in files:
+        return tuple(sorted(parse_cpu_list(files["node/online"])))
+    return tuple(sorted({core.numa_node for core in cores if core.numa_node is not None}))
+
+
+def _memory_note(output: _Output, kib: int) -> tuple[MachineNote, ...]:
+    """Return a note if a cgroup allows less than all of the memory."""
+    limits = [int(words[1]) for words in output.records if words[0] == "@memory" and words[1].isdecimal()]
     if not kib or not limits or min(limits) >= kib << 10:
         return ()
-    return (f"a cgroup allows {min(limits) / (1 << 30):.1f} of {kib / (1 << 20):.0f} GiB of memory",)
+    allowed, installed = min(limits) / (1 << 30), kib / (1 << 20)
+    return (machine_note(MachineNoteCode.MEMORY_LIMITED, allowed=allowed, installed=installed),)
 
 
 def machine_kind(text: str) -> str:
-    """Return what hosts that are alike say alike: UUIDs count where GPUs are restricted by them, memory in GiB."""
+    """Return the output that equal hosts share: memory in GiB, UUIDs only if a variable restricts GPUs."""
     if "@env" in text:
         return text
     text = re.sub(r"MemTotal: *(\d+)", lambda size: f"MemTotal:{_gib(int(size[1]))}", text)
@@ -150,53 +193,50 @@ def machine_kind(text: str) -> str:
 
 
 def _gib(kib: int) -> str:
-    """Return what becomes of MemTotal, which differs by some KiB between hosts that are alike."""
+    """Return MemTotal without the few KiB by which it differs between equal hosts."""
     return f"{installed_memory(kib)} {kib / (1 << 20):.0f}"
 
 
-def _cores(found: Mapping[str, str]) -> tuple[Core, ...]:
-    known = {int(path.split("/")[1][3:]) for path in found if path.endswith("/topology/thread_siblings_list")}
-    there = parse_cpu_list(found["cpu/online"]) if "cpu/online" in found else frozenset(known)
-    for path, content in found.items():
+def _cores(files: Mapping[str, str]) -> tuple[Core, ...]:
+    numbers = {int(path.split("/")[1][3:]) for path in files if path.endswith("/topology/thread_siblings_list")}
+    online = parse_cpu_list(files["cpu/online"]) if "cpu/online" in files else frozenset(numbers)
+    for path, content in files.items():
         if path.startswith("cpuset"):
-            there &= parse_cpu_list(content)
-    allowed = there
-    for path, content in found.items():
+            online &= parse_cpu_list(content)
+    allowed = online
+    for path, content in files.items():
         if path.endswith(":Cpus_allowed_list"):
-            allowed = parse_cpu_list(content) & there
+            allowed = parse_cpu_list(content) & online
     nodes = {
-        int(path.split("/")[1][4:]): pus & there
-        for path, content in found.items()
-        if path.startswith("node/node") and (pus := parse_cpu_list(content)) & there
+        int(path.split("/")[1][4:]): pus & online
+        for path, content in files.items()
+        if path.startswith("node/node") and (pus := parse_cpu_list(content)) & online
     }
-    threads = {pu: _siblings(found, pu, "thread", str(pu)) & there | {pu} for pu in there}
-    whole = ",".join(map(str, there))
-    packages = {_siblings(found, pu, "core", whole) & there | {pu} for pu in there}
-    caches = {parse_cpu_list(content) & there for path, content in found.items() if path.endswith("/shared_cpu_list")}
+    threads = {pu: _siblings(files, pu, "thread", str(pu)) & online | {pu} for pu in online}
+    all_pus = ",".join(map(str, online))
+    packages = {_siblings(files, pu, "core", all_pus) & online | {pu} for pu in online}
+    caches = {parse_cpu_list(content) & online for path, content in files.items() if path.endswith("/shared_cpu_list")}
     return number_cores(set(threads.values()), packages, nodes, caches=caches, allowed=allowed)
 
 
-def _siblings(found: Mapping[str, str], pu: int, kind: str, default: str) -> frozenset[int]:
-    return parse_cpu_list(found.get(f"cpu/cpu{pu}/topology/{kind}_siblings_list", default))
+def _siblings(files: Mapping[str, str], pu: int, kind: str, default: str) -> frozenset[int]:
+    return parse_cpu_list(files.get(f"cpu/cpu{pu}/topology/{kind}_siblings_list", default))
 
 
-def _pairs(said: Sequence[Sequence[str]], kind: str) -> dict[str, str]:
-    return {words[1]: words[2].strip() if len(words) > 2 else "" for words in said if words[0] == kind}
-
-
-def _gpus(found: Mapping[str, str], said: Sequence[Sequence[str]]) -> Iterator[PciDevice]:
-    paths = _pairs(said, "@bus")
-    for path, content in found.items():
+def _gpus(output: _Output) -> Iterator[PciDevice]:
+    paths = output.values("@bus")
+    for path, content in output.files.items():
         address, _, name = path.partition("/")
         if name == "class":
-            maker, device = (found.get(f"{address}/{name}", "")[2:] for name in ("vendor", "device"))
+            maker, device = (output.files.get(f"{address}/{name}", "")[2:] for name in ("vendor", "device"))
             vendor = gpu_vendor(maker, device, content[2:])
             if vendor:
-                yield PciDevice(vendor, address, _node(found.get(f"{address}/numa_node")), _bus(paths.get(address, "")))
+                node = _node(output.files.get(f"{address}/numa_node"))
+                yield PciDevice(vendor, address, node, _bus(paths.get(address, "")))
 
 
-def _nics(said: Sequence[Sequence[str]]) -> Iterator[PciDevice]:
-    for words in said:
+def _nics(output: _Output) -> Iterator[PciDevice]:
+    for words in output.records:
         if words[0] == "@nic":
             name, node, path = words[2].split(" ", 2)
             yield PciDevice(words[1], name, _node(node), _bus(path))

@@ -1,7 +1,8 @@
-"""Hosts whose racks are known: their order, and the Y and Z that the racks make."""
+"""Hosts with known racks: their order, and the Y and Z that the racks give."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -11,15 +12,40 @@ from ddlrun.topology import Topology
 
 Rack = Sequence[Host]
 
+_MOST_LISTED = 8
+
+
+class RackNoteCode(Enum):
+    """The texts of notes on racks, with {fields} for their values."""
+
+    UNKNOWN_RACKS = "racks are ignored, as the racks of {hosts} are unknown"
+    REORDERED = "hosts are in the order of their racks: {hosts}"
+    CROSSING = "groups of {size} hosts that cross racks: {crossing} of {groups}"
+    UNEQUAL_RACKS = "{racks} are not equal: used as {groups} groups of {size} hosts, none across racks"
+    NO_COMMON_SIZE = (
+        "{racks} have no common size: all {hosts} hosts are used as one rack; "
+        "--topology Xx{best_size}x{best_count} would keep to racks and leave out {left_out}"
+    )
+    LEFT_OUT = "left out, as --topology {topology} needs {needed} hosts: {hosts}"
+
+
+class RackNote(NamedTuple):
+    """A note on how racks were used."""
+
+    code: RackNoteCode
+    values: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return self.code.value.format_map(self.values)
+
 
 class RackLayout(NamedTuple):
-    """The hosts that take part, rack by rack, the wish with Y and Z worked out, and who is left out."""
+    """The hosts that take part, rack by rack, the request completed with Y and Z, and the hosts left out."""
 
     hosts: HostList
-    wish: TopologyRequest
+    request: TopologyRequest
     left_out: tuple[Host, ...] = ()
-    said: tuple[str, ...] = ()
-    """What was done, and why, in words."""
+    notes: tuple[RackNote, ...] = ()
 
 
 def by_rack(hosts: HostList) -> dict[str, list[Host]]:
@@ -33,94 +59,99 @@ def by_rack(hosts: HostList) -> dict[str, list[Host]]:
 
 
 def shape_reason(hosts: HostList) -> str:
-    """Say where Y and Z come from, where nobody asked for them."""
-    known = all(host.rack for host in hosts)
-    return f"{'the racks' if known else 'one rack, as nothing says the racks'} of {hosts.source}"
+    """Return the reason for Y and Z that the user left open."""
+    all_known = all(host.rack for host in hosts)
+    return f"the racks of {hosts.source}" if all_known else f"one rack, as the racks of {hosts.source} are unknown"
 
 
-def arrange(wish: TopologyRequest, hosts: HostList, *, choose: bool = False) -> RackLayout:
-    """Order hosts by rack and work out Y and Z, as far as the wish leaves them open.
+def arrange(request: TopologyRequest, hosts: HostList, *, choose: bool = False) -> RackLayout:
+    """Order hosts by rack and compute Y and Z, as far as the request leaves them open.
 
-    Y is the size of the racks; where they differ, their greatest common divisor, so that no host is left out
-    and no group of Y leaves its rack; without one, all hosts are one group. A --topology that needs fewer
-    hosts than there are takes whole groups from the racks: where racks are known, or with `choose`.
+    Y is the size of the racks. Where they differ, it is their greatest common divisor, so that no host is left
+    out and no group of Y hosts leaves its rack; without a common divisor, all hosts are one group. A --topology
+    that needs fewer hosts than the list has takes whole groups from the racks if these are known, or with
+    `choose`.
     """
     racks = by_rack(hosts)
-    said = _unknown(hosts)
-    if wish.topology is not None:
-        return _as_told(wish, wish.topology, hosts, list(racks.values()), said, choose=choose or bool(racks))
+    notes = _unknown_racks(hosts)
+    if request.topology is not None:
+        layout = RackLayout(hosts, request, notes=notes)
+        return _choose_hosts(layout, request.topology, list(racks.values()), choose=choose or bool(racks))
     if not racks:
-        return RackLayout(hosts, wish, said=said)
+        return RackLayout(hosts, request, notes=notes)
     ordered = hosts.take(host for rack in racks.values() for host in rack)
     if ordered.names != hosts.names:
-        said = (*said, f"hosts in the order of their racks: {ordered}")
-    if wish.nodes or wish.racks or wish.aisles:
-        size = wish.nodes or max(1, len(hosts) // ((wish.racks or 1) * (wish.aisles or 1)))
-        whole, groups = sum(len(rack) // size for rack in racks.values()), len(hosts) // size
-        return RackLayout(ordered, wish, said=(*said, _crossing(whole, size, groups)) if whole < groups else said)
-    per_rack, words = _common_size(racks)
-    return RackLayout(ordered, wish._replace(nodes=per_rack, racks=len(hosts) // per_rack), said=(*said, *words))
+        notes = (*notes, RackNote(RackNoteCode.REORDERED, {"hosts": ordered}))
+    if request.nodes or request.racks or request.aisles:
+        return RackLayout(ordered, request, notes=(*notes, *_crossing_groups(request, list(racks.values()))))
+    size, size_notes = _common_size(racks)
+    completed = request._replace(nodes=size, racks=len(hosts) // size)
+    return RackLayout(ordered, completed, notes=(*notes, *size_notes))
 
 
-def _unknown(hosts: HostList) -> tuple[str, ...]:
-    without = [host.name for host in hosts if host.rack is None]
-    if not without or len(without) == len(hosts):
+def _unknown_racks(hosts: HostList) -> tuple[RackNote, ...]:
+    unknown = [host.name for host in hosts if host.rack is None]
+    if not unknown or len(unknown) == len(hosts):
         return ()
-    return (f"racks are left alone: nothing says the rack of {fold(without)}",)
+    return (RackNote(RackNoteCode.UNKNOWN_RACKS, {"hosts": fold(unknown)}),)
 
 
-def _crossing(whole: int, size: int, groups: int) -> str:
-    """Say how many groups of hosts are not in one rack each."""
-    return f"{groups - whole} of {groups} group{'s' * (groups > 1)} of {size} hosts cross racks"
+def _crossing_groups(request: TopologyRequest, racks: Sequence[Rack]) -> tuple[RackNote, ...]:
+    """Return a note if groups of the requested size do not fit in their racks."""
+    hosts = sum(map(len, racks))
+    size = request.nodes or max(1, hosts // ((request.racks or 1) * (request.aisles or 1)))
+    return _crossing(sum(len(rack) // size for rack in racks), size, hosts // size)
 
 
-def _common_size(racks: dict[str, list[Host]]) -> tuple[int, list[str]]:
+def _crossing(whole: int, size: int, groups: int) -> tuple[RackNote, ...]:
+    if whole >= groups:
+        return ()
+    return (RackNote(RackNoteCode.CROSSING, {"size": size, "crossing": groups - whole, "groups": groups}),)
+
+
+def _common_size(racks: Mapping[str, Rack]) -> tuple[int, tuple[RackNote, ...]]:
+    """Return the size of equal groups of hosts, none of which crosses racks, and a note where racks are unequal."""
     sizes = [len(rack) for rack in racks.values()]
     total, common = sum(sizes), math.gcd(*sizes)
     if len(set(sizes)) == 1:
-        return common, []
-    listed = f"racks {', '.join(f'{name} ({len(rack)} hosts)' for name, rack in list(racks.items())[:8])}"
+        return common, ()
+    listed = ", ".join(f"{name} ({len(rack)} hosts)" for name, rack in list(racks.items())[:_MOST_LISTED])
+    values: dict[str, object] = {"racks": f"racks {listed}"}
     if common > 1:
-        return common, [
-            f"{listed} are not equal: taken as {total // common} groups of {common} hosts, none across racks"
-        ]
-    per_rack, count = max(
+        values |= {"groups": total // common, "size": common}
+        return common, (RackNote(RackNoteCode.UNEQUAL_RACKS, values),)
+    best_size, best_count = max(
         ((size, sum(other // size for other in sizes)) for size in range(2, max(sizes) + 1)),
         key=lambda shape: (shape[0] * shape[1], shape[0]),
     )
-    out = [host.name for rack in racks.values() for host in rack[len(rack) // per_rack * per_rack :]]
-    best = f"--topology Xx{per_rack}x{count} would keep to racks and leave out {fold(out)}"
-    return total, [f"{listed} have no common size: all {total} hosts are taken as one rack; {best}"]
+    left_out = fold(host.name for rack in racks.values() for host in rack[len(rack) // best_size * best_size :])
+    values |= {"hosts": total, "best_size": best_size, "best_count": best_count, "left_out": left_out}
+    return total, (RackNote(RackNoteCode.NO_COMMON_SIZE, values),)
 
 
-def _as_told(
-    wish: TopologyRequest,
-    topology: Topology,
-    hosts: HostList,
-    racks: Sequence[Rack],
-    said: tuple[str, ...],
-    *,
-    choose: bool,
-) -> RackLayout:
-    """Take the hosts of a topology: groups of Y that do not leave their racks, if there are enough."""
+def _choose_hosts(layout: RackLayout, topology: Topology, racks: Sequence[Rack], *, choose: bool) -> RackLayout:
+    """Choose the hosts of a topology: if possible, groups of Y hosts inside one rack each."""
+    hosts = layout.hosts
+    ordered = [host for rack in racks for host in rack] or list(hosts)
     if not choose or len(hosts) < topology.hosts:
-        ordered = [host for rack in racks for host in rack] or list(hosts)
-        return RackLayout(hosts.take(ordered), wish, said=said)
-    per_rack, count = topology.dims[1], topology.hosts // topology.dims[1]
-    groups = [[rack[at : at + per_rack] for at in range(0, len(rack) - per_rack + 1, per_rack)] for rack in racks]
-    # One of each rack first; then a second one.
-    taken = [group for turn in zip_longest(*groups) for group in turn if group is not None][:count]
-    if len(taken) == count:
-        chosen = {host.name for group in taken for host in group}
-    else:
-        chosen = {host.name for host in [host for rack in racks or [list(hosts)] for host in rack][: topology.hosts]}
-        if racks and per_rack > 1:
-            said = (*said, _crossing(len(taken), per_rack, count))
-    ordered = [host for rack in racks or [list(hosts)] for host in rack]
-    out = tuple(host for host in ordered if host.name not in chosen)
-    if out:
-        said = (
-            *said,
-            f"left out, as --topology {topology} needs {topology.hosts} hosts: {fold(one.name for one in out)}",
-        )
-    return RackLayout(hosts.take(host for host in ordered if host.name in chosen), wish, out, said)
+        return layout._replace(hosts=hosts.take(ordered))
+    size, count = topology.dims[1], topology.hosts // topology.dims[1]
+    groups = _whole_groups(racks, size)[:count]
+    chosen = {host.name for group in groups for host in group}
+    notes = layout.notes
+    if len(groups) < count:
+        chosen = {host.name for host in ordered[: topology.hosts]}
+        notes += _crossing(len(groups), size, count) if racks and size > 1 else ()
+    left_out = tuple(host for host in ordered if host.name not in chosen)
+    if left_out:
+        names = fold(host.name for host in left_out)
+        values = {"topology": topology, "needed": topology.hosts, "hosts": names}
+        notes = (*notes, RackNote(RackNoteCode.LEFT_OUT, values))
+    chosen_hosts = hosts.take(host for host in ordered if host.name in chosen)
+    return layout._replace(hosts=chosen_hosts, left_out=left_out, notes=notes)
+
+
+def _whole_groups(racks: Sequence[Rack], size: int) -> list[Rack]:
+    """Return groups of `size` hosts inside one rack each: the first of every rack, then the second, ..."""
+    groups = [[rack[first : first + size] for first in range(0, len(rack) - size + 1, size)] for rack in racks]
+    return [group for turn in zip_longest(*groups) for group in turn if group is not None]

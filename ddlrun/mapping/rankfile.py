@@ -1,26 +1,27 @@
-"""Placement <-> Open MPI rank file, kept to what Open MPI 4.1 and 5.0 read the same way.
+"""Rank files: parse and render, limited to what Open MPI 4.1 and 5.0 read alike.
 
-What each major does with a file that breaks one of these rules: docs/explanation/rank-files.md.
+docs/explanation/rank-files.md lists what each major does with other files.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import groupby
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
-from ddlrun.machine import Machine
-from ddlrun.mapping.placement import LocalRankPlacement, Placement
+from ddlrun.machine import Core, Machine
+from ddlrun.mapping.placement import Placement
 from ddlrun.topology import AXES
 
 # Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
-# 5.0 drops what is too long of a slot text without a word.
+# 5.0 silently drops the end of a slot text that is too long.
 MOST_CHARACTERS = 63
 BETWEEN = 6
 
-# What both majors' parsers take for the name that it is, and launch on.
+# Names that both majors parse unchanged and launch on.
 _NAME = (
-    r"(?:0|[1-9][0-9]{0,8}"  # a number is read as one: 007 would become host 7
+    r"(?:0|[1-9][0-9]{0,8}"  # a number is parsed as such: 007 would become host 7
     r"|(?:(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
     r"|(?![0-9]+$)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
     r"|[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)+)"
@@ -35,7 +36,7 @@ _LINE = r"rank (\d+)=(\S+) slot=(\S+)"
 
 
 class RankFileLine(NamedTuple):
-    """One line of a rank file: the slot text is kept as it stands."""
+    """One line of a rank file, with its slot text unparsed."""
 
     rank: int
     host: str
@@ -43,12 +44,15 @@ class RankFileLine(NamedTuple):
 
 
 def render(placement: Placement, title: str) -> Iterator[str]:
-    """Return the rank file in blocks, one a host, in memory that does not grow with the ranks.
+    """Yield the rank file in blocks, one per host, in memory that does not grow with the ranks.
 
-    Raises PlacementError where a host or a seat cannot be written so that both majors read it alike.
+    Raises PlacementError if a host or its cores cannot be written so that both majors read them alike.
     """
     check_names(placement.hosts.names)
-    slots = {key: [slot_text(seat, machine) for seat in seats] for key, machine, seats in _kinds(placement)}
+    slots = {
+        id(bindings): [render_slots(binding.cores, machine) for binding in bindings]
+        for _, machine, bindings in placement.groups()
+    }
     problems = _too_long(placement, slots)
     if problems:
         raise PlacementError(*problems)
@@ -57,19 +61,19 @@ def render(placement: Placement, title: str) -> Iterator[str]:
 
 def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]) -> Iterator[str]:
     yield _header(placement, title)
-    # One template a kind of host: a host's block is then two operations, however many ranks it has.
+    # With a template per group of equal hosts, a host's block is two operations, whatever the number of its ranks.
     templates = {key: "".join(f"rank %d=\0 slot={slot}\n" for slot in texts) for key, texts in slots.items()}
     ranks = placement.topology.accelerators
-    for index, (host, seats) in enumerate(zip(placement.hosts, placement.seats, strict=True)):
+    for index, (host, bindings) in enumerate(zip(placement.hosts, placement.bindings, strict=True)):
         stride, first = placement.topology.rank_line(index, placement.order)
         numbers = tuple(range(first, first + stride * ranks, stride))
-        yield templates[id(seats)].replace("\0", host.name) % numbers
+        yield templates[id(bindings)].replace("\0", host.name) % numbers
 
 
 def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
-    """Parse what `render` writes; comments and blank lines are skipped.
+    """Parse the output of `render`; comments and blank lines are skipped.
 
-    Raises InputError with the line that is not `rank N=HOST slot=CORES`.
+    Raises InputError with a line that is not `rank N=HOST slot=CORES`.
     """
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -82,70 +86,85 @@ def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
     return tuple(lines)
 
 
-def slot_text(seat: LocalRankPlacement, machine: Machine) -> str:
-    """Write a seat's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
+def render_slots(cores: Sequence[Core], machine: Machine) -> str:
+    """Write a rank's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
 
-    `P:a-b;Q:c-d` would do for two packages, but is too long for many. Where packages differ in
-    size, Open MPI 5.0 finds the wrong core inside a package, and where there are none, both find none:
+    `P:a-b;Q:c-d` would do for two packages, but grows too long for many. Where packages differ in size,
+    Open MPI 5.0 finds the wrong core inside a package, and where there are none, neither major finds any:
     there cores are counted over the host.
     """
-    packages = {core.package for core in seat.cores}
+    packages = {core.package for core in cores}
     if machine.uniform and machine.packaged and len(packages) == 1:
-        runs = _runs([core.index_in_package for core in seat.cores])
+        runs = _runs([core.index_in_package for core in cores])
         # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
-        return ";".join(f"{seat.cores[0].package}:{run}" for run in runs)
-    return ",".join(_runs([core.logical_index for core in seat.cores]))
+        return ";".join(f"{cores[0].package}:{run}" for run in runs)
+    return ",".join(_runs([core.logical_index for core in cores]))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield `a-b` or `a` for each run of neighbours."""
-    for _, members in groupby(enumerate(numbers), key=lambda at: at[1] - at[0]):
+    """Yield `a-b` or `a` for each run of consecutive numbers."""
+    for _, members in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in members]
         yield f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise PlacementError for host names that both majors do not read as they are."""
-    bad = [(name, why) for name in names if (why := name_problem(name))]
-    if bad:
-        raise PlacementError(*(f"host {name!r}: {why}; give it another name in /etc/hosts" for name, why in bad))
+    """Raise PlacementError for host names that one of the majors does not read as they are."""
+    problems = [(name, problem) for name in names if (problem := name_problem(name))]
+    if problems:
+        raise PlacementError(
+            *(f"host {name!r}: {problem}; give it another name in /etc/hosts" for name, problem in problems)
+        )
 
 
 def _too_long(placement: Placement, slots: Mapping[int, Sequence[str]]) -> list[str]:
+    """Return a problem for each host whose longest line is too long."""
     longest = {key: max(texts, key=len) for key, texts in slots.items()}
     problems = []
-    for host, seats in zip(placement.hosts, placement.seats, strict=True):
-        name, slot = host.name, longest[id(seats)]
+    for host, bindings in zip(placement.hosts, placement.bindings, strict=True):
+        name, slot = host.name, longest[id(bindings)]
         if len(name) + BETWEEN + len(slot) > MOST_CHARACTERS:
             most = MOST_CHARACTERS - BETWEEN - len(slot)
             remedy = (
                 f"which takes {most} characters of the name there; give it a shorter one in /etc/hosts"
                 if most > 0
-                else "whatever the name; the usable cores are too scattered, so take more ranks or other cores"
+                else "whatever the name; the usable cores are too scattered, so use more ranks or other cores"
             )
             problems.append(f"host {name!r} with slot={slot}: too long for Open MPI 4.1, {remedy}")
     return problems
 
 
-def name_problem(name: str) -> str | None:
-    """Say why a host's name is not read as it is by both majors; None: it is."""
-    if name not in _KEYWORDS and re.fullmatch(_NAME, name):
+class NameProblem(Enum):
+    """Reasons why the majors do not read a host's name as it is."""
+
+    KEYWORD = "a word of Open MPI's own grammar"
+    IPV6 = "no Open MPI rank file can carry an IPv6 address"
+    UNDERSCORE = "Open MPI 4.1 cannot launch on a name with _"
+    NUMBER = "Open MPI reads it as a number and drops its zeros or overflows"
+    LEADING_DIGIT = "Open MPI cannot parse a name that begins with a digit and has a dot"
+    UNREADABLE = "Open MPI cannot parse it"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def name_problem(name: str) -> NameProblem | None:
+    """Return the reason why one of the majors does not read a host's name as it is; None: both do."""
+    if name in _KEYWORDS:
+        return NameProblem.KEYWORD
+    if re.fullmatch(_NAME, name):
         return None
-    reasons = {
-        "a word of Open MPI's own grammar": name in _KEYWORDS,
-        "no Open MPI rank file can carry an IPv6 address": ":" in name,
-        "Open MPI 4.1 cannot launch on a name with _": "_" in name,
-        "Open MPI reads it as a number and drops its zeros or overflows": name.isdigit(),
-        "Open MPI cannot parse a name that begins with a digit and has a dot": name[:1].isdigit(),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "Open MPI cannot parse it")
-
-
-def _kinds(placement: Placement) -> Iterator[tuple[int, Machine, tuple[LocalRankPlacement, ...]]]:
-    return ((id(seats), machine, seats) for _, machine, seats in placement.groups())
+    if ":" in name:
+        return NameProblem.IPV6
+    if "_" in name:
+        return NameProblem.UNDERSCORE
+    if name.isdigit():
+        return NameProblem.NUMBER
+    return NameProblem.LEADING_DIGIT if name[:1].isdigit() else NameProblem.UNREADABLE
 
 
 def _header(placement: Placement, title: str) -> str:
+    """Return the comments that rank_gen.py wrote, of the first host's machine."""
     topology, machine = placement.topology, placement.machines[0]
     sizes = [len(package) for package in machine.packages]
     rows = [

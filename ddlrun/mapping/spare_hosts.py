@@ -1,4 +1,4 @@
-"""Which hosts take part when some cannot: spare ones take their place, or the topology shrinks."""
+"""Replacement of failed hosts: by spare hosts, or by a smaller topology."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,14 +9,15 @@ from ddlrun.topology import Topology
 
 
 class HostAssignment(NamedTuple):
-    """The hosts of a job, those that stand by, and the racks that the first are in."""
+    """The hosts of a job, rack by rack, its spare hosts, and the number of racks.
+
+    `racks` is Z times A. `notes` list what was replaced or left out, and why.
+    """
 
     hosts: HostList
     spares: tuple[Host, ...]
     racks: int
-    """Z (times A): the hosts are in their order, rack by rack."""
-    said: tuple[str, ...] = ()
-    """What was replaced or left out, and why."""
+    notes: tuple[str, ...] = ()
 
     @property
     def per_rack(self) -> int:
@@ -24,45 +25,71 @@ class HostAssignment(NamedTuple):
         return len(self.hosts) // self.racks
 
 
-def refill(crew: HostAssignment, bad: Mapping[str, str], least: Topology | None) -> HostAssignment:
-    """Return a crew without the bad hosts (name -> why): spares take their places, or Y or Z shrinks to `least`.
+class _Shape(NamedTuple):
+    """Equal racks: their number and their size."""
 
-    The order of the others stays, so each rack keeps its hosts. Raises InputError where neither is possible.
+    per_rack: int
+    racks: int
+
+
+def replace_hosts(assignment: HostAssignment, failed: Mapping[str, str], smallest: Topology | None) -> HostAssignment:
+    """Return an assignment without the failed hosts, whose spares take their places.
+
+    The other hosts keep their order, so that each rack keeps its hosts. Without enough spares, Y or Z shrinks.
+
+    Args:
+        assignment: the hosts so far.
+        failed: the reason for each host that failed, by name.
+        smallest: the topology down to which the job may shrink; None: it may not.
+
+    Raises:
+        InputError: there are not enough hosts left.
     """
-    spares = [host for host in crew.spares if host.name not in bad]
+    spares = [host for host in assignment.spares if host.name not in failed]
     hosts: list[Host | None] = []
-    said = []
-    for host in crew.hosts:
-        if host.name not in bad:
+    notes = []
+    for host in assignment.hosts:
+        if host.name not in failed:
             hosts.append(host)
         elif spares:
-            hosts.append(spares.pop(0)._replace(slots=host.slots))
-            said.append(f"{hosts[-1].name} takes the place of {host.name}: {bad[host.name]}")  # type: ignore[union-attr]
+            spare = spares.pop(0)
+            hosts.append(spare._replace(slots=host.slots))
+            notes.append(f"{spare.name} takes the place of {host.name}: {failed[host.name]}")
         else:
             hosts.append(None)
-    if None not in hosts:
-        kept = tuple(host for host in hosts if host is not None)
-        return HostAssignment(crew.hosts.take(kept), tuple(spares), crew.racks, tuple(said))
-    return _shrink(crew, hosts, bad, least, said)
+    present = [host for host in hosts if host is not None]
+    if len(present) == len(hosts):
+        return HostAssignment(assignment.hosts.take(present), tuple(spares), assignment.racks, tuple(notes))
+    left = assignment._replace(spares=(), notes=tuple(notes))
+    return _shrink(left, hosts, failed, smallest)
 
 
 def _shrink(
-    crew: HostAssignment, hosts: Sequence[Host | None], bad: Mapping[str, str], least: Topology | None, said: list[str]
+    assignment: HostAssignment, hosts: Sequence[Host | None], failed: Mapping[str, str], smallest: Topology | None
 ) -> HostAssignment:
-    gone = [host.name for host in crew.hosts if host.name in bad]
-    if least is None:
-        raise InputError(f"nothing takes the place of {fold(gone)}; name --spare-hosts, or allow fewer: --min-topology")
-    _, fewest, fewest_racks = (*least.dims, 1, 1)[:3]
-    size = crew.per_rack
-    alive = [[host for host in hosts[at : at + size] if host is not None] for at in range(0, len(hosts), size)]
-    shapes = [(per_rack, sum(len(rack) >= per_rack for rack in alive)) for per_rack in range(size, fewest - 1, -1)]
-    fit = [(per_rack, racks) for per_rack, racks in shapes if racks >= max(1, fewest_racks)]
-    if not fit:
-        raise InputError(f"without {fold(gone)} there are fewer hosts than --min-topology {least} needs")
-    per_rack, racks = max(fit, key=lambda shape: shape[0] * shape[1])
-    kept = tuple(host for rack in alive if len(rack) >= per_rack for host in rack[:per_rack])
-    out = [host for rack in alive for host in rack if host not in kept]
-    said.append(f"{size}x{crew.racks} hosts shrink to {per_rack}x{racks}: {fold(gone)} cannot ({bad[gone[0]]})")
-    if out:
-        said.append(f"left out, as racks must be equal: {fold(host.name for host in out)}")
-    return HostAssignment(crew.hosts.take(kept), tuple(out), racks, tuple(said))
+    """Return an assignment to the largest equal racks of the hosts that are left; None stands for a failed host."""
+    lost = [host.name for host in assignment.hosts if host.name in failed]
+    if smallest is None:
+        raise InputError(f"nothing takes the place of {fold(lost)}; name --spare-hosts, or allow fewer: --min-topology")
+    size = assignment.per_rack
+    racks = [[host for host in hosts[first : first + size] if host is not None] for first in range(0, len(hosts), size)]
+    shape = _largest_shape(racks, size, smallest)
+    if shape is None:
+        raise InputError(f"without {fold(lost)} there are fewer hosts than --min-topology {smallest} needs")
+    members = [host for rack in racks if len(rack) >= shape.per_rack for host in rack[: shape.per_rack]]
+    left_out = [host for rack in racks for host in rack if host not in members]
+    before, after = f"{size}x{assignment.racks}", f"{shape.per_rack}x{shape.racks}"
+    notes = [*assignment.notes, f"{before} hosts shrink to {after}: {fold(lost)} cannot ({failed[lost[0]]})"]
+    if left_out:
+        notes.append(f"left out, as racks must be equal: {fold(host.name for host in left_out)}")
+    return HostAssignment(assignment.hosts.take(members), tuple(left_out), shape.racks, tuple(notes))
+
+
+def _largest_shape(racks: Sequence[Sequence[Host]], size: int, smallest: Topology) -> _Shape | None:
+    """Return the shape with the most hosts, and the most per rack; None if all are below the smallest topology."""
+    _, fewest, fewest_racks = (*smallest.dims, 1, 1)[:3]
+    shapes = [
+        _Shape(per_rack, sum(len(rack) >= per_rack for rack in racks)) for per_rack in range(size, fewest - 1, -1)
+    ]
+    fitting = [shape for shape in shapes if shape.racks >= max(1, fewest_racks)]
+    return max(fitting, key=lambda shape: shape.per_rack * shape.racks, default=None)

@@ -1,4 +1,4 @@
-"""The job's topology from what the user said of it, and the reason in words."""
+"""The user's request for a topology, and the choice of the topology that satisfies it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.topology import Topology
+from ddlrun.wording import counted
 
-Claim = tuple[int, str]
+_MOST_LISTED = 8
 
-# What one rank may stand for: word -> how many of them a machine has.
+# The units that a rank may stand for, each with the function that counts them on a machine.
 UNITS: dict[str, Callable[[Machine], int]] = {
     "gpu": lambda machine: len(machine.gpus),
     "package": lambda machine: len({core.package for core in machine.cores if core.usable}),
@@ -22,7 +23,11 @@ PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "u
 
 
 class TopologyRequest(NamedTuple):
-    """What the user said, None where nothing: a topology, -np, --accelerators, --nodes, --racks, --aisles."""
+    """The options that determine the topology: --topology, -np, --accelerators, --nodes, --racks, --aisles.
+
+    None stands for an option that was not given. `gpus` is the number of GPUs that the scheduler allocated on
+    each host.
+    """
 
     topology: Topology | None = None
     processes: int | None = None
@@ -31,140 +36,172 @@ class TopologyRequest(NamedTuple):
     racks: int | None = None
     aisles: int | None = None
     gpus: int | None = None
-    """GPUs that the scheduler gave on each host."""
 
 
-def check_wish(wish: TopologyRequest, hosts: HostList) -> None:
-    """Raise InputError for what contradicts itself whatever the hosts are made of."""
-    stated = _stated(wish, hosts)
-    clashes = _clashes(stated)
-    if not stated and wish.accelerators is None and not hosts.slots_are_capacity:
+class TopologyReason(NamedTuple):
+    """The reason for a topology: for its X, and for its Y and Z if a profile gave them."""
+
+    accelerators: str
+    hosts: str | None = None
+
+    def __str__(self) -> str:
+        return self.accelerators if self.hosts is None else f"{self.accelerators}; Y, Z: {self.hosts}"
+
+
+class _Claim(NamedTuple):
+    """A value for X, and the option or the fact that gives it."""
+
+    accelerators: int
+    reason: str
+
+
+def check_request(request: TopologyRequest, hosts: HostList) -> None:
+    """Raise InputError for contradictions that can be found without the machines."""
+    stated = _stated(request, hosts)
+    contradictions = _contradictions(stated)
+    if not stated and request.accelerators is None and not hosts.slots_are_capacity:
         _slots(hosts)
-    if wish.topology is None:
-        _hosts_shape(wish, hosts)
+    if request.topology is None:
+        _hosts_shape(request, hosts)
     else:
-        check_hosts(wish.topology, hosts)
-        clashes += _topology_clashes(wish, wish.topology)
-    if clashes:
-        raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
+        check_hosts(request.topology, hosts)
+        contradictions += _topology_contradictions(request, request.topology)
+    _raise(contradictions)
 
 
-def choose_topology(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> tuple[Topology, str]:
-    """Return the topology and why it is that one.
+def choose_topology(
+    request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]
+) -> tuple[Topology, TopologyReason]:
+    """Return the topology of a request, and the reason for it.
 
-    Raises InputError where two wishes contradict each other (both are shown), or where hosts do not
-    divide into equal racks.
+    Raises InputError if two options contradict each other (both are shown), or if the hosts do not divide into
+    equal racks.
     """
-    check_wish(wish, hosts)
-    claims = _stated(wish, hosts)
-    if isinstance(wish.accelerators, str):
-        claims.append(_count(wish.accelerators, wish, hosts, machines, f"--accelerators {wish.accelerators}"))
-    claims = claims or [_by_slots(wish, hosts, machines) or _by_machine(wish, hosts, machines)]
-    clashes = _clashes(claims)
-    if clashes:
-        raise InputError(*(f"{clash}; leave one of them out" for clash in clashes))
-    value, reason = claims[0]
-    shape = _hosts_shape(wish, hosts) if wish.topology is None else wish.topology.dims[1:]
-    return Topology((value, *shape)), reason
+    check_request(request, hosts)
+    claims = _stated(request, hosts)
+    if isinstance(request.accelerators, str):
+        reason = f"--accelerators {request.accelerators}"
+        claims.append(_count(request.accelerators, request, hosts, machines, reason))
+    claims = claims or [_by_slots(request, hosts, machines) or _by_machine(request, hosts, machines)]
+    _raise(_contradictions(claims))
+    shape = _hosts_shape(request, hosts) if request.topology is None else request.topology.dims[1:]
+    return Topology((claims[0].accelerators, *shape)), TopologyReason(claims[0].reason)
 
 
-def _stated(wish: TopologyRequest, hosts: HostList) -> list[Claim]:
-    """Collect what is said of X in numbers, the strongest first."""
-    claims: list[Claim] = []
-    if wish.topology is not None:
-        claims.append((wish.topology.accelerators, f"--topology {wish.topology}"))
-    if isinstance(wish.accelerators, int):
-        claims.append((wish.accelerators, f"--accelerators {wish.accelerators}"))
-    if wish.processes is not None and wish.topology is None:
-        claims.append(_divided(wish.processes, hosts))
+def _raise(contradictions: Sequence[str]) -> None:
+    if contradictions:
+        raise InputError(*(f"{contradiction}; leave one of them out" for contradiction in contradictions))
+
+
+def _stated(request: TopologyRequest, hosts: HostList) -> list[_Claim]:
+    """Return the values of X that the options give as numbers, the strongest first."""
+    claims: list[_Claim] = []
+    if request.topology is not None:
+        claims.append(_Claim(request.topology.accelerators, f"--topology {request.topology}"))
+    if isinstance(request.accelerators, int):
+        claims.append(_Claim(request.accelerators, f"--accelerators {request.accelerators}"))
+    if request.processes is not None and request.topology is None:
+        claims.append(_divide(request.processes, hosts))
     return claims
 
 
-def _clashes(claims: Sequence[Claim]) -> list[str]:
+def _contradictions(claims: Sequence[_Claim]) -> list[str]:
+    """Return a problem for each claim that differs from the first."""
     return [
-        f"{claims[0][1]} means X = {claims[0][0]}, but {reason} means X = {value}"
-        for value, reason in claims[1:]
-        if value != claims[0][0]
+        f"{claims[0].reason} means X = {claims[0].accelerators}, but {claim.reason} means X = {claim.accelerators}"
+        for claim in claims[1:]
+        if claim.accelerators != claims[0].accelerators
     ]
 
 
-def _divided(processes: int, hosts: HostList) -> Claim:
+def _divide(processes: int, hosts: HostList) -> _Claim:
     share, left = divmod(processes, len(hosts))
     if left or not share:
+        possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
         raise InputError(
             f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); "
-            f"take {' or '.join(str(n * len(hosts)) for n in (share, share + 1) if n)}, or other hosts"
+            f"use {possible}, or other hosts"
         )
-    return share, f"-np {processes} over {len(hosts)} host{'s' * (len(hosts) > 1)}"
+    return _Claim(share, f"-np {processes} over {counted(len(hosts), 'host')}")
 
 
-def _by_slots(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> Claim | None:
-    """Take X from the slots; where these may be cores, one rank a GPU is enough."""
+def _by_slots(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim | None:
+    """Return X by the slots; if these may be cores, one rank per GPU where there are enough slots."""
     if not hosts.slots_are_capacity or not all(machines[name].gpus for name in hosts.names):
         return _slots(hosts)
-    least = min((host.slots for host in hosts if host.slots is not None), default=0)
-    gpus, _ = _count("gpu", wish, hosts, machines, "one rank a GPU")
-    return (gpus, f"one rank a GPU, with slots enough ({hosts.source})") if gpus <= least else _slots(hosts)
+    fewest = min((host.slots for host in hosts if host.slots is not None), default=0)
+    gpus = _count("gpu", request, hosts, machines, "one rank per GPU").accelerators
+    if gpus > fewest:
+        return _slots(hosts)
+    return _Claim(gpus, f"one rank per GPU, with enough slots ({hosts.source})")
 
 
-def _slots(hosts: HostList) -> Claim | None:
-    """Take X from the slots, where every host says how many it has."""
+def _slots(hosts: HostList) -> _Claim | None:
+    """Return X by the slots, None if no host has any. Raises InputError if they differ."""
     slots = {host.slots for host in hosts}
     if slots == {None}:
         return None
     if len(slots) > 1 or None in slots:
-        said = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:8])
+        listed = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:_MOST_LISTED])
         raise InputError(
-            f"{hosts.source}: the slots differ ({said}); say how many ranks each host gets: --accelerators N"
+            f"{hosts.source}: the slots differ ({listed}); give the number of ranks of each host: --accelerators N"
         )
-    return next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}"
+    return _Claim(next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}")
 
 
-def _by_machine(wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> Claim:
+def _by_machine(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim:
     if all(machines[name].gpus for name in hosts.names):
-        return _count("gpu", wish, hosts, machines, "one rank a GPU")
-    return _count("package", wish, hosts, machines, "one rank a package, as there are no GPUs")
+        return _count("gpu", request, hosts, machines, "one rank per GPU")
+    return _count("package", request, hosts, machines, "one rank per package, as there are no GPUs")
 
 
-def _count(unit: str, wish: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine], reason: str) -> Claim:
+def _count(
+    unit: str, request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine], reason: str
+) -> _Claim:
+    """Return X as the number of units of each host. Raises InputError if the hosts differ, or have none."""
     counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
     if len(set(counts.values())) > 1:
-        first = {count: name for name, count in reversed(counts.items())}
-        said = ", ".join(f"{name} has {count}" for count, name in reversed(first.items()))
-        raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({said}); give --accelerators a number")
-    count = counts[hosts.names[0]]
-    if unit == "gpu" and wish.gpus and wish.gpus < count:
-        return wish.gpus, f"{reason} that the scheduler gave ({hosts.source})"
-    if not count:
+        first_names: dict[int, str] = {}
+        for name, number in counts.items():
+            first_names.setdefault(number, name)
+        listed = ", ".join(f"{name} has {number}" for number, name in first_names.items())
+        raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({listed}); give --accelerators a number")
+    number = counts[hosts.names[0]]
+    if unit == "gpu" and request.gpus and request.gpus < number:
+        return _Claim(request.gpus, f"{reason} that the scheduler allocated ({hosts.source})")
+    if not number:
         machine = machines[hosts.names[0]]
-        raise InputError(f"{reason}: no {unit} found on {hosts} ({machine}; {machine.source}); give a number")
-    return count, reason
+        raise InputError(f"{reason}: {hosts} has no {unit} ({machine}; {machine.source}); give a number")
+    return _Claim(number, reason)
 
 
-def _hosts_shape(wish: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
-    """Return (Y, Z, A): what is not said is worked out, so that the product is the number of hosts."""
-    aisles = wish.aisles or 1
-    known = (wish.nodes or 1) * (wish.racks or 1) * aisles
-    rest, left = divmod(len(hosts), known)
-    if left or (wish.nodes and wish.racks and rest != 1):
-        said = " ".join(
-            f"--{name} {size}"
-            for name, size in (("nodes", wish.nodes), ("racks", wish.racks), ("aisles", wish.aisles))
-            if size
-        )
-        raise InputError(f"{said} makes {known} hosts or a multiple, but {len(hosts)} are there ({hosts})")
-    nodes = wish.nodes or rest
-    return nodes, wish.racks or (rest if wish.nodes else 1), aisles
+def _hosts_shape(request: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
+    """Return (Y, Z, A), completed so that their product is the number of hosts."""
+    aisles = request.aisles or 1
+    product = (request.nodes or 1) * (request.racks or 1) * aisles
+    rest, left = divmod(len(hosts), product)
+    if left or (request.nodes and request.racks and rest != 1):
+        options = (("nodes", request.nodes), ("racks", request.racks), ("aisles", request.aisles))
+        options_text = " ".join(f"--{name} {size}" for name, size in options if size)
+        raise InputError(f"{options_text} makes {product} hosts or a multiple, but {len(hosts)} are there ({hosts})")
+    nodes = request.nodes or rest
+    return nodes, request.racks or (rest if request.nodes else 1), aisles
 
 
-def _topology_clashes(wish: TopologyRequest, topology: Topology) -> list[str]:
+def _topology_contradictions(request: TopologyRequest, topology: Topology) -> list[str]:
     _, nodes, racks, aisles = (*topology.dims, 1)[:4]
-    named = (("nodes", wish.nodes, "Y", nodes), ("racks", wish.racks, "Z", racks), ("aisles", wish.aisles, "A", aisles))
-    clashes = [
-        f"--topology {topology} means {axis} = {size}, but --{name} {said} means {axis} = {said}"
-        for name, said, axis, size in named
-        if said is not None and said != size
+    options = (
+        ("nodes", request.nodes, "Y", nodes),
+        ("racks", request.racks, "Z", racks),
+        ("aisles", request.aisles, "A", aisles),
+    )
+    contradictions = [
+        f"--topology {topology} means {axis} = {size}, but --{name} {number} means {axis} = {number}"
+        for name, number, axis, size in options
+        if number is not None and number != size
     ]
-    if wish.processes not in (None, topology.size):
-        clashes.append(f"--topology {topology} means {topology.size} ranks, but -np asks for {wish.processes}")
-    return clashes
+    if request.processes not in (None, topology.size):
+        contradictions.append(
+            f"--topology {topology} means {topology.size} ranks, but -np {request.processes} means {request.processes}"
+        )
+    return contradictions

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ddlrun.environment.exports import REDACTED, redacted
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.process_managers.openmpi import Mpirun, Transport
 
@@ -24,7 +25,7 @@ class Plan(NamedTuple):
     """All that a launch needs; nothing is looked up again."""
 
     placement: Placement
-    reason: str
+    reason: TopologyReason
     order_reason: str
     mpirun: Mpirun
     transport: Transport
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
         return {
             **placement_dict(self.placement),
             "reasons": {
-                "topology": self.reason,
+                "topology": str(self.reason),
                 "rank_order": self.order_reason,
                 "transport": self.transport.reason,
                 "network": self.network,
@@ -108,7 +109,7 @@ def machine_dict(machine: Machine) -> dict[str, object]:
         "measured": machine.measured,
         "memory_gib": machine.memory,
         "numa_nodes": list(machine.numa_nodes),
-        "notes": list(machine.notes),
+        "notes": [str(note) for note in machine.notes],
         "packages": [
             [
                 {
@@ -128,7 +129,7 @@ def machine_dict(machine: Machine) -> dict[str, object]:
 
 def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
     for placed in placement.by_host():
-        seat = placed.seat
+        seat = placed.binding
         yield {
             "rank": placed.rank,
             "host": placed.host.name,

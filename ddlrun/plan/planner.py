@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddlrun.errors import InputError, PlacementError, PreflightError
 from ddlrun.hosts import HostList, fold
-from ddlrun.machine import THREADS_ALONE, Machine
-from ddlrun.mapping.placement import Placement, place, place_cores, placement_notes
+from ddlrun.machine import Machine, MachineNoteCode
+from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
+from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rankfile import check_names
-from ddlrun.mapping.topology_request import TopologyRequest, check_wish, choose_topology
+from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, check_request, choose_topology
 from ddlrun.network.subnet_selection import Network, tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.rank_environment import surroundings
@@ -39,7 +40,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Callable[[], Mpirun
     mpirun = find_mpirun(settings.mpirun, environ)
     check_names(settings.hosts.names)
     check_distinct(settings.hosts, os.uname().nodename)
-    check_wish(settings.wish, settings.hosts)
+    check_request(settings.wish, settings.hosts)
     return mpirun
 
 
@@ -55,7 +56,7 @@ def check_root(settings: Settings, environ: Mapping[str, str]) -> None:
 
 def place_job(
     settings: Settings, machines: Mapping[str, Machine], major: int | None = None
-) -> tuple[Placement, str, str]:
+) -> tuple[Placement, TopologyReason, str]:
     """Return where every rank goes, why this topology, and why this order of ranks.
 
     Raises InputError or PlacementError; of a user's own rank file all that Open MPI `major` (None: either)
@@ -66,7 +67,7 @@ def place_job(
     topology, reason = choose_topology(settings.wish, settings.hosts, machines)
     profile = settings.profiles.fitting(topology, major)
     if profile is not None and settings.profiles.free and profile.topology != topology:
-        topology, reason = profile.topology, f"{reason}; Y, Z: {profile}, instead of {topology}"
+        topology, reason = profile.topology, reason._replace(hosts=f"{profile}, instead of {topology}")
     order, order_reason = choose_order(settings)
     placement = place(topology, settings.hosts, machines, order, settings.policy)
     _check_gpus(settings, placement)
@@ -75,17 +76,24 @@ def place_job(
 
 def _place_as_told(
     settings: Settings, rankfile: tuple[str, str], machines: Mapping[str, Machine], major: int | None
-) -> tuple[Placement, str, str]:
-    from ddlrun.mapping.rankfile_lint import lint, places  # noqa: PLC0415 - for the user's own rank file alone
+) -> tuple[Placement, TopologyReason, str]:
+    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+    from ddlrun.mapping.rankfile_entries import parse_places  # noqa: PLC0415
+    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
 
     name, text = rankfile
     findings = lint(text, machines.get, None, settings.hosts.names)
-    wrong = [one for one in findings if one.error and one.matters(major)]
+    errors = [finding for finding in findings if finding.error and finding.concerns(major)]
     if settings.policy.overload:
-        wrong = [one for one in wrong if ", as rank " not in one.what]
-    if wrong:
-        raise PlacementError(*(f"{name}{one.place}: {one.what}; {one.really(major)}; {one.remedy}" for one in wrong))
-    told = places(text, lambda host: machines[host])
+        errors = [finding for finding in errors if finding.code is not LintCode.SHARED_CORE]
+    if errors:
+        raise PlacementError(
+            *(
+                f"{name}{finding.location}: {finding.message}; {finding.effect(major)}; {finding.remedy}"
+                for finding in errors
+            )
+        )
+    told = parse_places(text, lambda host: machines[host])
     share, left = divmod(len(told), len(settings.hosts))
     if left:
         raise PlacementError(f"{name}: {len(told)} ranks on {len(settings.hosts)} hosts are no topology XxYxZ")
@@ -104,9 +112,9 @@ def _place_as_told(
             f"{topology}; name the hosts in their order (-H) and the --topology"
         )
     cores = {rank: chosen for rank, (_, chosen) in told.items()}
-    placement = place_cores(topology, settings.hosts, machines, order, cores, settings.policy)
+    placement = place_cores(topology, settings.hosts, machines, OrderedCores(order, cores), settings.policy)
     _check_gpus(settings, placement)
-    return placement, f"--rankfile {name}", f"the order of {name}"
+    return placement, TopologyReason(f"--rankfile {name}"), f"the order of {name}"
 
 
 def _check_gpus(settings: Settings, placement: Placement) -> None:
@@ -176,9 +184,10 @@ def _check_job(settings: Settings, mpirun: Mpirun, machines: Mapping[str, Machin
     shown = settings.watch.style.ranks
     if shown is not None and max(shown) >= placement.topology.size:
         raise InputError(f"--ranks: there is no rank {max(shown)}; the job has 0 to {placement.topology.size - 1}")
-    bare = [name for name, machine in machines.items() if THREADS_ALONE in machine.notes]
+    bare = [name for name, machine in machines.items() if machine.cores_are_threads]
     if bare and mpirun.major == 5:
-        raise PreflightError(f"host {bare[0]}: {THREADS_ALONE}; take Open MPI 4.1 (--mpirun)")
+        note = MachineNoteCode.CORES_ARE_THREADS.value
+        raise PreflightError(f"host {bare[0]}: {note}; take Open MPI 4.1 (--mpirun)")
 
 
 def _transport(
@@ -208,12 +217,14 @@ def _job(settings: Settings, placement: Placement, exports: tuple[str, ...]) -> 
 
 def _warnings(settings: Settings, machines: Mapping[str, Machine], major: int) -> Iterator[str]:
     if settings.rankfile is not None:
-        from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415 - for the user's own rank file alone
+        from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+        from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
 
         name, text = settings.rankfile
-        for one in lint(text, machines.get):
-            if not one.error and one.matters(major) and "has a dot" not in one.what:
-                yield f"{name}{one.place}: {one.what}; {one.really(major)}"
+        for finding in lint(text, machines.get):
+            # The command itself passes the parameter that keeps dotted names.
+            if not finding.error and finding.concerns(major) and finding.code is not LintCode.DOTTED_HOST:
+                yield f"{name}{finding.location}: {finding.message}; {finding.effect(major)}"
 
 
 def choose_order(settings: Settings) -> tuple[RankOrder, str]:

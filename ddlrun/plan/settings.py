@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ddlrun.environment.exports import HOROVOD
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.placement import PlacementPolicy
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.spare_hosts import HostAssignment
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.run_dir import RunDir

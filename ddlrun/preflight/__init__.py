@@ -1,1 +1,1 @@
-"""Look at all hosts before a job starts: what each says of itself, whether they agree, whether they can talk."""
+"""Checks of all hosts before a job starts: their facts, whether they agree, and whether they can connect."""

@@ -1,26 +1,23 @@
-"""What a host says of itself in one round trip: one script's text -> Facts."""
+"""Facts of a host for the checks: their records, and the parser of the probe's output."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
 from ddlrun.environment.rendezvous_ports import parse_ports
-from ddlrun.errors import UnreachableError
+from ddlrun.errors import HostError
 from ddlrun.machine import Machine
-from ddlrun.machine.sysfs import SCRIPT as MACHINE
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
-from ddlrun.network.subnet_selection import SCRIPT as NETWORK
 from ddlrun.network.subnet_selection import Address, parse_addresses
 
-PACKAGES = ("mpi4py", "torch", "horovod")
 START, END = "@facts begin", "@facts end"
+# A part of the command line of every keeper.
+KEEPER = "/ddlrun/rank/start.py"
 
 
 class FactsRequest(NamedTuple):
-    """What a host is asked for: paths as this host has them, the names that it must resolve, the program.
+    """The subjects of a host's facts: paths as on this host, the names that it must resolve, and the program.
 
-    `path` is the PATH on which ranks look for the program; None: the host's own.
+    `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
     """
 
     mpirun: str
@@ -40,174 +37,106 @@ class FileDigest(NamedTuple):
 
 
 class LeftoverProcess(NamedTuple):
-    """A process that an earlier run left behind."""
+    """A process of a run that may be over."""
 
     pid: int
     run: str
     command: str
 
+    @property
+    def is_keeper(self) -> bool:
+        """Whether it is the keeper of a rank: the run is then not over."""
+        return KEEPER in self.command
+
 
 class HostFacts(NamedTuple):
-    """What a host says of itself; None: it could not say."""
+    """The facts of a host; None: it could not find out."""
 
     noise: tuple[str, ...]
-    """What its shell printed before the script's own first line."""
+    """The lines that its shell printed before the script's first one."""
     clock: float | None
     hostname: str
     addresses: tuple[Address, ...]
     names: Mapping[str, tuple[str, ...]]
-    """The addresses that it resolves each name to; its own `hostname` too."""
+    """The addresses to which it resolves each name, including its own `hostname`."""
     mpirun: str | None
-    """The version that its mpirun prints, at the path that this host's has; None: there is none."""
+    """The version that mpirun prints, at the path of this host's mpirun; None: it does not exist."""
     daemon: bool
-    """Whether Open MPI's daemon is beside it."""
+    """Whether Open MPI's daemon is in the folder of mpirun."""
     python: str | None
     packages: Mapping[str, str]
-    """Package -> version and folder."""
+    """The version and folder of each package."""
     folder: bool
     program: FileDigest | str | None
-    """A file's content; of any other program its path; None: it is not there."""
+    """The digest of a script, the path of any other program; None: it does not exist."""
     machine: Machine | None
     driver: str | None
     shm: int | None
     temporary: tuple[str, int | None]
-    """The folder for temporary files and its free KiB, as `shm` has those of /dev/shm."""
+    """The folder for temporary files and its free KiB; `shm` has those of /dev/shm."""
     logs: int | None
     memlock: str
     files: str
     leftovers: tuple[LeftoverProcess, ...]
     ports: frozenset[int] = frozenset()
-    """Local ports in use, of those on which ranks may meet (see ports.py)."""
+    """The ports in use among those of rendezvous_ports.py."""
 
 
-def facts_script(wanted: FactsRequest, daemon: str) -> str:
-    """Return the POSIX sh script that says all of it; it writes nothing and needs nothing but a shell.
+def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
+    r"""Parse the output of `facts_script` on `host`. Raises HostError if its end is missing.
 
-    `daemon` is the name of Open MPI's daemon: orted or prted. Every value goes in as a quoted literal.
-    """
-    values = {
-        "mpirun": wanted.mpirun, "python": wanted.python, "folder": wanted.folder, "daemon": daemon,
-        "program": wanted.program or "", "logs": wanted.logs or "", "packages": " ".join(PACKAGES),
-        "names": " ".join(wanted.names), "path": wanted.path or "",
-    }  # fmt: skip
-    assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    # What hosts that are alike say alike comes first: ClusterShell keeps the beginnings that answers share once.
-    parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
-    return "\n".join([*parts, f"echo '{END}'\n"])
-
-
-_SCRIPT = r"""
-LC_ALL=C; export LC_ALL
-echo "@clock $(date +%s.%N)"
-own=$(uname -n)
-echo "@hostname $own"
-limit=; ! command -v timeout >/dev/null 2>&1 || limit='timeout 8'
-resolve() { echo "@name $1 $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done | sort -u |
-  tr '\n' ' ')"; }
-if command -v getent >/dev/null 2>&1; then  # all at once, as a name that nobody knows takes seconds
-  for name in "$own" $names; do resolve "$name" & done
-fi
-if [ -f "$mpirun" ] && [ -x "$mpirun" ]; then
-  echo "@mpirun $("$mpirun" --version 2>/dev/null </dev/null | while read -r line; do echo "$line"; break; done)"
-fi
-[ ! -f "${mpirun%/*}/$daemon" ] || [ ! -x "${mpirun%/*}/$daemon" ] || echo "@daemon"
-if [ -x "$python" ]; then
-  "$python" -I -c '
-import importlib.metadata as m, site, sys
-sys.path.append(site.getusersitepackages())
-print("@python", sys.version.split()[0])
-for name in sys.argv[1:]:
-    try:
-        found = m.distribution(name)
-        print("@package", name, found.version, found.locate_file(""))
-    except m.PackageNotFoundError:
-        pass
-' $packages </dev/null 2>/dev/null
-fi
-[ ! -d "$folder" ] || { echo "@folder"; cd "$folder"; }
-case $program in
-  '') ;;
-  *.py) [ ! -r "$program" ] || echo "@content $(cksum <"$program")" ;;
-  *) found=$(PATH=${path:-$PATH}; command -v "$program" 2>/dev/null) && echo "@program $found" ;;
-esac
-driver=/proc/driver/nvidia/version
-[ ! -r $driver ] || { read -r line <$driver; echo "@driver $line"; }
-room() { df -Pk "$2" 2>/dev/null | { read -r _; read -r _ _ _ free _ && echo "@room $1 $free $2"; }; }
-[ ! -d /dev/shm ] || room shm /dev/shm
-room temporary "${TMPDIR:-/tmp}"
-while [ -n "$logs" ] && [ ! -d "$logs" ]; do logs=${logs%/*}; done
-[ -z "$logs" ] || room logs "$logs"
-echo "@limit memlock $(ulimit -l 2>/dev/null)"
-echo "@limit files $(ulimit -n 2>/dev/null)"
-here=$(readlink /proc/self/ns/net)
-for environment in $(grep -lsaz '^DDLRUN_RUN=' /proc/[0-9]*/environ 2>/dev/null); do
-  process=${environment%/environ}
-  [ -O "$process" ] && [ "$(readlink "$process/ns/net")" = "$here" ] || continue
-  run=$(tr '\0' '\n' <"$environment" | sed -n 's/^DDLRUN_RUN=//p')
-  [ "$run" = "${DDLRUN_RUN-}" ] || [ -z "$run" ] ||
-    echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
-done 2>/dev/null
-wait
-"""
-
-
-def parse_facts(text: str, host: str, alike: dict[str, Machine] | None = None) -> HostFacts:
-    r"""Parse what `facts_script` printed on `host`. Raises UnreachableError where its end is missing.
-
-    `alike` keeps the machines of hosts that say the same, which then share one object.
+    `machines` collects the machines of several hosts, so that equal hosts share one object.
 
     >>> parse_facts("hello\n@facts begin\n@hostname h1\n@facts end", "h1").noise
     ('hello',)
     """
-    before, section, own = _parts(text, host)
-    said = _said(own)
-    first = {key: values[0] for key, values in said.items()}
-    rooms = {words[0]: words[1:] for words in map(str.split, said.get("room", ())) if len(words) > 2}
-    limits = dict(value.partition(" ")[::2] for value in said.get("limit", ()))
+    before, machine_text, own_text = _split_output(text, host)
+    records = _records(own_text)
+    first = {key: values[0] for key, values in records.items()}
+    rooms = {words[0]: words[1:] for words in map(str.split, records.get("room", ())) if len(words) > 2}
+    limits = dict(value.partition(" ")[::2] for value in records.get("limit", ()))
     return HostFacts(
         noise=tuple(line for line in before.splitlines() if line.strip()),
         clock=_float(first.get("clock", "")),
         hostname=first.get("hostname", ""),
-        addresses=parse_addresses(own),
-        names={words[0]: tuple(words[1:]) for words in map(str.split, said.get("name", ())) if words},
+        addresses=parse_addresses(own_text),
+        names={words[0]: tuple(words[1:]) for words in map(str.split, records.get("name", ())) if words},
         mpirun=first.get("mpirun"),
-        daemon="daemon" in said,
+        daemon="daemon" in records,
         python=first.get("python"),
-        packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in said.get("package", ())},
-        folder="folder" in said,
+        packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in records.get("package", ())},
+        folder="folder" in records,
         program=_program(first),
-        machine=_machine(section, host, {} if alike is None else alike),
+        machine=_machine(machine_text, host, {} if machines is None else machines),
         driver=_version(first.get("driver", "")),
         shm=_free(rooms.get("shm")),
         temporary=(" ".join(rooms["temporary"][1:]) if "temporary" in rooms else "", _free(rooms.get("temporary"))),
         logs=_free(rooms.get("logs")),
         memlock=limits.get("memlock", ""),
         files=limits.get("files", ""),
-        leftovers=tuple(_leftovers(said.get("left", ()))),
+        leftovers=tuple(_leftovers(records.get("left", ()))),
         ports=parse_ports(first.get("ports", "")),
     )
 
 
-def _parts(text: str, host: str) -> tuple[str, str, str]:
-    """Return what was printed before the facts, what the machine is, and the host's own facts."""
-    before, begun, rest = text.rpartition(f"{START}\n")
-    body, ended, _ = rest.partition(f"\n{END}")
-    if not begun or not ended:
-        raise UnreachableError(
-            f"host {host}: its answer stops after {len(text)} characters ({text[-60:]!r}); try again"
-        )
-    section, _, own = body.removeprefix("@machine\n").rpartition("@own\n")
-    return before, section, own
+def _split_output(text: str, host: str) -> tuple[str, str, str]:
+    """Return the text before the facts, the text about the machine, and the other facts."""
+    before, start, body = text.rpartition(f"{START}\n")
+    body, end, _ = body.partition(f"\n{END}")
+    if not start or not end:
+        raise HostError(host, f"its answer stops after {len(text)} characters ({text[-60:]!r}); try again")
+    machine_text, _, own_text = body.removeprefix("@machine\n").rpartition("@own\n")
+    return before, machine_text, own_text
 
 
-def _said(body: str) -> dict[str, list[str]]:
-    """Return what follows each `@key`, line by line."""
-    said: dict[str, list[str]] = {}
-    for line in body.splitlines():
+def _records(text: str) -> dict[str, list[str]]:
+    """Return the values of the lines `@KEY VALUE` by key."""
+    records: dict[str, list[str]] = {}
+    for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key.startswith("@"):
-            said.setdefault(key[1:], []).append(value.strip())
-    return said
+            records.setdefault(key[1:], []).append(value.strip())
+    return records
 
 
 def _float(text: str) -> float | None:
@@ -224,11 +153,11 @@ def _program(first: Mapping[str, str]) -> FileDigest | str | None:
     return first.get("program")
 
 
-def _machine(section: str, host: str, alike: dict[str, Machine]) -> Machine | None:
-    kind = machine_kind(section)
+def _machine(text: str, host: str, machines: dict[str, Machine]) -> Machine | None:
+    kind = machine_kind(text)
     try:
-        return alike.get(kind) or alike.setdefault(kind, parse_sysfs(section, host))
-    except UnreachableError:
+        return machines.get(kind) or machines.setdefault(kind, parse_sysfs(text, host))
+    except HostError:
         return None
 
 
@@ -245,10 +174,8 @@ def _free(room: Sequence[str] | None) -> int | None:
     return int(room[0]) if room and room[0].isdigit() else None
 
 
-def _leftovers(lines: Sequence[str]) -> "list[LeftoverProcess]":
-    found = [line.split(" ", 2) for line in lines]
-    return [
-        LeftoverProcess(int(pid), run, command)
-        for pid, run, command in (f for f in found if len(f) == 3)
-        if pid.isdigit()
-    ]
+def _leftovers(lines: Sequence[str]) -> Iterator[LeftoverProcess]:
+    for line in lines:
+        words = line.split(" ", 2)
+        if len(words) == 3 and words[0].isdigit():
+            yield LeftoverProcess(int(words[0]), words[1], words[2])

@@ -1,6 +1,7 @@
-"""One host's end of the TCP check: listens, connects to the others, prints who reached whom.
+"""One host's part of the TCP check: listen, connect to the others, and print which of them were reached.
 
-Its text is sent to each host's Python, which may have no ddlrun: the standard library alone.
+The text of this module is sent to each host's Python, which may have no ddlrun: it imports the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PAUSE = 0.1
 
 
 def listen(address: str, ports: list[int]) -> socket.socket | None:
-    """Return a socket that listens at the first free port, None where there is none."""
+    """Return a socket that listens on the first free port, None if all are in use."""
     for port in ports:
         server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,10 +32,10 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
     return None
 
 
-def greet(server: socket.socket, token: str, awaited: set[str], end: float) -> None:
-    """Answer whoever knows the token, until all have come or time is up."""
+def serve(server: socket.socket, token: str, awaited: set[str], end: float) -> None:
+    """Answer greetings with the token until all awaited hosts have connected or time is up."""
     while awaited and time.time() < end:
-        server.settimeout(0.05)  # answering runs beside this, and may have been the last
+        server.settimeout(0.05)  # the threads that answer remove hosts from `awaited` meanwhile
         try:
             stream, _ = server.accept()
         except OSError:
@@ -43,53 +44,59 @@ def greet(server: socket.socket, token: str, awaited: set[str], end: float) -> N
 
 
 def answer(stream: socket.socket, token: str, awaited: set[str]) -> None:
-    """Read a greeting and return it."""
+    """Read a greeting and answer it with the token."""
     try:
         stream.settimeout(2)
-        said = stream.makefile("rb").readline(400).decode().split()
-        if said[:1] == [token]:
+        words = stream.makefile("rb").readline(400).decode().split()
+        if words[:1] == [token]:
             stream.sendall(token.encode() + b"\n")
-            awaited.discard(said[1])
+            awaited.discard(words[1])
     except (OSError, ValueError):
         pass
     finally:
         stream.close()
 
 
-def reach(name: str, target: str, task: dict[str, Any], end: float, told: dict[str, str]) -> None:
-    """Connect to one host, trying again until time is up; leave the last error, or "" where it answered."""
-    told[name] = "no answer"
-    while told[name] and time.time() < end:
+def reach(name: str, target: str, task: dict[str, Any], end: float, errors: dict[str, str | None]) -> None:
+    """Connect to one host until it answers or time is up; store the last error, or None if it answered."""
+    errors[name] = "no answer"
+    while time.time() < end:
         for port in task["ports"]:
-            try:
-                with socket.create_connection((target, port), max(0.05, min(2, end - time.time()))) as stream:
-                    stream.sendall(f"{task['token']} {task['own']}\n".encode())
-                    told[name] = (
-                        "" if stream.makefile("rb").readline(400).decode().strip() == task["token"] else "a stranger"
-                    )
-            except OSError as error:
-                told[name] = error.strerror or str(error) or "no answer"
-            if not told[name]:
+            errors[name] = connect(target, port, task, end)
+            if errors[name] is None:
                 return
         time.sleep(PAUSE)
 
 
+def connect(target: str, port: int, task: dict[str, Any], end: float) -> str | None:
+    """Greet a host on one port; return the error, or None if it answered with the token."""
+    try:
+        with socket.create_connection((target, port), max(0.05, min(2, end - time.time()))) as stream:
+            stream.sendall(f"{task['token']} {task['own']}\n".encode())
+            reply = stream.makefile("rb").readline(400).decode().strip()
+    except OSError as error:
+        return error.strerror or str(error) or "no answer"
+    return None if reply == task["token"] else "another program answers"
+
+
 def main(task: dict[str, Any]) -> None:
-    """Do it and print what came of it as JSON."""
+    """Run the task and print its result as JSON."""
     end = time.time() + task["seconds"]
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    told: dict[str, str] = {}
+    errors: dict[str, str | None] = {}
     awaited = set(task["from"])
     server = listen(task["bind"], task["ports"])
-    work = [threading.Thread(target=reach, args=(name, at, task, end, told)) for name, at in task["to"].items()]
+    threads = [
+        threading.Thread(target=reach, args=(name, address, task, end, errors)) for name, address in task["to"].items()
+    ]
     if server is not None:
-        work.append(threading.Thread(target=greet, args=(server, task["token"], awaited, end)))
-    for thread in work:
+        threads.append(threading.Thread(target=serve, args=(server, task["token"], awaited, end)))
+    for thread in threads:
         thread.daemon = True
         thread.start()
-    for thread in work:
+    for thread in threads:
         thread.join(max(0.0, end - time.time()) + 0.5)
-    result = {"listening": server is not None, "reached": told, "unseen": sorted(awaited)}
+    result = {"listening": server is not None, "reached": errors, "unseen": sorted(awaited)}
     sys.stdout.write("@tcp " + json.dumps(result) + "\n")
     sys.stdout.flush()
 

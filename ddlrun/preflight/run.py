@@ -1,4 +1,4 @@
-"""Ask all hosts and judge what they say: the edge."""
+"""Checks of a job's hosts before it starts: the probes of all hosts, and the report."""
 
 import os
 import shutil
@@ -7,22 +7,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.errors import HostError, PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.network.subnet_selection import Network, choose_network, on
-from ddlrun.preflight.facts import FactsRequest, HostFacts, facts_script, parse_facts
-from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, PreflightFacts, PreflightFinding, judge
-from ddlrun.preflight.ssh import NO_CLIENT, trouble
+from ddlrun.preflight.facts import FactsRequest, HostFacts, parse_facts
+from ddlrun.preflight.facts_script import facts_script
+from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
+from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
+from ddlrun.preflight.ssh import NO_CLIENT, diagnose
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
 from ddlrun.remote.probe import ProbeTarget, ask, is_local
+from ddlrun.remote.processes import FinishedProcess
 
 MOST_NAMES = 8
 TCP_SECONDS = 8.0
+DAEMONS = {4: "orted", 5: "prted"}
 
 
 class PreflightRequest(NamedTuple):
-    """What a preflight is asked for, beyond the hosts."""
+    """The settings of the checks, beyond the hosts.
+
+    `major` is Open MPI's, `only` the checks to run, `ssh` the command line without the host, `seconds` the time
+    limit of all, `path` the PATH on which ranks look for the program.
+    """
 
     mpirun: str
     major: int
@@ -37,68 +45,71 @@ class PreflightRequest(NamedTuple):
 
 
 class PreflightReport(NamedTuple):
-    """What came of it: findings of all checks, each host's facts, and the network that the hosts share."""
+    """The findings of all checks, each host's facts, and the network that the hosts share.
+
+    `here` is this machine's name among the hosts, or its own, and its address on the network, None if it has
+    none.
+    """
 
     findings: tuple[PreflightFinding, ...]
     facts: Mapping[str, HostFacts]
     network: Network | None
     here: tuple[str, str | None]
-    """This machine's name among the hosts, or its own, and its address on the network; None: it has none."""
 
     @property
     def failures(self) -> list[PreflightFinding]:
-        """Return what is wrong, but for hosts that cannot be reached."""
-        return [one for one in self.findings if one.level == FAILURE and one.check != "ssh"]
+        """The failures of hosts that can be reached."""
+        return [finding for finding in self.findings if finding.level is Level.FAILURE and finding.check != "ssh"]
 
     @property
     def unreachable(self) -> list[PreflightFinding]:
-        """Return the hosts that cannot be reached."""
-        return [one for one in self.findings if one.level == FAILURE and one.check == "ssh"]
+        """The failures of hosts that cannot be reached."""
+        return [finding for finding in self.findings if finding.level is Level.FAILURE and finding.check == "ssh"]
 
     @property
     def bad_hosts(self) -> dict[str, str]:
-        """Return the hosts of which something is wrong, and what."""
-        return {one.host: one.what for one in reversed((*self.unreachable, *self.failures))}
+        """The first failure of each host that has one."""
+        return {finding.host: finding.message for finding in reversed((*self.unreachable, *self.failures))}
 
     @property
     def exit_code(self) -> int:
-        """0, 3 where a host cannot be reached, 5 where anything else is wrong."""
+        """0, 3 if a host cannot be reached, 5 if another check failed."""
         if self.unreachable:
             return UnreachableError.exit_code
         return PreflightError.exit_code if self.failures else 0
 
     def machines(self) -> dict[str, Machine]:
-        """Return each host's machine. Raises UnreachableError where one could not be read."""
-        bad = [host for host, facts in self.facts.items() if facts.machine is None]
-        if bad:
-            raise UnreachableError(f"host {fold(bad)}: its cores could not be read; give --machine")
+        """Return each host's machine. Raises UnreachableError if one could not be read."""
+        unknown = [host for host, facts in self.facts.items() if facts.machine is None]
+        if unknown:
+            raise UnreachableError(f"host {fold(unknown)}: its cores could not be read; give --machine")
         return {host: facts.machine for host, facts in self.facts.items() if facts.machine}
 
     def raise_failures(self) -> None:
-        """Raise UnreachableError or PreflightError with all that is wrong; hosts that say alike share a line."""
+        """Raise UnreachableError or PreflightError with all failures; equal ones of several hosts share a line."""
         if self.unreachable:
-            raise UnreachableError(*lines(self.unreachable))
+            raise UnreachableError(*render_lines(self.unreachable))
         if self.failures:
-            raise PreflightError(*lines(self.failures))
+            raise PreflightError(*render_lines(self.failures))
 
 
-def preflight(hosts: HostList, question: PreflightRequest, reach: Callable[[float], ProbeTarget]) -> PreflightReport:
-    """Ask every host for its facts, judge them, and let the hosts connect to each other; two round trips in all.
+def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float], ProbeTarget]) -> PreflightReport:
+    """Run the checks in two round trips: one for the facts of every host, one for connections between hosts.
 
-    `reach` takes seconds. Never raises for a host: its findings say what is wrong.
+    `reach` takes the seconds that are left. A host's problem is a finding and never raises.
     """
-    end = time.monotonic() + question.seconds
-    report = look(hosts, question, reach(question.seconds))
+    end = time.monotonic() + request.seconds
+    report = check_facts(hosts, request, reach(request.seconds))
     reached = [host for host in hosts.names if host in report.facts]
-    if "tcp" not in question.only or len(reached) < 2 or report.network is None:
+    if "tcp" not in request.only or len(reached) < 2 or report.network is None:
         return report
     name, address = report.here
     network = report.network
     if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
         network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
-    said = [one for batch in batches(reached) for one in _connect(batch, network, reach, end)]
-    return report._replace(findings=(*report.findings, *said))
+    findings = [finding for batch in batches(reached) for finding in _connect(batch, network, reach, end)]
+    return report._replace(findings=(*report.findings, *findings))
 
 
 def _connect(
@@ -106,91 +117,107 @@ def _connect(
 ) -> Iterable[PreflightFinding]:
     left = end - time.monotonic()
     if left < 1:
-        return [
-            PreflightFinding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts
-        ]
+        return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
     scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
-    answers = {host: answer.out for host, answer in ask(scripts, reach(left)).items()}
-    return judge_tcp(hosts, answers, network)
+    replies = {host: reply.out for host, reply in ask(scripts, reach(left)).items()}
+    return judge_tcp(hosts, replies, network)
 
 
-def look(hosts: HostList, question: PreflightRequest, reach: ProbeTarget) -> PreflightReport:
-    """Ask every host for its facts and judge them, in one round trip."""
-    daemon = {4: "orted", 5: "prted"}[question.major]
-    wanted = FactsRequest(
-        question.mpirun, sys.executable, os.getcwd(), (), question.program, question.logs, question.path
+class _Replies(NamedTuple):
+    """The facts of all hosts, and the replies of those that have none."""
+
+    facts: PreflightFacts
+    failed: Mapping[str, FinishedProcess]
+
+
+def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> PreflightReport:
+    """Probe every host's facts in one round trip, and judge them."""
+    replies = _probe_facts(hosts, request, reach)
+    facts = replies.facts
+    findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
+    findings += judge(facts, request.only)
+    network, network_findings = _choose_network(facts.hosts, request)
+    own_addresses = (address for address in facts.here.addresses if network and on(address, network.subnets))
+    own = next((address.ip for address in own_addresses), None)
+    if network and facts.here_name not in hosts.names:
+        network = network._replace(daemons=own is not None)
+    return PreflightReport((*findings, *network_findings), facts.hosts, network, (facts.here_name, own))
+
+
+def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> _Replies:
+    daemon = DAEMONS[request.major]
+    base = FactsRequest(
+        mpirun=request.mpirun,
+        python=sys.executable,
+        folder=os.getcwd(),
+        program=request.program,
+        logs=request.logs,
+        path=request.path,
     )
-    here_name = next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name)
     names = names_to_resolve(hosts.names, reach.own_name)
-    scripts = {host: facts_script(wanted._replace(names=names[host], logs=None), daemon) for host in hosts.names}
+    scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}
     begin = time.time()
-    asked = reach.here(facts_script(wanted._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
-    answers = ask(scripts, reach)
+    read_here = reach.here(facts_script(base._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
+    replies = ask(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
-    here = parse_facts(asked().out, "this machine", machines)
+    here = parse_facts(read_here().out, "this machine", machines)
     facts: dict[str, HostFacts] = {}
-    findings = []
+    failed: dict[str, FinishedProcess] = {}
     for host in hosts.names:
         try:
-            facts[host] = parse_facts(answers[host].out, host, machines)
-            findings.append(PreflightFinding(host, "ssh", OK, "ok"))
-        except UnreachableError:
-            why = trouble(host, answers[host], question.ssh, question.seconds)
-            if shutil.which(question.ssh[0]) is None:
-                why = NO_CLIENT
-            findings.append(PreflightFinding(host, "ssh", FAILURE, why.what, why.remedy))
-    every = tuple(dict.fromkeys(name for host in facts for name in names[host]))
-    seen = PreflightFacts(facts, here, here_name, wanted._replace(names=every), daemon, (begin, end))
-    findings += judge(seen, question.only)
-    network, said = _network(facts, question)
-    own = next((one.ip for one in here.addresses if network and on(one, network.subnets)), None)
-    if network and here_name not in hosts.names:
-        network = network._replace(daemons=own is not None)
-    return PreflightReport((*findings, *said), facts, network, (here_name, own))
+            facts[host] = parse_facts(replies[host].out, host, machines)
+        except HostError:
+            failed[host] = replies[host]
+    all_names = tuple(dict.fromkeys(name for host in facts for name in names[host]))
+    everything = PreflightFacts(
+        hosts=facts,
+        here=here,
+        here_name=next((name for name in hosts.names if is_local(name, reach.own_name)), reach.own_name),
+        request=base._replace(names=all_names),
+        daemon=daemon,
+        interval=(begin, end),
+    )
+    return _Replies(everything, failed)
 
 
-def _network(
-    facts: Mapping[str, HostFacts], question: PreflightRequest
+def _ssh_finding(host: str, failed: FinishedProcess | None, request: PreflightRequest) -> PreflightFinding:
+    if failed is None:
+        return PreflightFinding(host, "ssh", FindingCode.PASSED)
+    failure = diagnose(host, failed, request.ssh, request.seconds)
+    if shutil.which(request.ssh[0]) is None:
+        failure = NO_CLIENT
+    values = {"message": failure.message, "remedy": failure.remedy}
+    return PreflightFinding(host, "ssh", FindingCode.UNREACHABLE, values)
+
+
+def _choose_network(
+    facts: Mapping[str, HostFacts], request: PreflightRequest
 ) -> tuple[Network | None, list[PreflightFinding]]:
-    addresses = {host: one.addresses for host, one in facts.items()}
+    addresses = {host: host_facts.addresses for host, host_facts in facts.items()}
     if len(addresses) < 2:
         return None, []
     try:
-        network = choose_network(addresses, question.network, question.interfaces)
+        network = choose_network(addresses, request.network, request.interfaces)
     except PreflightError as error:
-        return None, [PreflightFinding(next(iter(facts)), "network", FAILURE, str(error))]
-    level = OK if network.subnets else WARNING
-    return network, [
-        PreflightFinding(host, "network", level, network.said) for host in facts if "network" in question.only
-    ]
+        values = {"problem": str(error)}
+        return None, [PreflightFinding(next(iter(facts)), "network", FindingCode.WRONG_NETWORK, values)]
+    if "network" not in request.only:
+        return network, []
+    code = FindingCode.NETWORK if network.subnets else FindingCode.NO_COMMON_NETWORK
+    return network, [PreflightFinding(host, "network", code, {"summary": network.said}) for host in facts]
 
 
 def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ...]]:
-    """Return the names that each host must resolve: all of a few; of many, the first, its neighbours and `here`."""
+    """Return the names that each host must resolve: all names of a few hosts, some of many.
+
+    With many hosts these are the names of the first host, of its neighbours, and of this machine.
+    """
     if len(hosts) <= MOST_NAMES + 1:
         return dict.fromkeys(hosts, tuple(hosts))
-    known = [here] if here in hosts else []
+    own = [here] if here in hosts else []
     steps = range(-1, MOST_NAMES - 2)
     return {
-        host: tuple(dict.fromkeys([hosts[0], *(hosts[(place + step) % len(hosts)] for step in steps), *known]))
-        for place, host in enumerate(hosts)
+        host: tuple(dict.fromkeys([hosts[0], *(hosts[(index + step) % len(hosts)] for step in steps), *own]))
+        for index, host in enumerate(hosts)
     }
-
-
-def alike(findings: Iterable[PreflightFinding]) -> list[list[PreflightFinding]]:
-    """Return findings that say the same of different hosts together."""
-    found: dict[tuple[str, ...], list[PreflightFinding]] = {}
-    for one in findings:
-        words = (text.replace(one.host, "*") for text in (one.what, one.remedy))
-        found.setdefault((one.check, one.level, *words), []).append(one)
-    return list(found.values())
-
-
-def lines(findings: Iterable[PreflightFinding]) -> list[str]:
-    """Return a line a finding; hosts of which the same is said share one."""
-    found = []
-    for same in alike(findings):
-        hosts = list(dict.fromkeys(one.host for one in same))
-        found.append(f"host{'s' * (len(hosts) > 1)} {fold(hosts)}: {same[0].line}")
-    return found

@@ -1,86 +1,121 @@
-"""Why ssh could not bring a script to a host, and the line that mends it."""
+"""Diagnosis of ssh: the reason why a script could not be run on a host, and the remedy."""
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from ddlrun.remote.processes import FinishedProcess
 
 
-class SshFailure(NamedTuple):
-    """What ssh's failure is, as `kind`, what it said, and what mends it."""
+class SshRule(NamedTuple):
+    """The texts of one problem, with {fields} for its values.
 
-    kind: str
-    what: str
+    `pattern` matches ssh's own message; None: the problem is recognised otherwise. {line} is that message.
+    """
+
+    pattern: str | None
+    message: str
     remedy: str
 
 
-NO_CLIENT = SshFailure(
-    "no ssh here", "there is no ssh on this machine's PATH", "install openssh-client on this machine"
-)
-# What ssh says -> kind and remedy; {ssh} is its command line without the host.  The first wins.
-_TROUBLES = (
-    (
+_TRY = "try: {ssh} {host} true"
+
+
+class SshProblem(Enum):
+    """The reasons why ssh runs no script; the first whose pattern matches is reported."""
+
+    HOST_KEY_CHANGED = SshRule(
         r"IDENTIFICATION HAS CHANGED|host key for .* has changed|Offending .* key in",
-        "host key changed",
+        "its host key is not the one in known_hosts: {host} is another machine, or was changed",
         "if it was installed anew: ssh-keygen -R {entry}, then {ssh} {host} once by hand, and compare the fingerprint",
-    ),
-    (
+    )
+    HOST_KEY_UNKNOWN = SshRule(
         r"Host key verification failed|No \S+ host key is known",
-        "host key unknown",
+        "Host key verification failed: known_hosts has no key of {host}",
         "{ssh} {host} once by hand, and compare the fingerprint before you accept it (ddlrun never does)",
-    ),
-    (r"Could not resolve hostname", "name", "correct the name, or add it to /etc/hosts or DNS: getent hosts {host}"),
-    (
+    )
+    UNKNOWN_NAME = SshRule(
+        r"Could not resolve hostname",
+        "{line}",
+        "correct the name, or add it to /etc/hosts or DNS: getent hosts {host}",
+    )
+    KEY_REJECTED = SshRule(
         r"Permission denied|Too many authentication failures",
-        "key not accepted",
+        "{line}",
         "ssh-copy-id {options}{host} (or name the key: -i FILE; a key with a passphrase needs ssh-agent)",
-    ),
-    (r"Connection refused", "refused", "try: {ssh} {host} true (start sshd there, or name its port: -p)"),
-    (r"No route to host|Network is unreachable", "no route", "try: {ssh} {host} true (is it up, and on your network?)"),
-    (r"timed? ?out", "timed out", "try: {ssh} {host} true (is it up, does a firewall drop port {port}?)"),
-    (
+    )
+    REFUSED = SshRule(r"Connection refused", "{line}", f"{_TRY} (start sshd there, or name its port: -p)")
+    NO_ROUTE = SshRule(r"No route to host|Network is unreachable", "{line}", f"{_TRY} (is it up, and on your network?)")
+    TIMED_OUT = SshRule(r"timed? ?out", "{line}", f"{_TRY} (is it up, does a firewall drop port {{port}}?)")
+    CLOSED = SshRule(
         r"Connection (closed|reset)|kex_exchange_identification",
-        "closed",
-        "see its sshd's log (MaxStartups, hosts.deny, AllowUsers); try: {ssh} {host} true",
-    ),
-    (r"command not found|: not found", "command not found", "its login shell finds no sh: {ssh} {host} 'echo $PATH'"),
-)
+        "{line}",
+        f"see its sshd's log (MaxStartups, hosts.deny, AllowUsers); {_TRY}",
+    )
+    NO_SHELL = SshRule(
+        r"command not found|: not found", "{line}", "its login shell finds no sh: {ssh} {host} 'echo $PATH'"
+    )
+    NO_ANSWER = SshRule(
+        None, "no answer in time ({seconds:g} s)", f"{_TRY} (is it up, does a firewall drop port {{port}}?)"
+    )
+    SHELL_ENDED = SshRule(None, "{line}", "see what its shell's start files do: {ssh} {host} true")
+    OTHER = SshRule(None, "{line}", _TRY)
+    NO_CLIENT = SshRule(None, "ssh is not on this machine's PATH", "install openssh-client on this machine")
 
 
-def trouble(host: str, answer: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:
-    """Say why there is no whole answer of a host; `ssh` is the command line without the host."""
-    said = [line.strip() for line in answer.err.splitlines() if line.strip()]
+class SshFailure(NamedTuple):
+    """ssh's failure on one host; `values` fill in the texts of its problem."""
+
+    problem: SshProblem
+    values: Mapping[str, object]
+
+    @property
+    def message(self) -> str:
+        """The problem."""
+        return self.problem.value.message.format_map(self.values)
+
+    @property
+    def remedy(self) -> str:
+        """How to correct it."""
+        return self.problem.value.remedy.format_map(self.values)
+
+
+NO_CLIENT = SshFailure(SshProblem.NO_CLIENT, {})
+
+
+def diagnose(host: str, reply: FinishedProcess, ssh: Sequence[str], seconds: float) -> SshFailure:
+    """Return the reason why a host's reply is missing or incomplete; `ssh` is the command line without the host."""
+    lines = [line.strip() for line in reply.err.splitlines() if line.strip()]
     port = ssh[ssh.index("-p") + 1] if "-p" in ssh else "22"
-    fields = {
+    problem, line = _recognise(lines) or _guess(reply, lines)
+    values = {
         "host": host,
+        "line": line,
+        "seconds": seconds,
         "ssh": shlex.join(ssh),
         "port": port,
         "options": "".join(f"{word} " for word in map(shlex.quote, ssh[1:])),
         "entry": host if port == "22" else shlex.quote(f"[{host}]:{port}"),
     }
-    for pattern, kind, remedy in _TROUBLES:
-        line = next((line for line in said if re.search(pattern, line)), None)
+    return SshFailure(problem, values)
+
+
+def _recognise(lines: Sequence[str]) -> tuple[SshProblem, str] | None:
+    """Return the problem that ssh's messages name, and the message."""
+    for problem in SshProblem:
+        pattern = problem.value.pattern
+        line = next((line for line in lines if pattern is not None and re.search(pattern, line)), None)
         if line is not None:
-            return SshFailure(kind, _worded(kind, host, line), remedy.format(**fields))
-    if answer.code is None:
-        remedy = "try: {ssh} {host} true (is it up, does a firewall drop port {port}?)".format(**fields)
-        return SshFailure("timed out", f"no answer in time ({seconds:g} s)", remedy)
-    if answer.code == 0 or "@" in answer.out:
-        what = f"its shell ended early (exit code {answer.code})"
-        return SshFailure(
-            "shell",
-            said[-1] if said else what,
-            "see what its shell's start files do: {ssh} {host} true".format(**fields),
-        )
-    last = said[-1] if said else f"exit code {answer.code}"
-    return SshFailure("other", last, "try: {ssh} {host} true".format(**fields))
+            return problem, line
+    return None
 
 
-def _worded(kind: str, host: str, line: str) -> str:
-    """Say in one line what ssh says in a banner of @."""
-    return {
-        "host key changed": f"its host key is not the one in known_hosts: {host} is another machine, or was changed",
-        "host key unknown": f"Host key verification failed: known_hosts has no key of {host}",
-    }.get(kind, line)
+def _guess(reply: FinishedProcess, lines: Sequence[str]) -> tuple[SshProblem, str]:
+    """Return the problem that the exit code and the output show, and ssh's last message."""
+    if reply.code is None:
+        return SshProblem.NO_ANSWER, ""
+    if reply.code == 0 or "@" in reply.out:
+        return SshProblem.SHELL_ENDED, lines[-1] if lines else f"its shell ended early (exit code {reply.code})"
+    return SshProblem.OTHER, lines[-1] if lines else f"exit code {reply.code}"

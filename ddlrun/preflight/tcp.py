@@ -1,105 +1,135 @@
-"""Which hosts can open a TCP connection to which: what each is told to do, and what came of it."""
+"""TCP connections between hosts: the script of each host, and the findings about the replies."""
 
 import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight import peer
-from ddlrun.preflight.judge import FAILURE, OK, WARNING, PreflightFinding
+from ddlrun.preflight.findings import FindingCode, PreflightFinding
 
 ALL_PAIRS = 8
-AT_ONCE = 100  # they have to run at the same time, and ssh goes to 128 hosts at once
-# Open MPI's own connections go to ports from 1024 on; these are seldom anybody's.
+# The hosts of a batch have to run at the same time, and ssh goes to 128 hosts at once.
+BATCH_SIZE = 100
+# Open MPI's own connections use ports from 1024 on; these are seldom in use.
 LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 
 
+class _PeerReport(NamedTuple):
+    """The reply of one host: whether it could listen, and per target the error, None if it was reached."""
+
+    listening: bool
+    reached: Mapping[str, str | None]
+
+
 def pairs(hosts: Sequence[str]) -> set[tuple[str, str]]:
-    """Return who must reach whom: all pairs up to 8 hosts, else both neighbours in a ring, and the first with each.
+    """Return the pairs (from, to) that must connect.
+
+    These are all pairs of up to 8 hosts; of more hosts, both neighbours in a ring, and the first with each other
+    host.
 
     >>> sorted(pairs(["a", "b"]))
     [('a', 'b'), ('b', 'a')]
     """
     if len(hosts) <= ALL_PAIRS:
-        found = {(one, other) for one in hosts for other in hosts}
-    else:
-        found = {*zip(hosts, (*hosts[1:], hosts[0]), strict=True), *((hosts[0], host) for host in hosts)}
-    return {pair for one, other in found for pair in ((one, other), (other, one)) if one != other}
+        return {(source, target) for source in hosts for target in hosts if source != target}
+    ring = zip(hosts, (*hosts[1:], hosts[0]), strict=True)
+    star = ((hosts[0], host) for host in hosts[1:])
+    return {pair for first, second in (*ring, *star) for pair in ((first, second), (second, first))}
 
 
 def batches(hosts: Sequence[str]) -> list[Sequence[str]]:
-    """Return hosts that try at a time, each batch but the first with the last host of the one before.
+    """Return the hosts that run at the same time; each batch begins with the last host of the previous one.
 
     >>> [len(batch) for batch in batches([f"h{n}" for n in range(250)])]
     [100, 101, 51]
     """
-    starts = range(0, len(hosts), AT_ONCE)
-    found = [hosts[max(0, start - 1) : start + AT_ONCE] for start in starts]
-    return [batch for batch in found if len(batch) > 1]
+    slices = [hosts[max(0, start - 1) : start + BATCH_SIZE] for start in range(0, len(hosts), BATCH_SIZE)]
+    return [batch for batch in slices if len(batch) > 1]
 
 
 def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: float) -> dict[str, str]:
-    """Return each host's script: all listen at one of three ports, and connect to their partners' until time is up."""
+    """Return each host's script, which listens on one of three ports and connects to its partners until time is up."""
     draw = int.from_bytes(os.urandom(8), "big")
-    first = LOWEST + draw % (HIGHEST - LOWEST)
-    every = pairs(hosts)
+    first_port = LOWEST + draw % (HIGHEST - LOWEST)
+    connections = sorted(pairs(hosts))
     with open(peer.__file__, encoding="utf-8") as file:
-        source = file.read()
+        program = file.read()
     scripts = {}
     for host in hosts:
         task = {
             "own": host,
-            "bind": network.addresses.get(host, "::" if ":" in host else "0.0.0.0"),  # noqa: S104 - all of its networks
-            "to": {other: network.addresses.get(other, other) for one, other in sorted(every) if one == host},
-            "from": sorted(one for one, other in every if other == host),
-            "ports": list(range(first, first + TRIES)),
+            "bind": network.addresses.get(host, "::" if ":" in host else "0.0.0.0"),  # noqa: S104 - all its networks
+            "to": {to: network.addresses.get(to, to) for source, to in connections if source == host},
+            "from": [source for source, to in connections if to == host],
+            "ports": list(range(first_port, first_port + TRIES)),
             "token": f"ddlrun-{draw:x}",
             "seconds": seconds,
         }
         scripts[host] = (
             f"python={shlex.quote(python)}\n"
             '[ -x "$python" ] || python=$(command -v python3) || { echo "@tcp null"; exit 0; }\n'
-            f"exec \"$python\" -I -S - {shlex.quote(json.dumps(task))} <<'@ddlrun'\n{source}@ddlrun\n"
+            f"exec \"$python\" -I -S - {shlex.quote(json.dumps(task))} <<'@ddlrun'\n{program}@ddlrun\n"
         )
     return scripts
 
 
-def judge_tcp(hosts: Sequence[str], answers: Mapping[str, str], network: Network) -> Iterator[PreflightFinding]:
-    """Yield a finding for each connection that failed, as the one direction of two where it is; `answers` are texts."""
-    told = {host: _parse(answers.get(host, "")) for host in hosts}
-    where = f" on {', '.join(network.subnets)}" if network.subnets else ""
-    every = pairs([host for host in hosts if told[host] is not None])
-    failed = {
-        (one, other): str(error)
-        for one, other in sorted(every)
-        if (error := (told[one] or {}).get("reached", {}).get(other, "no answer"))
-    }
-    by_host: dict[str, dict[str, list[str]]] = {}
-    for (one, other), error in failed.items():
-        by_host.setdefault(one, {}).setdefault(error, []).append(other)
+def judge_tcp(hosts: Sequence[str], replies: Mapping[str, str], network: Network) -> Iterator[PreflightFinding]:
+    """Yield findings about the connections between hosts, and one that passed for each host without problems.
+
+    `replies` are the outputs of the hosts' scripts.
+    """
+    parsed = {host: _parse(replies.get(host, "")) for host in hosts}
+    reports = {host: report for host, report in parsed.items() if isinstance(report, _PeerReport)}
+    errors = _failed_connections(reports)
+    on_network = f" on {', '.join(network.subnets)}" if network.subnets else ""
     for host in hosts:
-        report = told[host]
-        if report is None:
-            why = "there is no Python" if "@tcp null" in answers.get(host, "") else "no answer came"
-            yield PreflightFinding(host, "tcp", WARNING, f"not tried, as {why}")
-        elif not report["listening"]:
-            yield PreflightFinding(
-                host, "tcp", FAILURE, f"cannot listen{where}: its address is gone or its ports are taken"
-            )
-        elif host not in by_host:
-            yield PreflightFinding(host, "tcp", OK, "ok")
-        for error, others in by_host.get(host, {}).items():
-            back = [other for other in others if (other, host) in failed]
-            way = "" if len(back) == len(others) else " (the other direction works)"
-            if back and way:
-                way = f" (the other direction works from {fold(other for other in others if other not in back)})"
-            fix = "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network"
-            yield PreflightFinding(host, "tcp", FAILURE, f"cannot connect to {fold(others)}{where}: {error}{way}", fix)
+        report = parsed[host]
+        if isinstance(report, FindingCode):
+            yield PreflightFinding(host, "tcp", report)
+        elif not report.listening:
+            yield PreflightFinding(host, "tcp", FindingCode.TCP_NO_PORT, {"network": on_network})
+        elif host not in errors:
+            yield PreflightFinding(host, "tcp", FindingCode.PASSED)
+        for error, targets in errors.get(host, {}).items():
+            reachable = [target for target in targets if host not in _all_targets(errors.get(target, {}))]
+            values = {
+                "peers": fold(targets), "network": on_network, "error": error, "reachable": fold(reachable),
+            }  # fmt: skip
+            yield PreflightFinding(host, "tcp", _failure_code(targets, reachable), values)
 
 
-def _parse(text: str) -> dict[str, dict[str, str]] | None:
+def _failure_code(targets: Sequence[str], reachable: Sequence[str]) -> FindingCode:
+    """Return the code of failed connections, of which those from the `reachable` hosts back do work."""
+    if not reachable:
+        return FindingCode.TCP_FAILED
+    one_way = len(reachable) == len(targets)
+    return FindingCode.TCP_FAILED_ONE_WAY if one_way else FindingCode.TCP_FAILED_PARTLY_ONE_WAY
+
+
+def _failed_connections(reports: Mapping[str, _PeerReport]) -> dict[str, dict[str, list[str]]]:
+    """Return the targets that could not be reached, by host and error."""
+    failed: dict[str, dict[str, list[str]]] = {}
+    for source, target in sorted(pairs(list(reports))):
+        error = reports[source].reached.get(target, "no answer")
+        if error is not None:
+            failed.setdefault(source, {}).setdefault(error, []).append(target)
+    return failed
+
+
+def _all_targets(by_error: Mapping[str, Sequence[str]]) -> set[str]:
+    return {target for targets in by_error.values() for target in targets}
+
+
+def _parse(text: str) -> _PeerReport | FindingCode:
+    """Parse a host's reply; return the code of a finding if it has no report."""
     line = next((line for line in text.splitlines() if line.startswith("@tcp ")), None)
-    found = None if line is None else json.loads(line.removeprefix("@tcp "))
-    return found if isinstance(found, dict) else None
+    if line is None:
+        return FindingCode.TCP_WITHOUT_ANSWER
+    report = json.loads(line.removeprefix("@tcp "))
+    if not isinstance(report, dict):
+        return FindingCode.TCP_WITHOUT_PYTHON
+    return _PeerReport(report["listening"], report["reached"])

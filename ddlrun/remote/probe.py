@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ddlrun.errors import InputError, UnreachableError
+from ddlrun.errors import HostError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import SCRIPT, machine_kind, parse_sysfs
@@ -135,8 +135,8 @@ def _read(name: str, text: str, kept: "ProbeReply | None") -> ProbedHost:
         cached = answer.same and kept is not None
         sections = {**kept.sections, **answer.sections} if cached and kept else answer.sections
         return ProbedHost(machine_of(sections, name), sections, cached=cached)
-    except UnreachableError as error:
-        return ProbedHost(None, {}, str(error).removeprefix(f"host {name}: "))
+    except HostError as error:
+        return ProbedHost(None, {}, error.problem)
 
 
 def _kept(text: str | None, name: str) -> "ProbeReply | None":

@@ -111,7 +111,7 @@ def _hint(outcome: Outcome) -> str | None:
 
 
 def _who(end: RankEnd, plan: Plan) -> str:
-    seat = next((one.seat for one in plan.placement.by_host() if one.rank == end.rank), None)
+    seat = next((one.binding for one in plan.placement.by_host() if one.rank == end.rank), None)
     gpu = f", GPU {seat.gpu.number}" if seat is not None and seat.gpu is not None else ""
     return f"rank {end.rank} on {end.host} (local rank {end.local_rank}{gpu})"
 

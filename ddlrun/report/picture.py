@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, Core, Machine
-from ddlrun.mapping.placement import LocalRankPlacement, Placement
+from ddlrun.mapping.local_ranks import LocalRankPlacement
+from ddlrun.mapping.placement import Placement
 
 # A local rank's character; a package's cores stand in rows of at most so many.
 SIGNS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
-from ddlrun.mapping.placement import LocalRankPlacement, Placement, placement_notes
+from ddlrun.mapping.local_ranks import LocalRankPlacement
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.placement_notes import placement_notes
+from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
 
 # More local ranks than this are summed up.
@@ -31,7 +34,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _placement_lines(placement: Placement, reason: str) -> Iterator[str]:
+def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:
     topology = placement.topology
     ranks = f"{topology.size} rank{'s' * (topology.size > 1)}"
     yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host ({reason})"

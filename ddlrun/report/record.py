@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold
 from ddlrun.machine import GPU, NIC, PU, Core, Machine
-from ddlrun.mapping.placement import LocalRankPlacement
+from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.plan.outcome import RankEnd
 
 Fields = Mapping[str, Any]
@@ -149,7 +149,7 @@ def _parse_machine(told: Fields) -> Machine:
     return Machine(
         cores, tuple(GPU(**{**gpu, "nics": tuple(gpu["nics"])}) for gpu in told["gpus"]),
         None if told["nics"] is None else tuple(NIC(**nic) for nic in told["nics"]), told["source"], told["measured"],
-        tuple(told["numa_nodes"]), memory=told["memory_gib"], notes=tuple(told["notes"]),
+        tuple(told["numa_nodes"]), memory=told["memory_gib"],
     )  # fmt: skip
 
 

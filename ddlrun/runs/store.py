@@ -103,8 +103,8 @@ def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
     return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
 
 
-# What learners say of one that is slow, and of its moves, on a line of standard error.
-SAID = rb"ddlrun\.ddl: (rank \d+ on \S+ (?:is slow,|takes) .*)"
+# Lines of standard error on which learners report slow ranks and their moves, with the prefix of ddl/monitor.
+SAID = rb"ddlrun\.ddl\.monitor: (.*)"
 MOST_SAID = 1000
 
 

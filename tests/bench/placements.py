@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
-from ddlrun.mapping.placement import seat_ranks
+from ddlrun.mapping.local_ranks import place_local_ranks
 from tests.conftest import CAPTURES, MPIRUNS
 from tests.support import oracle
 from tests.support.shapes import as_hwloc2
@@ -32,7 +32,7 @@ Shares = Sequence[Sequence[Core]]
 
 
 def ours(machine: Machine) -> Shares:
-    return [seat.cores for seat in seat_ranks(machine, len(machine.gpus))]
+    return [seat.cores for seat in place_local_ranks(machine, len(machine.gpus))]
 
 
 def by_node(machine: Machine, gpu: int) -> list[Core]:

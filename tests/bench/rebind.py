@@ -158,7 +158,7 @@ def cure() -> None:
             [*argv, sys.executable, str(SLOW_RANKS)], env=env, cwd=ROOT, capture_output=True, text=True, check=False
         )
         print(f"Open MPI {major}: a busy process on a learner's core\n{done.stdout}")
-        print(*(line for line in done.stderr.splitlines() if "ddlrun.ddl: rank 0" in line), sep="\n")
+        print(*(line for line in done.stderr.splitlines() if "ddlrun.ddl.monitor: rank 0" in line), sep="\n")
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ from ddlrun.mapping.rankfile import render
 from ddlrun.network.cost import CostModel, GridAxis, axes_of
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.presets import gradient_of, parse_links
-from ddlrun.preflight.judge import NAMES, OK
-from ddlrun.preflight.run import PreflightRequest, look
+from ddlrun.preflight.findings import Level
+from ddlrun.preflight.judge import NAMES
+from ddlrun.preflight.run import PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import ProbeTarget
@@ -70,8 +71,8 @@ def preflight(hosts: str) -> dict[str, float]:
 
     begin = cpu()
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), there)
-    report = look(listed, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
-    assert all(one.level == OK for one in report.findings)
+    report = check_facts(listed, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    assert all(one.level is Level.OK for one in report.findings)
     return {**found, "judge": cpu() - begin - found["made"], "mib": mib()}
 
 

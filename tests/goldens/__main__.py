@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlrun.machine.hwloc import parse_hwloc
-from ddlrun.mapping.placement import Placement, PlacementPolicy
+from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.rankfile import render
 from ddlrun.report.picture import render_placement
 from ddlrun.schedulers.submit import BatchJob

@@ -55,14 +55,14 @@ def instead(path: Path, text: str) -> Iterator[None]:
             path.write_text(before)
 
 
-def one_row(done: CompletedProcess[str], code: int, row: Sequence[str], mend: str) -> None:
+def one_row(done: CompletedProcess[str], code: int, row: Sequence[str], remedy: str) -> None:
     """Hold that a check failed on one host and nothing else did."""
     assert done.returncode == code, done.stdout + done.stderr
     first, second, last = done.stdout.splitlines()
     assert first.split(maxsplit=3)[:3] == list(row[:3]), done.stdout
     assert row[3] in first
-    assert second.strip().startswith("mend: ")
-    assert mend in second
+    assert second.strip().startswith("remedy: ")
+    assert remedy in second
     assert last.startswith("h[1-4]: 1 ")
 
 
@@ -122,11 +122,11 @@ def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: 
     done = cluster.run("h1", [*DDLRUN, "check", "h[1-2],nowhere"], cwd=tmp_path)
     assert done.returncode == 3
     assert "Could not resolve hostname nowhere" in done.stdout
-    assert "mend: correct the name, or add it to /etc/hosts or DNS" in done.stdout
+    assert "remedy: correct the name, or add it to /etc/hosts or DNS" in done.stdout
     with mounted(cluster, "h1", namespaces.program("ssh"), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
     assert done.returncode == 3
-    assert "mend: install openssh-client on this machine" in done.stdout
+    assert "remedy: install openssh-client on this machine" in done.stdout
 
 
 def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
@@ -152,7 +152,12 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
     daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
     with mounted(cluster, "h3", daemon, "--bind", "/dev/null"):
         done = check(cluster, tmp_path, "--mpirun", mpirun)
-    one_row(done, 5, ["mpi", "h3", "FAILURE", f"{daemon} is not there"], "install the same Open MPI at the same path")
+    one_row(
+        done,
+        5,
+        ["mpi", "h3", "FAILURE", f"{daemon}, which mpirun starts by this path"],
+        "install the same Open MPI at the same path",
+    )
     other = MPIRUNS[9 - major]
     with mounted(cluster, "h3", Path(mpirun).resolve(), "--bind", other):
         done = check(cluster, tmp_path, "--mpirun", mpirun)
@@ -162,7 +167,9 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
 def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", Path(sys.executable).resolve(), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
-    one_row(done, 5, ["python", "h3", "FAILURE", f"{sys.executable} is not there"], "a file system that all share")
+    one_row(
+        done, 5, ["python", "h3", "FAILURE", f"{sys.executable} does not exist"], "a file system that all hosts share"
+    )
 
 
 def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
@@ -189,7 +196,7 @@ def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: P
     (folder := tmp_path / "a 'b' $c").mkdir()
     with mounted(cluster, "h3", tmp_path, "-t", "tmpfs", "tmpfs"):
         done = check(cluster, folder)
-    one_row(done, 5, ["files", "h3", "FAILURE", f"working folder {folder} is not there"], "copy it there")
+    one_row(done, 5, ["files", "h3", "FAILURE", f"working folder {folder} does not exist"], "copy it there")
     assert check(cluster, folder).stdout == WELL
 
 

@@ -1,4 +1,4 @@
-"""Where ranks go on real machines: pictures and rank files that were looked at, confirmed by real mpiruns."""
+"""Placements on real machines: reviewed pictures and rank files, compared with real mpiruns."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_golden(capture: Callable[[str], Path], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_a_real_mpirun_puts_each_rank_where_the_golden_says(
+def test_a_real_mpirun_agrees_with_the_golden(
     capture: Callable[[str], Path], name: str, major: int, mpirun: str, tmp_path: Path
 ) -> None:
     path = as_hwloc2(capture("hwloc-xml") / CAPTURED[name][0], tmp_path)

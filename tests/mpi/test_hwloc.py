@@ -1,4 +1,4 @@
-"""What lstopo prints: every captured machine against its index and against lstopo itself, and broken text."""
+"""Parser of lstopo: every captured machine compared with its index and with lstopo itself, and broken text."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import THREADS_ALONE, Machine
+from ddlrun.machine import Machine, MachineNote, MachineNoteCode
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_cpuset, parse_hwloc
 from tests.conftest import CAPTURES
@@ -28,7 +28,7 @@ def parsed(capture: Callable[[str], Path], name: str) -> Machine:
 
 
 def index_row(capture: Callable[[str], Path], name: str) -> list[str]:
-    """Return the cells that INDEX.md has for a file: packages, totals, NUMA nodes."""
+    """Return the cells of a file in INDEX.md: packages, totals, NUMA nodes."""
     text = capture("INDEX.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
     cells = [cell.strip() for cell in row.split("|")]
@@ -36,15 +36,15 @@ def index_row(capture: Callable[[str], Path], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_captured_machine_is_what_the_index_says(capture: Callable[[str], Path], name: str) -> None:
+def test_a_captured_machine_agrees_with_the_index(capture: Callable[[str], Path], name: str) -> None:
     machine = parsed(capture, name)
     packages, totals, nodes = index_row(capture, name)
     if name == FORBIDDEN_BUT_COUNTED:
         assert (len(machine.cores), len(machine.packages)) == (16, 2)
         return
     pus = sum(len(core.pus) for core in machine.cores)
-    # Where there are no Core objects, hardware threads count as cores, and the machine says so.
-    cores = 0 if any("no cores" in note for note in machine.notes) else len(machine.cores)
+    # Without Core objects, hardware threads count as cores, and the machine has a note.
+    cores = 0 if machine.cores_are_threads else len(machine.cores)
     assert totals == f"cores {cores} PUs {pus}"
     listed = re.findall(r"(\d+)c/(\d+)t", packages)
     ours = [(str(len(package)), str(sum(len(core.pus) for core in package))) for package in machine.packages]
@@ -56,7 +56,7 @@ def test_a_captured_machine_is_what_the_index_says(capture: Callable[[str], Path
         assert list(machine.numa_nodes) == [int(number) for number in re.findall(r"\d+", nodes.replace("!", ""))]
 
 
-def seen_by_lstopo(path: Path) -> tuple[list[tuple[int, ...]], list[str]]:
+def cores_and_gpus_of_lstopo(path: Path) -> tuple[list[tuple[int, ...]], list[str]]:
     """Return the PUs of each core in hwloc's order, and the PCI addresses of its GPUs' class."""
     done = subprocess.run(
         ["lstopo", "--input", str(path), "--whole-io", "--of", "xml"], capture_output=True, text=True, check=False
@@ -79,8 +79,8 @@ def _pus(core: ET.Element) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_captured_machine_is_what_lstopo_says(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
-    cores, gpus = seen_by_lstopo(as_hwloc2(capture("hwloc-xml") / name, tmp_path))
+def test_a_captured_machine_agrees_with_lstopo(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
+    cores, gpus = cores_and_gpus_of_lstopo(as_hwloc2(capture("hwloc-xml") / name, tmp_path))
     machine = parsed(capture, name)
     assert [tuple(pu.os_index for pu in core.pus) for core in machine.cores] == cores
     assert [core.logical_index for core in machine.cores] == list(range(len(cores)))
@@ -107,7 +107,7 @@ def test_gpus_know_their_numa_node_and_the_nearest_nics(
 
 
 def synthetic(description: str) -> str:
-    """Return what lstopo prints of a machine that is not there."""
+    """Return the output of lstopo for a synthetic machine."""
     argv = ["lstopo", "-i", description, "--of", "xml"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
@@ -117,7 +117,7 @@ def minsky() -> str:
     return synthetic("pack:2 core:10 pu:8")
 
 
-def test_what_a_process_may_not_use(minsky: str) -> None:
+def test_cores_outside_the_affinity_are_not_usable(minsky: str) -> None:
     machine = parse_hwloc(minsky, "h", frozenset(range(80, 160)))
     assert [core.usable for core in machine.cores] == [False] * 10 + [True] * 10
     with pytest.raises(UnreachableError, match="host h: lstopo: no core is usable"):
@@ -129,15 +129,16 @@ def test_a_machine_without_packages_and_one_without_cores() -> None:
     assert (flat.packaged, len(flat.cores), flat.notes) == (False, 4, ())
     bare = parse_hwloc(synthetic("pu:4"), "h")
     assert (bare.packaged, len(bare.cores)) == (False, 4)
-    assert bare.notes == (THREADS_ALONE,)
+    assert bare.notes == (MachineNote(MachineNoteCode.CORES_ARE_THREADS),)
 
 
-def test_open_mpi_5_takes_no_rank_file_where_there_are_no_cores(major: int, mpirun: str, tmp_path: Path) -> None:
+def test_open_mpi_5_accepts_no_rank_file_on_a_machine_without_cores(major: int, mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "bare.xml").write_text(synthetic("pu:4"))
     argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", str(tmp_path / "bare.xml")]
     done = subprocess.run([*argv, "--mpirun", mpirun, "true"], capture_output=True, text=True, check=False)
     assert done.returncode == {4: 0, 5: 5}[major], done.stderr
-    assert (f"host localhost: {THREADS_ALONE}; take Open MPI 4.1" in done.stderr) == (major == 5)
+    note = MachineNoteCode.CORES_ARE_THREADS.value
+    assert (f"host localhost: {note}; take Open MPI 4.1" in done.stderr) == (major == 5)
 
 
 @given(st.data())
@@ -171,7 +172,7 @@ def test_any_text_is_an_error_that_names_the_host(text: str) -> None:
         parse_hwloc(f'<topology><object type="Machine" cpuset="{text}"/></topology>', "h")
 
 
-def test_a_bomb_of_entities_does_not_explode() -> None:
+def test_an_entity_bomb_is_an_error() -> None:
     levels = "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
     bomb = f'<?xml version="1.0"?><!DOCTYPE t [<!ENTITY a0 "x">{levels}]><t>&a11;</t>'
     with pytest.raises(UnreachableError, match="host h: lstopo"):

@@ -160,7 +160,7 @@ def test_the_users_own_rank_file(launch: Launch, tmp_path: Path) -> None:
     [
         ("rank 1=localhost slot=0:1\nrank 0=localhost slot=0:0\n", ":2:1: rank 0 comes after rank 1; Open MPI"),
         ("rank 0=localhost slot=0:0-7\n", ":1:23: slot=0:0-7 on localhost"),
-        ("rank 0=localhost slot=0:0\nrank 1=other slot=0:0\n", ":2:8: host 'other' is none of the job's"),
+        ("rank 0=localhost slot=0:0\nrank 1=other slot=0:0\n", ":2:8: host 'other' is not among the job's hosts"),
     ],
 )
 def test_nothing_is_skipped_because_the_rank_file_is_the_users(

@@ -1,4 +1,4 @@
-"""Machines: descriptions by people, and what Linux says of itself."""
+"""Machines: descriptions in YAML, and the probe of /sys and /proc."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
-from ddlrun.mapping.placement import seat_ranks
+from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.rankfile import render
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, placement
@@ -26,8 +26,8 @@ from tests.support.shapes import cores_by_package, placement
 PRESETS = Path(__file__).parents[2] / "configs" / "machines"
 
 
-def asked(root: str = "") -> str:
-    """Return what the probe script prints of this machine, or of one whose files lie under `root`."""
+def probe_output(root: str = "") -> str:
+    """Return the output of the probe script on this machine, or for the files of another one under `root`."""
     environ = {"PATH": os.environ["PATH"], "ROOT": root}
     return subprocess.run(["sh", "-s"], input=SCRIPT, env=environ, capture_output=True, text=True, check=True).stdout
 
@@ -46,7 +46,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return root
 
 
-def seen_by_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
+def cores_of_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
     """Return (package, PUs) of each core in hwloc's order."""
     xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
     packages = [item for item in ET.fromstring(xml).iter("object") if item.get("type") == "Package"]
@@ -58,12 +58,12 @@ def seen_by_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
-def seen_by_us(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
+def cores_of_machine(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
     return [(core.package, tuple(pu.os_index for pu in core.pus)) for core in machine.cores]
 
 
-def test_this_machine_is_what_hwloc_says() -> None:
-    assert seen_by_us(parse_sysfs(asked(), "here")) == seen_by_hwloc()
+def test_this_machine_agrees_with_hwloc() -> None:
+    assert cores_of_machine(parse_sysfs(probe_output(), "here")) == cores_of_hwloc()
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_this_machine_is_what_hwloc_says() -> None:
         "offline-cpu0-node0",
     ],
 )
-def test_other_machines_are_what_hwloc_says(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
+def test_other_machines_agree_with_hwloc(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
-    machine = parse_sysfs(asked(str(root)), name)
-    assert seen_by_us(machine) == seen_by_hwloc("--input", str(root))
+    machine = parse_sysfs(probe_output(str(root)), name)
+    assert cores_of_machine(machine) == cores_of_hwloc("--input", str(root))
 
 
 SMALL = """\
@@ -100,15 +100,15 @@ node/node0/cpulist:0-3
 """
 
 
-def test_what_the_cpuset_forbids_is_not_there_and_what_affinity_forbids_is_not_usable() -> None:
+def test_cores_outside_the_cpuset_are_left_out_and_those_outside_the_affinity_are_not_usable() -> None:
     whole = parse_sysfs(SMALL + "ddlrun:end\n", "h")
     assert [core.usable for core in whole.cores] == [True, True]
     bound = parse_sysfs(SMALL.replace("\t0-3", "\t1,3") + "ddlrun:end\n", "h")
     assert [core.usable for core in bound.cores] == [False, True]
     caged = parse_sysfs(SMALL + "cpuset3:1-3\nddlrun:end\n", "h")
-    assert seen_by_us(caged) == [(0, (1, 3)), (0, (2,))]
+    assert cores_of_machine(caged) == [(0, (1, 3)), (0, (2,))]
     shrunk = parse_sysfs(SMALL + "cpuset3:1,3\nddlrun:end\n", "h")
-    assert seen_by_us(shrunk) == [(0, (1, 3))]
+    assert cores_of_machine(shrunk) == [(0, (1, 3))]
 
 
 def test_gpus_and_rdma_devices() -> None:
@@ -121,7 +121,7 @@ def test_gpus_and_rdma_devices() -> None:
     machine = parse_sysfs(SMALL + pci, "h")
     assert [(gpu.pci_address, gpu.package, gpu.numa_node) for gpu in machine.gpus] == [
         ("0000:17:00.0", 0, 0),
-        ("0000:ca:00.0", 0, None),  # one package: nowhere else to be
+        ("0000:ca:00.0", 0, None),  # there is only one package
     ]
     assert machine.rdma_devices == ("mlx5_0",)
 
@@ -153,9 +153,9 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
     assert re.search(r"(?m)^# Source: \S", path.read_text())
     placed = placement(f"{len(described.gpus)}x2", ["a", "b"], described)
     for rank in placed.by_host():
-        gpu = rank.seat.gpu
+        gpu = rank.binding.gpu
         assert gpu is not None
-        assert gpu.package in (None, *(core.package for core in rank.seat.cores))
+        assert gpu.package in (None, *(core.package for core in rank.binding.cores))
     assert not placed.shares_cores
     smt = len(described.cores[0].pus)
     synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
@@ -165,13 +165,13 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
 def test_summit_gives_seven_cores_to_each_gpu() -> None:
     described = read_preset("ac922-6gpu")
     assert described is not None
-    assert [len(seat.cores) for seat in seat_ranks(described, 6)] == [7] * 6
+    assert [len(seat.cores) for seat in place_local_ranks(described, 6)] == [7] * 6
 
 
-def test_frontiers_first_gpu_hangs_on_the_last_numa_node() -> None:
+def test_frontiers_first_gpu_is_on_the_last_numa_node() -> None:
     described = read_preset("mi250x")
     assert described is not None
-    seats = seat_ranks(described, 8)
+    seats = place_local_ranks(described, 8)
     assert [seat.cores[0].numa_node for seat in seats] == [3, 3, 1, 1, 0, 0, 2, 2]
     assert {seat.gpu.vendor for seat in seats if seat.gpu} == {"amd"}
 
@@ -193,8 +193,8 @@ def test_dgx_a100_has_its_gpus_on_the_odd_numa_nodes() -> None:
         ("{packages: 0, cores_per_package: 2}", "packages"),
         ("{packages: 2, cores_per_package: two}", "cores_per_package"),
         ("{packages: 2, cores_per_package: 2, cors: 3}", "cors"),
-        ("{packages: 2, cores_per_package: 2, gpus: [2]}", "package 2 is not there"),
-        ("{packages: 2, cores_per_package: 2, gpus: [0, 9], gpus_by: numa}", "numa 9 is not there"),
+        ("{packages: 2, cores_per_package: 2, gpus: [2]}", "there is no package 2"),
+        ("{packages: 2, cores_per_package: 2, gpus: [0, 9], gpus_by: numa}", "there is no numa 9"),
         ("packages: [", "machine test"),
         ("just text", "machine test"),
         ("", "machine test"),
@@ -214,6 +214,6 @@ def test_any_text_is_a_description_or_an_input_error(text: str) -> None:
         assert str(error).startswith("machine test")
 
 
-def test_an_unknown_preset_is_told_the_nearest() -> None:
+def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match="did you mean s822lc"):
         read_preset("s822")

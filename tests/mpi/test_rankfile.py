@@ -1,4 +1,4 @@
-"""Rank files: text, and what a real mpirun of both majors makes of it."""
+"""Rank files: their text, and how a real mpirun of each major reads it."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.placement import Placement
-from ddlrun.mapping.rankfile import RankFileLine, parse, render, slot_text
+from ddlrun.mapping.rankfile import RankFileLine, parse, render, render_slots
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.support.oracle import map_ranks
@@ -42,7 +42,9 @@ def test_golden(name: str) -> None:
         ("powerai-rank_gen-4x2x3.rf", "4x2x3", [f"sys-{n}" for n in range(89074, 89080)]),
     ],
 )
-def test_equals_what_rank_gen_wrote(capture: Callable[[str], Path], name: str, topology: str, hosts: list[str]) -> None:
+def test_equals_the_output_of_rank_gen(
+    capture: Callable[[str], Path], name: str, topology: str, hosts: list[str]
+) -> None:
     theirs = capture("mpi-rankfile") / name
     ours = rendered(placement(topology, hosts, machine("minsky")))
     assert ours.splitlines(keepends=True)[1:] == theirs.read_bytes().decode().splitlines(keepends=True)[1:]
@@ -56,7 +58,8 @@ def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st
     placed = placement(f"{x}x{y}x{z}", [f"h{i}" for i in range(y * z)], described, order)
     lines = parse(rendered(placed))
     assert lines == tuple(
-        RankFileLine(rank.rank, rank.host.name, slot_text(rank.seat, described)) for rank in placed.by_host()
+        RankFileLine(rank.rank, rank.host.name, render_slots(rank.binding.cores, described))
+        for rank in placed.by_host()
     )
     assert lines[0].rank == 0
     assert sorted(line.rank for line in lines) == list(range(x * y * z))
@@ -65,16 +68,14 @@ def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st
 @pytest.mark.parametrize(
     "line", ["rank 0=a", "rank 0=a slot=", "rank x=a slot=0", "rank 0=a slot=0 #", "\trank 0=a slot=0"]
 )
-def test_a_line_that_is_none_has_its_number(line: str) -> None:
+def test_a_malformed_line_is_an_error_with_its_number(line: str) -> None:
     with pytest.raises(InputError, match="F, line 2:"):
         parse(f"rank 0=a slot=0:0\n{line}\n", "F")
 
 
 @pytest.mark.parametrize("x", range(1, 9))
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_real_mpirun_puts_each_rank_where_the_placement_says(
-    name: str, x: int, major: int, mpirun: str, tmp_path: Path
-) -> None:
+def test_a_real_mpirun_agrees_with_the_placement(name: str, x: int, major: int, mpirun: str, tmp_path: Path) -> None:
     described = machine(name)
     x = min(x, len(described.cores))
     topology = hwloc_topology(name, tmp_path)
@@ -92,8 +93,8 @@ def test_a_real_mpirun_reads_128_hosts(major: int, mpirun: str) -> None:
 def test_a_real_mpirun_reads_the_goldens(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
     topology, hosts, described, order = GOLDENS[name]
     placed = placement(topology, hosts, machine(described), order)
-    found = map_ranks(major, (FOLDER / name).read_text(), hwloc_topology(described, tmp_path), mpirun=mpirun)
-    assert found == cores_by_package(placed)
+    mapped = map_ranks(major, (FOLDER / name).read_text(), hwloc_topology(described, tmp_path), mpirun=mpirun)
+    assert mapped == cores_by_package(placed)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -107,7 +108,7 @@ def test_a_host_name_is_read_as_it_is_or_refused(major: int, mpirun: str, names:
             assert repr(name) in str(error)
         else:
             taken.append(name)
-    # A major may know this machine by these names, and says its own name instead.
+    # A major may know this machine by these names, and then prints its own name.
     taken = [name for name in taken if name not in ("localhost", "127.0.0.1")]
     if taken:
         placed = placement(f"1x{len(taken)}", taken, machine("1x2"))
@@ -126,18 +127,18 @@ def test_a_host_name_is_read_as_it_is_or_refused(major: int, mpirun: str, names:
         ("h" * 55, "too long for Open MPI 4.1, which takes 54 characters"),
     ],
 )
-def test_what_no_rank_file_can_carry_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_names_that_no_rank_file_can_hold_are_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(PlacementError, match=re.escape(repr(name))) as caught:
         rendered(placement("2", [name], machine("1x2")))
     assert reason in str(caught.value)
 
 
-def test_the_longest_line_that_open_mpi_takes(major: int, mpirun: str) -> None:
+def test_the_longest_line_that_open_mpi_accepts(major: int, mpirun: str) -> None:
     placed = placement("2", ["h" * 54], machine("1x2"))
     assert map_ranks(major, rendered(placed), MACHINES["1x2"][1], mpirun=mpirun) == cores_by_package(placed)
 
 
-def test_cores_that_are_too_scattered_for_a_line() -> None:
+def test_too_scattered_cores_do_not_fit_in_a_line() -> None:
     whole = machine("2x22")
     holes = whole._replace(cores=tuple(core._replace(usable=core.logical_index % 2 == 0) for core in whole.cores))
     with pytest.raises(PlacementError, match="too scattered"):

@@ -18,8 +18,9 @@ from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.subnet_selection import Address, choose_network, network_variables
 from ddlrun.plan import placement_dict
-from ddlrun.preflight.judge import NAMES, OK
-from ddlrun.preflight.run import PreflightReport, PreflightRequest, lines, look
+from ddlrun.preflight.findings import Level, render_lines
+from ddlrun.preflight.judge import NAMES
+from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
@@ -90,11 +91,11 @@ def looked(hosts: HostList, _: Path) -> PreflightReport:
 
     own = dict(simulate_replies(["head"], time.time()))["head"]
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), lambda scripts: dict(there(scripts)))
-    return look(hosts, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
+    return check_facts(hosts, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
 
 
 def checked(hosts: HostList, folder: Path) -> None:
-    assert lines([one for one in looked(hosts, folder).findings if one.level != OK])
+    assert render_lines([one for one in looked(hosts, folder).findings if one.level is not Level.OK])
 
 
 def chosen(hosts: HostList, _: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mapping.placement import Placement, PlacementPolicy, place
+from ddlrun.mapping.placement import Placement, place
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.topology import RankOrder, parse_topology
 
 DEFAULT = PlacementPolicy()
@@ -65,7 +66,7 @@ def cores_by_package(placed: Placement) -> dict[int, tuple[str, dict[int, tuple[
     ranks = {}
     for rank in placed.by_host():
         cores: dict[int, tuple[int, ...]] = {}
-        for core in rank.seat.cores:
+        for core in rank.binding.cores:
             cores[core.package] = (*cores.get(core.package, ()), core.index_in_package)
         ranks[rank.rank] = (rank.host.name, cores)
     return ranks

@@ -12,7 +12,8 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.mapping.placement import PlacementPolicy, place
+from ddlrun.mapping.placement import place
+from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
 from ddlrun.rank.binding import seat
 from ddlrun.topology import RankOrder, Topology
@@ -98,8 +99,8 @@ def test_each_rank_finds_its_own_seat(name: str, x: int, y: int, z: int, a: int,
     placed = placement(f"{x}x{y}x{z}x{a}", hosts, machine(name), order)
     told = rank_variables(placed, "p")
     for one in placed.by_host():
-        found = threads_and_cpus(told, one.rank, one.seat.local_rank, placed.topology.size)
-        assert found == (one.seat.threads, set())  # a described machine's CPUs are not known
+        found = threads_and_cpus(told, one.rank, one.binding.local_rank, placed.topology.size)
+        assert found == (one.binding.threads, set())  # a described machine's CPUs are not known
 
 
 def test_seats_of_hosts_that_differ() -> None:

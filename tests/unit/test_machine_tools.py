@@ -1,4 +1,4 @@
-"""What lscpu, numactl, ppc64_cpu and nvidia-smi print: every captured output, and broken text."""
+"""Parsers of lscpu, numactl, ppc64_cpu and nvidia-smi: every captured output, and broken text."""
 
 import json
 import subprocess
@@ -17,23 +17,23 @@ from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo, with_topology
 from ddlrun.machine.ppc64_cpu import machine_of, parse_ppc64_cpu
 from ddlrun.machine.preset import parse_machine
-from tests.mpi.test_machine import seen_by_hwloc, seen_by_us, unpacked
+from tests.mpi.test_machine import cores_of_hwloc, cores_of_machine, unpacked
 
 Capture = Callable[[str], Path]
 
-# File -> what the machine is, or a part of the error. POWER7's lscpu calls each core a socket.
+# File -> summary of the machine, or a part of the error. POWER7's lscpu calls each core a socket.
 SUMMARIES = {
     "arm-A510-A710-A715-X3.txt": "its cores are of several kinds",
     "armv7.txt": "1 package x 2 cores",
     "derived-hwloc-48amd64-4pa2n6c-sparse.txt": "4 packages x 12 cores",
     "derived-hwloc-8em64t-2s2ca2c-buggynuma.txt": "2 packages x 4 cores",
     "derived-hwloc-nvidiagpunumanodes.txt": "2 packages x 4 cores, SMT4",
-    "derived-hwloc-offline-cpu0-node0.txt": "not the 17 CPUs on line ('2 x 8 x 1'); try lscpu -p",
+    "derived-hwloc-offline-cpu0-node0.txt": "not the 17 online CPUs ('2 x 8 x 1'); try lscpu -p",
     "power9-2x16c-numa-0-8.txt": "2 packages x 16 cores, SMT4",
     "ppc-qemu.txt": "1 package x 1 core",
     "ppc64-POWER7-64cpu.txt": "16 packages x 1 core, SMT4",
     "ppc64-POWER7.txt": "4 packages x 1 core, SMT4",
-    "s390-lpar-drawer.txt": "not the 8 CPUs on line",
+    "s390-lpar-drawer.txt": "not the 8 online CPUs",
     "sparc64.txt": "6 packages x 1 core",
     "vmware_fpe.txt": "2 packages x 4 cores, SMT2",
     "x86_64-64cpu.txt": "4 packages x 8 cores, SMT2",
@@ -68,47 +68,47 @@ def test_every_capture_of_lscpu_is_tried(capture: Capture) -> None:
     "name",
     ["48amd64-4pa2n6c-sparse", "8em64t-2s2ca2c-buggynuma", "nvidiagpunumanodes", "offline-cpu0-node0"],
 )
-def test_captured_lists_are_what_hwloc_says(capture: Capture, name: str, tmp_path: Path) -> None:
+def test_captured_lists_agree_with_hwloc(capture: Capture, name: str, tmp_path: Path) -> None:
     machine = parse_lscpu((capture("lscpu") / f"derived-hwloc-{name}.parseable.txt").read_text(), name)
     root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
-    assert sorted(seen_by_us(machine)) == sorted(seen_by_hwloc("--input", str(root)))
+    assert sorted(cores_of_machine(machine)) == sorted(cores_of_hwloc("--input", str(root)))
     assert machine.measured
 
 
 def test_this_machine() -> None:
     argv = ["lscpu", "-p=CPU,CORE,SOCKET,NODE,ONLINE"]
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert seen_by_us(parse_lscpu(text, "here")) == seen_by_hwloc()
+    assert cores_of_machine(parse_lscpu(text, "here")) == cores_of_hwloc()
     text = subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout
-    assert len(parse_lscpu_summary(text, "here").cores) == len(seen_by_hwloc())
+    assert len(parse_lscpu_summary(text, "here").cores) == len(cores_of_hwloc())
 
 
 LIST = "# CPU,Core,Socket,Node,Online\n0,0,0,0,Y\n1,0,0,0,Y\n2,1,0,0,Y\n3,1,0,0,N\n4,0,1,8,Y\n5,0,1,8,Y\n"
 
 
-def test_a_core_number_may_come_again_in_another_socket() -> None:
+def test_a_core_number_may_be_repeated_in_another_socket() -> None:
     machine = parse_lscpu(LIST, "h")
-    assert seen_by_us(machine) == [(0, (0, 1)), (0, (2,)), (1, (4, 5))]
+    assert cores_of_machine(machine) == [(0, (0, 1)), (0, (2,)), (1, (4, 5))]
     assert [core.numa_node for core in machine.cores] == [0, 0, 8]
     flat = parse_lscpu("# CPU,Core,Socket,Node\n0,0,,\n1,1,,\n", "h")
-    assert (flat.packaged, seen_by_us(flat)) == (False, [(0, (0,)), (0, (1,))])
+    assert (flat.packaged, cores_of_machine(flat)) == (False, [(0, (0,)), (0, (1,))])
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("0,0,0,0,Y\n", "line 1: no header"),
-        (LIST + "6,0\n", "line 8: 5 columns are wanted ('6,0')"),
-        (LIST + "5,1,1,8,Y\n", "line 8: a CPU stands there twice ('5')"),
+        (LIST + "6,0\n", "line 8: 5 columns are expected ('6,0')"),
+        (LIST + "5,1,1,8,Y\n", "line 8: a CPU is listed twice ('5')"),
         (LIST + "6,1,,8,Y\n", "some CPUs have a socket, others have none ('6')"),
-        (LIST + "6,x,1,8,Y\n", "line 8: CORE is no number"),
+        (LIST + "6,x,1,8,Y\n", "line 8: CORE is not a number"),
         (LIST + "6,1,1,8,?\n", "line 8: ONLINE is neither"),
-        ("# CPU,Core\n", "it ends too soon"),
-        ("", "it ends too soon"),
-        (LIST[:-1], "it ends too soon"),
+        ("# CPU,Core\n", "it is cut off"),
+        ("", "it is cut off"),
+        (LIST[:-1], "it is cut off"),
         ("{", "line 1"),
-        ('{"lscpu": 3}', "no list of fields"),
-        ('{"lscpu": [{"field": "CPU(s):", "data": "2"}]}', "does not list the CPUs"),
+        ('{"lscpu": 3}', "it is not a list of fields"),
+        ('{"lscpu": [{"field": "CPU(s):", "data": "2"}]}', "does not list the online CPUs"),
     ],
 )
 def test_a_broken_lscpu_is_an_error_with_its_line(text: str, part: str) -> None:
@@ -159,7 +159,7 @@ def test_power8_as_powerai_counts_it(capture: Capture, numactl: str) -> None:
     assert [pu.os_index for pu in machine.packages[1][0].pus] == list(range(80, 88))
 
 
-# File -> CPUs on line of each core.
+# File -> online CPUs of each core.
 CORES = {
     "power8-20c-smt8-all-on.txt": [f"{8 * core}-{8 * core + 7}" for core in range(20)],
     "power8-lpar-smt-off.txt": ["0", "8"],
@@ -190,18 +190,18 @@ def test_subcores_and_mixed_smt() -> None:
     )
     assert [cpu_list(cpu for cpu, on in slots if on) for slots in split] == ["0-1", "2", "4"]
     fake = machine_of(dict.fromkeys(range(4), frozenset({0, 1, 2, 4})), split, "h")
-    assert seen_by_us(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
+    assert cores_of_machine(fake) == [(0, (0, 1)), (0, (2,)), (0, (4,))]  # nodes of the same CPUs are one package
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         ("Core 0: 0* 1*\nCore 2: 4* 5*\n", "line 2: core 1 is missing"),
-        ("Core 0: 0* 1*\nCore 1: 1* 2*\n", "line 2: a CPU stands there twice"),
+        ("Core 0: 0* 1*\nCore 1: 1* 2*\n", "line 2: a CPU is listed twice"),
         ("Core 0: 0* 1*\nCore 1: 2*\n", "different numbers of thread slots"),
-        ("Core 0: 0* 1*\nCo", "line 2: no line of a core"),
-        ("Core 0: 0* 1*", "ends too soon"),
-        ("", "ends too soon"),
+        ("Core 0: 0* 1*\nCo", "line 2: it is not a line of a core"),
+        ("Core 0: 0* 1*", "is cut off"),
+        ("", "is cut off"),
     ],
 )
 def test_a_broken_ppc64_cpu_is_an_error_with_its_line(text: str, part: str) -> None:
@@ -212,9 +212,9 @@ def test_a_broken_ppc64_cpu_is_an_error_with_its_line(text: str, part: str) -> N
 
 def test_tools_that_contradict_each_other() -> None:
     cores = parse_ppc64_cpu("Core 0: 0* 1*\nCore 1: 2* 3*\n", "h")
-    with pytest.raises(UnreachableError, match="has CPUs 2-3 on line that numactl does not list"):
+    with pytest.raises(UnreachableError, match="CPUs online in ppc64_cpu alone: 2-3, in numactl alone: none"):
         machine_of({0: frozenset({0, 1})}, cores, "h")
-    with pytest.raises(UnreachableError, match="lists 4 that are not"):
+    with pytest.raises(UnreachableError, match="in ppc64_cpu alone: none, in numactl alone: 4"):
         machine_of({0: frozenset(range(5))}, cores, "h")
     with pytest.raises(UnreachableError, match="the core of CPUs 2-3 is in no package, or in several"):
         machine_of({0: frozenset({0, 1, 2}), 8: frozenset({3})}, cores, "h")
@@ -237,9 +237,9 @@ SMI: dict[str, Sequence[tuple[int | None, int, tuple[str, ...]]]] = {
 def test_captured_gpus(capture: Capture, name: str) -> None:
     rows = parse_topo((capture("nvidia-smi") / name).read_text(), "h")
     described = parse_machine(f"{{packages: 2, cores_per_package: 64, gpus: {len(rows)}}}", "test")
-    found = with_topology(described, rows, ())
+    completed = with_topology(described, rows, ())
     assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in SMI[name]]
-    assert [gpu.nics for gpu in found.gpus] == [nics for _, _, nics in SMI[name]]
+    assert [gpu.nics for gpu in completed.gpus] == [nics for _, _, nics in SMI[name]]
 
 
 def test_every_capture_of_nvidia_smi_is_tried(capture: Capture) -> None:
@@ -258,7 +258,7 @@ QUERY = (
 )
 
 
-def test_what_nvidia_smi_adds_to_a_machine() -> None:
+def test_nvidia_smi_completes_a_machine() -> None:
     listed = parse_query(QUERY, "h")
     assert listed[1].pci_address == "0000:ca:00.0"
     assert listed[1].name == "NVIDIA A100, 80GB"
@@ -271,9 +271,10 @@ def test_what_nvidia_smi_adds_to_a_machine() -> None:
     nothing = with_topology(TWO, parse_topo(TOPO.format("0-3", "N/A", "0-3", "N/A"), "h"), listed)
     assert [gpu.package for gpu in nothing.gpus] == [None, None]
     known = with_topology(by_node, parse_topo(TOPO.format("0-1", "0", "2-3", "8"), "h"), listed)
-    assert known.gpus == by_node.gpus  # what is known stays
+    assert known.gpus == by_node.gpus  # known values stay
     fewer = with_topology(by_node._replace(gpus=by_node.gpus[:1]), None, listed)
-    assert (len(fewer.gpus), fewer.notes) == (1, ("nvidia-smi shows 2 GPUs, 1 may be used",))
+    assert [str(note) for note in fewer.notes] == ["nvidia-smi lists 2 GPUs, 1 may be used"]
+    assert len(fewer.gpus) == 1
 
 
 @pytest.mark.parametrize(
@@ -281,10 +282,10 @@ def test_what_nvidia_smi_adds_to_a_machine() -> None:
     [
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "couldn't communicate"),
         ("No devices were found\n", "No devices were found"),
-        ("0, GPU-1\n", "line 1: no GPU's index, UUID, address and name"),
+        ("0, GPU-1\n", "line 1: it is not a GPU's index, UUID, address and name"),
     ],
 )
-def test_nvidia_smi_that_lists_nothing_says_why(text: str, part: str) -> None:
+def test_nvidia_smi_without_gpus_is_an_error_with_the_reason(text: str, part: str) -> None:
     with pytest.raises(UnreachableError, match="host h: nvidia-smi, line 1") as caught:
         parse_query(text, "h")
     assert part in str(caught.value)

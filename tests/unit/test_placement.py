@@ -6,7 +6,8 @@ from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mapping.placement import place, seat_ranks
+from ddlrun.mapping.local_ranks import place_local_ranks
+from ddlrun.mapping.placement import place
 from ddlrun.topology import RankOrder, Topology, parse_topology
 from tests.support.shapes import machine, placement
 
@@ -20,7 +21,8 @@ def described(text: str) -> Machine:
 def spread(text: str, ranks: int) -> list[list[tuple[int, int]]]:
     """Return (package, core inside it) of each rank's cores."""
     return [
-        [(core.package, core.index_in_package) for core in seat.cores] for seat in seat_ranks(described(text), ranks)
+        [(core.package, core.index_in_package) for core in binding.cores]
+        for binding in place_local_ranks(described(text), ranks)
     ]
 
 
@@ -29,17 +31,17 @@ def test_no_core_is_lost_or_shared_and_ranks_cross_packages_only_if_they_must(
     packages: list[int], data: st.DataObject
 ) -> None:
     ranks = data.draw(st.integers(1, sum(packages)))
-    seats = seat_ranks(described(f"packages: {packages}"), ranks)
-    cores = [core.logical_index for seat in seats for core in seat.cores]
-    assert len(seats) == ranks
-    assert all(seat.cores for seat in seats)
+    bindings = place_local_ranks(described(f"packages: {packages}"), ranks)
+    cores = [core.logical_index for binding in bindings for core in binding.cores]
+    assert len(bindings) == ranks
+    assert all(binding.cores for binding in bindings)
     assert len(set(cores)) == len(cores)
-    crossing = [seat for seat in seats if len({core.package for core in seat.cores}) > 1]
+    crossing = [binding for binding in bindings if len({core.package for core in binding.cores}) > 1]
     if ranks >= len(packages):
         assert not crossing
     if not crossing:
-        home = {seat.local_rank: seat.cores[0].package for seat in seats}
-        shares = [len(seat.cores) for seat in seats]
+        home = {binding.local_rank: binding.cores[0].package for binding in bindings}
+        shares = [len(binding.cores) for binding in bindings]
         for package in set(home.values()):
             inside = [share for rank, share in enumerate(shares) if home[rank] == package]
             assert sum(inside) == packages[package]
@@ -65,18 +67,18 @@ def test_shares(text: str, ranks: int, shares: list[int]) -> None:
     assert [len(cores) for cores in spread(text, ranks)] == shares
 
 
-def test_a_rank_sits_in_the_package_of_its_gpu() -> None:
+def test_a_rank_is_in_the_package_of_its_gpu() -> None:
     text = "{packages: 2, cores_per_package: 4, gpus: [1, 0, 1, 0]}"
     assert [cores[0][0] for cores in spread(text, 4)] == [1, 0, 1, 0]
     assert [cores[0] for cores in spread(text, 2)] == [(1, 0), (0, 0)]
 
 
-def test_inside_a_package_ranks_sit_on_the_numa_nodes_of_their_gpus_or_beside() -> None:
+def test_ranks_are_on_the_numa_nodes_of_their_gpus_or_beside_them() -> None:
     text = "{packages: 1, cores_per_package: 8, numa_per_package: 4, gpus: [3, 3, 1, 1], gpus_by: numa}"
     assert [cores[0][1] for cores in spread(text, 4)] == [6, 4, 2, 0]
 
 
-def test_gpus_whose_package_is_not_known_do_not_matter() -> None:
+def test_gpus_with_unknown_packages_do_not_matter() -> None:
     assert spread("{packages: 2, cores_per_package: 2, gpus: 4}", 4) == spread("{packages: 2, cores_per_package: 2}", 4)
 
 
@@ -87,8 +89,8 @@ def test_ranks_and_coordinates_of_the_powerai_example() -> None:
     assert (placed[0].host.name, placed[0].coords) == ("sys-89074", (0, 0, 0))
     assert (placed[3].host.name, placed[3].coords) == ("sys-89075", (0, 1, 0))
     assert (placed[22].host.name, placed[22].coords) == ("sys-89077", (3, 1, 1))
-    assert placed[22].seat.gpu is not None
-    assert placed[22].seat.gpu.number == 3
+    assert placed[22].binding.gpu is not None
+    assert placed[22].binding.gpu.number == 3
 
 
 def test_host_order_is_contiguous() -> None:
@@ -122,5 +124,5 @@ def test_hosts_with_different_machines() -> None:
     hosts = HostList((Host("a"), Host("b")), "test")
     machines = {"a": machine("minsky"), "b": machine("2x22")}
     placed = place(Topology((2, 2)), hosts, machines, RankOrder.HOST)
-    assert [rank.seat.threads for rank in placed.by_host()] == [5, 5, 22, 22]
+    assert [rank.binding.threads for rank in placed.by_host()] == [5, 5, 22, 22]
     assert [indexes for indexes, _, _ in placed.groups()] == [[0], [1]]

@@ -1,6 +1,7 @@
-"""What hosts say -> what is wrong and what mends it, on text alone."""
+"""Facts of hosts give findings with their remedies; no host is needed."""
 
 import json
+import string
 
 import pytest
 
@@ -15,12 +16,13 @@ from ddlrun.preflight.facts import (
     FileDigest,
     HostFacts,
     LeftoverProcess,
-    facts_script,
     parse_facts,
 )
-from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, PreflightFacts, PreflightFinding, judge
-from ddlrun.preflight.run import PreflightReport, lines
-from ddlrun.preflight.ssh import trouble
+from ddlrun.preflight.facts_script import facts_script
+from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
+from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
+from ddlrun.preflight.run import PreflightReport
+from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
 from ddlrun.preflight.table import render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
@@ -68,120 +70,124 @@ def facts(number: int = 1, **changes: object) -> HostFacts:
 
 
 def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes: object) -> list[PreflightFinding]:
-    """Judge three hosts of which h2 is changed; return what is not well."""
+    """Judge three hosts of which h2 is changed; return the findings of checks that do not pass."""
     hosts = {"h1": facts(1), "h2": facts(2, **changes), "h3": facts(3)}
-    seen = PreflightFacts(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
-    return [one for one in judge(seen) if one.level != OK]
+    facts_of_all = PreflightFacts(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    return [finding for finding in judge(facts_of_all) if finding.level is not Level.OK]
 
 
 def test_every_line_is_read() -> None:
-    found = parse_facts(TEXT, "h1")
-    assert found.noise == ("Welcome!",)
-    assert (found.clock, found.hostname) == (1700000000.25, "h1")
-    assert found.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
-    assert (found.mpirun, found.daemon, found.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
-    assert found.packages == {"mpi4py": "4.1.0 /site packages"}
-    assert (found.folder, found.program, found.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
-    assert (found.shm, found.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
-    assert (found.memlock, found.files) == ("unlimited", "1048576")
-    assert found.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
-    assert found.addresses == (Address("eth0", "10.0.0.1", 16, speed=10000),)
-    assert found.machine
-    assert len(found.machine.cores) == 2
+    parsed = parse_facts(TEXT, "h1")
+    assert parsed.noise == ("Welcome!",)
+    assert (parsed.clock, parsed.hostname) == (1700000000.25, "h1")
+    assert parsed.names == {"h1": ("10.0.0.1",), "h2": ("10.0.0.2", "fd00::2"), "h9": ()}
+    assert (parsed.mpirun, parsed.daemon, parsed.python) == ("mpirun (Open MPI) 4.1.4", True, "3.11.2")
+    assert parsed.packages == {"mpi4py": "4.1.0 /site packages"}
+    assert (parsed.folder, parsed.program, parsed.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
+    assert (parsed.shm, parsed.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
+    assert (parsed.memlock, parsed.files) == ("unlimited", "1048576")
+    assert parsed.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
+    assert parsed.addresses == (Address("eth0", "10.0.0.1", 16, speed=10000),)
+    assert parsed.machine
+    assert len(parsed.machine.cores) == 2
 
 
-def test_hosts_that_say_the_same_share_a_machine() -> None:
+def test_equal_hosts_share_a_machine() -> None:
     alike: dict[str, Machine] = {}
     first, second = (parse_facts(TEXT, name, alike).machine for name in ("h1", "h2"))
     assert first is second
 
 
 @pytest.mark.parametrize("text", ["", "hello", TEXT[:-30], TEXT.replace(START, "")])
-def test_an_answer_without_its_end_is_no_answer(text: str) -> None:
+def test_an_output_without_its_end_is_an_error(text: str) -> None:
     with pytest.raises(UnreachableError, match="host h1: its answer stops"):
         parse_facts(text, "h1")
 
 
 @pytest.mark.parametrize("line", ["@left x", "@room shm", "@content a b", "@clock soon", "@name", "@package", "@limit"])
-def test_odd_lines_do_no_harm(line: str) -> None:
+def test_malformed_lines_are_ignored(line: str) -> None:
     assert parse_facts(f"{START}\n{line}\n{END}", "h1").hostname == ""
 
 
-def test_no_word_of_the_users_reaches_the_shell_unquoted() -> None:
+def test_no_value_reaches_the_shell_unquoted() -> None:
     word = "$(touch x); 'a' \"b\"\n`c`"
     script = facts_script(FactsRequest(word, word, word, (), word, word, word), "orted")
     quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
     assert script.count(quoted) == script.count("touch x") == 6
 
 
-def test_hosts_that_agree_are_well() -> None:
+def test_equal_hosts_pass_all_checks() -> None:
     assert bad() == []
 
 
-def test_a_clock_is_judged_within_the_round_trip() -> None:
+def test_a_clock_may_differ_by_the_round_trip() -> None:
     assert bad(clock=1700000001.4) == bad(clock=1699999999.1) == bad(clock=None) == []
-    assert [one.what for one in bad(clock=1700000005.5)] == ["its clock is 5 s ahead"]
-    assert [one.what for one in bad(clock=1699996400.0)] == ["its clock is 3600 s behind"]
+    assert [finding.message for finding in bad(clock=1700000005.5)] == ["its clock is 5 s ahead"]
+    assert [finding.message for finding in bad(clock=1699996400.0)] == ["its clock is 3600 s behind"]
     assert "timedatectl" in bad(clock=0.0)[0].remedy
 
 
 def test_versions_are_compared() -> None:
-    assert [one.what for one in bad(packages={"mpi4py": "3.1.4 /x"})] == ["mpi4py 3.1.4, h[1,3] have 4.1.0"]
-    found = bad(packages={})
-    assert [(one.host, one.level, one.what) for one in found] == [
-        ("h2", FAILURE, "mpi4py is missing, h[1,3] have 4.1.0")
+    assert [finding.message for finding in bad(packages={"mpi4py": "3.1.4 /x"})] == ["mpi4py 3.1.4, h[1,3] have 4.1.0"]
+    findings = bad(packages={})
+    assert [(finding.host, finding.level, finding.message) for finding in findings] == [
+        ("h2", Level.FAILURE, "mpi4py is missing, h[1,3] have 4.1.0")
     ]
-    assert found[0].remedy == "/opt/py/bin/python -m pip install mpi4py==4.1.0"
+    assert findings[0].remedy == "/opt/py/bin/python -m pip install mpi4py==4.1.0"
     assert bad(python="3.11.9") == []
-    assert bad(python="3.10.1")[0].what == "Python 3.10.1 at /opt/py/bin/python, here it is 3.11.2"
-    assert bad(driver="470.1")[0].what.startswith("NVIDIA driver 470.1, h")
-    assert bad(driver=None)[0].what.startswith("NVIDIA driver is missing")
+    assert bad(python="3.10.1")[0].message == "Python 3.10.1 at /opt/py/bin/python, here it is 3.11.2"
+    assert bad(driver="470.1")[0].message.startswith("NVIDIA driver 470.1, h")
+    assert bad(driver=None)[0].message.startswith("NVIDIA driver is missing")
 
 
-def test_a_script_is_compared_with_this_machines() -> None:
+def test_a_script_is_compared_with_the_one_on_this_machine() -> None:
     wanted = WANTED._replace(program="train.py")
     here = facts(program=FileDigest(9, 1))
     hosts = {name: facts(number, program=FileDigest(9, 1)) for number, name in enumerate(("h1", "h2"), 1)}
-    seen = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
-    assert {one.level for one in judge(seen)} == {OK}
-    lost = seen._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
-    assert [one.what for one in judge(lost) if one.level != OK] == ["train.py is not there"]
-    program = seen._replace(here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
-    assert [one.host for one in judge(program) if one.level != OK] == ["h2"]
+    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    assert {finding.level for finding in judge(facts_of_all)} == {Level.OK}
+    lost = facts_of_all._replace(hosts={**hosts, "h2": hosts["h2"]._replace(program=None)})
+    assert [finding.code for finding in judge(lost) if finding.level is not Level.OK] == [FindingCode.NO_PROGRAM]
+    program = facts_of_all._replace(here=facts(program="/bin/x"), hosts={"h1": facts(program="/bin/x"), "h2": facts(2)})
+    assert [finding.host for finding in judge(program) if finding.level is not Level.OK] == ["h2"]
 
 
-def test_memory_may_be_locked_where_rdma_wants_it() -> None:
+def test_memory_can_be_locked_for_rdma() -> None:
     assert bad(memlock="64") == []
     machine = facts().machine
     assert machine
     rdma = machine._replace(nics=(NIC("ib0", rdma="mlx5_0"),))
-    found = [one for one in bad(memlock="64", machine=rdma) if one.check == "limits"]
-    assert found[0].what == "only 64 KiB may be locked (ulimit -l), and mlx5_0 is RDMA"
-    assert "LimitMEMLOCK=infinity" in found[0].remedy
-    assert bad(files="256")[0].what == "only 256 files may be open (ulimit -n)"
+    findings = [finding for finding in bad(memlock="64", machine=rdma) if finding.check == "limits"]
+    assert findings[0].message == "only 64 KiB may be locked (ulimit -l), and mlx5_0 is RDMA"
+    assert "LimitMEMLOCK=infinity" in findings[0].remedy
+    assert bad(files="256")[0].message == "only 256 files may be open (ulimit -n)"
 
 
 def test_other_cores_are_a_warning() -> None:
     machine = facts().machine
     assert machine
-    (found,) = bad(machine=machine._replace(cores=machine.cores[:1]))
-    assert (found.level, found.check) == (WARNING, "machine")
-    assert found.what.startswith("packages of 1 cores instead of packages of 2 cores")
+    (finding,) = bad(machine=machine._replace(cores=machine.cores[:1]))
+    assert (finding.level, finding.check) == (Level.WARNING, "machine")
+    assert finding.message.startswith("packages of 1 cores instead of packages of 2 cores")
 
 
-def test_room_for_logs_is_this_machines() -> None:
-    (found,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
-    assert (found.host, found.what) == ("h1", "this machine has 10 KiB free for the run folder /logs")
+def test_space_for_logs_is_checked_on_this_machine() -> None:
+    (finding,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
+    assert (finding.host, finding.message) == ("h1", "this machine has 10 KiB free for the run folder /logs")
 
 
-def test_names_that_lead_to_somebody_else() -> None:
-    assert bad(names={"h1": ("10.0.0.3",), "h2": ("10.0.0.2",), "h3": ("10.0.0.3",)})[0].what == (
+def test_names_that_resolve_to_another_host() -> None:
+    assert bad(names={"h1": ("10.0.0.3",), "h2": ("10.0.0.2",), "h3": ("10.0.0.3",)})[0].message == (
         "resolves h1 to 10.0.0.3, which is h3"
     )
-    assert bad(names={"h1": ("127.0.0.1",), "h2": ("10.0.0.2",)})[0].what == "resolves h1 to 127.0.0.1, which is itself"
-    assert "which is none of its addresses (10.0.0.1)" in bad(names={"h1": ("192.0.2.1",), "h2": ("10.0.0.2",)})[0].what
-    assert bad(names={"h2": ("10.0.0.3",)})[0].what == "resolves its own name to 10.0.0.3, which is not its own"
-    # an address that this machine too finds for the name, as behind NAT, is no mistake of that host's
+    assert (
+        bad(names={"h1": ("127.0.0.1",), "h2": ("10.0.0.2",)})[0].message == "resolves h1 to 127.0.0.1, which is itself"
+    )
+    assert (
+        "which is none of its addresses (10.0.0.1)" in bad(names={"h1": ("192.0.2.1",), "h2": ("10.0.0.2",)})[0].message
+    )
+    assert bad(names={"h2": ("10.0.0.3",)})[0].message == "resolves its own name to 10.0.0.3, which is not its own"
+    # an address to which this machine resolves the name, too, as behind NAT, is correct
     here = facts(1, names={"h3": ("192.0.2.3",)})
     assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []
 
@@ -196,51 +202,55 @@ Host key verification failed.
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "remedy"),
+    ("answer", "problem", "remedy"),
     [
-        (FinishedProcess(255, "", CHANGED), "host key changed", "ssh-keygen -R '[h1]:2222'"),
-        (FinishedProcess(255, "", "Host key verification failed."), "host key unknown", "by hand"),
+        (FinishedProcess(255, "", CHANGED), SshProblem.HOST_KEY_CHANGED, "ssh-keygen -R '[h1]:2222'"),
+        (FinishedProcess(255, "", "Host key verification failed."), SshProblem.HOST_KEY_UNKNOWN, "by hand"),
         (
             FinishedProcess(255, "", "ssh: Could not resolve hostname h1: Name or service not known"),
-            "name",
+            SshProblem.UNKNOWN_NAME,
             "getent hosts h1",
         ),
         (
             FinishedProcess(255, "", "me@h1: Permission denied (publickey)."),
-            "key not accepted",
+            SshProblem.KEY_REJECTED,
             "ssh-copy-id -p 2222 h1",
         ),
         (
             FinishedProcess(255, "", "ssh: connect to host h1 port 2222: Connection refused"),
-            "refused",
+            SshProblem.REFUSED,
             "ssh -p 2222 h1 true",
         ),
-        (FinishedProcess(255, "", "ssh: connect to host h1 port 2222: No route to host"), "no route", "is it up"),
+        (
+            FinishedProcess(255, "", "ssh: connect to host h1 port 2222: No route to host"),
+            SshProblem.NO_ROUTE,
+            "is it up",
+        ),
         (
             FinishedProcess(255, "", "ssh: connect to host h1 port 2222: Connection timed out"),
-            "timed out",
+            SshProblem.TIMED_OUT,
             "drop port 2222",
         ),
-        (FinishedProcess(None, "", ""), "timed out", "drop port 2222"),
+        (FinishedProcess(None, "", ""), SshProblem.NO_ANSWER, "drop port 2222"),
         (
             FinishedProcess(255, "", "kex_exchange_identification: Connection closed by remote host"),
-            "closed",
+            SshProblem.CLOSED,
             "MaxStartups",
         ),
-        (FinishedProcess(127, "", "bash: line 1: exec: sh: not found"), "command not found", "echo $PATH"),
-        (FinishedProcess(0, "hello\n", ""), "shell", "start files"),
+        (FinishedProcess(127, "", "bash: line 1: exec: sh: not found"), SshProblem.NO_SHELL, "echo $PATH"),
+        (FinishedProcess(0, "hello\n", ""), SshProblem.SHELL_ENDED, "start files"),
         (
             FinishedProcess(255, "", "Bad owner or permissions on /root/.ssh/config"),
-            "other",
+            SshProblem.OTHER,
             "try: ssh -p 2222 h1 true",
         ),
     ],
 )
-def test_troubles_of_ssh_are_told_apart(answer: FinishedProcess, kind: str, remedy: str) -> None:
-    found = trouble("h1", answer, ("ssh", "-p", "2222"), 30)
-    assert found.kind == kind
-    assert remedy in found.remedy
-    assert "\n" not in found.what + found.remedy
+def test_problems_of_ssh_are_distinguished(answer: FinishedProcess, problem: SshProblem, remedy: str) -> None:
+    failure = diagnose("h1", answer, ("ssh", "-p", "2222"), 30)
+    assert failure.problem is problem
+    assert remedy in failure.remedy
+    assert "\n" not in failure.message + failure.remedy
 
 
 def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
@@ -250,34 +260,44 @@ def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
     assert {("h0", "h50"), ("h50", "h0"), ("h50", "h51"), ("h51", "h50"), ("h99", "h0")} <= many
 
 
-def test_what_reached_whom() -> None:
+def test_failed_connections_name_their_direction() -> None:
     network = Network(("10.0.0.0/16",), {}, {}, "")
 
-    def said(**reached: str) -> str:
+    def reply(**reached: str | None) -> str:
         return f"@tcp {json.dumps({'listening': True, 'reached': reached, 'unseen': []})}\n"
 
     hosts = ["h1", "h2", "h3"]
-    answers = {"h1": said(h2="", h3=""), "h2": said(h1="", h3=""), "h3": said(h1="", h2="Connection refused")}
-    (found,) = [one for one in judge_tcp(hosts, answers, network) if one.level != OK]
-    assert found.what == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
+    answers = {
+        "h1": reply(h2=None, h3=None),
+        "h2": reply(h1=None, h3=None),
+        "h3": reply(h1=None, h2="Connection refused"),
+    }
+    (finding,) = [finding for finding in judge_tcp(hosts, answers, network) if finding.level is not Level.OK]
+    assert finding.message == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
     answers["h1"] = "@tcp null"
-    assert [one.level for one in judge_tcp(hosts, answers, network)] == [WARNING, OK, FAILURE]
+    assert [finding.level for finding in judge_tcp(hosts, answers, network)] == [Level.WARNING, Level.OK, Level.FAILURE]
     scripts = peer_scripts(hosts, network, "/a 'b'/python", 3)
     assert "python='/a '\"'\"'b'\"'\"'/python'" in scripts["h1"]
 
 
-def test_a_report_folds_what_is_alike_and_knows_its_exit_code() -> None:
-    well = [PreflightFinding(f"h{n}", "ssh", OK, "ok") for n in (1, 2, 3)]
-    wrong = [PreflightFinding(f"h{n}", "files", FAILURE, "a is not there", f"scp a h{n}:") for n in (2, 3)]
+def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
+    well = [PreflightFinding(f"h{n}", "ssh", FindingCode.PASSED) for n in (1, 2, 3)]
+    values = {"message": "a", "remedy": "b"}
+    wrong = [PreflightFinding(f"h{n}", "files", FindingCode.UNREACHABLE, values) for n in (2, 3)]
     report = PreflightReport((*well, *wrong), {}, None, ("h1", None))
     assert report.exit_code == 5
     assert render_report(report, everything=False) == (
-        "files  h[2-3]  FAILURE  a is not there\n                        mend: scp a h2:\nh[1-3]: 2 failures\n"
+        "files  h[2-3]  FAILURE  a\n                        remedy: b\nh[1-3]: 2 failures\n"
     )
-    assert lines(wrong) == ["hosts h[2-3]: a is not there; scp a h2:"]
+    assert render_lines(wrong) == ["hosts h[2-3]: a; b"]
     with pytest.raises(PreflightError):
         report.raise_failures()
-    lost = report._replace(findings=(*report.findings, PreflightFinding("h4", "ssh", FAILURE, "refused")))
+    lost = report._replace(
+        findings=(
+            *report.findings,
+            PreflightFinding("h4", "ssh", FindingCode.UNREACHABLE, {"message": "refused", "remedy": "c"}),
+        )
+    )
     assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
     with pytest.raises(UnreachableError, match="host h4: refused"):
         lost.raise_failures()
@@ -292,3 +312,28 @@ def test_only_known_checks() -> None:
     assert parse_checks("tcp, mpi") == {"tcp", "mpi"}
     with pytest.raises(InputError, match="unknown check 'x'; the checks are ssh, shell"):
         parse_checks("tcp,x")
+
+
+def test_every_code_renders() -> None:
+    for code in FindingCode:
+        fields = string.Formatter().parse(code.value.message + code.value.remedy)
+        values = {field: 1.0 for _, field, _, _ in fields if field is not None and field != "host"}
+        finding = PreflightFinding("h1", "mpi", code, values)
+        assert finding.message
+        assert "{" not in finding.message + finding.remedy
+
+
+def test_every_problem_of_ssh_renders() -> None:
+    for problem in SshProblem:
+        fields = string.Formatter().parse(problem.value.message + problem.value.remedy)
+        failure = SshFailure(problem, {field: 1.0 for _, field, _, _ in fields if field is not None})
+        assert failure.message
+        assert failure.remedy
+
+
+def test_findings_that_differ_only_in_their_host_share_a_line() -> None:
+    findings = [
+        PreflightFinding(host, "names", FindingCode.OWN_NAME_UNKNOWN, {"name": name})
+        for host, name in (("h1", "h1"), ("h2", "h2"), ("h3", "x"))
+    ]
+    assert [[finding.host for finding in group] for group in group_findings(findings)] == [["h1", "h2"], ["h3"]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.rack_layout import arrange
+from ddlrun.mapping.rack_layout import RackNoteCode, arrange
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.schedulers import Allocation, SchedulerContext, detect_schedulers, read_allocation, read_job_end
 from ddlrun.schedulers.lsf import parse_compute_units, parse_mcpu
@@ -417,22 +417,23 @@ def racked(*sizes: int) -> HostList:
 )
 def test_racks_make_y_and_z(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
     layout = arrange(TopologyRequest(), racked(*sizes))
-    assert (layout.wish.nodes, layout.wish.racks) == shape
+    assert (layout.request.nodes, layout.request.racks) == shape
     assert len(layout.hosts) == sum(sizes)
-    assert bool(layout.said) == (len(set(sizes)) > 1)
+    assert bool(layout.notes) == (len(set(sizes)) > 1)
     groups = [layout.hosts.hosts[at : at + shape[0]] for at in range(0, sum(sizes), shape[0])]
     if shape[1] > 1:
         assert all(len({host.rack for host in group}) == 1 for group in groups)
 
 
 def test_note_on_unequal_racks() -> None:
-    note = arrange(TopologyRequest(), racked(3, 3, 2)).said[-1]
+    note = str(arrange(TopologyRequest(), racked(3, 3, 2)).notes[-1])
     assert (
-        "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are taken as one rack" in note
+        "racks r0 (3 hosts), r1 (3 hosts), r2 (2 hosts) have no common size: all 8 hosts are used as one rack" in note
     )
     assert "--topology Xx3x2 would keep to racks and leave out r2h[0-1]" in note
-    assert "--topology Xx3x4 would keep to racks" in arrange(TopologyRequest(), racked(3, 7, 4)).said[-1]
-    assert "taken as 4 groups of 2 hosts, none across racks" in arrange(TopologyRequest(), racked(4, 2, 2)).said[-1]
+    assert "--topology Xx3x4 would keep to racks" in str(arrange(TopologyRequest(), racked(3, 7, 4)).notes[-1])
+    divided = arrange(TopologyRequest(), racked(4, 2, 2)).notes[-1]
+    assert "used as 4 groups of 2 hosts, none across racks" in str(divided)
 
 
 def test_hosts_come_in_the_order_of_their_racks() -> None:
@@ -441,10 +442,10 @@ def test_hosts_come_in_the_order_of_their_racks() -> None:
     )
     layout = arrange(TopologyRequest(), mixed)
     assert layout.hosts.names == ("a", "c", "b", "d")
-    assert "in the order of their racks" in layout.said[0]
+    assert [note.code for note in layout.notes] == [RackNoteCode.REORDERED]
     half = HostList((Host("a", None, "r"), Host("b")), "test")
-    assert arrange(TopologyRequest(), half).wish == TopologyRequest()
-    assert "nothing says the rack of b" in arrange(TopologyRequest(), half).said[0]
+    assert arrange(TopologyRequest(), half).request == TopologyRequest()
+    assert str(arrange(TopologyRequest(), half).notes[0]) == "racks are ignored, as the racks of b are unknown"
 
 
 def test_a_topology_takes_whole_groups() -> None:
@@ -452,12 +453,12 @@ def test_a_topology_takes_whole_groups() -> None:
     layout = arrange(request, racked(3, 3, 2))
     assert layout.hosts.names == ("r0h0", "r0h1", "r1h0", "r1h1")
     assert [host.name for host in layout.left_out] == ["r0h2", "r1h2", "r2h0", "r2h1"]
-    assert "left out, as --topology 4x2x2 needs 4 hosts" in layout.said[-1]
+    assert "left out, as --topology 4x2x2 needs 4 hosts" in str(layout.notes[-1])
     crossing = arrange(TopologyRequest(topology=parse_topology("4x4x2")), racked(3, 3, 2))
     assert len(crossing.hosts) == 8
-    assert "2 of 2 groups of 4 hosts cross racks" in crossing.said[-1]
+    assert str(crossing.notes[-1]) == "groups of 4 hosts that cross racks: 2 of 2"
     sized = arrange(TopologyRequest(nodes=4), racked(2, 2))
-    assert sized.said == ("1 of 1 group of 4 hosts cross racks",)
+    assert [str(note) for note in sized.notes] == ["groups of 4 hosts that cross racks: 1 of 1"]
     plain = HostList(tuple(map(Host, "abc")), "test")
     assert arrange(TopologyRequest(topology=parse_topology("4x2")), plain).hosts.names == ("a", "b", "c")
     assert arrange(TopologyRequest(topology=parse_topology("4x2")), plain, choose=True).hosts.names == ("a", "b")

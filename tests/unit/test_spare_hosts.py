@@ -1,4 +1,4 @@
-"""Which hosts take part when some cannot."""
+"""Failed hosts are replaced, or the topology shrinks."""
 
 import pytest
 from hypothesis import given
@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.mapping.spare_hosts import HostAssignment, refill
+from ddlrun.mapping.spare_hosts import HostAssignment, replace_hosts
 from ddlrun.topology import Topology
 
 
-def crew(per_rack: int, racks: int, spares: int = 0) -> HostAssignment:
+def assignment(per_rack: int, racks: int, spares: int = 0) -> HostAssignment:
     names = [f"r{rack}n{place}" for rack in range(racks) for place in range(per_rack)]
-    standing_by = tuple(Host(f"s{number}") for number in range(spares))
-    return HostAssignment(HostList(tuple(Host(name, 4) for name in names), "test"), standing_by, racks)
+    spare_hosts = tuple(Host(f"s{number}") for number in range(spares))
+    return HostAssignment(HostList(tuple(Host(name, 4) for name in names), "test"), spare_hosts, racks)
 
 
 def test_a_spare_takes_the_place_and_the_slots() -> None:
-    found = refill(crew(2, 2, 2), {"r0n1": "gone", "s0": "gone too"}, None)
-    assert found.hosts.names == ("r0n0", "s1", "r1n0", "r1n1")
-    assert [host.slots for host in found.hosts] == [4] * 4
-    assert (found.spares, found.said) == ((), ("s1 takes the place of r0n1: gone",))
+    after = replace_hosts(assignment(2, 2, 2), {"r0n1": "gone", "s0": "gone too"}, None)
+    assert after.hosts.names == ("r0n0", "s1", "r1n0", "r1n1")
+    assert [host.slots for host in after.hosts] == [4] * 4
+    assert (after.spares, after.notes) == ((), ("s1 takes the place of r0n1: gone",))
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,27 @@ def test_a_spare_takes_the_place_and_the_slots() -> None:
 )
 def test_without_spares_it_shrinks(bad: list[str], least: str, shape: tuple[int, int], hosts: list[str]) -> None:
     topology = Topology(tuple(map(int, least.split("x"))))
-    found = refill(crew(2, 2), dict.fromkeys(bad, "gone"), topology)
-    assert ((found.per_rack, found.racks), list(found.hosts.names)) == (shape, hosts)
+    after = replace_hosts(assignment(2, 2), dict.fromkeys(bad, "gone"), topology)
+    assert ((after.per_rack, after.racks), list(after.hosts.names)) == (shape, hosts)
 
 
-def test_what_cannot_be_done() -> None:
+def test_too_few_hosts_are_an_error() -> None:
     with pytest.raises(InputError, match="nothing takes the place of r0n0; name --spare-hosts, or allow fewer"):
-        refill(crew(2, 1), {"r0n0": "gone"}, None)
+        replace_hosts(assignment(2, 1), {"r0n0": "gone"}, None)
     with pytest.raises(InputError, match="fewer hosts than --min-topology 1x2x1 needs"):
-        refill(crew(2, 1), {"r0n0": "gone"}, Topology((1, 2)))
+        replace_hosts(assignment(2, 1), {"r0n0": "gone"}, Topology((1, 2)))
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.sets(st.integers(0, 15)))
-def test_racks_stay_equal_and_nobody_is_lost(per_rack: int, racks: int, spares: int, gone: set[int]) -> None:
-    before = crew(per_rack, racks, spares)
+def test_racks_stay_equal_and_hosts_are_used_or_spare(per_rack: int, racks: int, spares: int, gone: set[int]) -> None:
+    before = assignment(per_rack, racks, spares)
     bad = {name: "gone" for number, name in enumerate(before.hosts.names) if number in gone}
     if len(bad) == len(before.hosts) and not spares:
         return
-    after = refill(before, bad, Topology((1, 1)))
+    after = replace_hosts(before, bad, Topology((1, 1)))
     assert len(after.hosts) == after.per_rack * after.racks
     assert not {*after.hosts.names} & {*bad}
-    everybody = {*before.hosts.names, *(host.name for host in before.spares)} - {*bad}
-    assert {*after.hosts.names, *(host.name for host in after.spares)} <= everybody
+    present = {*before.hosts.names, *(host.name for host in before.spares)} - {*bad}
+    assert {*after.hosts.names, *(host.name for host in after.spares)} <= present
     if len(bad) <= spares:
         assert len(after.hosts) == len(before.hosts)

@@ -293,7 +293,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--topology", "4", "train.py"], "--topology: the topology is submit's first argument"),
         (["4", "--spare-hosts", "a", "train.py"], "--spare-hosts: the job gets only the hosts"),
         (["4", "--config-file", "c.yaml", "train.py"], "config file: hosts: the hosts come from the scheduler"),
-        (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np asks for 4"),
+        (["4x2", "-np", "4", "train.py"], "means 8 ranks, but -np 4 means 4"),
         (["4x2", "--nodes", "3", "train.py"], "--nodes 3 means Y = 3"),
         (["4", "--env", "=x", "train.py"], "write NAME=VALUE"),
         (["4", "--grace", "-1", "train.py"], "'-1'"),

@@ -6,7 +6,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
-from ddlrun.mapping.topology_request import TopologyRequest, check_wish, choose_topology
+from ddlrun.mapping.topology_request import TopologyRequest, check_request, choose_topology
 from ddlrun.topology import parse_topology
 from tests.support.shapes import machine
 
@@ -14,18 +14,18 @@ GPUS = parse_machine("{packages: 2, cores_per_package: 10, gpus: 4}", "gpus")
 NUMA = parse_machine("{packages: 2, cores_per_package: 8, numa_per_package: 4}", "numa")
 
 
-def chosen(wish: TopologyRequest, hosts: str, described: Machine) -> tuple[str, str]:
+def chosen(choice: TopologyRequest, hosts: str, described: Machine) -> tuple[str, str]:
     listed = parse_hosts(hosts, "-H")
-    topology, reason = choose_topology(wish, listed, dict.fromkeys(listed.names, described))
-    return str(topology), reason
+    topology, reason = choose_topology(choice, listed, dict.fromkeys(listed.names, described))
+    return str(topology), reason.accelerators
 
 
 @pytest.mark.parametrize(
-    ("wish", "hosts", "described", "topology", "reason"),
+    ("choice", "hosts", "described", "topology", "reason"),
     [
-        (TopologyRequest(), "a", GPUS, "4x1x1", "one rank a GPU"),
-        (TopologyRequest(), "a", machine("4x6"), "4x1x1", "one rank a package"),
-        (TopologyRequest(), "a,b", GPUS, "4x2x1", "one rank a GPU"),
+        (TopologyRequest(), "a", GPUS, "4x1x1", "one rank per GPU"),
+        (TopologyRequest(), "a", machine("4x6"), "4x1x1", "one rank per package"),
+        (TopologyRequest(), "a,b", GPUS, "4x2x1", "one rank per GPU"),
         (TopologyRequest(), "a:2,b:2", GPUS, "2x2x1", "the slots of -H"),
         (TopologyRequest(processes=4), "a:2,b:2", GPUS, "2x2x1", "-np 4 over 2 hosts"),
         (TopologyRequest(processes=2), "a:4", GPUS, "2x1x1", "-np 2 over 1 host"),
@@ -48,20 +48,20 @@ def chosen(wish: TopologyRequest, hosts: str, described: Machine) -> tuple[str, 
         ),
     ],
 )
-def test_chosen(wish: TopologyRequest, hosts: str, described: Machine, topology: str, reason: str) -> None:
-    found, why = chosen(wish, hosts, described)
-    assert found == topology
-    assert why.startswith(reason)
+def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topology: str, reason: str) -> None:
+    result, reason_text = chosen(choice, hosts, described)
+    assert result == topology
+    assert reason_text.startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("wish", "hosts", "both"),
+    ("choice", "hosts", "both"),
     [
         (TopologyRequest(topology=parse_topology("4x2")), "a,b,c", ["4x2x1 needs 2 hosts", "3 are there (-H: a,b,c)"]),
         (
             TopologyRequest(topology=parse_topology("4x2"), processes=6),
             "a,b",
-            ["4x2x1 means 8 ranks", "-np asks for 6"],
+            ["4x2x1 means 8 ranks", "-np 6 means 6"],
         ),
         (
             TopologyRequest(topology=parse_topology("4x2"), accelerators=2),
@@ -74,8 +74,8 @@ def test_chosen(wish: TopologyRequest, hosts: str, described: Machine, topology:
             "a,b",
             ["--accelerators 2 means X = 2", "-np 8 over 2 hosts means X = 4"],
         ),
-        (TopologyRequest(processes=3), "a,b", ["-np 3", "2 hosts (a,b)", "take 2 or 4"]),
-        (TopologyRequest(processes=1), "a,b", ["-np 1", "2 hosts (a,b)", "take 2,"]),
+        (TopologyRequest(processes=3), "a,b", ["-np 3", "2 hosts (a,b)", "use 2 or 4"]),
+        (TopologyRequest(processes=1), "a,b", ["-np 1", "2 hosts (a,b)", "use 2,"]),
         (TopologyRequest(), "a:2,b:4", ["a:2, b:4", "--accelerators N"]),
         (TopologyRequest(), "a:2,b", ["a:2, b:?"]),
         (TopologyRequest(accelerators=1, racks=2), "a,b,c", ["--racks 2", "3 are there (a,b,c)"]),
@@ -83,17 +83,17 @@ def test_chosen(wish: TopologyRequest, hosts: str, described: Machine, topology:
         (TopologyRequest(topology=parse_topology("4")), "a:2", ["4x1x1 puts 4 ranks", "a offers 2 slots"]),
     ],
 )
-def test_a_contradiction_shows_both_sides_before_any_host_is_asked(
-    wish: TopologyRequest, hosts: str, both: list[str]
+def test_a_contradiction_shows_both_sides_before_any_host_is_probed(
+    choice: TopologyRequest, hosts: str, both: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
-        check_wish(wish, parse_hosts(hosts, "-H"))
+        check_request(choice, parse_hosts(hosts, "-H"))
     for part in both:
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("wish", "both"),
+    ("choice", "both"),
     [
         (
             TopologyRequest(topology=parse_topology("2"), accelerators="gpu"),
@@ -105,9 +105,9 @@ def test_a_contradiction_shows_both_sides_before_any_host_is_asked(
         ),
     ],
 )
-def test_a_contradiction_with_the_machine(wish: TopologyRequest, both: list[str]) -> None:
+def test_a_contradiction_with_the_machine(choice: TopologyRequest, both: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        chosen(wish, "a", GPUS)
+        chosen(choice, "a", GPUS)
     for part in both:
         assert part in str(caught.value)
 
@@ -117,11 +117,11 @@ def test_hosts_that_differ_are_shown() -> None:
         choose_topology(TopologyRequest(accelerators="gpu"), parse_hosts("a,b"), {"a": GPUS, "b": NUMA})
 
 
-def test_no_gpu_is_an_error_that_says_what_was_looked_at() -> None:
-    with pytest.raises(InputError, match="no gpu found on a"):
+def test_no_gpu_is_an_error_that_names_the_host() -> None:
+    with pytest.raises(InputError, match="a has no gpu"):
         chosen(TopologyRequest(accelerators="gpu"), "a", NUMA)
 
 
-def test_hosts_of_which_one_has_no_gpu_get_one_rank_a_package() -> None:
+def test_hosts_of_which_one_has_no_gpu_get_one_rank_per_package() -> None:
     topology, _ = choose_topology(TopologyRequest(), parse_hosts("a,b"), {"a": GPUS, "b": NUMA})
     assert str(topology) == "2x2x1"

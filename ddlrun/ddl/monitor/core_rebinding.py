@@ -163,5 +163,5 @@ def _masks(comm: Intracomm) -> dict[int, frozenset[int]]:
 
 
 def _say(here: str, said: str) -> None:
-    sys.stderr.write(f"ddlrun.ddl: {here} {said}\n")
+    sys.stderr.write(f"ddlrun.ddl.monitor: {here} {said}\n")
     sys.stderr.flush()

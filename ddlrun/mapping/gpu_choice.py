@@ -1,0 +1,53 @@
+"""Choice of the GPU of each local rank."""
+
+from collections.abc import Sequence
+
+from ddlrun.errors import PlacementError
+from ddlrun.machine import GPU, Machine
+from ddlrun.mapping.policy import PlacementPolicy
+
+
+def choose_gpus(machine: Machine, ranks: int, policy: PlacementPolicy) -> list[GPU | None]:
+    """Return each rank's GPU.
+
+    With fewer GPUs than ranks, no rank has one, or, if the policy lets ranks share GPUs, each GPU in turn.
+    Raises PlacementError if --gpu-order has unknown numbers.
+    """
+    gpus = _ordered(machine, policy)
+    if ranks > len(gpus):
+        if not gpus or not policy.share_gpus:
+            return [None] * ranks
+        return [gpus[rank % len(gpus)] for rank in range(ranks)]
+    if policy.packing and all(gpu.package is not None for gpu in gpus):
+        chosen = set(_spread(gpus, ranks) if policy.packing == "spread" else _pack(gpus, ranks))
+        return [gpu for gpu in gpus if gpu in chosen]
+    return [*gpus[:ranks]]
+
+
+def _ordered(machine: Machine, policy: PlacementPolicy) -> list[GPU]:
+    if policy.gpu_order is None:
+        return list(machine.gpus)
+    by_number = {gpu.number: gpu for gpu in machine.gpus}
+    missing = [str(number) for number in policy.gpu_order if number not in by_number]
+    if missing:
+        raise PlacementError(f"has no GPU {','.join(missing)}; --gpu-order takes {', '.join(map(str, by_number))}")
+    return [by_number[number] for number in policy.gpu_order]
+
+
+def _spread(gpus: Sequence[GPU], ranks: int) -> list[GPU]:
+    """Return GPUs of all packages in turn."""
+    turn = {gpu: sum(other.package == gpu.package for other in gpus[:index]) for index, gpu in enumerate(gpus)}
+    return sorted(gpus, key=lambda gpu: turn[gpu])[:ranks]
+
+
+def _pack(gpus: Sequence[GPU], ranks: int) -> list[GPU]:
+    """Return GPUs of the smallest package that has enough, else of the largest packages."""
+    packages = [gpu.package for gpu in gpus]
+    sizes = {package: packages.count(package) for package in packages}
+    return sorted(gpus, key=lambda gpu: (sizes[gpu.package] < ranks, abs(sizes[gpu.package] - ranks)))[:ranks]
+
+
+def gpu_packages(gpus: Sequence[GPU | None]) -> list[int] | None:
+    """Return the package of each rank's GPU; None if it is unknown for any rank."""
+    packages = [gpu.package for gpu in gpus if gpu is not None and gpu.package is not None]
+    return packages if len(packages) == len(gpus) else None

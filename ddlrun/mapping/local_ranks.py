@@ -1,0 +1,171 @@
+"""Placement of the ranks of one host on its cores, GPUs and NICs."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddlrun.errors import PlacementError
+from ddlrun.machine import GPU, Core, Machine
+from ddlrun.mapping.core_shares import (
+    Cores,
+    choose_groups,
+    keep_first_packages,
+    leave_out_reserved,
+    share_packages,
+    span_groups,
+)
+from ddlrun.mapping.gpu_choice import choose_gpus, gpu_packages
+from ddlrun.mapping.policy import DEFAULT_POLICY, PlacementPolicy
+
+
+class LocalRankPlacement(NamedTuple):
+    """The cores, GPU and OpenMP threads of a local rank; `nics` are its nearest RDMA devices, if not all are alike."""
+
+    local_rank: int
+    cores: tuple[Core, ...]
+    gpu: GPU | None
+    threads: int
+    nics: tuple[str, ...] = ()
+
+
+class _Share(NamedTuple):
+    """A rank's own cores and GPU, and all cores that it may run on."""
+
+    own: Cores
+    gpu: GPU | None
+    allowed: Cores
+
+
+def place_local_ranks(
+    machine: Machine, ranks: int, policy: PlacementPolicy = DEFAULT_POLICY
+) -> tuple[LocalRankPlacement, ...]:
+    """Divide a machine's usable cores among `ranks` local ranks.
+
+    Each rank stays inside one package if there are at least as many ranks as packages, and inside one NUMA node
+    if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, and of
+    its NUMA node while that has some left (hwloc_distrib divides a tree like this, and mpibind places GPUs first).
+
+    Raises:
+        PlacementError: the ranks do not fit; the text continues "but HOST".
+    """
+    packages = leave_out_reserved(_usable_packages(machine), policy.reserve_cores)
+    usable = sum(map(len, packages))
+    needed = ranks * (policy.cores_per_rank or 1)
+    if not usable or (usable < needed and not policy.overload):
+        raise PlacementError(_too_few_cores(usable, ranks, policy))
+    gpus = choose_gpus(machine, ranks, policy)
+    shares = _divide(packages, gpus, policy, needed)
+    if policy.cores_per_rank:
+        shares = [_cut_share(share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
+    every = [core for package in packages for core in package]
+    return tuple(
+        _place(local_rank, _Share(share, gpu, _allowed_cores(share, every, policy.bind)), machine, policy)
+        for local_rank, (share, gpu) in enumerate(zip(shares, gpus, strict=True))
+    )
+
+
+def place_on_cores(
+    machine: Machine, shares: Sequence[Cores], policy: PlacementPolicy
+) -> tuple[LocalRankPlacement, ...]:
+    """Place local ranks on the given cores."""
+    gpus = choose_gpus(machine, len(shares), policy)
+    return tuple(
+        _place(local_rank, _Share(share, gpu, share), machine, policy)
+        for local_rank, (share, gpu) in enumerate(zip(shares, gpus, strict=True))
+    )
+
+
+def spare_cores(
+    machine: Machine, placements: Sequence[LocalRankPlacement], policy: PlacementPolicy
+) -> tuple[list[Core], list[Core]]:
+    """Return the usable cores that no rank has: the reserved ones, and the others."""
+    used = {core.logical_index for placement in placements for core in placement.cores}
+    packages = _usable_packages(machine)
+    unreserved = {core for package in leave_out_reserved(packages, policy.reserve_cores) for core in package}
+    free = [core for package in packages for core in package if core.logical_index not in used]
+    return [core for core in free if core not in unreserved], [core for core in free if core in unreserved]
+
+
+def _usable_packages(machine: Machine) -> list[Cores]:
+    return [[core for core in package if core.usable] for package in machine.packages]
+
+
+def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
+    """Return the problem of too few cores and its remedy."""
+    beyond = f" beyond the {policy.reserve_cores} reserved" if policy.reserve_cores else ""
+    cores, per_rank = f"has {usable} usable cores{beyond}", policy.cores_per_rank
+    if not usable and not per_rank:
+        return f"{cores}; reserve fewer"
+    if not per_rank:
+        return f"{cores}; make X at most {usable}, or let ranks share cores: --overload"
+    if usable < per_rank:
+        return f"{cores}; make --cores-per-rank at most {usable}"
+    return (
+        f"{cores}, not {ranks} x {per_rank}; make X at most {usable // per_rank}, "
+        f"or --cores-per-rank at most {usable // ranks}"
+    )
+
+
+def _divide(packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: PlacementPolicy, needed: int) -> list[Cores]:
+    """Return each rank's share of the cores: near its GPU if possible, else by packages."""
+    homes = gpu_packages(gpus)
+    if homes is not None and _has_room(packages, homes, overload=policy.overload):
+        return share_packages(packages, homes, gpus)
+    if policy.packing == "pack":
+        packages = keep_first_packages(packages, needed)
+    if len(gpus) < sum(map(bool, packages)):
+        return span_groups(packages, len(gpus))
+    return share_packages(packages, choose_groups(packages, len(gpus)), gpus)
+
+
+def _has_room(packages: Sequence[Cores], homes: Sequence[int], *, overload: bool) -> bool:
+    """Check if each package has a core for each of its ranks, or any core if ranks may share."""
+    return all(
+        len(packages[home]) >= homes.count(home) or (overload and len(packages[home]) > 0) for home in set(homes)
+    )
+
+
+def _cut_share(share: Cores, gpu: GPU | None, policy: PlacementPolicy) -> Cores:
+    """Return as many cores of a share as the policy asks for, those of the GPU's NUMA node first."""
+    count = policy.cores_per_rank or len(share)
+    if len(share) < count and not policy.overload:
+        raise PlacementError(
+            f"can give no more than {len(share)} cores to a rank inside one package; "
+            f"make --cores-per-rank at most {len(share)}"
+        )
+    nearest_first = sorted(share, key=lambda core: gpu is not None and core.numa_node != gpu.numa_node)
+    return sorted(nearest_first[:count], key=lambda core: core.logical_index)
+
+
+def _allowed_cores(share: Cores, every: Cores, bind: str) -> Cores:
+    """Return the cores that a rank with this share may run on."""
+    if bind == "none":
+        return every
+    if bind == "core":
+        return share
+    if bind == "package":
+        packages = {core.package for core in share}
+        return [core for core in every if core.package in packages]
+    nodes = {(core.package, core.numa_node) for core in share}
+    return [core for core in every if (core.package, core.numa_node) in nodes]
+
+
+def _place(local_rank: int, share: _Share, machine: Machine, policy: PlacementPolicy) -> LocalRankPlacement:
+    cores, threads, per_core = tuple(share.allowed), len(share.own), policy.threads_per_core
+    if per_core:
+        cores = tuple(core._replace(pus=core.pus[:per_core]) for core in cores)
+        threads = sum(len(core.pus[:per_core]) for core in share.own)
+    return LocalRankPlacement(
+        local_rank=local_rank, cores=cores, gpu=share.gpu, threads=threads, nics=_near_nics(machine, share)
+    )
+
+
+def _near_nics(machine: Machine, share: _Share) -> tuple[str, ...]:
+    """Return the RDMA devices nearest to a rank; none if all are equally near."""
+    packages = {core.package for core in share.own}
+    package_of = {nic.rdma: nic.package for nic in machine.nics or () if nic.rdma}
+    if share.gpu is not None:
+        near: Sequence[str] = share.gpu.nics
+    else:
+        near = [name for name, package in package_of.items() if package in packages]
+    names = tuple(name for name in package_of if name in near)
+    return names if len(names) < len(package_of) else ()

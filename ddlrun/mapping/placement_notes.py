@@ -1,0 +1,48 @@
+"""Notes on what a user may not expect of a placement: idle packages, GPUs without a rank, shared GPUs."""
+
+from collections.abc import Iterator, Sequence
+
+from ddlrun.hosts import fold
+from ddlrun.machine import Machine
+from ddlrun.mapping.local_ranks import LocalRankPlacement
+from ddlrun.mapping.placement import Placement
+
+
+def placement_notes(placement: Placement) -> list[str]:
+    """Return the notes on a placement and on its machines; equal hosts share a line."""
+    lines: list[str] = []
+    for indexes, machine, bindings in placement.groups():
+        notes = [*map(str, machine.notes), *_distant_gpus(bindings), *_idle_packages(machine, bindings)]
+        notes += _gpu_notes(machine, bindings)
+        names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
+        lines += (f"{names}: {note}" for note in notes)
+    return lines
+
+
+def _distant_gpus(bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:
+    for binding in bindings:
+        packages = {core.package for core in binding.cores}
+        if binding.gpu is not None and binding.gpu.package is not None and binding.gpu.package not in packages:
+            listed = ",".join(map(str, sorted(packages)))
+            yield f"local rank {binding.local_rank} is on package {listed}, its GPU on package {binding.gpu.package}"
+
+
+def _idle_packages(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:
+    busy = {core.package for binding in bindings for core in binding.cores}
+    reason = "the ranks fit without it"
+    if bindings[0].gpu:
+        reason = "the GPUs in use are on other packages; see --spread"
+    for package, cores in enumerate(machine.packages):
+        if package not in busy and any(core.usable for core in cores):
+            yield f"package {package} has no rank ({reason})"
+
+
+def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:
+    ranks, gpus = len(bindings), len(machine.gpus)
+    used = [binding.gpu for binding in bindings if binding.gpu]
+    if gpus and not used:
+        yield f"{ranks} ranks, {gpus} GPUs: no rank has a GPU of its own"
+    elif gpus and len(set(used)) < ranks:
+        yield f"{ranks} ranks share {len(set(used))} of {gpus} GPUs"
+    elif ranks < gpus:
+        yield f"{ranks} of {gpus} GPUs are used: {','.join(str(gpu.number) for gpu in used)}"

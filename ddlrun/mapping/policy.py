@@ -1,0 +1,31 @@
+"""The user's options for the placement of ranks."""
+
+from typing import NamedTuple
+
+BINDINGS = ("core", "numa", "package", "none")
+
+
+class PlacementPolicy(NamedTuple):
+    """The user's options for the placement of ranks.
+
+    reserve_cores: cores per host that are left to the system.
+    cores_per_rank: the exact number; None: equal shares.
+    bind: the cores that a rank may run on: its own, or all of their NUMA nodes or packages, or (none) of the host.
+    packing: "spread" over packages, or "pack" on as few as possible; None: spread, but with GPUs in their order.
+    threads_per_core: PUs per core that a rank uses; None: all, with one OpenMP thread.
+    gpu_order: GPU numbers in the order of local ranks.
+    overload: more ranks than cores share cores.
+    share_gpus: more ranks than GPUs share GPUs in turn.
+    """
+
+    reserve_cores: int = 0
+    cores_per_rank: int | None = None
+    bind: str = "core"
+    packing: str | None = None
+    threads_per_core: int | None = None
+    gpu_order: tuple[int, ...] | None = None
+    overload: bool = False
+    share_gpus: bool = False
+
+
+DEFAULT_POLICY = PlacementPolicy()

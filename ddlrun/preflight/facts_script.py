@@ -1,0 +1,81 @@
+"""The probe of a host's facts: one shell script per host."""
+
+import shlex
+
+from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
+from ddlrun.machine.sysfs import SCRIPT as MACHINE
+from ddlrun.network.subnet_selection import SCRIPT as NETWORK
+from ddlrun.preflight.facts import END, START, FactsRequest
+
+PACKAGES = ("mpi4py", "torch", "horovod")
+
+
+def facts_script(request: FactsRequest, daemon: str) -> str:
+    """Return the POSIX sh script that prints a host's facts; it writes nothing and needs only a shell.
+
+    `daemon` is the name of Open MPI's daemon: orted or prted. Every value is inserted as a quoted literal.
+    """
+    values = {
+        "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": daemon,
+        "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
+        "names": " ".join(request.names), "path": request.path or "",
+    }  # fmt: skip
+    assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+    # The output that equal hosts share comes first: ClusterShell keeps a common beginning of outputs once.
+    parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
+    return "\n".join([*parts, f"echo '{END}'\n"])
+
+
+_SCRIPT = r"""
+LC_ALL=C; export LC_ALL
+echo "@clock $(date +%s.%N)"
+own=$(uname -n)
+echo "@hostname $own"
+limit=; ! command -v timeout >/dev/null 2>&1 || limit='timeout 8'
+resolve() { echo "@name $1 $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done | sort -u |
+  tr '\n' ' ')"; }
+if command -v getent >/dev/null 2>&1; then  # at the same time, as an unknown name takes seconds
+  for name in "$own" $names; do resolve "$name" & done
+fi
+if [ -f "$mpirun" ] && [ -x "$mpirun" ]; then
+  echo "@mpirun $("$mpirun" --version 2>/dev/null </dev/null | while read -r line; do echo "$line"; break; done)"
+fi
+[ ! -f "${mpirun%/*}/$daemon" ] || [ ! -x "${mpirun%/*}/$daemon" ] || echo "@daemon"
+if [ -x "$python" ]; then
+  "$python" -I -c '
+import importlib.metadata as m, site, sys
+sys.path.append(site.getusersitepackages())
+print("@python", sys.version.split()[0])
+for name in sys.argv[1:]:
+    try:
+        package = m.distribution(name)
+        print("@package", name, package.version, package.locate_file(""))
+    except m.PackageNotFoundError:
+        pass
+' $packages </dev/null 2>/dev/null
+fi
+[ ! -d "$folder" ] || { echo "@folder"; cd "$folder"; }
+case $program in
+  '') ;;
+  *.py) [ ! -r "$program" ] || echo "@content $(cksum <"$program")" ;;
+  *) executable=$(PATH=${path:-$PATH}; command -v "$program" 2>/dev/null) && echo "@program $executable" ;;
+esac
+driver=/proc/driver/nvidia/version
+[ ! -r $driver ] || { read -r line <$driver; echo "@driver $line"; }
+room() { df -Pk "$2" 2>/dev/null | { read -r _; read -r _ _ _ free _ && echo "@room $1 $free $2"; }; }
+[ ! -d /dev/shm ] || room shm /dev/shm
+room temporary "${TMPDIR:-/tmp}"
+while [ -n "$logs" ] && [ ! -d "$logs" ]; do logs=${logs%/*}; done
+[ -z "$logs" ] || room logs "$logs"
+echo "@limit memlock $(ulimit -l 2>/dev/null)"
+echo "@limit files $(ulimit -n 2>/dev/null)"
+here=$(readlink /proc/self/ns/net)
+for environment in $(grep -lsaz '^DDLRUN_RUN=' /proc/[0-9]*/environ 2>/dev/null); do
+  process=${environment%/environ}
+  [ -O "$process" ] && [ "$(readlink "$process/ns/net")" = "$here" ] || continue
+  run=$(tr '\0' '\n' <"$environment" | sed -n 's/^DDLRUN_RUN=//p')
+  [ "$run" = "${DDLRUN_RUN-}" ] || [ -z "$run" ] ||
+    echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
+done 2>/dev/null
+wait
+"""

@@ -1,0 +1,192 @@
+"""Findings of the checks before a job: their codes, their texts, and the record."""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ddlrun.hosts import fold
+
+NO_VALUES: Mapping[str, object] = MappingProxyType({})
+
+
+class Level(Enum):
+    """The severity of a finding; a job does not start with a failure."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+class FindingRule(NamedTuple):
+    """The level and the texts of one code, with {fields} for a finding's values and {host} for its host."""
+
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+def _failure(message: str, remedy: str = "") -> FindingRule:
+    return FindingRule(Level.FAILURE, message, remedy)
+
+
+def _warning(message: str, remedy: str = "") -> FindingRule:
+    return FindingRule(Level.WARNING, message, remedy)
+
+
+_HOSTS_FILE = "correct its /etc/hosts or DNS: getent hosts {name}"
+_SAME_MPI = "install the same Open MPI at the same path, or name another: --mpirun"
+_SHARE = "copy it there, or put it on a file system that all hosts share"
+_COPY = "copy it there: scp {program} {host}:{folder}/"
+_OWN_ADDRESS = "give {name} its own address in its /etc/hosts"
+
+
+class FindingCode(Enum):
+    """The results of the checks, each with its rule."""
+
+    PASSED = FindingRule(Level.OK, "ok")
+
+    UNREACHABLE = _failure("{message}", "{remedy}")
+    SHELL_PRINTS = _warning(
+        "its shell prints {text}, also into every job's output",
+        "guard it in its ~/.bashrc: case $- in *i*) ... ;; esac",
+    )
+
+    NAME_UNKNOWN = _failure("does not resolve {name}", _HOSTS_FILE)
+    NAME_OF_ITSELF = _failure("resolves {name} to {address}, which is itself", _HOSTS_FILE)
+    NAME_OF_OTHER_HOST = _failure("resolves {name} to {address}, which is {owner}", _HOSTS_FILE)
+    NAME_OF_NO_HOST = _failure("resolves {name} to {address}, which is none of its addresses ({own})", _HOSTS_FILE)
+    OWN_NAME_UNKNOWN = _warning("does not resolve its own name {name}", _OWN_ADDRESS)
+    OWN_NAME_LOOPBACK = _warning(
+        "resolves its own name {name} to {address}: Gloo and others then accept no connections from other hosts",
+        _OWN_ADDRESS + " instead of {address}",
+    )
+    OWN_NAME_FOREIGN = _failure("resolves its own name to {address}, which is not its own", _OWN_ADDRESS)
+
+    NO_DAEMON = _failure("{folder}/{daemon}, which mpirun starts by this path, does not exist", _SAME_MPI)
+    NO_MPIRUN = _failure("{mpirun} does not exist or cannot be run", _SAME_MPI)
+    OTHER_MPIRUN = _failure(
+        "{mpirun} is {version}, here it is {expected}", "install the same version, or name one that all have: --mpirun"
+    )
+
+    NO_PYTHON = _failure(
+        "{python} does not exist or cannot be run", "install it there, or put it on a file system that all hosts share"
+    )
+    OTHER_PYTHON = _failure("Python {version} at {python}, here it is {expected}", "install the same version there")
+    OTHER_PACKAGE = _failure(
+        "{package} {version}, {others} {expected}", "{python} -m pip install {package}=={expected}"
+    )
+    NO_PACKAGE = _failure("{package} is missing, {others} {expected}", "{python} -m pip install {package}=={expected}")
+    ODD_PACKAGE = _failure("{package} {version}, {others} none", "remove {package} there")
+
+    NO_FOLDER = _failure("the working folder {folder} does not exist", _SHARE)
+    NO_PROGRAM = _failure("{program} does not exist", _SHARE)
+    OTHER_SIZE = _failure("{program} is another file: {size} bytes, here it has {expected}", _COPY)
+    OTHER_CONTENT = _failure("{program} has another content than here (checksum {checksum})", _COPY)
+
+    NO_CORES = _warning("its cores could not be read", "describe the hosts: --machine")
+    OTHER_MACHINE = _warning("{differences}, as {others}", "leave the host out, or see: ddlrun show placement")
+    OTHER_DRIVER = _failure("NVIDIA driver {version}, {others} {expected}", "install the same driver on all hosts")
+
+    LITTLE_SHM = _failure(
+        "{folder} has {free} free, {needed} are needed",
+        "empty it, mount -o remount,size=50% /dev/shm, or in a container: --shm-size=8g (--ipc=host)",
+    )
+    LOCKED_MEMORY = _failure(
+        "only {limit} may be locked (ulimit -l), and {device} is RDMA",
+        "'* - memlock unlimited' in /etc/security/limits.conf, and LimitMEMLOCK=infinity for sshd or slurmd",
+    )
+    OPEN_FILES = _failure(
+        "only {limit} files may be open (ulimit -n)", "'* - nofile 65536' in /etc/security/limits.conf"
+    )
+
+    CLOCK_AHEAD = _failure(
+        "its clock is {seconds:.0f} s ahead", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
+    )
+    CLOCK_BEHIND = _failure(
+        "its clock is {seconds:.0f} s behind", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
+    )
+    LEFTOVERS = _warning("run {run} left process {processes}", "if it is not another job of yours: ddlrun clean {host}")
+    LITTLE_DISK = _failure(
+        "{folder} has {free} free, {needed} are needed", "empty it, or name another folder there: TMPDIR"
+    )
+    LITTLE_DISK_FOR_RUN = _warning(
+        "this machine has {free} free for the run folder {folder}", "empty it, or name another with --run-dir"
+    )
+
+    NETWORK = FindingRule(Level.OK, "{summary}")
+    NO_COMMON_NETWORK = _warning("{summary}")
+    WRONG_NETWORK = _failure("{problem}")
+
+    TCP_SKIPPED = _warning("not tried", "give it more time: --start-timeout")
+    TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")
+    TCP_WITHOUT_ANSWER = _warning("not tried, as no answer came")
+    TCP_NO_PORT = _failure("cannot listen{network}: its address is gone or its ports are in use")
+    TCP_FAILED = _failure(
+        "cannot connect to {peers}{network}: {error}",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+    )
+    TCP_FAILED_ONE_WAY = _failure(
+        "cannot connect to {peers}{network}: {error} (the other direction works)",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+    )
+    TCP_FAILED_PARTLY_ONE_WAY = _failure(
+        "cannot connect to {peers}{network}: {error} (the other direction works from {reachable})",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+    )
+
+
+class PreflightFinding(NamedTuple):
+    """The result of one check of one host; `values` fill in the code's texts."""
+
+    host: str
+    check: str
+    code: FindingCode
+    values: Mapping[str, object] = NO_VALUES
+
+    @property
+    def level(self) -> Level:
+        """The severity."""
+        return self.code.value.level
+
+    @property
+    def message(self) -> str:
+        """The problem, or "ok"."""
+        return self.code.value.message.format_map({**self.values, "host": self.host})
+
+    @property
+    def remedy(self) -> str:
+        """How to correct it; empty if the check passed."""
+        return self.code.value.remedy.format_map({**self.values, "host": self.host})
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding for `ddlrun check --json`."""
+        return {
+            "host": self.host,
+            "check": self.check,
+            "code": self.code.name.lower().replace("_", "-"),
+            "level": self.level.value,
+            "what": self.message,
+            "remedy": self.remedy,
+        }
+
+
+def group_findings(findings: Iterable[PreflightFinding]) -> list[list[PreflightFinding]]:
+    """Return groups of findings that are equal except for their hosts."""
+    groups: dict[tuple[object, ...], list[PreflightFinding]] = {}
+    for finding in findings:
+        values = tuple((name, str(value).replace(finding.host, "*")) for name, value in finding.values.items())
+        groups.setdefault((finding.check, finding.code, values), []).append(finding)
+    return list(groups.values())
+
+
+def render_lines(findings: Iterable[PreflightFinding]) -> list[str]:
+    """Return one line per problem, with all hosts that have it."""
+    return [_render_line(group) for group in group_findings(findings)]
+
+
+def _render_line(group: list[PreflightFinding]) -> str:
+    hosts = list(dict.fromkeys(finding.host for finding in group))
+    noun = "host" if len(hosts) == 1 else "hosts"
+    texts = filter(None, (group[0].message, group[0].remedy))
+    return f"{noun} {fold(hosts)}: {'; '.join(texts)}"

@@ -1,0 +1,83 @@
+"""Check of the addresses to which hosts resolve each other's names and their own."""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.preflight.facts import HostFacts
+from ddlrun.preflight.findings import FindingCode, PreflightFinding
+
+CHECK = "names"
+
+
+class _AddressBook(NamedTuple):
+    """The facts of all hosts and of this machine, and the owner of each of their addresses."""
+
+    facts: Mapping[str, HostFacts]
+    here: HostFacts
+    owners: Mapping[str, str]
+
+
+def check_names(
+    hosts: Mapping[str, HostFacts], here_name: str, here: HostFacts, names: Sequence[str]
+) -> Iterator[PreflightFinding]:
+    """Find hosts that do not resolve a name, of another host or their own, to the right address.
+
+    `here` are the facts of this machine; an address to which it resolves a name, too, is right. Findings are in
+    the order of `names`.
+    """
+    facts = {**hosts, here_name: here}
+    book = _AddressBook(facts, here, _owners(facts))
+    position = {name: index for index, name in enumerate(names)}
+    for host, host_facts in hosts.items():
+        for name in sorted(host_facts.names.keys() & position.keys(), key=position.__getitem__):
+            # A host that cannot be reached has a finding already.
+            if name in facts and name not in ("localhost", host):
+                yield from _check_name(host, name, host_facts.names[name], book)
+        yield from _check_own_name(host, host_facts)
+
+
+def _owners(facts: Mapping[str, HostFacts]) -> dict[str, str]:
+    """Return the owner of each address, which is the first host that has it."""
+    owners: dict[str, str] = {}
+    for host, host_facts in facts.items():
+        for address in host_facts.addresses:
+            owners.setdefault(address.ip, host)
+    return owners
+
+
+def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBook) -> Iterator[PreflightFinding]:
+    if not resolved:
+        yield PreflightFinding(host, CHECK, FindingCode.NAME_UNKNOWN, {"name": name})
+        return
+    own = {address.ip for address in book.facts[name].addresses if not _is_loopback(address.ip)}
+    resolved_here = {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
+    if not own or not (own | resolved_here).isdisjoint(resolved):
+        return
+    owner = book.owners.get(resolved[0])
+    if _is_loopback(resolved[0]):
+        code = FindingCode.NAME_OF_ITSELF
+    else:
+        code = FindingCode.NAME_OF_NO_HOST if owner is None else FindingCode.NAME_OF_OTHER_HOST
+    values = {"name": name, "address": resolved[0], "owner": owner, "own": ", ".join(sorted(own))}
+    yield PreflightFinding(host, CHECK, code, values)
+
+
+def _check_own_name(host: str, facts: HostFacts) -> Iterator[PreflightFinding]:
+    resolved = facts.names.get(facts.hostname)
+    if resolved is None or not facts.addresses:
+        return
+    loopback = [_is_loopback(ip) for ip in resolved]
+    own = {address.ip for address in facts.addresses}
+    if not resolved:
+        yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_UNKNOWN, {"name": facts.hostname})
+    elif all(loopback):
+        values = {"name": facts.hostname, "address": resolved[0]}
+        yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_LOOPBACK, values)
+    elif own.isdisjoint(resolved) and not any(loopback):
+        values = {"name": facts.hostname, "address": resolved[0]}
+        yield PreflightFinding(host, CHECK, FindingCode.OWN_NAME_FOREIGN, values)
+
+
+def _is_loopback(ip: str) -> bool:
+    return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
