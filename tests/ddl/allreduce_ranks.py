@@ -16,9 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun import ddl
-from ddlrun.ddl.arrays import FlatArray
 from ddlrun.ddl.dimensions import coords_of
-from ddlrun.ddl.reduce_ops import HALF, store, widened
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.reduce_ops import HALF, store, widen
+from ddlrun.ddl.session import current_learner
 from ddlrun.topology import parse_topology
 
 SHAPES = "1x1x1 2x1x1 1x3x1 2x2x1 1x2x3 5x1x1 2x2x2 3x2x2".split()
@@ -57,7 +58,7 @@ def cases() -> Iterator[tuple[str, str, int]]:
 
 def expected(size: int, dtype: str, op: str, count: int) -> tuple[Any, float]:
     """Return the float64 result and how far off a sum of that type may be."""
-    arrays = [widened(values(rank, count, dtype, op), dtype).astype(np.float64) for rank in range(size)]
+    arrays = [widen(values(rank, count, dtype, op), dtype).astype(np.float64) for rank in range(size)]
     exact = WHOLE[op](arrays, axis=0)
     roundings = EPSILON.get(dtype, 0) * (size + 3) * (op != "max") * (op != "min")
     return exact, roundings * float(np.max(np.sum(np.abs(arrays), axis=0), initial=1))
@@ -78,7 +79,7 @@ class Checks(Tally):
     def see(self, what: str, found: Any, exact: Any, tolerance: float, dtype: str = "") -> None:
         self.count += 1
         self.bits = zlib.crc32(np.ascontiguousarray(found).tobytes(), self.bits)
-        off = np.max(np.abs(widened(found, dtype).astype(np.float64) - exact), initial=0)
+        off = np.max(np.abs(widen(found, dtype).astype(np.float64) - exact), initial=0)
         if not off <= tolerance:
             self.wrong.append(f"rank {ddl.rank()}: {what}: {off} off, {tolerance} allowed")
 
@@ -96,9 +97,9 @@ def reduce_all(comm: MPI.Intracomm, mode: str, shape: str, checks: Checks) -> No
 
 
 def _bfloat(mine: Any, op: str) -> Any:
-    """Reduce bfloat16 without a package that has it: what arrays.flat would make of it."""
+    """Reduce bfloat16 without a package that has it: what arrays.flatten would make of it."""
     result = mine.copy()
-    ddl._learner().reduce_flat([FlatArray(result, "bfloat16", result.shape)], op).wait()  # noqa: SLF001
+    current_learner().reducer.reduce([FlatArray(result, "bfloat16", result.shape)], op).wait()
     return result
 
 

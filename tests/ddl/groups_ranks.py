@@ -22,6 +22,7 @@ from ddlrun.ddl import nccl_pipeline
 from ddlrun.ddl import torch as ddl_torch
 from ddlrun.ddl.gpu_reduction import DeviceHandle
 from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.session import current_learner
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
 from tests.ddl.allreduce_ranks import LARGE, Checks, differ, expected, learners, report, values
@@ -70,7 +71,7 @@ def check_groups(checks: Checks) -> None:
 
 
 def check_wavefront(checks: Checks, shape: str) -> None:
-    dimensions = ddl._learner().devices.groups.along("")  # noqa: SLF001
+    dimensions = current_learner().devices.groups.along("")
     for dtype, op, count, longest in cases(shape):
         row = tensor(ddl.rank(), count, dtype, op)
         flight = nccl_pipeline.start(row, op, dimensions, longest)
@@ -81,7 +82,7 @@ def check_wavefront(checks: Checks, shape: str) -> None:
     handle = DeviceHandle(Handle(None), lambda: None)
     several = [torch.full(size, float(ddl.rank())) for size in [(3, 5), (), (0,), (7,), (300, 99)]]
     several += [torch.full((9, 4), ddl.rank(), dtype=torch.float64).T, torch.full((6, 2), float(ddl.rank())).T]
-    ddl._learner().devices.over_groups(several, "avg", "", handle)  # noqa: SLF001
+    current_learner().devices.reduce_over_groups(several, "avg", "", handle)
     while not handle.test():
         pass
     for one in several:
@@ -89,7 +90,7 @@ def check_wavefront(checks: Checks, shape: str) -> None:
     for axes in ("Y", "XZ"):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes)]
         row = torch.arange(50.0) + ddl.rank()
-        nccl_pipeline.start(row, "avg", ddl._learner().devices.groups.along(axes), 9).wait()  # noqa: SLF001
+        nccl_pipeline.start(row, "avg", current_learner().devices.groups.along(axes), 9).wait()
         exact = np.arange(50.0) + np.mean(near)
         if not np.allclose(row.numpy(), exact):
             checks.wrong.append(f"{shape}: avg over {axes}: {row}")

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
-from ddlrun.ddl.arrays import FlatArray, copied, flat
-from ddlrun.ddl.fusion import buckets
-from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, kind_of, store, widened
+from ddlrun.ddl.arrays import copy_of, flatten
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.fusion import make_buckets
+from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError
 
 FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
@@ -22,7 +23,7 @@ def test_bfloat16_is_rounded_to_the_nearest_even(values: Any) -> None:
     found = np.empty(len(values), np.uint16)
     store(values, found, "bfloat16")
     for value, bits in zip(values, found, strict=True):
-        back = widened(np.array([bits], np.uint16), "bfloat16")[0]
+        back = widen(np.array([bits], np.uint16), "bfloat16")[0]
         if np.isnan(value) or np.isinf(back):
             assert np.isnan(back) == np.isnan(value)
             continue
@@ -38,13 +39,13 @@ def test_half_precision_goes_there_and_back(values: Any) -> None:
         found = np.empty(len(values), memory)
         store(values, found, dtype)
         again = np.empty_like(found)
-        store(widened(found, dtype), again, dtype)
-        assert np.array_equal(widened(again, dtype), widened(found, dtype), equal_nan=True)
+        store(widen(found, dtype), again, dtype)
+        assert np.array_equal(widen(again, dtype), widen(found, dtype), equal_nan=True)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
     mine, theirs = np.full(3, 60000, np.float16), np.full(3, 60000, np.float16)
-    kind_of("float16", "avg").combine(mine, theirs, 2)
+    find_reduce_op("float16", "avg").combine(mine, theirs, 2)
     assert (mine == 60000).all()
 
 
@@ -53,10 +54,10 @@ def test_half_precision_is_summed_in_float32() -> None:
 def test_combining_is_numpys_own(dtype: str, op: str) -> None:
     if op == "avg" and "int" in dtype:
         with pytest.raises(InputError, match=rf"the average of {dtype} is no {dtype}; use op 'sum'"):
-            kind_of(dtype, op)
+            find_reduce_op(dtype, op)
         return
     mine, theirs = np.array([1, 5], dtype), np.array([4, 2], dtype)
-    kind_of(dtype, op).combine(mine, theirs, 1)
+    find_reduce_op(dtype, op).combine(mine, theirs, 1)
     assert mine.tolist() == OPERATIONS[op][0]([1, 5], [4, 2]).tolist()
 
 
@@ -69,30 +70,30 @@ def test_combining_is_numpys_own(dtype: str, op: str) -> None:
 )
 def test_what_has_no_meaning_is_refused(dtype: str, op: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        kind_of(dtype, op)
+        find_reduce_op(dtype, op)
 
 
 def test_an_array_in_a_row_is_the_callers_memory() -> None:
     whole = np.zeros((3, 4), np.float32)
-    flat(whole).elements[:] = 7
+    flatten(whole).elements[:] = 7
     assert (whole == 7).all()
-    turned = flat(whole.T)
+    turned = flatten(whole.T)
     turned.elements[:] = 8
-    turned.give_back()
+    turned.write_back()
     assert (whole == 8).all()
 
 
 def test_what_is_no_array_is_refused() -> None:
     with pytest.raises(InputError, match="str is no array"):
-        flat("text")
-    with pytest.raises(InputError, match="only to be read"):
-        flat(np.broadcast_to(np.zeros(1), (3,)))
+        flatten("text")
+    with pytest.raises(InputError, match="read-only"):
+        flatten(np.broadcast_to(np.zeros(1), (3,)))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300))), st.integers(1, 2000))
 def test_every_array_is_in_one_bucket(sizes: list[tuple[str, int]], most: int) -> None:
     flats = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
-    found = buckets(flats, Tuning(chunk=1000, bucket=most))
+    found = make_buckets(flats, Tuning(chunk=1000, bucket=most))
     assert sorted(id(one.elements) for bucket in found for one in bucket) == sorted(id(one.elements) for one in flats)
     for bucket in found:
         assert len({one.dtype for one in bucket}) == 1
@@ -125,7 +126,7 @@ def test_alone_everything_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("x", "why"),
     [
-        (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: nobody would ask for its mask"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: its mask would be ignored"),
         (np.ones(3, ">f4"), "another machine's byte order; cast to float32"),
         (np.array([None]), "ndarray of Python objects"),
         (np.float64(3), "float64 is a number, which nothing can be written to; pass an array"),
@@ -133,13 +134,13 @@ def test_alone_everything_is_as_it_was() -> None:
 )
 def test_what_would_be_reduced_wrong_is_refused(x: Any, why: str) -> None:
     with pytest.raises(InputError, match=why):
-        flat(x)
+        flatten(x)
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_a_matrix_is_worked_on_in_its_own_memory() -> None:
     matrix = np.asmatrix(np.ones((2, 3)))
-    flat(matrix).elements[:] = 2
+    flatten(matrix).elements[:] = 2
     assert np.asarray(matrix).tolist() == [[2] * 3] * 2
 
 
@@ -147,9 +148,9 @@ def test_torch_tensors_are_worked_on_in_their_own_memory() -> None:
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):
         tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
-        one = flat(tensor)
+        one = flatten(tensor)
         assert (one.dtype, one.shape) == (dtype, (3, 4))
-        kind_of(dtype, "sum").combine(one.elements, flat(tensor.clone()).elements, 1)
+        find_reduce_op(dtype, "sum").combine(one.elements, flatten(tensor.clone()).elements, 1)
         assert torch.equal(tensor, 2 * torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4))
     wanted = torch.ones(3, requires_grad=True)
     with ddl.init(""):
@@ -173,6 +174,6 @@ def test_dlpack_arrays_are_worked_on_in_their_own_memory() -> None:
             return self.memory.__dlpack_device__()
 
     memory = np.zeros(3)
-    flat(Other(memory)).elements[:] = 1
+    flatten(Other(memory)).elements[:] = 1
     assert memory.tolist() == [1, 1, 1]
-    assert copied([1.5, 2]).tolist() == [1.5, 2]
+    assert copy_of([1.5, 2]).tolist() == [1.5, 2]

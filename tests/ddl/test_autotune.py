@@ -13,11 +13,11 @@ from ddlrun.allreduce_algorithms import (
     AlgorithmSpace,
     AllreduceAlgorithm,
     MessageClass,
-    first_ways,
-    near_ways,
-    usual_way,
+    default_algorithm,
+    first_candidates,
+    neighbours,
 )
-from ddlrun.ddl.autotune import BETTER, PATIENCE, AutotuneCache, memory_path, read, search, size_class
+from ddlrun.ddl.autotune import BETTER, PATIENCE, AutotuneCache, cache_path, read_file, search, size_class
 from tests.ddl.test_mpi import started
 
 KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MPI v4.1.4"}
@@ -25,7 +25,7 @@ KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MP
 
 def space(size: int, learners: tuple[int, ...] = (4, 2, 3), *, blocking: bool = True) -> AlgorithmSpace:
     usual, chunks = (
-        usual_way("p", BETWEEN_HOSTS, learners, MessageClass(size, "float32", whole=True, blocking=waits))
+        default_algorithm("p", BETWEEN_HOSTS, learners, MessageClass(size, "float32", whole=True, blocking=waits))
         for waits in (blocking, False)
     )
     return AlgorithmSpace(usual, chunks, learners, size, blocking)
@@ -47,20 +47,20 @@ def test_it_spends_no_more_than_it_may_and_finds_the_best_that_it_saw(
 
     found = search(there, measure, most)
     assert len(runs) == found.runs <= 3 * most
-    assert found.way == there.usual or BETTER * costs[there.usual] >= costs[found.way]
-    assert BETTER * costs.get(found.way, 1) <= min((costs[way] for way in runs[1:]), default=1)
-    assert blocking or {way.how for way in runs} == {"chunks"}
+    assert found.algorithm == there.default or BETTER * costs[there.default] >= costs[found.algorithm]
+    assert BETTER * costs.get(found.algorithm, 1) <= min((costs[way] for way in runs[1:]), default=1)
+    assert blocking or {way.method for way in runs} == {"chunks"}
 
 
 @given(size=sizes, blocking=st.booleans())
 def test_each_way_is_tried_and_stands_once(*, size: int, blocking: bool) -> None:
     there = space(size, blocking=blocking)
-    ways = list(first_ways(there))
+    ways = list(first_candidates(there))
     assert len({*ways}) >= len(ways) - 1  # the usual one comes first, and again among its like
     for way in ways:
-        others = list(near_ways(way, there))
+        others = list(neighbours(way, there))
         assert len({*others, way}) == len(others) + 1
-        assert not others or way.how == "chunks"
+        assert not others or way.method == "chunks"
 
 
 def test_one_disturbed_run_does_not_drop_a_short_way() -> None:
@@ -69,9 +69,9 @@ def test_one_disturbed_run_does_not_drop_a_short_way() -> None:
 
     def measure(way: AllreduceAlgorithm) -> float:
         runs.append(way)
-        return (100 if way.how == "flat" and runs.count(way) == 1 else 1) * (4e-5 if way.how == "flat" else 8e-5)
+        return (100 if way.method == "flat" and runs.count(way) == 1 else 1) * (4e-5 if way.method == "flat" else 8e-5)
 
-    assert search(there, measure, 40).way.how == "flat"
+    assert search(there, measure, 40).algorithm.method == "flat"
 
 
 def test_a_slow_network_is_not_kept_busy() -> None:
@@ -83,13 +83,13 @@ def test_a_slow_network_is_not_kept_busy() -> None:
 
     found = search(space(2**26), measure, 40)
     assert len(runs) <= PATIENCE / 4 + 1
-    assert found.way == space(2**26).usual
+    assert found.algorithm == space(2**26).default
 
 
 def test_noise_does_not_change_the_way() -> None:
     """What is 1 % faster in a few runs is not worth a change."""
     there = space(2**24)
-    assert search(there, lambda way: 0.1 if way == there.usual else 0.099, 40).way == there.usual
+    assert search(there, lambda way: 0.1 if way == there.default else 0.099, 40).algorithm == there.default
 
 
 @given(sizes)
@@ -103,16 +103,16 @@ def test_size_classes_are_powers_of_two(size: int) -> None:
 def test_two_jobs_keep_each_others_finds(tmp_path: Path) -> None:
     path = str(tmp_path / "explored" / "k.json")
     first, second = AutotuneCache(path, KEY, ""), AutotuneCache(path, KEY, "")
-    assert first.keep("a", AllreduceAlgorithm("flat"), write=True)
-    assert second.keep("b", AllreduceAlgorithm("native"), write=True)
-    assert not AutotuneCache(None, KEY, "").keep("a", AllreduceAlgorithm("flat"), write=True)
-    assert not AutotuneCache("/proc/nowhere/k.json", KEY, "").keep("a", AllreduceAlgorithm("flat"), write=True)
-    again = AutotuneCache(path, KEY, read(path))
+    assert first.put("a", AllreduceAlgorithm("flat"), write=True)
+    assert second.put("b", AllreduceAlgorithm("native"), write=True)
+    assert not AutotuneCache(None, KEY, "").put("a", AllreduceAlgorithm("flat"), write=True)
+    assert not AutotuneCache("/proc/nowhere/k.json", KEY, "").put("a", AllreduceAlgorithm("flat"), write=True)
+    again = AutotuneCache(path, KEY, read_file(path))
     assert (again.get("a"), again.get("b")) == (AllreduceAlgorithm("flat"), AllreduceAlgorithm("native"))
 
 
 def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
-    path = memory_path({"XDG_STATE_HOME": str(tmp_path)}, KEY)
+    path = cache_path({"XDG_STATE_HOME": str(tmp_path)}, KEY)
     assert path is not None
     ways = {
         "float32 65536 all_reduce": AllreduceAlgorithm("flat"),
@@ -120,12 +120,12 @@ def test_memory_is_of_one_cluster(tmp_path: Path) -> None:
     }
     memory = AutotuneCache(path, KEY, "")
     for case, way in ways.items():
-        memory.keep(case, way, write=True)
-    again = AutotuneCache(path, KEY, read(path))
+        memory.put(case, way, write=True)
+    again = AutotuneCache(path, KEY, read_file(path))
     assert {case: again.get(case) for case in ways} == ways
-    assert AutotuneCache(path, {**KEY, "topology": "4x1x1"}, read(path)).get("float32 65536 all_reduce") is None
-    assert memory_path({"XDG_STATE_HOME": str(tmp_path)}, {**KEY, "topology": "4x1x1"}) != path
-    assert memory_path({}, KEY) is None
+    assert AutotuneCache(path, {**KEY, "topology": "4x1x1"}, read_file(path)).get("float32 65536 all_reduce") is None
+    assert cache_path({"XDG_STATE_HOME": str(tmp_path)}, {**KEY, "topology": "4x1x1"}) != path
+    assert cache_path({}, KEY) is None
 
 
 @pytest.mark.parametrize(

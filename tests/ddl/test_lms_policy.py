@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddlrun.ddl.lms.order import MemoryLocation, SaveOrder
 from ddlrun.ddl.lms.policy import MemoryLoad, Policy, read_policy
-from ddlrun.ddl.lms.stats import Stats, added
+from ddlrun.ddl.lms.stats import Stats, sum_stats
 from ddlrun.errors import InputError
 
 shares = st.floats(0, 1)
@@ -52,34 +52,34 @@ class Simulated:
 
     def load(self) -> MemoryLoad:
         nbytes = self.order.nbytes
-        return MemoryLoad(self.used, self.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.COMING])
+        return MemoryLoad(self.used, self.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.RETURNING])
 
     def save(self, nbytes: int) -> None:
         self.order.add(len(self.sizes), nbytes)
         self.sizes.append(nbytes)
         self.used += nbytes
-        for number in self.order.of(MemoryLocation.HERE)[:-1]:  # the last is in use
+        for number in self.order.at(MemoryLocation.ON_DEVICE)[:-1]:  # the last is in use
             if not self.policy.excess(self.load()):
                 break
-            self.order.put(number, MemoryLocation.LEAVING)
+            self.order.move(number, MemoryLocation.LEAVING)
             self.copies += 1
-        for number in self.order.of(MemoryLocation.LEAVING):
+        for number in self.order.at(MemoryLocation.LEAVING):
             if not self.policy.must_wait(self.load(), self.order.newest(MemoryLocation.LEAVING)):
                 break
-            self.order.put(number, MemoryLocation.AWAY)
+            self.order.move(number, MemoryLocation.ON_HOST)
             self.used -= self.sizes[number]
 
     def use(self, number: int) -> None:
-        if self.order.place(number) is MemoryLocation.AWAY:
+        if self.order.location(number) is MemoryLocation.ON_HOST:
             self.bring(number)
-        for other in self.order.next_needed(number, MemoryLocation.AWAY):
+        for other in self.order.next_needed(number, MemoryLocation.ON_HOST):
             if not self.policy.may_come(self.sizes[other], self.load()):
                 break
             self.bring(other)
-        self.used -= self.order.drop(number)
+        self.used -= self.order.remove(number)
 
     def bring(self, number: int) -> None:
-        self.order.put(number, MemoryLocation.COMING)
+        self.order.move(number, MemoryLocation.RETURNING)
         self.used += self.sizes[number]
         self.copies += 1
 
@@ -95,7 +95,7 @@ def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
         assert run.used <= max(frac * capacity, nbytes) + policy.window * capacity + max(saved)
     assert run.copies <= len(saved)
     # What stays was saved last.
-    assert max(run.order.of(MemoryLocation.AWAY), default=-1) < min(run.order.of(MemoryLocation.HERE))
+    assert max(run.order.at(MemoryLocation.ON_HOST), default=-1) < min(run.order.at(MemoryLocation.ON_DEVICE))
     for number in reversed(range(len(saved))):
         run.use(number)
     assert run.used == 0
@@ -109,22 +109,22 @@ def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, MemoryLocati
     order, plain = SaveOrder(), dict[int, MemoryLocation]()
     for number in range(31):
         order.add(number, number + 1)
-        plain[number] = MemoryLocation.HERE
+        plain[number] = MemoryLocation.ON_DEVICE
     for number, place in changes:
         if number in plain and place is None:
-            assert order.drop(number) == number + 1
+            assert order.remove(number) == number + 1
             del plain[number]
         elif number in plain and place is not None:
-            order.put(number, place)
+            order.move(number, place)
             plain[number] = place
     for place in MemoryLocation:
         numbers = sorted(number for number, where in plain.items() if where is place)
-        assert order.of(place) == tuple(numbers)
+        assert order.at(place) == tuple(numbers)
         assert order.nbytes[place] == sum(number + 1 for number in numbers)
         assert order.newest(place) == (numbers[-1] + 1 if numbers else 0)
         assert list(order.next_needed(at, place)) == [number for number in reversed(numbers) if number < at]
         assert order.passed(at, place, 2) == tuple(number for number in numbers if number > at + 2)
-    assert [order.place(number) for number in plain] == list(plain.values())
+    assert [order.location(number) for number in plain] == list(plain.values())
     assert len(order) == len(plain)
 
 
@@ -133,8 +133,8 @@ def test_places_may_change_while_one_goes_over_them() -> None:
     for number in range(5):
         order.add(number, 1)
     seen = []
-    for number in order.next_needed(4, MemoryLocation.HERE):
-        order.put(number, MemoryLocation.COMING)
+    for number in order.next_needed(4, MemoryLocation.ON_DEVICE):
+        order.move(number, MemoryLocation.RETURNING)
         seen.append(number)
     assert seen == [3, 2, 1, 0]
 
@@ -168,10 +168,10 @@ def test_what_is_no_number_or_share_is_named(
 
 
 def test_statistics_are_one_line() -> None:
-    two = added(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
+    two = sum_stats(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
     assert two == Stats(3, 3, 2 << 20, refused=3, device_peak=10, capacity=1 << 34)
     assert str(two) == (
         "3 saved, 3 out (2.0 MiB), 0 back (0 B), at most 0 B on the host and 10 B of 16.0 GiB on the device; "
         "backward waited 0 times (0 not foreseen), forward 0, 3 stayed for lack of pinned memory"
     )
-    assert added() == Stats()
+    assert sum_stats() == Stats()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Tuning
-from ddlrun.ddl.launch_context import find_shape
+from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
@@ -81,13 +81,13 @@ LAUNCHED = {"DDLRUN_TOPOLOGY": "2x2x2", "DDLRUN_RANK_ORDER": "host", "DDL_OPTION
 def test_who_says_the_shape(
     options: str | None, environ: dict[str, str], expected: tuple[str, tuple[int, ...], RankOrder]
 ) -> None:
-    shape = find_shape(options, 8, environ)
+    shape = find_context(options, 8, environ)
     assert (shape.options.mode, shape.topology.dims, shape.order) == expected
 
 
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(InputError, match="DDLRUN_RANK_ORDER 'sideways': one of ddl, host"):
-        find_shape(None, 1, {"DDLRUN_RANK_ORDER": "sideways"})
+        find_context(None, 1, {"DDLRUN_RANK_ORDER": "sideways"})
 
 
 def test_tuning_is_read_over_the_default() -> None:

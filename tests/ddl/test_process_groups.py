@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlrun.ddl.arrays import flat
-from ddlrun.ddl.process_groups import GpuSupport, why_no_nccl
-from ddlrun.ddl.rendezvous import meeting_address
-from ddlrun.ddl.staging import staged
+from ddlrun.ddl.arrays import flatten
+from ddlrun.ddl.process_groups import GpuSupport, explain_no_nccl
+from ddlrun.ddl.rendezvous import find_rendezvous_address
+from ddlrun.ddl.staging import stage
 from tests.ddl.test_mpi import started
 
 RANKS = Path(__file__).parent / "groups_ranks.py"
@@ -40,36 +40,36 @@ def test_alone_there_are_groups_too() -> None:
 
 
 def test_rank_0s_address_is_that_of_the_jobs_network() -> None:
-    assert meeting_address({"MASTER_ADDR": "there", "GLOO_SOCKET_IFNAME": "lo"}, one_host=False) == "there"
-    assert meeting_address({"GLOO_SOCKET_IFNAME": "nothing,lo"}, one_host=False) == "127.0.0.1"
-    assert meeting_address({"NCCL_SOCKET_IFNAME": "=lo:1"}, one_host=False) == "127.0.0.1"
-    elsewhere = meeting_address({"NCCL_SOCKET_IFNAME": "^lo"}, one_host=True)
+    assert find_rendezvous_address({"MASTER_ADDR": "there", "GLOO_SOCKET_IFNAME": "lo"}, one_host=False) == "there"
+    assert find_rendezvous_address({"GLOO_SOCKET_IFNAME": "nothing,lo"}, one_host=False) == "127.0.0.1"
+    assert find_rendezvous_address({"NCCL_SOCKET_IFNAME": "=lo:1"}, one_host=False) == "127.0.0.1"
+    elsewhere = find_rendezvous_address({"NCCL_SOCKET_IFNAME": "^lo"}, one_host=True)
     assert socket.getaddrinfo(elsewhere, None)
 
 
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
     one, other = GpuSupport(nccl=True, gpu="one"), GpuSupport(nccl=True, gpu="other")
-    assert why_no_nccl([one, other]) == ""
-    assert why_no_nccl([one, GpuSupport(nccl=True, gpu="")]) == "rank 1 has no GPU"
-    assert why_no_nccl([one, GpuSupport(nccl=False, gpu="other")]) == "torch has no NCCL on rank 1"
-    assert why_no_nccl([other, one, one]).startswith("ranks 1 and 2 are on one GPU; call torch.cuda.set_device(")
+    assert explain_no_nccl([one, other]) == ""
+    assert explain_no_nccl([one, GpuSupport(nccl=True, gpu="")]) == "rank 1 has no GPU"
+    assert explain_no_nccl([one, GpuSupport(nccl=False, gpu="other")]) == "torch has no NCCL on rank 1"
+    assert explain_no_nccl([other, one, one]).startswith("ranks 1 and 2 are on one GPU; call torch.cuda.set_device(")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_what_is_staged_comes_back(dtype: torch.dtype) -> None:
     tensors = [torch.arange(12).to(dtype).reshape(3, 4).T, torch.tensor(5).to(dtype), torch.empty(0, dtype=dtype)]
     before = [tensor.clone() for tensor in tensors]
-    for one, tensor in zip(staged(tensors), tensors, strict=True):
+    for one, tensor in zip(stage(tensors), tensors, strict=True):
         assert (one.dtype, one.shape) == (str(dtype).removeprefix("torch."), tensor.shape)
         tensor.zero_()
-        one.give_back()
+        one.write_back()
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
 @NO_GPU
 def test_what_is_staged_from_a_gpu_comes_back() -> None:
     tensor = torch.arange(10**6, device="cuda")
-    one = flat(tensor)
+    one = flatten(tensor)
     one.elements[:] += 1
-    one.give_back()
+    one.write_back()
     assert torch.equal(tensor.cpu(), torch.arange(10**6) + 1)

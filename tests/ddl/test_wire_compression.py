@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
-from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, WireFormat, parse_wire
 from ddlrun.errors import InputError
@@ -102,7 +102,7 @@ def test_what_is_asked_for_is_read() -> None:
 )
 def test_what_cannot_be_is_said_at_the_start(options: str, tuning: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        begin(options, None, tuning, {})
+        start_learner(options, None, tuning, {})
 
 
 def test_every_mode_operation_size_and_shape(mpirun: str, major: int) -> None:
