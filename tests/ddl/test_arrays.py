@@ -1,4 +1,4 @@
-"""Element types, operations and the arrays of frameworks, without MPI."""
+"""Element types, operations and arrays of frameworks, without MPI."""
 
 from typing import Any
 
@@ -20,27 +20,27 @@ FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda value
 
 @given(FLOATS)
 def test_bfloat16_is_rounded_to_the_nearest_even(values: Any) -> None:
-    found = np.empty(len(values), np.uint16)
-    store(values, found, "bfloat16")
-    for value, bits in zip(values, found, strict=True):
+    rounded = np.empty(len(values), np.uint16)
+    store(values, rounded, "bfloat16")
+    for value, bits in zip(values, rounded, strict=True):
         back = widen(np.array([bits], np.uint16), "bfloat16")[0]
         if np.isnan(value) or np.isinf(back):
             assert np.isnan(back) == np.isnan(value)
             continue
         below = np.uint32(value.view(np.uint32)) & np.uint32(0xFFFF0000)
         candidates = [np.uint32(below).view(np.float32), np.uint32(int(below) + 0x10000).view(np.float32)]
-        distances = [abs(np.float64(value) - np.float64(one)) for one in candidates if np.isfinite(one)]
+        distances = [abs(np.float64(value) - np.float64(near)) for near in candidates if np.isfinite(near)]
         assert abs(np.float64(value) - np.float64(back)) == min(distances)
 
 
 @given(FLOATS)
-def test_half_precision_goes_there_and_back(values: Any) -> None:
+def test_half_precision_survives_widening_and_rounding(values: Any) -> None:
     for dtype, memory in (("float16", np.float16), ("bfloat16", np.uint16)):
-        found = np.empty(len(values), memory)
-        store(values, found, dtype)
-        again = np.empty_like(found)
-        store(widen(found, dtype), again, dtype)
-        assert np.array_equal(widen(again, dtype), widen(found, dtype), equal_nan=True)
+        rounded = np.empty(len(values), memory)
+        store(values, rounded, dtype)
+        again = np.empty_like(rounded)
+        store(widen(rounded, dtype), again, dtype)
+        assert np.array_equal(widen(again, dtype), widen(rounded, dtype), equal_nan=True)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -62,18 +62,18 @@ def test_combining_is_numpys_own(dtype: str, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op", "said"),
+    ("dtype", "op", "message"),
     [
         ("float32", "mean", "unknown operation 'mean'; known are sum, avg"),
         ("complex64", "sum", "complex64 cannot be reduced; cast to one of"),
     ],
 )
-def test_what_has_no_meaning_is_refused(dtype: str, op: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_an_operation_without_meaning_is_refused(dtype: str, op: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         find_reduce_op(dtype, op)
 
 
-def test_an_array_in_a_row_is_the_callers_memory() -> None:
+def test_a_flat_array_is_the_callers_memory() -> None:
     whole = np.zeros((3, 4), np.float32)
     flatten(whole).elements[:] = 7
     assert (whole == 7).all()
@@ -83,7 +83,7 @@ def test_an_array_in_a_row_is_the_callers_memory() -> None:
     assert (whole == 8).all()
 
 
-def test_what_is_no_array_is_refused() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(InputError, match="str is no array"):
         flatten("text")
     with pytest.raises(InputError, match="read-only"):
@@ -92,15 +92,17 @@ def test_what_is_no_array_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300))), st.integers(1, 2000))
 def test_every_array_is_in_one_bucket(sizes: list[tuple[str, int]], most: int) -> None:
-    flats = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
-    found = make_buckets(flats, Tuning(chunk=1000, bucket=most))
-    assert sorted(id(one.elements) for bucket in found for one in bucket) == sorted(id(one.elements) for one in flats)
-    for bucket in found:
-        assert len({one.dtype for one in bucket}) == 1
-        assert len(bucket) == 1 or sum(one.elements.nbytes for one in bucket) <= most
+    arrays = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
+    buckets = make_buckets(arrays, Tuning(chunk=1000, bucket=most))
+    in_buckets = [id(array.elements) for bucket in buckets for array in bucket]
+    assert sorted(in_buckets) == sorted(id(array.elements) for array in arrays)
+    for bucket in buckets:
+        assert len({array.dtype for array in bucket}) == 1
+        if len(bucket) > 1:
+            assert sum(array.elements.nbytes for array in bucket) <= most
 
 
-def test_alone_everything_is_as_it_was() -> None:
+def test_a_single_learner_changes_nothing() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     with ddl.init(""):
         assert (ddl.rank(), ddl.size(), ddl.local_rank(), ddl.local_size(), ddl.num_hosts()) == (0, 1, 0, 1, 1)
@@ -124,7 +126,7 @@ def test_alone_everything_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "why"),
+    ("x", "message"),
     [
         (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: its mask would be ignored"),
         (np.ones(3, ">f4"), "another machine's byte order; cast to float32"),
@@ -132,37 +134,37 @@ def test_alone_everything_is_as_it_was() -> None:
         (np.float64(3), "float64 is a number, which nothing can be written to; pass an array"),
     ],
 )
-def test_what_would_be_reduced_wrong_is_refused(x: Any, why: str) -> None:
-    with pytest.raises(InputError, match=why):
+def test_arrays_that_would_be_reduced_wrongly_are_refused(x: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         flatten(x)
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
-def test_a_matrix_is_worked_on_in_its_own_memory() -> None:
+def test_a_matrix_is_modified_in_place() -> None:
     matrix = np.asmatrix(np.ones((2, 3)))
     flatten(matrix).elements[:] = 2
     assert np.asarray(matrix).tolist() == [[2] * 3] * 2
 
 
-def test_torch_tensors_are_worked_on_in_their_own_memory() -> None:
+def test_torch_tensors_are_modified_in_place() -> None:
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):
         tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
-        one = flatten(tensor)
-        assert (one.dtype, one.shape) == (dtype, (3, 4))
-        find_reduce_op(dtype, "sum").combine(one.elements, flatten(tensor.clone()).elements, 1)
+        array = flatten(tensor)
+        assert (array.dtype, array.shape) == (dtype, (3, 4))
+        find_reduce_op(dtype, "sum").combine(array.elements, flatten(tensor.clone()).elements, 1)
         assert torch.equal(tensor, 2 * torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4))
-    wanted = torch.ones(3, requires_grad=True)
+    tensor = torch.ones(3, requires_grad=True)
     with ddl.init(""):
-        result = ddl.all_reduce(wanted, "avg")
-        assert torch.equal(result, wanted)
+        result = ddl.all_reduce(tensor, "avg")
+        assert torch.equal(result, tensor)
         assert isinstance(result, torch.Tensor)
         assert type(ddl.reduce_scatter(torch.ones(4, dtype=torch.bfloat16))) is torch.Tensor
 
 
-def test_dlpack_arrays_are_worked_on_in_their_own_memory() -> None:
+def test_dlpack_arrays_are_modified_in_place() -> None:
     class Other:
-        """Any library's array: all that is known of it is DLPack."""
+        """An array of any library, which has nothing but DLPack."""
 
         def __init__(self, memory: Any) -> None:
             self.memory = memory
