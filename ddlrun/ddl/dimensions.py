@@ -32,8 +32,8 @@ def coords_of(topology: Topology, order: RankOrder, rank: int) -> tuple[int, ...
 
 def rank_at(topology: Topology, order: RankOrder, coords: tuple[int, ...]) -> int:
     """Return the rank at a position (x, y, z[, a])."""
-    sizes_and_places = list(zip(topology.dims[1:], coords[1:], strict=True))[::-1]
-    host_index = reduce(lambda index, pair: index * pair[0] + pair[1], sizes_and_places, 0)
+    sizes_and_coords = list(zip(topology.dims[1:], coords[1:], strict=True))[::-1]
+    host_index = reduce(lambda index, pair: index * pair[0] + pair[1], sizes_and_coords, 0)
     return topology.rank(host_index, coords[0], order)
 
 

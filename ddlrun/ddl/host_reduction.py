@@ -63,9 +63,14 @@ class HostReducer:
         for bucket in () if alone else make_buckets(arrays, self.tuning):
             reduce_op = find_reduce_op(bucket[0].dtype, op)
             elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([array.elements for array in bucket])
-            message = MessageClass(elements.nbytes, reduce_op.dtype, whole, blocking)
-            if reduce_op.dtype == "float32" and message.size > self.tuning.flat:
-                message = message._replace(wire=wire)
+            narrows = reduce_op.dtype == "float32" and elements.nbytes > self.tuning.flat
+            message = MessageClass(
+                size=elements.nbytes,
+                dtype=reduce_op.dtype,
+                whole=whole,
+                blocking=blocking,
+                wire=wire if narrows else "",
+            )
             algorithm = self._select(message, elements, reduce_op)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
@@ -85,7 +90,7 @@ class HostReducer:
         array.write_back()
 
     def compare(self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "") -> None:
-        """With -dbg_level, check that all learners reduce the same arrays: else messages would differ in length.
+        """With -dbg_level, check that all learners reduce equal arrays, because messages must have equal lengths.
 
         Raises InputError if another learner reduces other arrays.
         """

@@ -51,7 +51,10 @@ def ring(me: int, bounds: Sequence[int]) -> Steps:
     def message(peer: int, block: int) -> tuple[Message, ...]:
         return _message(peer % size, bounds, block % size, block % size + 1)
 
-    return [ScheduleStep(message(me + 1, me - step - 1), message(me - 1, me - step - 2)) for step in range(size - 1)]
+    return [
+        ScheduleStep(sends=message(me + 1, me - step - 1), receives=message(me - 1, me - step - 2))
+        for step in range(size - 1)
+    ]
 
 
 def direct(me: int, bounds: Sequence[int]) -> Steps:
@@ -61,7 +64,7 @@ def direct(me: int, bounds: Sequence[int]) -> Steps:
         return []
     sends = [message for peer in peers for message in _message(peer, bounds, peer, peer + 1)]
     receives = [message for peer in peers for message in _message(peer, bounds, me, me + 1)]
-    return [ScheduleStep(tuple(sends), tuple(receives))]
+    return [ScheduleStep(sends=tuple(sends), receives=tuple(receives))]
 
 
 def halving(me: int, bounds: Sequence[int]) -> Steps:
@@ -82,7 +85,8 @@ def halving(me: int, bounds: Sequence[int]) -> Steps:
         my_downs = [pair for pair in downs if me in pair]
         to_upper = [m for pair in my_ups for m in _message(pair[not upper], bounds, middle, high)]
         to_lower = [m for pair in my_downs for m in _message(pair[not upper], bounds, low, middle)]
-        steps.append(ScheduleStep(tuple(to_lower if upper else to_upper), tuple(to_upper if upper else to_lower)))
+        sends, receives = (to_lower, to_upper) if upper else (to_upper, to_lower)
+        steps.append(ScheduleStep(sends=tuple(sends), receives=tuple(receives)))
         low, high = (middle, high) if upper else (low, middle)
     return steps
 
@@ -132,7 +136,10 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
 
 def mirror(steps: Sequence[ScheduleStep]) -> Steps:
     """Return the allgather that is the inverse of a reduce-scatter."""
-    return [ScheduleStep(step.receives, step.sends, combine=False, wire=step.wire) for step in reversed(steps)]
+    return [
+        ScheduleStep(sends=step.receives, receives=step.sends, combine=False, wire=step.wire)
+        for step in reversed(steps)
+    ]
 
 
 def wire_of(dimensions: Sequence[Dimension]) -> str:

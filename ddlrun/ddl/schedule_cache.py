@@ -1,4 +1,4 @@
-"""Schedules of a learner's collectives, kept for sizes that come again."""
+"""A cache of the schedules of a learner's collectives."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.learner import Learner
 
-# The learner of this process, or nothing. Scripts call functions, as they did with IBM's DDL, so it is kept here.
+# The learner of this process, or nothing. As with IBM's DDL, scripts call functions, so the learner is global.
 _started: list[Learner] = []
 
 

@@ -114,6 +114,7 @@ class _Format(NamedTuple):
 
 
 def _blocks(values: Array) -> Iterator[tuple[Array, int, int]]:
+    """Yield blocks that fit the scratch memory, with their bounds."""
     for low in range(0, len(values), BLOCK):
         block = values[low : low + BLOCK]
         yield block, low, low + len(block)

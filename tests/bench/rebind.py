@@ -71,7 +71,7 @@ def per_iteration() -> tuple[float, float]:
 def per_step() -> float:
     """Return the seconds that the engine's meter takes for one step of one chunk."""
     meter = TrafficMeter({1: 0}, ["ring"])
-    step = ScheduleStep((Message(1, 0, 9),), (Message(1, 9, 18),))
+    step = ScheduleStep(sends=(Message(1, 0, 9),), receives=(Message(1, 9, 18),))
 
     def one() -> None:
         meter.begin(step, 4)

@@ -24,11 +24,11 @@ KEY = {"hosts": ["a", "b"], "topology": "2x2x1", "order": "ddl", "mpi": "Open MP
 
 
 def space(size: int, learners: tuple[int, ...] = (4, 2, 3), *, blocking: bool = True) -> AlgorithmSpace:
-    usual, chunks = (
+    default, chunked = (
         default_algorithm("p", BETWEEN_HOSTS, learners, MessageClass(size, "float32", whole=True, blocking=waits))
         for waits in (blocking, False)
     )
-    return AlgorithmSpace(usual, chunks, learners, size, blocking)
+    return AlgorithmSpace(default=default, chunked=chunked, learners=learners, size=size, blocking=blocking)
 
 
 sizes = st.integers(1, 2**26)

@@ -61,7 +61,7 @@ class CoreRebinding:
         """Return this learner's figures. /proc is read only if the last check suspected it, because that has a cost."""
         median, error = median_and_error([iteration.compute for iteration in times])
         inside = median_and_error([iteration.inside for iteration in times])[0]
-        stats = IterationStats(median, error, inside, moves=self._moves)
+        stats = IterationStats(compute=median, error=error, inside=inside, moves=self._moves)
         if self._last_load is None:
             return stats
         since, before = self._last_load
