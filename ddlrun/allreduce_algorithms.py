@@ -1,8 +1,8 @@
-"""The ways in which an array can be reduced, which one a mode takes, in chunks of what size: for ddl and its model."""
+"""Allreduce algorithms: the modes, sizes and candidates that `ddl` runs and `network` models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -10,20 +10,24 @@ if TYPE_CHECKING:
 KIB, MIB = 1024, 1024 * 1024
 
 ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
-# All that there are: m is MPI's own, p finds the best.
+# All modes: m uses the MPI library's collectives, p searches for the fastest algorithm.
 MODES = (*ALGORITHMS, "m", "p")
-# Modes that ask for one algorithm get it for small messages too.
-MAY_GO_FLAT = "bnp"
-MOST_DIRECT = 4
+# Modes that leave small messages to MPI_Allreduce. The others name one algorithm, so they use it for all sizes.
+FLAT_MODES = "bnp"
+# Learners of a dimension up to which direct exchange is the default of mode p.
+MAX_DIRECT = 4
+# Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
 
 
 class Tuning(NamedTuple):
-    """Bytes of a chunk, chunks in flight, bytes up to which MPI's flat allreduce serves, bytes of a bucket.
+    """The sizes that an allreduce works with.
 
-    `explore`: the reductions that mode p may spend on a size to find the best way; 0: it takes the sizes before.
-    `wire`: what float32 travels as, for `wire.parse_wire`; what `flat` counts as small travels as it is.
+    chunk: bytes of a chunk, as sent. depth: chunks in flight. flat: bytes up to which MPI_Allreduce is used. bucket:
+    bytes of a bucket. explore: trial reductions that mode p may spend per message class; 0: none, it uses the sizes
+    above. wire: the type that float32 is sent as, in the format of `wire_compression.parse_wire`; messages of up to
+    `flat` bytes are sent as float32.
     """
 
     chunk: int = 96 * KIB
@@ -34,9 +38,9 @@ class Tuning(NamedTuple):
     wire: str = ""
 
 
-# Measured. Between hosts small chunks fill all links at once; halves of 96 KiB still go eagerly over TCP (to 64 KiB).
-# In a host's shared memory there is one link, each chunk costs, and MPI's own allreduce is the faster one as long as
-# its temporaries are cheap.
+# Measured. Between hosts, small chunks keep all links busy, and half a chunk of 96 KiB is still sent eagerly over TCP
+# (up to 64 KiB). In a host's shared memory there is a single link and each chunk has a cost, and MPI's own allreduce is
+# faster as long as its temporary memory is cheap.
 BETWEEN_HOSTS = Tuning()
 ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 
@@ -44,29 +48,29 @@ ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 class AllreduceAlgorithm(NamedTuple):
     """How an array is reduced.
 
-    `how` is "flat" (one MPI_Allreduce), "native" (MPI's collectives, dimension by dimension) or "chunks": our own
-    messages, with an algorithm a dimension, `chunk` bytes each and `depth` of them under way. `wire` ("bfloat16:YZ")
-    is what float32 travels as in which dimensions, a chunk's bytes being those that travel; "" as it is.
+    method: "flat" is a single MPI_Allreduce, "native" is MPI's Reduce_scatter and Allgatherv in each dimension,
+    "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension; chunk, the
+    bytes of a chunk as sent; depth, the chunks in flight; wire, the type that float32 is sent as and its dimensions
+    ("bfloat16:YZ"), "" for float32.
     """
 
-    how: str
+    method: Literal["flat", "native", "chunks"]
     algorithms: tuple[str, ...] = ()
     chunk: int = 0
     depth: int = 0
     wire: str = ""
 
     def __str__(self) -> str:
-        if self.how == "chunks":
+        if self.method == "chunks":
             chunks = f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} under way"
             return f"{chunks}, by {self.wire}" if self.wire else chunks
-        return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.how]
+        return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.method]
 
 
 class MessageClass(NamedTuple):
-    """One allreduce, as far as the choice of an algorithm goes.
+    """The properties of an allreduce that its algorithm depends on.
 
-    `size` is in bytes; `whole` is set where it spans the whole grid, `blocking` where the caller waits for it;
-    `wire` is that of `AllreduceAlgorithm`.
+    size: bytes. whole: it covers the whole grid. blocking: the caller waits for it. wire: as in `AllreduceAlgorithm`.
     """
 
     size: int
@@ -76,52 +80,60 @@ class MessageClass(NamedTuple):
     wire: str = ""
 
 
-def algorithm(mode: str, learners: int) -> str:
-    """Return what a mode takes in a dimension of so many learners, as long as nothing was measured."""
-    return ALGORITHMS.get(mode) or ("direct" if learners <= MOST_DIRECT else "ring")
+def dimension_algorithm(mode: str, learners: int) -> str:
+    """Return the default algorithm of a mode in a dimension of `learners` learners, before any measurement."""
+    return ALGORITHMS.get(mode) or ("direct" if learners <= MAX_DIRECT else "ring")
 
 
-def usual_way(mode: str, tuning: Tuning, learners: Sequence[int], case: MessageClass) -> AllreduceAlgorithm:
-    """Return the way of a mode without measuring; `learners` are those of each dimension."""
-    if case.whole and case.blocking and mode in MAY_GO_FLAT and case.size <= tuning.flat:
+def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], message: MessageClass) -> AllreduceAlgorithm:
+    """Return the algorithm of a mode before any measurement; `learners` has the size of each dimension."""
+    if message.whole and message.blocking and mode in FLAT_MODES and message.size <= tuning.flat:
         return AllreduceAlgorithm("flat")
     if mode == "m":
         return AllreduceAlgorithm("native")
     return AllreduceAlgorithm(
-        "chunks", tuple(algorithm(mode, size) for size in learners), tuning.chunk, tuning.depth, case.wire
+        method="chunks",
+        algorithms=tuple(dimension_algorithm(mode, size) for size in learners),
+        chunk=tuning.chunk,
+        depth=tuning.depth,
+        wire=message.wire,
     )
 
 
 class AlgorithmSpace(NamedTuple):
-    """What to look for: the usual way, our own messages' usual way, learners of each dimension, bytes."""
+    """The algorithms to search for one message class.
 
-    usual: AllreduceAlgorithm
-    chunks: AllreduceAlgorithm
+    default: the algorithm without a search. chunked: the default in chunks. learners: the size of each dimension.
+    size: bytes of the message. blocking: the caller waits for it.
+    """
+
+    default: AllreduceAlgorithm
+    chunked: AllreduceAlgorithm
     learners: tuple[int, ...]
     size: int
     blocking: bool
 
 
-def first_ways(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
-    """Yield what is worth a try: the usual way, MPI's own where the caller waits, float32, chunks of several sizes."""
-    yield space.usual
+def first_candidates(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
+    """Yield the default, MPI's own algorithms if the caller waits, float32 on the wire, and several chunk sizes."""
+    yield space.default
     if space.blocking:
         yield AllreduceAlgorithm("flat")
         yield AllreduceAlgorithm("native")
-    if space.chunks.wire:
-        yield space.chunks._replace(wire="")  # where links are fast the conversions cost more than they save
-    whole = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
-    yield from (space.chunks._replace(chunk=chunk) for chunk in CHUNKS if chunk <= whole)
+    if space.chunked.wire:
+        yield space.chunked._replace(wire="")  # on fast links the conversions cost more than they save
+    largest = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
+    yield from (space.chunked._replace(chunk=chunk) for chunk in CHUNKS if chunk <= largest)
 
 
-def near_ways(best: AllreduceAlgorithm, space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
-    """Yield other depths and, a dimension at a time, other algorithms; none if the best is MPI's own."""
-    if best.how != "chunks":
+def neighbours(best: AllreduceAlgorithm, space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
+    """Yield variants of `best` with another depth, or another algorithm in one dimension; none of MPI's own."""
+    if best.method != "chunks":
         return
     chunks = -(-space.size // best.chunk)
     yield from (best._replace(depth=depth) for depth in DEPTHS if min(depth, chunks) != min(best.depth, chunks))
     for place, count in enumerate(space.learners):
-        # Two learners exchange halves, whatever it is called.
+        # Two learners exchange halves under every algorithm.
         for name in ("ring", "halving", "direct") if count > 2 else ():
             if name != best.algorithms[place]:
                 yield best._replace(algorithms=(*best.algorithms[:place], name, *best.algorithms[place + 1 :]))

@@ -1,11 +1,11 @@
-"""Which way each reduction takes: the mode's usual one, or in mode p the one that was found best."""
+"""The choice of an algorithm per reduction: the mode's default, or in mode p the fastest one measured."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, usual_way
+from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm
 from ddlrun.ddl import autotune
 
 if TYPE_CHECKING:
@@ -19,55 +19,75 @@ if TYPE_CHECKING:
 
 
 class AlgorithmSelector(NamedTuple):
-    """Made by all ranks together; `comm` has them all, None where there is one learner."""
+    """Selects the algorithm of each reduction. All ranks create it together.
+
+    learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
+    algorithms measured so far, None unless mode p explores.
+    """
 
     options: Options
     tuning: Tuning
     learners: tuple[int, ...]
     comm: Intracomm | None
-    memory: autotune.AutotuneCache | None
+    cache: autotune.AutotuneCache | None
 
-    def way(self, case: MessageClass, trial: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
-        """Return the way of a case; `trial()` gives what measures one, in seconds that are the same on all ranks."""
-        if self.memory is None or not case.whole or case.size <= autotune.SMALLEST:
-            return self._usual(case)
-        size = autotune.size_class(case.size)
-        name = f"{case.dtype} {size} {'all_reduce' if case.blocking else 'start'}{case.wire and f' by {case.wire}'}"
-        known = self.memory.get(name)
-        return self._explored(name, case, trial()) if known is None else known
+    def select(self, message: MessageClass, make_measure: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
+        """Return the algorithm for a message class.
 
-    def _usual(self, case: MessageClass) -> AllreduceAlgorithm:
-        return usual_way(self.options.mode, self.tuning, self.learners, case)
+        `make_measure()` returns a function that measures an algorithm, in seconds that are the same on all ranks.
+        """
+        if self.cache is None or not message.whole or message.size <= autotune.SMALLEST:
+            return self._default(message)
+        size = autotune.size_class(message.size)
+        call = "all_reduce" if message.blocking else "start"
+        name = f"{message.dtype} {size} {call}{message.wire and f' by {message.wire}'}"
+        cached = self.cache.get(name)
+        return self._explore(self.cache, name, message, make_measure()) if cached is None else cached
 
-    def _explored(self, name: str, case: MessageClass, measure: autotune.Measure) -> AllreduceAlgorithm:
-        usual, chunks = (self._usual(case._replace(blocking=blocking)) for blocking in (case.blocking, False))
-        space = AlgorithmSpace(usual, chunks, self.learners, case.size, case.blocking)
-        found = autotune.search(space, measure, self.tuning.explore)
-        if self.memory is not None and self.comm is not None:
-            kept = self.memory.keep(name, found.way, write=self.comm.rank == 0)
-            if self.comm.rank == 0 and (self.options.dbg_level or found.seconds > 1):
-                where = f", kept in {self.memory.path}" if kept else ""
-                sys.stderr.write(
-                    f"ddlrun.ddl: explored {name}: {found.way} after {found.runs} reductions, "
-                    f"{found.seconds:.1f} s{where}\n"
-                )
-        return found.way
+    def _default(self, message: MessageClass) -> AllreduceAlgorithm:
+        return default_algorithm(self.options.mode, self.tuning, self.learners, message)
+
+    def _explore(
+        self, cache: autotune.AutotuneCache, name: str, message: MessageClass, measure: autotune.Measure
+    ) -> AllreduceAlgorithm:
+        space = AlgorithmSpace(
+            default=self._default(message),
+            chunked=self._default(message._replace(blocking=False)),
+            learners=self.learners,
+            size=message.size,
+            blocking=message.blocking,
+        )
+        result = autotune.search(space, measure, self.tuning.explore)
+        is_writer = self.comm is not None and self.comm.rank == 0
+        written = cache.put(name, result.algorithm, write=is_writer)
+        if is_writer and (self.options.dbg_level or result.seconds > 1):
+            where = f", kept in {cache.path}" if written else ""
+            sys.stderr.write(
+                f"ddlrun.ddl: explored {name}: {result.algorithm} after {result.runs} reductions, "
+                f"{result.seconds:.1f} s{where}\n"
+            )
+        return result.algorithm
 
 
-def make_choice(
+def make_selector(
     grid: Grid, options: Options, tuning: Tuning, comm: Intracomm | None, environ: Mapping[str, str]
 ) -> AlgorithmSelector:
-    """Return what chooses; all ranks call it together. Rank 0 reads what was explored before, for all."""
+    """Return the selector of a grid. All ranks call it together; rank 0 reads the cache for all."""
     explores = comm is not None and options.mode == "p" and tuning.explore > 0
-    memory = _remembered(grid, comm, environ) if comm is not None and explores else None
-    return AlgorithmSelector(options, tuning, grid.topology.dims, comm, memory)
+    return AlgorithmSelector(
+        options=options,
+        tuning=tuning,
+        learners=grid.topology.dims,
+        comm=comm,
+        cache=_load_cache(grid, comm, environ) if comm is not None and explores else None,
+    )
 
 
-def _remembered(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> autotune.AutotuneCache:
-    from mpi4py import MPI  # noqa: PLC0415 - it is loaded
+def _load_cache(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> autotune.AutotuneCache:
+    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
 
     names = comm.gather(MPI.Get_processor_name())
-    found = None
+    arguments = None
     if names is not None:
         key = {
             "hosts": list(dict.fromkeys(names)),
@@ -75,6 +95,6 @@ def _remembered(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> auto
             "order": grid.order.value,
             "mpi": MPI.Get_library_version().split(",")[0],
         }
-        path = autotune.memory_path(environ, key)
-        found = path, key, autotune.read(path)
-    return autotune.AutotuneCache(*comm.bcast(found))
+        path = autotune.cache_path(environ, key)
+        arguments = path, key, autotune.read_file(path)
+    return autotune.AutotuneCache(*comm.bcast(arguments))

@@ -1,4 +1,4 @@
-"""Mode p: measure the ways of reducing a size, take the best one, remember it for the next job."""
+"""Mode p: measure the algorithms for a size, use the fastest, and keep it for the next job."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, first_ways, near_ways
-from ddlrun.ddl.schedule import REDUCES
+from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, first_candidates, neighbours
+from ddlrun.ddl.schedule import REDUCE_SCATTERS
 from ddlrun.ddl.wire_compression import FORMATS
 
 if TYPE_CHECKING:
@@ -19,30 +19,32 @@ if TYPE_CHECKING:
 
     Measure = Callable[[AllreduceAlgorithm], float]
 
-# Sizes between two powers of 2 share what was found for the upper one.
+# Bytes. Sizes between two powers of 2 use the result for the upper one.
 SMALLEST, LARGEST = 8 * 1024, 64 * 1024 * 1024
-# A search begins no further reduction after so many seconds; those of slow links take some each.
+# Seconds after which a search begins no further reduction. On slow links each may take seconds.
 PATIENCE = 10.0
-# Ways slower than this times the best at first sight are not measured again.
+# Algorithms slower than this multiple of the fastest in their first runs are not measured again.
 HOPELESS = 1.25
-# What was usual stays unless something is better by more than the noise of a few runs.
+# The default is replaced only by an algorithm that takes at most this share of its time: more than the noise of a few
+# runs.
 BETTER = 0.98
 RUNS = 3
-# Whoever else runs on the machine makes a reduction of so many seconds and less look far longer. So these are done more
-# often, in turn, as a script does: one right after its like finds memory that others do not. They count a third.
+# Other processes on the machine make a reduction of up to SHORT seconds look far longer than it is. So short reductions
+# are run SHORT_RUNS times, all algorithms in turn, as in a script: a reduction right after one of its kind finds its
+# memory in the cache. In the budget they count one third, others THIRDS thirds.
 SHORT, SHORT_RUNS, THIRDS = 10e-3, 5, 3
 
 
 class AutotuneResult(NamedTuple):
-    """The best way, how many reductions that took, and how long in seconds."""
+    """The fastest algorithm, and the number of reductions and the seconds that the search took."""
 
-    way: AllreduceAlgorithm
+    algorithm: AllreduceAlgorithm
     runs: int
     seconds: float
 
 
 def size_class(size: int) -> int:
-    """Return the least power of 2 that is not less, between 8 KiB and 64 MiB.
+    """Return the least power of 2 that is at least `size` bytes, between 8 KiB and 64 MiB.
 
     >>> size_class(3 * 2**20) == 4 * 2**20
     True
@@ -50,97 +52,109 @@ def size_class(size: int) -> int:
     return min(max(1 << max(size - 1, 0).bit_length(), SMALLEST), LARGEST)
 
 
-def search(space: AlgorithmSpace, measure: Measure, most: int) -> AutotuneResult:
-    """Find the best way to reduce so many bytes by at most `most` calls of `measure`, which returns seconds.
+def search(space: AlgorithmSpace, measure: Measure, budget: int) -> AutotuneResult:
+    """Find the fastest algorithm.
 
-    Short ones count a third. All learners must get the same seconds: they decide by them alone.
+    Args:
+        space: The algorithms.
+        measure: Runs one reduction and returns its seconds. All learners must get the same number, because they decide
+            by it alone.
+        budget: Reductions that may be run. One of 10 ms or less counts a third.
     """
-    race = _Race(measure, most)
-    race.try_once(space.usual)  # connections, first pages
-    race.seen.clear()
-    best = race.best(space.usual, first_ways(space))
-    best = race.best(best, near_ways(best, space))
-    return AutotuneResult(best, race.runs, race.seconds)
+    comparison = _Comparison(measure, budget)
+    comparison.run(space.default)  # opens connections and touches memory for the first time
+    comparison.times.clear()
+    best = comparison.find_best(space.default, first_candidates(space))
+    best = comparison.find_best(best, neighbours(best, space))
+    return AutotuneResult(best, comparison.runs, comparison.seconds)
 
 
-class _Race:
-    def __init__(self, measure: Measure, most: int) -> None:
-        self._measure, self._left = measure, THIRDS * most
+class _Comparison:
+    """Measured times of algorithms, within a budget."""
+
+    def __init__(self, measure: Measure, budget: int) -> None:
+        self._measure, self._thirds_left = measure, THIRDS * budget
         self.runs, self.seconds = 0, 0.0
-        self.seen: dict[AllreduceAlgorithm, list[float]] = {}
+        self.times: dict[AllreduceAlgorithm, list[float]] = {}
 
-    def try_once(self, way: AllreduceAlgorithm) -> None:
-        if self._left >= THIRDS and self.seconds < PATIENCE:
-            took = self._measure(way)
-            self.seen.setdefault(way, []).append(took)
-            self.runs, self.seconds = self.runs + 1, self.seconds + took
-            self._left -= 1 if took <= SHORT else THIRDS
+    def run(self, algorithm: AllreduceAlgorithm) -> None:
+        """Measure an algorithm once, if the budget allows."""
+        if self._thirds_left >= THIRDS and self.seconds < PATIENCE:
+            seconds = self._measure(algorithm)
+            self.times.setdefault(algorithm, []).append(seconds)
+            self.runs, self.seconds = self.runs + 1, self.seconds + seconds
+            self._thirds_left -= 1 if seconds <= SHORT else THIRDS
 
-    def best(self, held: AllreduceAlgorithm, others: Iterable[AllreduceAlgorithm]) -> AllreduceAlgorithm:
-        ways = list(dict.fromkeys([held, *others]))
-        for number in range(SHORT_RUNS):
-            for way in self._worth(ways, number):
-                if len(self.seen.get(way, ())) <= number:
-                    self.try_once(way)
-        hopeful = self._hopeful(ways)
-        winner = min(hopeful, key=self._time, default=held)
-        return winner if held not in hopeful or self._time(winner) < BETTER * self._time(held) else held
+    def find_best(self, current: AllreduceAlgorithm, others: Iterable[AllreduceAlgorithm]) -> AllreduceAlgorithm:
+        """Return the fastest algorithm, or the current one unless another is better by more than noise."""
+        algorithms = list(dict.fromkeys([current, *others]))
+        for run_number in range(SHORT_RUNS):
+            for algorithm in self._worth_measuring(algorithms, run_number):
+                if len(self.times.get(algorithm, ())) <= run_number:
+                    self.run(algorithm)
+        promising = self._promising(algorithms)
+        fastest = min(promising, key=self._median, default=current)
+        keeps_current = current in promising and self._median(fastest) >= BETTER * self._median(current)
+        return current if keeps_current else fastest
 
-    def _worth(self, ways: list[AllreduceAlgorithm], number: int) -> list[AllreduceAlgorithm]:
-        """Return what to measure for the time `number`, from 0: all at first, the short ones twice."""
-        short = self._least(ways) <= SHORT
-        if number >= (SHORT_RUNS if short else RUNS):
+    def _worth_measuring(self, algorithms: list[AllreduceAlgorithm], run_number: int) -> list[AllreduceAlgorithm]:
+        """Return the algorithms for run `run_number`, from 0: all in the first run, or two if they are short."""
+        short = self._least(algorithms) <= SHORT
+        if run_number >= (SHORT_RUNS if short else RUNS):
             return []
-        return ways if number < 1 + short else self._hopeful(ways)
+        return algorithms if run_number < (2 if short else 1) else self._promising(algorithms)
 
-    def _least(self, ways: Iterable[AllreduceAlgorithm]) -> float:
-        return min((min(self.seen[way]) for way in ways if self.seen.get(way)), default=0.0)
+    def _least(self, algorithms: Iterable[AllreduceAlgorithm]) -> float:
+        return min((min(self.times[item]) for item in algorithms if self.times.get(item)), default=0.0)
 
-    def _hopeful(self, ways: Sequence[AllreduceAlgorithm]) -> list[AllreduceAlgorithm]:
-        least = self._least(ways)
-        return [way for way in ways if self.seen.get(way) and min(self.seen[way]) <= HOPELESS * least]
+    def _promising(self, algorithms: Sequence[AllreduceAlgorithm]) -> list[AllreduceAlgorithm]:
+        limit = HOPELESS * self._least(algorithms)
+        return [item for item in algorithms if self.times.get(item) and min(self.times[item]) <= limit]
 
-    def _time(self, way: AllreduceAlgorithm) -> float:
-        return statistics.median(self.seen[way])
+    def _median(self, algorithm: AllreduceAlgorithm) -> float:
+        return statistics.median(self.times[algorithm])
 
 
 class AutotuneCache:
-    """What was found for these hosts, this shape and this MPI, in a file of rank 0's user; all ranks hold a copy."""
+    """The results for a set of hosts, a shape and an MPI, in a file of rank 0's user. All ranks hold a copy."""
 
     def __init__(self, path: str | None, key: Mapping[str, Any], text: str) -> None:
         self.path, self._key = path, key
-        self._ways = _parse(text, key)
+        self._algorithms = _parse(text, key)
 
-    def get(self, case: str) -> AllreduceAlgorithm | None:
-        """Return the way that was found for a case."""
-        return self._ways.get(case)
+    def get(self, name: str) -> AllreduceAlgorithm | None:
+        """Return the algorithm for a message class, if there is one."""
+        return self._algorithms.get(name)
 
-    def keep(self, case: str, way: AllreduceAlgorithm, *, write: bool) -> bool:
-        """Remember a way; one rank writes, and says whether it could. Else the next job finds it again."""
-        self._ways[case] = way
+    def put(self, name: str, algorithm: AllreduceAlgorithm, *, write: bool) -> bool:
+        """Add the algorithm for a message class; return whether it was written to the file.
+
+        One rank writes. If it cannot, the next job searches again.
+        """
+        self._algorithms[name] = algorithm
         if not write or self.path is None:
             return False
-        found = _parse(read(self.path), self._key) | self._ways  # another job may have written since
+        merged = _parse(read_file(self.path), self._key) | self._algorithms  # another job may have written since
         with suppress(OSError):
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            part = f"{self.path}.{os.getpid()}"
-            with open(part, "w", encoding="utf-8") as file:
-                json.dump({**self._key, "ways": found}, file, indent=1)
-            os.replace(part, self.path)
+            partial_path = f"{self.path}.{os.getpid()}"
+            with open(partial_path, "w", encoding="utf-8") as file:
+                json.dump({**self._key, "ways": merged}, file, indent=1)
+            os.replace(partial_path, self.path)
             return True
         return False
 
 
-def memory_path(environ: Mapping[str, str], key: Mapping[str, Any]) -> str | None:
-    """Return the file for a key in the user's state folder; None where the user has no home."""
+def cache_path(environ: Mapping[str, str], key: Mapping[str, Any]) -> str | None:
+    """Return the file for a key in the user's state folder, or None if the user has no home."""
     home = environ.get("HOME")
     state = environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return f"{state}/ddlrun/explored/{digest}.json" if state else None
 
 
-def read(path: str | None) -> str:
-    """Return a file's text; nothing where it cannot be read."""
+def read_file(path: str | None) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     with suppress(OSError, UnicodeDecodeError):
         if path is not None:
             with open(path, encoding="utf-8") as file:
@@ -149,24 +163,29 @@ def read(path: str | None) -> str:
 
 
 def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
-    """Return case -> way; nothing from a file that is cut short, of other hosts, or not ours."""
+    """Return the algorithm of each message class; none if the file is damaged, or has another key."""
+    if not text:
+        return {}
     try:
-        found = json.loads(text) if text else {}
-        if {name: found[name] for name in key if found} != (dict(key) if found else {}):
+        content = json.loads(text)
+        if {name: content[name] for name in key} != dict(key):
             return {}
         axes = str(key["topology"]).count("x") + 1
-        return {case: _way(axes, *values) for case, values in found.get("ways", {}).items()}
+        return {name: _parse_algorithm(values, axes) for name, values in content.get("ways", {}).items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        if text:
-            sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")
+        sys.stderr.write("ddlrun.ddl: what was explored before cannot be read; exploring anew\n")
         return {}
 
 
-def _way(axes: int, how: str, algorithms: Sequence[str], chunk: int, depth: int, wire: str = "") -> AllreduceAlgorithm:
-    sane = how in {"flat", "native"} or (
-        how == "chunks" and min(int(chunk), int(depth)) > 0 and len(algorithms) == axes
+def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
+    """Return an algorithm from the values of its fields. Raises ValueError if they make none for `axes` dimensions."""
+    method, algorithms, chunk, depth, wire = AllreduceAlgorithm(*values)
+    valid = method in {"flat", "native"} or (
+        method == "chunks" and min(int(chunk), int(depth)) > 0 and len(algorithms) == axes
     )
-    sane &= wire.partition(":")[0] in {*FORMATS, ""}
-    if not sane or not REDUCES.keys() >= set(algorithms):
-        raise ValueError(how)
-    return AllreduceAlgorithm(how, tuple(algorithms), int(chunk), int(depth), wire)
+    valid = valid and wire.partition(":")[0] in {*FORMATS, ""} and REDUCE_SCATTERS.keys() >= set(algorithms)
+    if not valid:
+        raise ValueError(method)
+    return AllreduceAlgorithm(
+        method=method, algorithms=tuple(algorithms), chunk=int(chunk), depth=int(depth), wire=wire
+    )

@@ -1,4 +1,4 @@
-"""The start of a learner: who the others are, what was asked for."""
+"""The start of a learner: its grid, its position on the host and its options."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
-from ddlrun.ddl.algorithm_selection import make_choice
+from ddlrun.ddl.algorithm_selection import make_selector
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.launch_context import SIZES, HostPosition, find_shape, find_world
+from ddlrun.ddl.launch_context import HostPosition, find_context, find_world, read_world_size
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.tuning_parameters import parse_tuning
 
@@ -18,54 +18,59 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
-    from ddlrun.ddl.options import Options
 
 
-def begin(options: str | None, comm: Intracomm | None, tuning: str | None, environ: Mapping[str, str]) -> Learner:
-    """Make the learner that this process is."""
+def start_learner(
+    options: str | None, comm: Intracomm | None, tuning: str | None, environ: Mapping[str, str]
+) -> Learner:
+    """Return the learner of this process; see `ddl.init`. All ranks call it together."""
     world = comm if comm is not None else find_world(environ)
     if world is not None and world.size == 1:
         world = None
     size = 1 if world is None else world.size
-    told = next((environ[name] for name in SIZES if name in environ), str(size))
-    asked, topology, order = find_shape(options, size, environ, part=comm is not None and told != str(comm.size))
-    grid = Grid(topology, order, world)
-    host = HostPosition() if world is None else _host(world, grid)
-    text, where = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
-    sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, where)
-    flat = None if world is None else grid.communicator(grid.axes)
-    learner = _learner(grid, make_choice(grid, asked, sizes, flat, environ), host, environ)
-    if grid.rank == 0:
-        sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner, asked))
+    part = comm is not None and read_world_size(environ, str(size)) != str(comm.size)
+    context = find_context(options, size, environ, part=part)
+    grid = Grid(context.topology, context.order, world)
+    host = HostPosition() if world is None else _find_host_position(world, grid)
+    text, source = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
+    sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, source)
+    flat_comm = None if world is None else grid.communicator(grid.axes)
+    selector = make_selector(grid, context.options, sizes, flat_comm, environ)
+    learner = _make_learner(grid, selector, host, environ)
+    if grid.rank == 0 and context.options.dbg_level:
+        sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner))
     return learner
 
 
-def _learner(grid: Grid, choice: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> Learner:
-    if not (choice.options.dump_iter or choice.options.rebind_iter):
-        return Learner(grid, choice, host)
-    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - for those who ask for it
+def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> Learner:
+    if not (selector.options.dump_iter or selector.options.rebind_iter):
+        return Learner(grid, selector, host)
+    from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - few scripts need it
 
-    return InstrumentedLearner(grid, choice, host, environ)
+    return InstrumentedLearner(grid, selector, host, environ)
 
 
-def _host(world: Intracomm, grid: Grid) -> HostPosition:
-    from mpi4py import MPI  # noqa: PLC0415 - it is loaded
+def _find_host_position(world: Intracomm, grid: Grid) -> HostPosition:
+    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
 
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
-    here = set(local.allgather(world.rank))
-    leaving = world.allreduce(
-        sum(1 << at for at, axis in enumerate(grid.axes) if not here.issuperset(grid.peers(axis))), MPI.BOR
+    local_ranks = set(local.allgather(world.rank))
+    # One bit per dimension in which this learner has a peer on another host.
+    leaving = sum(1 << i for i, axis in enumerate(grid.axes) if not local_ranks.issuperset(grid.peers(axis)))
+    leaving_anywhere = world.allreduce(leaving, MPI.BOR)
+    position = HostPosition(
+        local.rank,
+        local.size,
+        hosts=world.allreduce(int(local.rank == 0)),
+        leaving="".join(axis for i, axis in enumerate(grid.axes) if leaving_anywhere >> i & 1),
     )
-    axes = "".join(axis for at, axis in enumerate(grid.axes) if leaving >> at & 1)
-    place = HostPosition(local.rank, local.size, world.allreduce(int(local.rank == 0)), axes)
     local.Free()
-    return place
+    return position
 
 
-def _notes(learner: Learner, asked: Options) -> Iterator[str]:
-    across = learner.grid.topology.accelerators
-    if asked.dbg_level and learner.host.local_size % across:
+def _notes(learner: Learner) -> Iterator[str]:
+    grid, across = learner.grid, learner.grid.topology.accelerators
+    if learner.host.local_size % across:
         yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"
-    if asked.dbg_level:
-        tuning = ", ".join(f"{name} {value}" for name, value in learner.tuning._asdict().items())
-        yield f"mode {asked.mode}, {learner.grid.topology} in {learner.grid.order.value} order, {tuning}"
+    tuning = ", ".join(f"{name} {value}" for name, value in learner.tuning._asdict().items())
+    yield f"mode {learner.options.mode}, {grid.topology} in {grid.order.value} order, {tuning}"

@@ -1,10 +1,10 @@
-"""Small arrays travel together: dealt into buckets before, and out of them after."""
+"""Fusion of small arrays into buckets, and back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.arrays import FlatArray
+from ddlrun.ddl.flat import FlatArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,27 +12,30 @@ if TYPE_CHECKING:
     from ddlrun.allreduce_algorithms import Tuning
 
 
-def buckets(flats: Sequence[FlatArray], tuning: Tuning) -> list[list[FlatArray]]:
-    """Deal arrays into buckets of one type and at most `tuning.bucket` bytes; one of a chunk or more is alone."""
-    done, filling, sizes = list[list[FlatArray]](), dict[str, list[FlatArray]](), dict[str, int]()
-    for one in flats:
-        size = one.elements.nbytes
+def make_buckets(arrays: Sequence[FlatArray], tuning: Tuning) -> list[list[FlatArray]]:
+    """Divide arrays into buckets of one dtype and at most `tuning.bucket` bytes.
+
+    An array of `tuning.chunk` bytes or more is a bucket of its own.
+    """
+    buckets, open_buckets, sizes = list[list[FlatArray]](), dict[str, list[FlatArray]](), dict[str, int]()
+    for array in arrays:
+        size = array.elements.nbytes
         if size >= min(tuning.chunk, tuning.bucket):
-            done.append([one])
+            buckets.append([array])
             continue
-        if sizes.get(one.dtype, 0) + size > tuning.bucket:
-            done.append(filling.pop(one.dtype))
-            sizes[one.dtype] = 0
-        filling.setdefault(one.dtype, []).append(one)
-        sizes[one.dtype] = sizes.get(one.dtype, 0) + size
-    return done + list(filling.values())
+        if sizes.get(array.dtype, 0) + size > tuning.bucket:
+            buckets.append(open_buckets.pop(array.dtype))
+            sizes[array.dtype] = 0
+        open_buckets.setdefault(array.dtype, []).append(array)
+        sizes[array.dtype] = sizes.get(array.dtype, 0) + size
+    return buckets + list(open_buckets.values())
 
 
-def deal_out(bucket: Sequence[FlatArray], elements: Any) -> None:  # noqa: ANN401
-    """Write a bucket's results to the arrays that it was made of."""
+def unpack_bucket(bucket: Sequence[FlatArray], elements: Any) -> None:  # noqa: ANN401
+    """Write the results of a bucket to its arrays; `elements` is their concatenation, or the single array itself."""
     at = 0
-    for one in bucket if len(bucket) > 1 else ():
-        one.elements[:] = elements[at : at + len(one.elements)]
-        at += len(one.elements)
-    for one in bucket:
-        one.give_back()
+    for array in bucket if len(bucket) > 1 else ():
+        array.elements[:] = elements[at : at + len(array.elements)]
+        at += len(array.elements)
+    for array in bucket:
+        array.write_back()

@@ -1,4 +1,4 @@
-"""Reductions of tensors on accelerators: by NCCL along each dimension, else through the host's memory and MPI."""
+"""Reductions of tensors on devices: by NCCL along each dimension, or through host memory and MPI."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddlrun.ddl import nccl_pipeline
-from ddlrun.ddl.arrays import FlatArray, flat, on_device
-from ddlrun.ddl.fusion import buckets, deal_out
+from ddlrun.ddl.arrays import flatten, on_device
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.process_groups import ProcessGroups
-from ddlrun.ddl.reduce_ops import kind_of
-from ddlrun.ddl.staging import staged
+from ddlrun.ddl.reduce_ops import find_reduce_op
+from ddlrun.ddl.staging import stage
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mpi4py.MPI import Intracomm
-
-    from ddlrun.ddl.learner import Learner
+    from ddlrun.ddl.host_reduction import HostReducer
     from ddlrun.ddl.nccl_pipeline import PipelinedReduction
 
-BY_NCCL = "bn"
-# Bytes of a chunk in mode b, if the tuning's are fewer: those are for MPI, and each chunk costs NCCL some launches.
-# Not measured.
-CHUNK = 8 << 20
+NCCL_MODES = "bn"
+# The least bytes of a chunk in mode b. The tuning's chunks are sized for MPI, and each chunk costs NCCL several kernel
+# launches. Not measured.
+MIN_CHUNK = 8 << 20
 
 
 class DeviceBuffer(FlatArray):
-    """A tensor whose own memory is worked on, or a contiguous copy of it."""
+    """A tensor on a device that is reduced in its own memory, or a contiguous copy of it."""
 
     __slots__ = ()
 
@@ -42,131 +41,140 @@ class DeviceBuffer(FlatArray):
 
 
 class DeviceHandle(Handle):
-    """Reductions that NCCL carries, and the handle of those over MPI; `last` is called when all are done."""
+    """The handle of reductions by NCCL together with the handle of those over MPI.
 
-    def __init__(self, staged_ones: Handle, last: Callable[[], None]) -> None:
+    `finish` is called once, when all of them are complete.
+    """
+
+    def __init__(self, host_handle: Handle, finish: Callable[[], None]) -> None:
         super().__init__(None)
-        self._staged, self._last = staged_ones, last
-        self._flights: list[tuple[PipelinedReduction, Callable[[], None]]] = []
-        self._over = False
+        self._host_handle, self._finish = host_handle, finish
+        self._reductions: list[tuple[PipelinedReduction, Callable[[], None]]] = []
+        self._finished = False
 
-    def add_flight(self, flight: PipelinedReduction, done: Callable[[], None]) -> None:
-        """Count one more in; `done` runs once, when it is waited for."""
-        self._flights.append((flight, done))
+    def add_reduction(self, reduction: PipelinedReduction, finish: Callable[[], None]) -> None:
+        """Add a reduction. `finish` is called once, when the reduction has been waited for."""
+        self._reductions.append((reduction, finish))
 
     def wait(self) -> None:
-        """Return when the results are in the tensors, for what is issued to the current stream from now on."""
-        self._staged.wait()
-        while self._flights:
-            flight, done = self._flights.pop(0)
-            flight.wait()
-            done()
-        if not self._over:
-            self._over = True
-            self._last()
+        """Return when work that is now issued to the current stream will see the results."""
+        self._host_handle.wait()
+        while self._reductions:
+            reduction, finish = self._reductions.pop(0)
+            reduction.wait()
+            finish()
+        if not self._finished:
+            self._finished = True
+            self._finish()
 
     def test(self) -> bool:
-        """Move on what MPI carries; say whether the results are in the tensors."""
-        if not self._staged.test() or not all(flight.test() for flight, _ in self._flights):
+        """Handle MPI's messages that are complete; return whether the results are in the tensors."""
+        if not self._host_handle.test() or not all(reduction.test() for reduction, _ in self._reductions):
             return False
         self.wait()
         return True
 
 
 class GpuReduction:
-    """What a learner needs for tensors on accelerators; `free` it with the learner, all together."""
+    """Reduces tensors on devices over the grid of a host reducer. All learners `free` it together."""
 
-    def __init__(self, learner: Learner, comm: Intracomm | None) -> None:
-        self._learner, self._comm = learner, comm
+    def __init__(self, reducer: HostReducer, *, one_host: bool) -> None:
+        self._reducer, self._one_host = reducer, one_host
+        self._grid, self._options, self._tuning = reducer.grid, reducer.options, reducer.tuning
         self._groups: ProcessGroups | None = None
 
     @property
     def groups(self) -> ProcessGroups:
-        """Return the process groups, which all learners make together the first time."""
+        """The process groups, which all learners create together at the first use."""
         if self._groups is None:
-            self._groups = ProcessGroups(self._learner.grid, self._comm, one_host=self._learner.host.hosts == 1)
-            if self._learner.grid.rank == 0 and self._groups.why_no_nccl and torch.cuda.is_available():
-                note = f"no NCCL: {self._groups.why_no_nccl}; tensors on GPUs go through the host's memory and MPI"
-                sys.stderr.write(f"ddlrun.ddl: {note}\n")
+            self._groups = ProcessGroups(self._grid, self._reducer.comm, one_host=self._one_host)
+            if self._grid.rank == 0 and self._groups.why_no_nccl and torch.cuda.is_available():
+                sys.stderr.write(
+                    f"ddlrun.ddl: no NCCL: {self._groups.why_no_nccl}; tensors on GPUs go through the host's memory "
+                    "and MPI\n"
+                )
         return self._groups
 
     def reduce(self, arrays: Sequence[Any], op: str, axes: str, wire: str, *, blocking: bool) -> Handle:
-        """Begin to reduce tensors in place, on devices or not; small ones fused. Raises InputError, naming the rank.
+        """Begin to reduce tensors in place, on devices or not, small ones fused.
 
-        `wire` is for what MPI carries; NCCL's messages are of the tensors' own type.
+        `wire` applies to what MPI carries; NCCL sends the tensors' own dtype. Raises InputError, with the rank, if a
+        tensor cannot be reduced.
         """
         devices = {x.device for x in arrays if on_device(x)}
-        self._synchronise(devices, 1)
-        direct = [x for x in arrays if self._goes_by_nccl(x)]
-        others = [x for x in arrays if not self._goes_by_nccl(x)]
+        self._synchronize(devices, 1)
+        by_nccl = [x for x in arrays if self._uses_nccl(x)]
+        by_mpi = [x for x in arrays if not self._uses_nccl(x)]
         handle = DeviceHandle(
-            self._learner.reduce_flat(self._flats(others, op), op, axes, wire, blocking=blocking),
-            partial(self._synchronise, devices, 2),
+            self._reducer.reduce(self._flatten(by_mpi, op), op, axes, wire, blocking=blocking),
+            partial(self._synchronize, devices, 2),
         )
-        if direct:
-            self.over_groups(direct, op, axes, handle)
+        if by_nccl:
+            self.reduce_over_groups(by_nccl, op, axes, handle)
         return handle
 
+    def reduce_over_groups(self, tensors: Sequence[Any], op: str, axes: str, handle: DeviceHandle) -> None:
+        """Begin to reduce tensors in place over the process groups, which must have a backend for their device."""
+        rows = [_view_as_row(tensor.detach()) for tensor in tensors]
+        with self._name_rank():
+            for row in rows:
+                find_reduce_op(row.dtype, op)
+        self._reducer.compare(rows, op, axes)
+        dimensions = self.groups.along(axes)
+        for bucket in make_buckets(rows, self._tuning):
+            elements: Any = (
+                bucket[0].elements if len(bucket) == 1 else torch.cat([row.elements for row in bucket])  # type: ignore[misc]
+            )
+            longest = len(elements)
+            if self._options.mode == "b":
+                longest = max(self._tuning.chunk, MIN_CHUNK) // elements.element_size()
+            reduction = nccl_pipeline.start(elements, op, dimensions, longest)
+            handle.add_reduction(reduction, partial(unpack_bucket, bucket, elements))
+
     def free(self) -> None:
-        """End torch.distributed, where it was begun here."""
+        """End torch.distributed if it was started here."""
         if self._groups is not None:
             self._groups.free()
 
-    def _synchronise(self, devices: set[Any], least: int) -> None:
-        """Wait for all that was issued to the devices, if -dev_sync is at least so much."""
-        for device in devices if self._learner.options.dev_sync >= least else ():
+    def _synchronize(self, devices: set[Any], level: int) -> None:
+        """Wait for everything that was issued to the devices, if -dev_sync is at least `level`."""
+        for device in devices if self._options.dev_sync >= level else ():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
-    def _goes_by_nccl(self, x: Any) -> bool:  # noqa: ANN401
+    def _uses_nccl(self, x: Any) -> bool:  # noqa: ANN401
         return (
-            self._learner.options.mode in BY_NCCL
+            self._options.mode in NCCL_MODES
             and on_device(x)
             and x.is_cuda
-            and _name(x) in nccl_pipeline.TYPES
-            and self._learner.grid.size > 1
+            and _dtype_name(x) in nccl_pipeline.TYPES
+            and self._grid.size > 1
             and not self.groups.why_no_nccl
         )
 
-    def _flats(self, arrays: Sequence[Any], op: str) -> list[FlatArray]:
-        """Return arrays in a row, those on devices copied into the host's memory with one wait for all."""
-        with self._named():
-            copies = iter(staged([x for x in arrays if on_device(x)]))
-            flats = [next(copies) if on_device(x) else flat(x) for x in arrays]
-            for one in flats:
-                kind_of(one.dtype, op)
-        return flats
+    def _flatten(self, arrays: Sequence[Any], op: str) -> list[FlatArray]:
+        """Return flat arrays; tensors on devices are copied to host memory with one wait for all."""
+        with self._name_rank():
+            copies = iter(stage([x for x in arrays if on_device(x)]))
+            flat_arrays = [next(copies) if on_device(x) else flatten(x) for x in arrays]
+            for array in flat_arrays:
+                find_reduce_op(array.dtype, op)
+        return flat_arrays
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Let errors say whose they are."""
+    def _name_rank(self) -> Iterator[None]:
+        """Add the rank to the message of an InputError."""
         try:
             yield
         except InputError as error:
-            raise InputError(f"{self._learner}: all_reduce: {error}") from error
-
-    def over_groups(self, tensors: Sequence[Any], op: str, axes: str, handle: DeviceHandle) -> None:
-        """Begin to reduce tensors in place over the process groups, which must have a backend for their device."""
-        rows = [_row(tensor.detach()) for tensor in tensors]
-        with self._named():
-            for row in rows:
-                kind_of(row.dtype, op)
-        self._learner.compare(rows, op, axes)
-        dimensions = self.groups.along(axes)
-        for bucket in buckets(rows, self._learner.tuning):
-            elements: Any = bucket[0].elements if len(bucket) == 1 else torch.cat([one.elements for one in bucket])  # type: ignore[misc]
-            longest = len(elements)
-            if self._learner.options.mode == "b":
-                longest = max(self._learner.tuning.chunk, CHUNK) // elements.element_size()
-            flight = nccl_pipeline.start(elements, op, dimensions, longest)
-            handle.add_flight(flight, partial(deal_out, bucket, elements))
+            raise InputError(f"{self._reducer}: all_reduce: {error}") from error
 
 
-def _row(tensor: Any) -> DeviceBuffer:  # noqa: ANN401 - a tensor
+def _view_as_row(tensor: Any) -> DeviceBuffer:  # noqa: ANN401 - a tensor
     if tensor.is_contiguous():
-        return DeviceBuffer(tensor.view(-1), _name(tensor), tuple(tensor.shape))
-    return DeviceBuffer(tensor.contiguous().view(-1), _name(tensor), tuple(tensor.shape), tensor)
+        return DeviceBuffer(tensor.view(-1), _dtype_name(tensor), tuple(tensor.shape))
+    return DeviceBuffer(tensor.contiguous().view(-1), _dtype_name(tensor), tuple(tensor.shape), tensor)
 
 
-def _name(x: Any) -> str:  # noqa: ANN401
+def _dtype_name(x: Any) -> str:  # noqa: ANN401
     return str(x.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""A reduction that is under way."""
+"""Handles of reductions in progress."""
 
 from __future__ import annotations
 
@@ -9,40 +9,52 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddlrun.ddl.engine import Engine, Operation
+    from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.operation import Operation
 
 
 class Handle:
-    """Wait for it before its arrays are read or written. Messages move in calls to `start`, `test` and `wait` alone."""
+    """A reduction in progress: wait for it before its arrays are read or written.
 
-    def __init__(self, engine: Engine | None, what: str = "") -> None:
-        self._engine, self._what = engine, what
+    Messages move only during calls of `start`, `test` and `wait`.
+    """
+
+    def __init__(self, engine: Engine | None, description: str = "") -> None:
+        self._engine, self._description = engine, description
         self._open: list[tuple[Operation, Callable[[], None]]] = []
 
-    def add(self, work: Operation, done: Callable[[], None]) -> None:
-        """Count one more work in; `done` runs once, when it is found complete."""
-        self._open.append((work, done))
+    def add(self, operation: Operation, finish: Callable[[], None]) -> None:
+        """Add an operation. `finish` is called once, when the operation is complete."""
+        self._open.append((operation, finish))
 
     def wait(self) -> None:
-        """Return when the results are in the arrays; at once the second time."""
+        """Return when the results are in the arrays. A second call returns at once.
+
+        Raises InputError if a message had another length, because another rank reduces other arrays.
+        """
         while self._open and self._engine is not None:
-            work, done = self._open[0]
+            operation, finish = self._open[0]
             try:
-                self._engine.wait(work)
+                self._engine.wait(operation)
             except RuntimeError as error:
-                raise self._failed(error) from error
+                raise self._failure(error) from error
             del self._open[0]
-            done()
+            finish()
 
     def test(self) -> bool:
-        """Move on what is ready; say whether the results are in the arrays."""
+        """Handle the messages that are complete; return whether the results are in the arrays.
+
+        Raises InputError as `wait` does.
+        """
         try:
             while self._open and self._engine is not None and self._engine.test(self._open[0][0]):
                 self._open.pop(0)[1]()
         except RuntimeError as error:
-            raise self._failed(error) from error
+            raise self._failure(error) from error
         return not self._open
 
-    def _failed(self, error: RuntimeError) -> InputError:
-        """Say what the messages were of: MPI's errors (they are RuntimeErrors) know neither type nor shape."""
-        return InputError(f"{self._what}: {error}; -dbg_level 1 tells whether another rank reduces something else")
+    def _failure(self, error: RuntimeError) -> InputError:
+        """Return an error of MPI (a RuntimeError) with the dtype and shape of the arrays, which it lacks."""
+        return InputError(
+            f"{self._description}: {error}; -dbg_level 1 tells whether another rank reduces something else"
+        )

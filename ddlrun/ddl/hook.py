@@ -7,47 +7,47 @@ from torch import Tensor
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from ddlrun import ddl
+from ddlrun.ddl import session
 from ddlrun.ddl.handle import Handle
 
 
-class _Part(NamedTuple):
+class _PendingAverage(NamedTuple):
     handle: Handle
     buffer: Tensor
     future: Future[Tensor]
 
 
 class Averaging:
-    """What `comm_hook` keeps during a backward pass; `axes` and `wire` as in `ddl.all_reduce`."""
+    """The state of `comm_hook`: the averages in progress. `axes` and `wire` as in `ddl.all_reduce`."""
 
     def __init__(self, axes: str = "", wire: str | None = None) -> None:
         self.axes, self.wire = axes, wire
-        self._parts: list[_Part] = []
+        self._pending: list[_PendingAverage] = []
 
     def add(self, buffer: Tensor) -> Future[Tensor]:
         """Begin to average a buffer in place."""
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-        handle = ddl.start([buffer.detach()], axes=self.axes, wire=self.wire)
-        self._parts.append(_Part(handle, buffer, future))
+        handle = session.start([buffer.detach()], axes=self.axes, wire=self.wire)
+        self._pending.append(_PendingAverage(handle, buffer, future))
         return future
 
     def finish(self) -> None:
-        """Wait for all buffers; nobody else moves messages once the backward pass is over."""
-        for handle, buffer, future in self._parts:
+        """Wait for all buffers: after the backward pass nothing else moves their messages."""
+        for handle, buffer, future in self._pending:
             handle.wait()
             future.set_result(buffer)
-        self._parts.clear()
+        self._pending.clear()
 
 
 def comm_hook(state: Averaging | None, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of DistributedDataParallel: `model.register_comm_hook(Averaging(), comm_hook)`.
 
-    Buckets are under way while the backward pass goes on; with None instead of Averaging each is waited for. The
-    default process group only has to be there (`init_process_group`): it carries the start values, no gradients.
+    Buckets are in progress while the backward pass continues. With None as the state each is waited for. The default
+    process group carries the start values, no gradients, and must exist (`init_process_group`).
     """
     averaging = state or Averaging()
     if bucket.index() == 0:
-        averaging.finish()  # what a backward pass that was broken off left
+        averaging.finish()  # the rest of a backward pass that was interrupted
     future = averaging.add(bucket.buffer())
     if state is None or bucket.is_last():
         averaging.finish()

@@ -1,4 +1,4 @@
-"""The DDL string: "-mode r:4x2x3 -dump_iter 100" <-> Options."""
+"""The DDL string, such as "-mode r:4x2x3 -dump_iter 100": parse and render."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ MODES = {
     "c": "recursive halving and doubling",
     "p": "explore: the best for each dimension",
 }
-# Option -> the field that it sets, the values allowed (None: any), what it does.
+# Option -> its field, the values allowed (None: any), its meaning.
 NUMBERS = {
     "-dump_iter": ("dump_iter", None, "report every N iterations, 0: never"),
     "-dev_sync": ("dev_sync", (0, 1, 2), "synchronise the device never, at the start, at start and end"),
@@ -24,7 +24,7 @@ NUMBERS = {
 
 
 class Options(NamedTuple):
-    """What the DDL string asks for; `topology` None: the launcher's, else one ring of all learners."""
+    """The options of a DDL string. `topology` None: the launcher's, else one ring of all learners."""
 
     mode: str = "r"
     topology: Topology | None = None
@@ -35,9 +35,9 @@ class Options(NamedTuple):
 
 
 def parse_options(text: str, where: str = "DDL_OPTIONS") -> Options:
-    """Parse a DDL string; the last of two equal options wins.
+    """Parse a DDL string; an option that is given twice has its last value. `where` names the source in errors.
 
-    Raises InputError with every problem: an unknown option or letter, a value that is missing or wrong.
+    Raises InputError with all problems: an unknown option or letter, a value that is missing or wrong.
 
     >>> parse_options("-mode r:4x2x3 -dump_iter 100").topology
     Topology(dims=(4, 2, 3))
@@ -62,7 +62,7 @@ def parse_options(text: str, where: str = "DDL_OPTIONS") -> Options:
 
 
 def render_options(options: Options) -> str:
-    """Write a DDL string, the inverse of `parse_options`; what has its default is left out.
+    """Return a DDL string, the inverse of `parse_options`. Numbers that have their default are left out.
 
     >>> render_options(Options("c", Topology((4, 2))))
     '-mode c:4x2x1'

@@ -1,4 +1,4 @@
-"""What can be reduced and how: element types, operations, and the addition of what came in."""
+"""Reduction operators: element types, operations, and the addition of received elements."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+# Operation -> numpy's function and MPI's operation for it. An average is a sum that is divided.
 OPERATIONS: dict[str, tuple[np.ufunc, str]] = {
     "sum": (np.add, "SUM"),
     "avg": (np.add, "SUM"),
@@ -28,21 +29,24 @@ HALF = frozenset(("float16", "bfloat16"))
 
 
 class ReduceOp(NamedTuple):
-    """An element type and an operation. `combine(mine, theirs, divisor)` works in place in `mine`."""
+    """An operation on a dtype. `combine(mine, theirs, divisor)` reduces two arrays in place into `mine`."""
 
     dtype: str
     op: str
     combine: Callable[[Array, Array, int], None]
 
     @property
-    def average(self) -> str:
-        """Say when an average divides: half precision in each dimension, so that sums stay in range."""
+    def division(self) -> str:
+        """When an average divides: "each" dimension (half precision, so that sums stay in range), "once", or ""."""
         return "" if self.op != "avg" else "each" if self.dtype in HALF else "once"
 
 
 @lru_cache(maxsize=64)
-def kind_of(dtype: str, op: str) -> ReduceOp:
-    """Return how to reduce elements of `dtype`; bfloat16 comes as uint16. Raises InputError on what has no meaning."""
+def find_reduce_op(dtype: str, op: str) -> ReduceOp:
+    """Return the operator for a dtype. Arrays of bfloat16 are passed to it as uint16.
+
+    Raises InputError if the operation is unknown or has no meaning for the dtype.
+    """
     if op not in OPERATIONS:
         raise InputError(f"unknown operation {op!r}; known are {', '.join(OPERATIONS)}")
     if dtype not in WIDE | HALF:
@@ -51,25 +55,25 @@ def kind_of(dtype: str, op: str) -> ReduceOp:
         raise InputError(f"the average of {dtype} is no {dtype}; use op 'sum', or cast to float32")
     function = OPERATIONS[op][0]
     if dtype in WIDE:
-        return ReduceOp(dtype, op, _wide(function))
-    widen, narrow = (_from_bfloat, _to_bfloat) if dtype == "bfloat16" else (_from_half, _to_half)
-    return ReduceOp(dtype, op, _half(function, widen, narrow))
+        return ReduceOp(dtype, op, _combine_wide(function))
+    widen, narrow = (_widen_bfloat, _narrow_bfloat) if dtype == "bfloat16" else (_widen_half, _narrow_half)
+    return ReduceOp(dtype, op, _combine_half(function, widen, narrow))
 
 
-def widened(values: Array, dtype: str) -> Array:
-    """Return half precision as float32, anything else as it is."""
-    return _from_bfloat(values) if dtype == "bfloat16" else _from_half(values) if dtype == "float16" else values
+def widen(values: Array, dtype: str) -> Array:
+    """Return half precision as a float32 copy, any other dtype unchanged."""
+    return _widen_bfloat(values) if dtype == "bfloat16" else _widen_half(values) if dtype == "float16" else values
 
 
 def store(values: Array, target: Array, dtype: str) -> None:
-    """Write values to `target`, rounded to the nearest even where it is half precision."""
+    """Write values to `target`; float32 that becomes half precision is rounded to nearest even."""
     if dtype in HALF:
-        (_to_bfloat if dtype == "bfloat16" else _to_half)(values, target)
+        (_narrow_bfloat if dtype == "bfloat16" else _narrow_half)(values, target)
     else:
         target[:] = values
 
 
-def _wide(function: np.ufunc) -> Callable[[Array, Array, int], None]:
+def _combine_wide(function: np.ufunc) -> Callable[[Array, Array, int], None]:
     def combine(mine: Array, theirs: Array, divisor: int) -> None:
         function(mine, theirs, out=mine)
         if divisor > 1:
@@ -78,7 +82,7 @@ def _wide(function: np.ufunc) -> Callable[[Array, Array, int], None]:
     return combine
 
 
-def _half(
+def _combine_half(
     function: np.ufunc, widen: Callable[[Array], Array], narrow: Callable[[Array, Array], None]
 ) -> Callable[[Array, Array, int], None]:
     def combine(mine: Array, theirs: Array, divisor: int) -> None:
@@ -91,23 +95,23 @@ def _half(
     return combine
 
 
-def _from_half(values: Array) -> Array:
+def _widen_half(values: Array) -> Array:
     return values.astype(np.float32)
 
 
-def _to_half(values: Array, target: Array) -> None:
-    with np.errstate(over="ignore"):  # beyond 65504 is infinity, as on a GPU
+def _narrow_half(values: Array, target: Array) -> None:
+    with np.errstate(over="ignore"):  # values beyond 65504 become infinity, as on a GPU
         target[:] = values
 
 
-def _from_bfloat(values: Array) -> Array:
+def _widen_bfloat(values: Array) -> Array:
     wide = values.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
 
 
-def _to_bfloat(values: Array, target: Array) -> None:
-    """Round to the nearest even; a NaN stays one, else the addition could carry it over into a zero."""
+def _narrow_bfloat(values: Array, target: Array) -> None:
+    """Round to nearest even. NaN is written apart, because the addition could carry its bits over to zero."""
     bits = values.view(np.uint32)
     target[:] = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
     nan = np.isnan(values)

@@ -1,4 +1,4 @@
-"""Where the ranks find each other: the address of rank 0's host that torch.distributed is told."""
+"""The address of rank 0's host at which the ranks of torch.distributed meet."""
 
 from __future__ import annotations
 
@@ -11,61 +11,65 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# What the launcher, or the user, told of the job's network.
+# Variables in which the launcher, or the user, names the interfaces of the job's network.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def meeting_address(environ: Mapping[str, str], *, one_host: bool) -> str:
-    """Return an address of this host that all ranks reach: MASTER_ADDR, the told interface's, or the host name's.
+def find_rendezvous_address(environ: Mapping[str, str], *, one_host: bool) -> str:
+    """Return an address of this host that all ranks reach.
 
-    Raises InputError if several hosts would be told an address that leads back to each of them.
+    The first of: MASTER_ADDR; the address of an interface in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME; the address of
+    the host name; any address. Raises InputError if there are several hosts and only loopback addresses.
     """
     if environ.get("MASTER_ADDR"):
         return environ["MASTER_ADDR"]
-    own = _addresses()
+    by_interface = _read_addresses()
     for name in _interfaces(environ):
-        if name in own:
-            return own[name][0]
-    named = _of_host_name()
+        if name in by_interface:
+            return by_interface[name][0]
+    of_host_name = _resolve_host_name()
     if one_host:
-        return named[0] if named else "127.0.0.1"
-    everywhere = [address for there in own.values() for address in there if not _only_here(address)]
-    found = [address for address in named if not _only_here(address)] or everywhere
-    if not found:
+        return of_host_name[0] if of_host_name else "127.0.0.1"
+    all_addresses = [address for addresses in by_interface.values() for address in addresses]
+    reachable = [address for address in (*of_host_name, *all_addresses) if not _is_loopback(address)]
+    if not reachable:
         raise InputError(
             f"host {socket.gethostname()!r} has no address that other hosts reach; set MASTER_ADDR to rank 0's, or "
             f"{INTERFACES[0]} to the interface's name"
         )
-    return found[0]
+    return reachable[0]
 
 
 def _interfaces(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield interfaces told by name; NCCL's `^name` leaves some out, and a bare name of its is but a beginning."""
+    """Yield interfaces by name. Of NCCL's formats only `=name` is one: `^name` excludes, a bare name is a prefix."""
     for variable in INTERFACES:
-        told = environ.get(variable, "")
-        if variable.startswith("GLOO") or told.startswith("="):
-            yield from (name.partition(":")[0] for name in told.removeprefix("=").split(",") if name)
+        names = environ.get(variable, "")
+        if variable.startswith("GLOO") or names.startswith("="):
+            yield from (name.partition(":")[0] for name in names.removeprefix("=").split(",") if name)
 
 
-def _addresses() -> dict[str, list[str]]:
-    """Return interface -> its addresses, IPv4 first; those of IPv6 that hold on one link only are left out."""
-    import psutil  # noqa: PLC0415 - only who starts torch.distributed asks
+def _read_addresses() -> dict[str, list[str]]:
+    """Return the addresses of each interface, IPv4 first, without the link-local ones of IPv6."""
+    import psutil  # noqa: PLC0415 - only torch.distributed needs it
 
-    found = {}
-    for name, there in psutil.net_if_addrs().items():
-        kept = [one for one in there if one.family in {socket.AF_INET, socket.AF_INET6} and "%" not in one.address]
-        if kept:
-            found[name] = [one.address for one in sorted(kept, key=lambda one: one.family != socket.AF_INET)]
-    return found
+    by_interface = {}
+    for name, entries in psutil.net_if_addrs().items():
+        usable = [
+            entry for entry in entries if entry.family in {socket.AF_INET, socket.AF_INET6} and "%" not in entry.address
+        ]
+        if usable:
+            ipv4_first = sorted(usable, key=lambda entry: entry.family != socket.AF_INET)
+            by_interface[name] = [entry.address for entry in ipv4_first]
+    return by_interface
 
 
-def _of_host_name() -> list[str]:
+def _resolve_host_name() -> list[str]:
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [str(address[0]) for *_, address in found if "%" not in str(address[0])]
+    return [str(address[0]) for *_, address in entries if "%" not in str(address[0])]
 
 
-def _only_here(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback

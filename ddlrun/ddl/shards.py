@@ -1,4 +1,4 @@
-"""The part of the data that a learner takes: every size-th item, as many for each learner."""
+"""The part of the data that a learner takes: every size-th item, the same number for each learner."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from ddlrun import ddl
+from ddlrun.ddl import session
 from ddlrun.errors import InputError
 
 
-def part(items: Any, rank: int, size: int, *, drop_last: bool = False) -> Any:  # noqa: ANN401
-    """Return every size-th item from `rank` on, in what suits the kind of items; see `ddl.shard`."""
-    data = sys.modules.get("torch.utils.data")  # what is not loaded has made no items
+def take_shard(items: Any, rank: int, size: int, *, drop_last: bool = False) -> Any:  # noqa: ANN401
+    """Return every size-th item from item `rank` on, in a type that suits the items; see `ddl.shard`."""
+    data = sys.modules.get("torch.utils.data")  # if it is not loaded, the items are not its own
     if isinstance(items, getattr(data, "Sampler", ())):
         return SamplerShard(items, rank, size, drop_last=drop_last)
     if isinstance(items, getattr(getattr(sys.modules.get("tensorflow"), "data", None), "Dataset", ())):
-        return _tensorflow_part(items, rank, size, drop_last=drop_last)
-    _refuse(items)
-    streams: Any = getattr(data, "IterableDataset", None)
-    if streams and isinstance(items, streams):
-        streams.register(StreamShard)  # torch's DataLoader asks isinstance
+        return _shard_tensorflow_dataset(items, rank, size, drop_last=drop_last)
+    _check_items(items)
+    iterable_dataset: Any = getattr(data, "IterableDataset", None)
+    if iterable_dataset and isinstance(items, iterable_dataset):
+        iterable_dataset.register(StreamShard)  # torch's DataLoader checks the type
     elif hasattr(items, "__len__"):
-        return _indexed(items, _places(len(items), rank, size, drop_last=drop_last))
+        return _index(items, _places(len(items), rank, size, drop_last=drop_last))
     return StreamShard(items, rank, size, drop_last=drop_last)
 
 
-def _indexed(items: Any, places: range) -> Any:  # noqa: ANN401
+def _index(items: Any, places: range) -> Any:  # noqa: ANN401
     if isinstance(items, (list, tuple, range)):
         return [items[place % len(items)] for place in places]
     if hasattr(items, "__array_interface__") or hasattr(items, "__dlpack__"):
@@ -38,7 +38,7 @@ def _indexed(items: Any, places: range) -> Any:  # noqa: ANN401
 
 
 class DatasetShard(Sequence[Any]):
-    """The items of a dataset at some places, each read when it is asked for; places beyond the end begin anew."""
+    """A view of a dataset: its items at some places, each read when it is used. Places beyond the end wrap around."""
 
     def __init__(self, dataset: Any, places: range) -> None:  # noqa: ANN401
         self.dataset = dataset
@@ -53,22 +53,22 @@ class DatasetShard(Sequence[Any]):
             return DatasetShard(self.dataset, self._places[at])
         return self.dataset[self._places[at] % self._count]
 
-    def __getitems__(self, wanted: Iterable[int]) -> Any:  # noqa: ANN401
-        """Return a batch at once where the dataset can: torch's DataLoader asks for it."""
-        several = getattr(self.dataset, "__getitems__", None)
-        places = [self._places[at] % self._count for at in wanted]
-        return several(places) if several else [self.dataset[place] for place in places]
+    def __getitems__(self, indices: Iterable[int]) -> Any:  # noqa: ANN401
+        """Return a batch, in one call if the dataset has __getitems__. torch's DataLoader calls it."""
+        read_batch = getattr(self.dataset, "__getitems__", None)
+        places = [self._places[at] % self._count for at in indices]
+        return read_batch(places) if read_batch else [self.dataset[place] for place in places]
 
 
 class StreamShard:
-    """Every size-th item of what can only be read from its beginning; each learner reads all of it."""
+    """Every size-th item of an iterable that can only be read from its beginning; each learner reads all of it."""
 
     def __init__(self, source: Iterable[Any], rank: int, size: int, *, drop_last: bool = False) -> None:
         self.source = source
         self._rank, self._size, self._drop_last = rank, size, drop_last
 
     def __len__(self) -> int:
-        """Return how many items there are; raises TypeError where the source does not say."""
+        """Return the number of items. Raises TypeError if the source has no length."""
         return len(_places(len(self.source), self._rank, self._size, drop_last=self._drop_last))  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
@@ -82,7 +82,7 @@ class StreamShard:
 
 
 class SamplerShard:
-    """A torch sampler's indices dealt out to the learners, in rank 0's order; all begin to iterate together."""
+    """The indices of a torch sampler, in rank 0's order, divided among the learners. All iterate over it together."""
 
     def __init__(self, sampler: Any, rank: int, size: int, *, drop_last: bool = False) -> None:  # noqa: ANN401
         if getattr(sampler, "num_replicas", 1) > 1:
@@ -96,35 +96,36 @@ class SamplerShard:
         return len(_places(len(self.sampler), self._rank, self._size, drop_last=self._drop_last))
 
     def __iter__(self) -> Iterator[int]:
-        drawn = list(self.sampler)
-        if wrong := [index for index in drawn if not hasattr(index, "__index__")]:
+        indices = list(self.sampler)
+        if wrong := [index for index in indices if not hasattr(index, "__index__")]:
             raise InputError(
                 f"shard: {type(self.sampler).__name__} gives {type(wrong[0]).__name__}, no index; shard the sampler "
                 "that it is made of"
             )
-        count = int(ddl.bcast(np.array(len(drawn))))
-        order = ddl.bcast(np.array(drawn if ddl.rank() == 0 else [0] * count, dtype=np.int64))
-        yield from part(order, self._rank, self._size, drop_last=self._drop_last).tolist()
+        count = int(session.bcast(np.array(len(indices))))
+        order = session.bcast(np.array(indices if session.rank() == 0 else [0] * count, dtype=np.int64))
+        yield from take_shard(order, self._rank, self._size, drop_last=self._drop_last).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler the epoch, if it asks."""
+        """Pass the epoch to the sampler, if it has `set_epoch`."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
 
 def _places(count: int, rank: int, size: int, *, drop_last: bool) -> range:
+    """Return the places of a learner's items; those from `count` on stand for items from the beginning."""
     if drop_last and 0 < count < size:
         raise InputError(f"shard: {count} items for {size} learners, and drop_last leaves none")
     return range(rank, (count if drop_last else count + size - 1) // size * size, size)
 
 
-def _tensorflow_part(dataset: Any, rank: int, size: int, *, drop_last: bool) -> Any:  # noqa: ANN401
+def _shard_tensorflow_dataset(dataset: Any, rank: int, size: int, *, drop_last: bool) -> Any:  # noqa: ANN401
     count = int(dataset.cardinality())
     if count == -1:  # tf.data.INFINITE_CARDINALITY
         return dataset.shard(size, rank)
     if count < 0:
         raise InputError(
-            "shard: nobody knows how many elements this tf.data.Dataset has, so learners could do unequal numbers of "
+            "shard: the number of elements of this tf.data.Dataset is unknown, so learners could do unequal numbers of "
             "steps; shard the file names instead of what is read from them, call repeat() before, or apply "
             "tf.data.experimental.assert_cardinality(n)"
         )
@@ -132,7 +133,8 @@ def _tensorflow_part(dataset: Any, rank: int, size: int, *, drop_last: bool) -> 
     return dataset.repeat().take(total).shard(size, rank)
 
 
-def _refuse(items: Any) -> None:  # noqa: ANN401
+def _check_items(items: Any) -> None:  # noqa: ANN401
+    """Raise InputError if the items cannot be divided."""
     kind = type(items).__name__
     if isinstance(items, (str, bytes)):
         raise InputError(f"shard: {kind} {items[:40]!r}; pass a list of names, or what is read from it")

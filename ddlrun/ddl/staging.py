@@ -1,4 +1,4 @@
-"""Tensors of an accelerator in the host's memory and back: MPI libraries are seldom built to read a GPU's."""
+"""Copies of device tensors in host memory: MPI libraries are rarely built to read a GPU's memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ddlrun.ddl.arrays import FlatArray, as_numpy
+from ddlrun.ddl.flat import FlatArray, as_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class StagedTensor(FlatArray):
-    """A tensor of a device; `elements` are its copy in the host's memory, `whole` is the tensor and that copy."""
+    """A device tensor; `elements` are its copy in host memory, `whole` is the pair (tensor, copy)."""
 
     __slots__ = ()
 
-    def give_back(self) -> None:
+    def write_back(self) -> None:
         """Copy the elements to the device, in the order of its current stream."""
         tensor, host = self.whole
         tensor.copy_(host, non_blocking=tensor.is_cuda)
 
 
-def staged(tensors: Sequence[Tensor]) -> list[StagedTensor]:
-    """Copy tensors into pinned memory and wait for that: MPI reads what is there, it knows no streams.
+def stage(tensors: Sequence[Tensor]) -> list[StagedTensor]:
+    """Copy tensors to pinned host memory, and wait for the copies: MPI does not know the device's streams.
 
-    Raises InputError on a dtype that numpy does not know.
+    Raises InputError if numpy has no dtype for a tensor.
     """
-    found = [_copy(tensor.detach()) for tensor in tensors]
+    copies = [_copy(tensor.detach()) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
-    return found
+    return copies
 
 
 def _copy(tensor: Tensor) -> StagedTensor:

@@ -1,4 +1,4 @@
-"""PyTorch over `ddlrun.ddl`: the same start values, averaged gradients, torch.distributed's groups of the grid."""
+"""PyTorch with `ddlrun.ddl`: equal start values, averaged gradients, and torch.distributed's groups of the grid."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ddlrun import ddl
-from ddlrun.ddl.buckets import described
-from ddlrun.ddl.consistency import agree, average_metrics, here
+from ddlrun.ddl import session
+from ddlrun.ddl.buckets import describe_tensor
+from ddlrun.ddl.consistency import average_metrics, check_agreement, describe_rank
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
 from ddlrun.errors import InputError
@@ -33,55 +33,61 @@ __all__ = [
     "process_group",
 ]
 
-MOST_AT_ONCE = 1 << 30  # bytes of one broadcast: MPI counts them in 31 bits
+MAX_BROADCAST = 1 << 30  # bytes: MPI counts them in 31 bits
 
 
 def init_process_group() -> None:
-    """Begin torch.distributed's default group with the learners and their ranks; all call it together.
+    """Start torch.distributed's default group with the learners and their ranks. All learners call it together.
 
-    Backend gloo for the CPU, and NCCL where each rank has a GPU of its own current: call torch.cuda.set_device before.
-    `ddl.free` ends it. One that the script began stays as it is. Raises InputError on every learner if that one has
-    other ranks, or if the ranks cannot meet.
+    The backend is gloo, and NCCL for tensors on GPUs if each rank has a current GPU of its own: call
+    torch.cuda.set_device first. `ddl.free` ends the group. A default group that the script started is kept.
+
+    Raises InputError on every learner if that group has other ranks, or if the ranks cannot connect to rank 0.
     """
     _groups()
 
 
 def process_group(axes: str = "") -> ProcessGroup:
-    """Return the process group of the learners that differ from this one in `axes` alone ("YZ"), or of all.
+    """Return the process group of the learners that differ from this one in `axes` ("YZ") only, or of all learners.
 
-    Ranks in it ascend. The default group begins if there is none. All learners ask for the same groups in one order.
-    Raises InputError as `init_process_group` does, and on a letter that the grid has not.
+    Its ranks ascend. The default group is started if there is none. All learners request the same groups in the same
+    order. Raises InputError as `init_process_group` does, and if the grid has no dimension of a letter.
     """
     return _groups().group(axes)
 
 
 def device_mesh(device_type: str | None = None) -> DeviceMesh:
-    """Return the grid as a DeviceMesh with the dimensions X, Y, Z, whose groups are those of `process_group`.
+    """Return the grid as a DeviceMesh with dimensions X, Y and Z over the groups of `process_group`.
 
-    `device_type` is "cuda" where the groups have NCCL, else "cpu". All learners call it together.
+    `device_type` is "cuda" if the groups have NCCL, else "cpu", unless set. All learners call it together. Needs torch
+    2.4. Raises InputError as `init_process_group` does.
     """
     groups = _groups()
     return groups.mesh(device_type or ("cpu" if groups.why_no_nccl else "cuda"))
 
 
 def _groups() -> ProcessGroups:
-    return ddl._learner().devices.groups  # noqa: SLF001 - the learner is the package's own
+    return session.current_learner().devices.groups
 
 
 def broadcast_parameters(module_or_state_dict: torch.nn.Module | Mapping[str, Any], root: int = 0) -> None:
-    """Give all learners rank root's parameters and buffers, in place; all call it together.
+    """Copy rank root's parameters and buffers to all learners, in place. All learners call it together.
 
-    A mapping is a flat one from names to tensors, as `module.state_dict()`. Raises InputError if names, shapes or
-    dtypes differ between learners.
+    Args:
+        module_or_state_dict: A module, or a flat mapping from names to tensors such as `module.state_dict()`.
+        root: The rank whose values are copied.
+
+    Raises:
+        InputError: Names, shapes or dtypes differ between learners, or a value is not a tensor.
     """
     tensors = _named_tensors(module_or_state_dict)
-    lines = [f"{name}: {described(tensor)}" for name, tensor in tensors.items()]
-    agree("broadcast_parameters", lines, "all learners build the same model")
+    lines = [f"{name}: {describe_tensor(tensor)}" for name, tensor in tensors.items()]
+    check_agreement("broadcast_parameters", lines, "all learners build the same model")
     for tensor in tensors.values():
-        host = tensor.detach().cpu().contiguous()  # the tensor's own memory, where it is that already
+        host = tensor.detach().cpu().contiguous()  # the tensor's own memory, if that is on the CPU and contiguous
         if host.numel():
-            for part in host.reshape(-1).view(torch.uint8).split(MOST_AT_ONCE):  # type: ignore[no-untyped-call]
-                ddl.bcast(part, root, in_place=True)
+            for part in host.reshape(-1).view(torch.uint8).split(MAX_BROADCAST):  # type: ignore[no-untyped-call]
+                session.bcast(part, root, in_place=True)
         if host.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(host)
 
@@ -92,7 +98,7 @@ def _named_tensors(source: torch.nn.Module | Mapping[str, Any]) -> dict[str, Ten
     for name, value in source.items():
         if not isinstance(value, Tensor):
             raise InputError(
-                f"{here()}: broadcast_parameters: {name!r} is {type(value).__name__}, no tensor; pass a module, or a "
-                "mapping from names to tensors"
+                f"{describe_rank()}: broadcast_parameters: {name!r} is {type(value).__name__}, no tensor; pass a "
+                "module, or a mapping from names to tensors"
             )
     return dict(source)

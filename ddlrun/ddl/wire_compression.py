@@ -1,4 +1,4 @@
-"""float32 that travels as float16 or bfloat16: on which dimensions, and the conversions, a block at a time."""
+"""float32 sent as float16 or bfloat16: the choice of dimensions, and the conversions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Convert = Callable[[Array, Array, Array], None]
 
-# Elements: 128 KiB of float32 and the spare room beside it stay in a core's own cache.
+# Elements that are converted at once: 128 KiB of float32 and as much scratch memory stay in a core's own cache.
 BLOCK = 32768
 
 
 class WireFormat(NamedTuple):
-    """The type that float32 travels as ("": as it is) in the dimensions `axes` ("": those that leave the host)."""
+    """The type that float32 is sent as ("": float32) in the dimensions `axes` ("": those that leave the host)."""
 
     dtype: str = ""
     axes: str = ""
 
 
 def parse_wire(text: str, where: str = "wire") -> WireFormat:
-    """Parse "bfloat16" or "float16:YZ"; "" and "float32" are float32 as it is. Raises InputError on other types.
+    """Parse "bfloat16" or "float16:YZ"; "" and "float32" mean no conversion. Raises InputError on other types.
 
     >>> parse_wire("bfloat16:YZ")
     WireFormat(dtype='bfloat16', axes='YZ')
@@ -43,7 +43,16 @@ def parse_wire(text: str, where: str = "wire") -> WireFormat:
 
 
 def find_wire(text: str, mode: str, axes: str, leaving: str) -> str:
-    """Return a text with its dimensions, "" where float32 travels as it is; a grid has `axes`, some leave the host.
+    """Return the text with its dimensions filled in, or "" where float32 is sent as float32.
+
+    Args:
+        text: As for `parse_wire`.
+        mode: The mode of the DDL string. m allows no conversion.
+        axes: The dimensions of the grid.
+        leaving: Those of them that leave the host.
+
+    Raises:
+        InputError: The grid has no such dimension, or the mode no conversion.
 
     >>> find_wire("bfloat16", "r", "XYZ", "YZ"), find_wire("bfloat16", "r", "XYZ", "")
     ('bfloat16:YZ', '')
@@ -59,87 +68,91 @@ def find_wire(text: str, mode: str, axes: str, leaving: str) -> str:
 
 
 class Converter:
-    """Converts between float32 and one of FORMATS. Works in its own memory: one message at a time."""
+    """Converter between float32 and one of FORMATS. It has its own scratch memory, so it serves one thread."""
 
     def __init__(self, dtype: str) -> None:
-        self.memory, self._narrow, self._cut, self._widen = FORMATS[dtype]
-        self._spare, self._half = np.empty(BLOCK, np.uint32), np.empty(BLOCK, self.memory)
+        self.memory, self._narrow, self._truncate, self._widen = FORMATS[dtype]
+        self._scratch, self._half = np.empty(BLOCK, np.uint32), np.empty(BLOCK, self.memory)
 
     def pack(self, values: Array, target: Array, *, settled: bool) -> None:
-        """Write float32 to `target` in 16 bits, rounded to the nearest even; `settled` values need no rounding."""
-        convert = self._cut if settled else self._narrow
-        for some, low, high in _blocks(values):
-            convert(some, target[low:high], self._spare)
+        """Write float32 to `target` in 16 bits, rounded to nearest even; `settled` values are only truncated."""
+        convert = self._truncate if settled else self._narrow
+        for block, low, high in _blocks(values):
+            convert(block, target[low:high], self._scratch)
 
     def unpack(self, part: Array, target: Array) -> None:
-        """Write what came in to float32."""
-        for some, low, high in _blocks(part):
-            self._widen(some, target[low:high], self._spare)
+        """Write received values to `target` as float32."""
+        for block, low, high in _blocks(part):
+            self._widen(block, target[low:high], self._scratch)
 
     def combine(self, part: Array, mine: Array, combine: Callable[[Array, Array, int], None], divisor: int) -> None:
-        """Combine what came in with float32, in float32."""
-        wide = self._spare.view(np.float32)
-        for some, low, high in _blocks(part):
+        """Combine received values with `mine`, in float32."""
+        wide = self._scratch.view(np.float32)
+        for block, low, high in _blocks(part):
             theirs = wide[: high - low]
-            self._widen(some, theirs, self._spare)
+            self._widen(block, theirs, self._scratch)
             combine(mine[low:high], theirs, divisor)
 
     def settle(self, values: Array) -> None:
-        """Round float32 in place to what 16 bits hold: from here on it travels without a change."""
-        for some, _, _ in _blocks(values):
-            half = self._half[: len(some)]
-            self._narrow(some, half, self._spare)
-            self._widen(half, some, self._spare)
+        """Round float32 in place to values that 16 bits hold: from here on they are forwarded unchanged."""
+        for block, _, _ in _blocks(values):
+            half = self._half[: len(block)]
+            self._narrow(block, half, self._scratch)
+            self._widen(half, block, self._scratch)
 
 
 class _Format(NamedTuple):
-    """How elements lie in memory, and (source, target, spare): rounding, what was rounded before, widening."""
+    """A 16-bit type: its dtype in memory, and functions (source, target, scratch) that convert a block.
+
+    narrow: rounds to nearest even. truncate: for values that were rounded before. widen: to float32.
+    """
 
     memory: type[np.generic]
     narrow: Convert
-    cut: Convert
+    truncate: Convert
     widen: Convert
 
 
 def _blocks(values: Array) -> Iterator[tuple[Array, int, int]]:
+    """Yield blocks that fit the scratch memory, with their bounds."""
     for low in range(0, len(values), BLOCK):
-        some = values[low : low + BLOCK]
-        yield some, low, low + len(some)
+        block = values[low : low + BLOCK]
+        yield block, low, low + len(block)
 
 
-def _narrow_bfloat(values: Array, target: Array, spare: Array) -> None:
-    """Add half of the last place, less one bit where the place is even; then the upper half is what is wanted."""
-    bits, rounded = values.view(np.uint32), spare[: len(values)]
+def _narrow_bfloat(values: Array, target: Array, scratch: Array) -> None:
+    """Round to nearest even: add half of the last place, less one bit if that is even, and take the upper 16 bits."""
+    bits, rounded = values.view(np.uint32), scratch[: len(values)]
     np.right_shift(bits, 16, out=rounded)
     np.bitwise_and(rounded, 1, out=rounded)
     np.add(rounded, 0x7FFF, out=rounded)
     np.add(rounded, bits, out=rounded)
     np.right_shift(rounded, 16, out=target, casting="unsafe")
-    # The addition would carry a NaN over into infinity or zero. To ask for the largest is the cheapest way to find one.
+    # The addition would turn a NaN into infinity or zero. The largest value is the cheapest test for a NaN.
     if np.isnan(np.maximum.reduce(values)):
         target[np.isnan(values)] = 0x7FC0
 
 
-def _cut_bfloat(values: Array, target: Array, _spare: Array) -> None:
+def _truncate_bfloat(values: Array, target: Array, _scratch: Array) -> None:
     np.right_shift(values.view(np.uint32), 16, out=target, casting="unsafe")
 
 
-def _widen_bfloat(part: Array, target: Array, _spare: Array) -> None:
+def _widen_bfloat(part: Array, target: Array, _scratch: Array) -> None:
     bits = target.view(np.uint32)
     np.copyto(bits, part)
     np.left_shift(bits, 16, out=bits)
 
 
-def _narrow_half(values: Array, target: Array, _spare: Array) -> None:
-    with np.errstate(over="ignore"):  # beyond 65504 is infinity, as on a GPU
+def _narrow_half(values: Array, target: Array, _scratch: Array) -> None:
+    with np.errstate(over="ignore"):  # values beyond 65504 become infinity, as on a GPU
         np.copyto(target, values, casting="same_kind")
 
 
-def _widen_half(part: Array, target: Array, _spare: Array) -> None:
+def _widen_half(part: Array, target: Array, _scratch: Array) -> None:
     np.copyto(target, part)
 
 
 FORMATS = {
     "float16": _Format(np.float16, _narrow_half, _narrow_half, _widen_half),
-    "bfloat16": _Format(np.uint16, _narrow_bfloat, _cut_bfloat, _widen_bfloat),
+    "bfloat16": _Format(np.uint16, _narrow_bfloat, _truncate_bfloat, _widen_bfloat),
 }

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
-from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.learner import Learner
 from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric
@@ -64,7 +64,7 @@ class Collectives:
 
     def __init__(self, comm: MPI.Intracomm, modes: str, environ: Mapping[str, str]) -> None:
         self._comm = comm
-        self._learners = {mode: begin(f"-mode {mode}", None, None, environ) for mode in modes}
+        self._learners = {mode: start_learner(f"-mode {mode}", None, None, environ) for mode in modes}
         self.topology = next(iter(self._learners.values())).grid.topology
         self.runs: dict[tuple[str, str], Run] = {("allreduce", "mpi"): self._allreduce}
         self.runs |= {("allreduce", mode): _allreduce(learner) for mode, learner in self._learners.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.measure.timing import stable
 from ddlrun.network.candidates import KNOBS, Candidate, TuningSpace
 
@@ -42,7 +42,7 @@ class StepBenchmark:
         """Return the seconds of the slowest rank from the end of the backward pass, or the start where it has none."""
         if one not in self._learners:
             known = {other.topology for other in self._learners}
-            self._learners[one] = begin(f"-mode {one.mode}:{one.topology}", None, one.tuning, self._environ)
+            self._learners[one] = start_learner(f"-mode {one.mode}:{one.topology}", None, one.tuning, self._environ)
             if one.topology not in known or not one.chunk:  # connections open, mode p explores
                 self._once(one)
         self._row[:] = self._comm.rank

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, algorithm
+from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, dimension_algorithm
 from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric
 from ddlrun.network.forecast import decompositions
@@ -55,7 +55,7 @@ class TuningSpace(NamedTuple):
             return self.gradient / bucket * model.cost(AllreduceAlgorithm("native"), bucket).seconds
         if not one.chunk:
             return model.best(one.mode, self.gradient, blocking=False).seconds
-        algorithms = tuple(algorithm(one.mode, size) for size in one.topology.dims)
+        algorithms = tuple(dimension_algorithm(one.mode, size) for size in one.topology.dims)
         return model.cost(
             AllreduceAlgorithm("chunks", algorithms, min(one.chunk, bucket), one.depth), self.gradient
         ).seconds
@@ -115,6 +115,6 @@ def _modes(shape: Topology) -> list[str]:
     """Return modes whose algorithms differ: two learners exchange halves, whatever it is called."""
     found: dict[tuple[str, ...], str] = {}
     for mode in MODES:
-        name = ("native",) if mode == "m" else tuple(algorithm(mode, size) for size in shape.dims if size > 2)
+        name = ("native",) if mode == "m" else tuple(dimension_algorithm(mode, size) for size in shape.dims if size > 2)
         found.setdefault(name, mode)
     return list(found.values())

@@ -16,9 +16,9 @@ from ddlrun.allreduce_algorithms import (
     AlgorithmSpace,
     AllreduceAlgorithm,
     MessageClass,
-    first_ways,
-    near_ways,
-    usual_way,
+    default_algorithm,
+    first_candidates,
+    neighbours,
 )
 from ddlrun.network.fabric import LEVELS, Fabric
 from ddlrun.topology import Topology
@@ -175,7 +175,7 @@ class CostModel(NamedTuple):
 
     def cost(self, way: AllreduceAlgorithm, size: int) -> Cost:
         """Return what reducing `size` bytes takes in a way."""
-        if way.how == "flat":
+        if way.method == "flat":
             return min(self._flat(way, size), key=lambda cost: cost.seconds)
         algorithms = way.algorithms or ("ring",) * len(self.axes)
         halves = stages(self.axes, algorithms, blocks_of(self.wiring))
@@ -186,12 +186,14 @@ class CostModel(NamedTuple):
         """Return what reducing takes in a mode of DDL; p tries what it tries when it runs."""
         sizes = tuple(axis.size for axis in self.axes)
         tuning = ONE_HOST if self.wiring.hosts == 1 else BETWEEN_HOSTS
-        usual, chunks = (usual_way(mode, tuning, sizes, MessageClass(size, "", True, one)) for one in (blocking, False))
+        usual, chunks = (
+            default_algorithm(mode, tuning, sizes, MessageClass(size, "", True, one)) for one in (blocking, False)
+        )
         if mode != "p":
             return self.cost(usual, size)
         space = AlgorithmSpace(usual, chunks, sizes, size, blocking)
-        first = min((self.cost(way, size) for way in first_ways(space)), key=lambda cost: cost.seconds)
-        near = (self.cost(way, size) for way in near_ways(first.way, space))
+        first = min((self.cost(way, size) for way in first_candidates(space)), key=lambda cost: cost.seconds)
+        near = (self.cost(way, size) for way in neighbours(first.way, space))
         return min((first, *near), key=lambda cost: cost.seconds)
 
     def _flat(self, way: AllreduceAlgorithm, size: int) -> Iterator[Cost]:

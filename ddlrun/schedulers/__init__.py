@@ -123,7 +123,7 @@ def read_job_end(context: SchedulerContext, allocation: Allocation) -> JobEnd | 
     """Return the end of the job by its scheduler; None where the job goes on, or there is no answer."""
     if allocation.scheduler != "slurm":
         return None
-    from ddlrun.schedulers.scontrol import read_end  # noqa: PLC0415 - for Slurm alone
-
-    end = read_end(context, allocation)
+    # Loaded by name, as the readers are: each of these modules imports this one.
+    scontrol = importlib.import_module("ddlrun.schedulers.scontrol")
+    end: JobEnd | None = scontrol.read_end(context, allocation)
     return end and end._replace(reason=f"{allocation.title} {end.reason}")

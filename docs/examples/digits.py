@@ -1,13 +1,13 @@
 """Train a small network on handwritten digits, its gradients averaged over all ranks.
 
     python digits.py                    alone
-    ddlrun launch digits.py             one process a rank, placed by the launcher
+    ddlrun launch digits.py             one process per rank, placed by the launcher
 
 Every rank holds the same weights and takes its part of every batch. In each step one
 MPI_Allreduce (with `--allreduce ddl`, ddlrun's own) averages the gradients, so any number
-of ranks learns the same network.
-The data are the 1,797 images of 8 x 8 pixels that scikit-learn ships (UCI digits).
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+of ranks trains the same network.
+The data are the 1,797 images of 8 x 8 pixels that come with scikit-learn (UCI digits).
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOMENTUM, GOAL, REPORT_EVERY = 0.9, 0.95, 5
 
 
 def check_world(world: MPI.Intracomm) -> None:
-    """Stop if this Python loaded another MPI than the launcher's and sees another world."""
+    """Exit if this Python loaded another MPI than the launcher's, and so is in another world."""
     env = os.environ
     told = env.get("OMPI_COMM_WORLD_SIZE") or env.get("PMI_SIZE")
     if told is None or int(told) == world.size:
@@ -46,11 +46,11 @@ def check_world(world: MPI.Intracomm) -> None:
         f"{library}, which is not the MPI of the mpirun that started it"
     )
     first = "0" in (env.get("OMPI_COMM_WORLD_RANK"), env.get("PMI_RANK"))
-    sys.exit(message if first else 1)  # one line is enough
+    sys.exit(message if first else 1)  # one rank prints the message
 
 
 def where(world: MPI.Intracomm) -> str:
-    """Say on which host and CPUs this rank runs."""
+    """Return the host, local rank and CPUs of this rank as text."""
     host = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
     local_rank = host.rank
     host.Free()
@@ -66,7 +66,7 @@ def where(world: MPI.Intracomm) -> str:
 
 
 def layers(flat: Floats, hidden: int) -> list[Floats]:
-    """Cut one flat vector into both layers' weights and biases: views, not copies."""
+    """Split a flat vector into the weights and biases of both layers, as views."""
     shapes = [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
     ends = np.cumsum([np.prod(shape) for shape in shapes])
     parts = np.split(flat, ends[:-1])
@@ -74,7 +74,7 @@ def layers(flat: Floats, hidden: int) -> list[Floats]:
 
 
 def forward(net: list[Floats], images: Floats) -> tuple[Floats, Floats]:
-    """Return the hidden layer and the probability of each class, a row an image."""
+    """Return the hidden layer and the probability of each class, one row per image."""
     w1, b1, w2, b2 = net
     hidden = np.maximum(images @ w1 + b1, 0)
     scores = hidden @ w2 + b2
@@ -83,7 +83,7 @@ def forward(net: list[Floats], images: Floats) -> tuple[Floats, Floats]:
 
 
 def backward(net: list[Floats], gradients: list[Floats], images: Floats, labels: Labels) -> None:
-    """Write the sum of these images' gradients of the cross entropy (zeros for no image)."""
+    """Write the sum of the gradients of the cross entropy over these images; zeros if there are none."""
     hidden, error = forward(net, images)
     error[np.arange(len(labels)), labels] -= 1
     hidden_error = (error @ net[2].T) * (hidden > 0)
@@ -94,7 +94,7 @@ def backward(net: list[Floats], gradients: list[Floats], images: Floats, labels:
 
 
 def averager(world: MPI.Intracomm, which: str) -> Callable[[Floats], None]:
-    """Return what averages an array over all ranks, in place and in one call: here they meet."""
+    """Return a function that averages an array over all ranks in place, the only communication in a step."""
 
     def by_mpi(values: Floats) -> None:
         world.Allreduce(MPI.IN_PLACE, values, MPI.SUM)
@@ -112,7 +112,7 @@ def averager(world: MPI.Intracomm, which: str) -> Callable[[Floats], None]:
 
 
 def train(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[float, float]:
-    """Train over all ranks; return, on rank 0, held-out accuracy and images a second."""
+    """Train over all ranks; return, on rank 0, the held-out accuracy and the images per second."""
     average = averager(world, options.allreduce)
     # One seed for all ranks: the same split, the same first weights, the same batches.
     random = np.random.default_rng(options.seed)
@@ -132,8 +132,8 @@ def train(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[float, flo
         for whole in np.split(order, range(options.batch, len(order), options.batch)):
             mine = np.array_split(whole, world.size)[world.rank]
             backward(net, net_gradients, images[mine], labels[mine])
-            # Parts may differ in size, so no rank takes its own mean: each weights its sum
-            # so that the average over ranks is the mean over the whole batch.
+            # Parts may differ in size, so each rank scales its sum, not its mean: the average
+            # over ranks is then the mean over the whole batch.
             gradients *= world.size / len(whole)
             average(gradients)
             velocity[:] = MOMENTUM * velocity - options.lr * gradients
@@ -151,7 +151,7 @@ def train(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[float, flo
 
 
 def main() -> None:
-    """Say where every rank runs, train, judge the result."""
+    """Print the place of every rank, train, and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     parser.add_argument("--batch", type=int, default=64, help="images a step, all ranks (64)")
@@ -166,7 +166,7 @@ def main() -> None:
     world = MPI.COMM_WORLD
     check_world(world)
     places = world.gather(where(world), root=0)
-    if places:  # rank 0 prints for all, so lines stay whole and in order
+    if places:  # rank 0 prints for all ranks, so lines stay whole and in order
         print("\n".join(places), flush=True)
     accuracy, speed = train(world, options)
     if world.rank == 0:

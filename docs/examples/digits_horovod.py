@@ -1,10 +1,10 @@
 """Train the network of digits.py with PyTorch and Horovod.
 
     python digits_horovod.py                                                         alone
-    ddlrun launch --framework horovod --accelerators core digits_horovod.py          one process a rank
+    ddlrun launch --framework horovod --accelerators core digits_horovod.py          one process per rank
 
-Horovod 0.28.1 is built by docs/how-to/install-horovod.sh.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+docs/how-to/install-horovod.sh builds Horovod 0.28.1.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD_OUT, GOAL, BATCH, RATE, WARM_UP = 360, 0.95, 64, 0.05, 20
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     parser.add_argument("--batch", type=int, default=BATCH, help="images a step, all ranks; the rate follows it (64)")
@@ -33,7 +33,7 @@ def main() -> None:
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    each = options.batch // size  # every rank has as many images in a step, and as many steps
+    each = options.batch // size  # every rank has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"--batch {options.batch}: fewer images than {size} ranks")
     gpus = torch.cuda.device_count()
@@ -46,13 +46,13 @@ def main() -> None:
     first, last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
     for layer in (first, last):
         start = random.normal(0, np.sqrt(2 / layer.in_features), (layer.in_features, layer.out_features))
-        layer.weight.data = torch.tensor(start.T.astype(np.float32)).contiguous()  # as Horovod wants it
+        layer.weight.data = torch.tensor(start.T.astype(np.float32)).contiguous()  # Horovod needs contiguous tensors
         layer.bias.data.zero_()
     net = torch.nn.Sequential(first, torch.nn.ReLU(), last).to(device)
-    # A batch k times as large takes steps k times as long, and begins with short ones.
+    # With a batch k times as large, the steps are k times as long; the first ones are short.
     sgd = torch.optim.SGD(net.parameters(), lr=RATE * options.batch / BATCH, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: min(1, (step + 1) / WARM_UP))
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)  # rank 0's, whatever the others began with
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)  # rank 0's values replace those of the others
     hvd.broadcast_optimizer_state(sgd, root_rank=0)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=net.named_parameters())
 
@@ -60,7 +60,7 @@ def main() -> None:
     for epoch in range(options.epochs):
         begin = perf_counter()
         order = np.random.default_rng([1, epoch]).permutation(training)[: steps * size * each]
-        # Shard first: a rank reads and moves its own images alone.
+        # Shard first: a rank reads and moves only its own images.
         mine = torch.from_numpy(order.reshape(steps, size, each)[:, rank])
         for x, y in zip(images[mine].to(device), answers[mine].to(device), strict=True):
             optimizer.zero_grad()

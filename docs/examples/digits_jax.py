@@ -1,10 +1,10 @@
-"""Train the network of digits.py with JAX, a process a rank.
+"""Train the network of digits.py with JAX.
 
     python digits_jax.py                                               alone
-    ddlrun launch --framework jax --accelerators core digits_jax.py    one process a rank
+    ddlrun launch --framework jax --accelerators core digits_jax.py    one process per rank
 
-On a machine with GPUs that are not to be used: JAX_PLATFORMS=cpu.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+On a machine with GPUs, set JAX_PLATFORMS=cpu to use the CPU.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Net = list[jax.Array]
 
 
 def scores(net: Net, images: jax.Array) -> jax.Array:
-    """Return the score of each class, a row an image."""
+    """Return the score of each class, one row per image."""
     w1, b1, w2, b2 = net
     return jax.nn.relu(images @ w1 + b1) @ w2 + b2
 
 
 def loss(net: Net, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the mean cross entropy of the whole batch: all ranks' images."""
+    """Return the mean cross entropy of the whole batch, the images of all ranks."""
     chances = jax.nn.log_softmax(scores(net, images))
     return -jnp.take_along_axis(chances, labels[:, None], axis=1).mean()
 
@@ -46,13 +46,13 @@ def train_step(net: Net, velocity: Net, rate: float, images: jax.Array, labels: 
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     epochs = parser.parse_args().epochs
 
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.distributed.initialize()  # before anything else of JAX
+        jax.distributed.initialize()  # before any other call of JAX
     rank, size = jax.process_index(), jax.process_count()
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -66,7 +66,7 @@ def main() -> None:
     net = jax.device_put(start, everywhere)  # the same weights on every rank
     velocity = jax.tree.map(jnp.zeros_like, net)
 
-    each = BATCH // size  # every rank has as many images in a step, and as many steps
+    each = BATCH // size  # every rank has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
@@ -74,7 +74,7 @@ def main() -> None:
         begin = perf_counter()
         order = np.random.default_rng([1, epoch]).permutation(training)[: steps * size * each]
         for step, mine in enumerate(order.reshape(steps, size, each)[:, rank], epoch * steps + 1):
-            # A rank reads its own images alone; together they are the batch.
+            # A rank reads only its own images; together they are the batch.
             x, y = (jax.make_array_from_process_local_data(split, part[mine]) for part in (images, labels))
             net, velocity = train_step(net, velocity, RATE * min(1, step / WARM_UP), x, y)
         jax.block_until_ready(net)

@@ -1,10 +1,10 @@
 """Train the network of digits.py with TensorFlow's MultiWorkerMirroredStrategy.
 
     python digits_tensorflow.py                                                      alone
-    ddlrun launch --framework tensorflow --accelerators core digits_tensorflow.py    one process a rank
+    ddlrun launch --framework tensorflow --accelerators core digits_tensorflow.py    one process per rank
 
-The loop is written out: `fit` of Keras 3 fails under this strategy.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+The training loop is written out, because `fit` of Keras 3 fails under this strategy.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HELD_OUT, GOAL, BATCH, HIDDEN, RATE, MOMENTUM, WARM_UP = 360, 0.95, 64, 64, 0.05
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     epochs = parser.parse_args().epochs
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow; reads TF_CONFIG
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before any other call of TensorFlow; it reads TF_CONFIG
     size = strategy.num_replicas_in_sync
     rank = strategy.cluster_resolver.task_id or 0
 
@@ -61,14 +61,14 @@ def main() -> None:
     def train_step(x: tf.Tensor, y: tf.Tensor, rate: tf.Tensor) -> None:
         strategy.run(replica_step, (x, y, rate))
 
-    each = BATCH // size  # every rank has as many images in a step, and as many steps
+    each = BATCH // size  # every rank has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(epochs):
         begin = perf_counter()
         order = np.random.default_rng([1, epoch]).permutation(training)[: steps * size * each]
-        mine = order.reshape(steps, size, each)[:, rank]  # a rank reads its own images alone
+        mine = order.reshape(steps, size, each)[:, rank]  # a rank reads only its own images
         for step, (x, y) in enumerate(zip(images[mine], labels[mine], strict=True), epoch * steps + 1):
             train_step(tf.constant(x), tf.constant(y), tf.constant(RATE * min(1, step / WARM_UP)))
         seconds.append(perf_counter() - begin)

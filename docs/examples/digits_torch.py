@@ -1,10 +1,10 @@
 """Train the network of digits.py with PyTorch, its gradients averaged by ddlrun.ddl.
 
     python digits_torch.py                                               alone
-    ddlrun launch --framework ddl --accelerators core digits_torch.py    one process a rank
+    ddlrun launch --framework ddl --accelerators core digits_torch.py    one process per rank
 
-`--hook` keeps DistributedDataParallel, and gives it ddlrun's communication hook.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+`--hook` uses DistributedDataParallel with ddlrun's communication hook instead.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELD_OUT, GOAL, BATCH, WARM_UP = 360, 0.95, 64, 20
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     parser.add_argument("--hook", action="store_true", help="DistributedDataParallel with ddlrun's hook")
@@ -58,17 +58,17 @@ def main() -> None:
         model = DistributedDataParallel(net)
         model.register_comm_hook(ddl_torch.Averaging(), ddl_torch.comm_hook)
     else:
-        ddl_torch.broadcast_parameters(net)  # rank 0's, whatever the others began with
+        ddl_torch.broadcast_parameters(net)  # rank 0's values replace those of the others
         optimizer = ddl_torch.DistributedOptimizer(sgd)
 
-    each = BATCH // size  # every rank has as many images in a step, and as many steps
+    each = BATCH // size  # every rank has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(options.epochs):
         begin = perf_counter()
         order = np.random.default_rng([1, epoch]).permutation(training)[: steps * size * each]
-        # Shard first: a rank reads and moves its own images alone.
+        # Shard first: a rank reads and moves only its own images.
         mine = torch.from_numpy(order.reshape(steps, size, each)[:, rank])
         for x, y in zip(images[mine].to(device), answers[mine].to(device), strict=True):
             optimizer.zero_grad()

@@ -1,10 +1,10 @@
 """Train the network of digits.py with PyTorch's DistributedDataParallel.
 
     python digits_torch_ddp.py                                                 alone
-    ddlrun launch --framework torch --accelerators core digits_torch_ddp.py    one process a rank
+    ddlrun launch --framework torch --accelerators core digits_torch_ddp.py    one process per rank
 
-With `--checkpoint FILE`, in a folder that all hosts share, it goes on where it was ended.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+With `--checkpoint FILE`, in a folder that all hosts share, it continues where it was ended.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def build(random: np.random.Generator) -> torch.nn.Sequential:
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     parser.add_argument("--checkpoint", help="file to go on from, and to write after every epoch")
     options = parser.parse_args()
 
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ:  # nobody launched it
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:  # started without a launcher
         alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update({name: value for name, value in alone.items() if name not in os.environ})
     gpus = torch.cuda.device_count()
@@ -70,14 +70,14 @@ def main() -> None:
         dist.destroy_process_group()
         sys.exit(f"{options.checkpoint} has {done} epochs already" if rank == 0 else 0)
 
-    each = BATCH // size  # every rank has as many images in a step, and as many steps
+    each = BATCH // size  # every rank has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"{size} ranks: a step has {BATCH} images; take at most as many ranks")
     steps, seconds = len(training) // (each * size), []
     for epoch in range(done, options.epochs):
         begin = perf_counter()
         order = np.random.default_rng([1, epoch]).permutation(training)[: steps * size * each]
-        # Shard first: a rank reads and moves its own images alone.
+        # Shard first: a rank reads and moves only its own images.
         mine = torch.from_numpy(order.reshape(steps, size, each)[:, rank])
         for x, y in zip(images[mine].to(device), answers[mine].to(device), strict=True):
             optimizer.zero_grad()
@@ -88,7 +88,7 @@ def main() -> None:
         if options.checkpoint and rank == 0:
             new = f"{options.checkpoint}.new"
             torch.save({name: part.state_dict() for name, part in parts.items()} | {"done": epoch + 1}, new)
-            os.replace(new, options.checkpoint)  # whole at any time
+            os.replace(new, options.checkpoint)  # so the file is complete at any time
     dist.destroy_process_group()  # before Python ends: its threads would abort the rank
 
     if rank == 0:

@@ -1,11 +1,11 @@
-"""Train the network of digits.py, its hidden layer split along X, the data along Y and Z.
+"""Train the network of digits.py with its hidden layer split along X and the data along Y and Z.
 
     python hybrid_parallel.py                                             alone
-    ddlrun launch --framework ddl --accelerators core hybrid_parallel.py  one process a rank
+    ddlrun launch --framework ddl --accelerators core hybrid_parallel.py  one process per rank
 
-The ranks of a host (X) hold a part of the hidden layer each and see the same images: model parallel.
-Hosts and racks (Y, Z) see other images, and average their gradients: data parallel.
-Exit code 1 when fewer than 95 % of the held-out images are recognised.
+Model parallelism: each rank of a host (X) holds a part of the hidden layer, and all see the same images.
+Data parallelism: hosts and racks (Y, Z) see different images, and average their gradients.
+Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELD_OUT, GOAL, BATCH, HIDDEN, RATE, MOMENTUM, WARM_UP = 360, 0.95, 64, 64, 0.05
 
 
 def main() -> None:
-    """Train over all ranks, judge the result."""
+    """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
     epochs = parser.parse_args().epochs
@@ -35,7 +35,7 @@ def main() -> None:
     row, column = (MPI.COMM_SELF if alone else ddl.grid().communicator(axes) for axes in ("X", "YZ"))
     group, groups = column.rank, column.size
 
-    # One seed for all ranks: each draws the whole matrices, and keeps its units of the hidden layer.
+    # One seed for all ranks: each draws the whole matrices and keeps its own units of the hidden layer.
     random = np.random.default_rng(1)
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16).astype(np.float32)
@@ -53,7 +53,7 @@ def main() -> None:
         powers = np.exp(scores + net[3] - scores.max(axis=1, keepdims=True))
         return hidden, powers / powers.sum(axis=1, keepdims=True)
 
-    each = BATCH // groups  # every group has as many images in a step, and as many steps
+    each = BATCH // groups  # every group has the same number of images per step, and of steps
     if each == 0:
         sys.exit(f"{groups} groups: a step has {BATCH} images; take at most as many groups")
     steps, seconds = len(training) // (each * groups), []

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.partition import cuts
+from ddlrun.ddl.partition import block_bounds
 from tests.bench.mpi_control import force, prefer
 
 WORLD = MPI.COMM_WORLD
@@ -57,7 +57,7 @@ class Ours(Algorithm):
 
     def __init__(self, text: str) -> None:
         mode, _, tuning = text.partition("=")
-        self._learner = begin(f"-mode {mode}", WORLD, tuning, os.environ)
+        self._learner = start_learner(f"-mode {mode}", WORLD, tuning, os.environ)
         self.off = WORLD.size * 2.0**-8 * ("wire=" in tuning)
 
     def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
@@ -129,7 +129,7 @@ class TwoLevel(Algorithm):
         self._local, self._across = grid.communicator("X"), grid.communicator(grid.axes.replace("X", ""))
 
     def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
-        bounds = cuts(count, self._local.size)
+        bounds = block_bounds(count, self._local.size)
         self._counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
         self._piece = np.zeros(self._counts[self._local.rank], np.float32)
 
@@ -193,7 +193,7 @@ def free_port(address: str) -> int:
 
 def algorithm(text: str) -> Algorithm:
     """Make one by its name, else by a DDL mode with `=TUNING`. Raises ImportError where its package is missing."""
-    learner = begin("-mode r", WORLD, "", os.environ)
+    learner = start_learner("-mode r", WORLD, "", os.environ)
     grid = learner.grid
     makers: dict[str, Callable[[], Algorithm]] = {
         "mpi": lambda: Native(WORLD),

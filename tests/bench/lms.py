@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ddlrun.ddl.lms import LMS
 from ddlrun.ddl.lms.device import PendingCopy
-from ddlrun.ddl.lms.stats import size
+from ddlrun.ddl.lms.stats import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 ROUNDS = 7
@@ -169,8 +169,9 @@ def device_side(gib: float | None) -> None:
     if gib is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, gib * GIB / total))
     out, back = limits()
-    print(f"{torch.cuda.get_device_name()}, {size(min(total, (gib or 1e9) * GIB))}; pinned copies {out / 1e9:.1f} GB/s "
-          f"out, {back / 1e9:.1f} back")  # fmt: skip
+    memory = format_bytes(min(total, (gib or 1e9) * GIB))
+    rates = f"{out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back"
+    print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {rates}")
     net = UNet().cuda()
     plain = largest(net, lambda: LMS(0))
     print(f"largest image without: {plain}^3, with: {largest(net, LMS)}^3")

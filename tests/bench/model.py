@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, AllreduceAlgorithm, MessageClass, usual_way
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, AllreduceAlgorithm, MessageClass, default_algorithm
 from ddlrun.network.cost import CostModel, axes_of
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.topology import parse_topology
@@ -72,7 +72,7 @@ def predicted(name: str, nic: int, uplink: int) -> float:
     mode, _, text = name.partition("=")[0].partition(":")
     shape = parse_topology(text or WIRING)
     case = MessageClass(MIB * 2**20, "float32", whole=True, blocking=True)
-    way = AllreduceAlgorithm("flat") if mode == "mpi" else usual_way(mode, BETWEEN_HOSTS, shape.dims, case)
+    way = AllreduceAlgorithm("flat") if mode == "mpi" else default_algorithm(mode, BETWEEN_HOSTS, shape.dims, case)
     return CostModel(axes_of(shape), parse_topology(WIRING), fabric(nic, uplink)).cost(way, case.size).seconds
 
 

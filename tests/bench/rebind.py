@@ -35,15 +35,15 @@ TRIALS, CHECKED = 300, 10_000
 EXCHANGE = """
 import time, numpy as np
 from mpi4py import MPI
-from ddlrun.ddl.monitor.stats_exchange import Exchange
-from ddlrun.ddl.monitor.straggler_detection import Figures, Watch
-exchange, watch, took = Exchange(MPI.COMM_WORLD, 9), StragglerDetector(), []
+from ddlrun.ddl.monitor.stats_exchange import StatsExchange
+from ddlrun.ddl.monitor.straggler_detection import IterationStats, StragglerDetector
+exchange, detector, took = StatsExchange(MPI.COMM_WORLD, 9), StragglerDetector(), []
 for _ in range(200):
     MPI.COMM_WORLD.Barrier()
     start = time.perf_counter()
-    exchange.post(Figures(0.1, 0.001, 0.1))
+    exchange.post(IterationStats(0.1, 0.001, 0.1))
     while (rows := exchange.poll()) is None: pass
-    watch.check([Figures(*row) for row in rows.tolist()])
+    detector.check([IterationStats(*row) for row in rows.tolist()])
     took.append(time.perf_counter() - start)
 exchange.free()
 if MPI.COMM_WORLD.rank == 0: print(min(took) * 1e6)
@@ -71,7 +71,7 @@ def per_iteration() -> tuple[float, float]:
 def per_step() -> float:
     """Return the seconds that the engine's meter takes for one step of one chunk."""
     meter = TrafficMeter({1: 0}, ["ring"])
-    step = ScheduleStep((Message(1, 0, 9),), (Message(1, 9, 18),))
+    step = ScheduleStep(sends=(Message(1, 0, 9),), receives=(Message(1, 9, 18),))
 
     def one() -> None:
         meter.begin(step, 4)

@@ -1,8 +1,8 @@
-"""A rank of test_mpi.py: every mode, dtype, operation and odd size over several shapes in both orders of ranks.
+"""A rank of test_mpi.py: every mode, dtype, operation and odd size over several shapes in both rank orders.
 
     mpirun -n 12 python -m mpi4py allreduce_ranks.py [SHAPE...]
 
-Rank 0 prints what is wrong, and how many results were looked at.
+Rank 0 prints the errors and the number of results that were checked.
 """
 
 import itertools
@@ -16,9 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ddlrun import ddl
-from ddlrun.ddl.arrays import FlatArray
 from ddlrun.ddl.dimensions import coords_of
-from ddlrun.ddl.reduce_ops import HALF, store, widened
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.reduce_ops import HALF, store, widen
+from ddlrun.ddl.session import current_learner
 from ddlrun.topology import parse_topology
 
 SHAPES = "1x1x1 2x1x1 1x3x1 2x2x1 1x2x3 5x1x1 2x2x2 3x2x2".split()
@@ -31,15 +32,15 @@ WHOLE: dict[str, Callable[..., Any]] = {"sum": np.sum, "avg": np.mean, "max": np
 
 
 def values(rank: int, count: int, dtype: str, op: str) -> Any:
-    """Return a rank's array: the same in every run."""
+    """Return a rank's array, which is the same in every run."""
     random = np.random.default_rng([rank, count])
     if "int" in dtype or op == "prod":
         whole = random.integers(1, 3, count)
-        return narrowed(whole.astype(np.float32), dtype) if dtype in HALF else whole.astype(dtype)
-    return narrowed(random.normal(size=count).astype(np.float32), dtype)
+        return narrow(whole.astype(np.float32), dtype) if dtype in HALF else whole.astype(dtype)
+    return narrow(random.normal(size=count).astype(np.float32), dtype)
 
 
-def narrowed(whole: Any, dtype: str) -> Any:
+def narrow(whole: Any, dtype: str) -> Any:
     if dtype not in HALF:
         return whole.astype(dtype)
     target = np.empty(len(whole), np.float16 if dtype == "float16" else np.uint16)
@@ -56,31 +57,31 @@ def cases() -> Iterator[tuple[str, str, int]]:
 
 
 def expected(size: int, dtype: str, op: str, count: int) -> tuple[Any, float]:
-    """Return the float64 result and how far off a sum of that type may be."""
-    arrays = [widened(values(rank, count, dtype, op), dtype).astype(np.float64) for rank in range(size)]
+    """Return the result in float64, and the tolerance of a sum of that dtype."""
+    arrays = [widen(values(rank, count, dtype, op), dtype).astype(np.float64) for rank in range(size)]
     exact = WHOLE[op](arrays, axis=0)
-    roundings = EPSILON.get(dtype, 0) * (size + 3) * (op != "max") * (op != "min")
+    roundings = 0 if op in ("max", "min") else EPSILON.get(dtype, 0) * (size + 3)
     return exact, roundings * float(np.max(np.sum(np.abs(arrays), axis=0), initial=1))
 
 
 class Tally:
-    """How much was looked at, and what was wrong."""
+    """The number of results that were checked, and the errors."""
 
     def __init__(self) -> None:
         self.count, self.wrong = 0, list[str]()
 
 
 class Checks(Tally):
-    """The same, and a sum over all bits, which must be the same on all ranks."""
+    """A tally with a checksum over all results, which must be the same on all ranks."""
 
     bits = 0
 
-    def see(self, what: str, found: Any, exact: Any, tolerance: float, dtype: str = "") -> None:
+    def check(self, case: str, result: Any, exact: Any, tolerance: float, dtype: str = "") -> None:
         self.count += 1
-        self.bits = zlib.crc32(np.ascontiguousarray(found).tobytes(), self.bits)
-        off = np.max(np.abs(widened(found, dtype).astype(np.float64) - exact), initial=0)
-        if not off <= tolerance:
-            self.wrong.append(f"rank {ddl.rank()}: {what}: {off} off, {tolerance} allowed")
+        self.bits = zlib.crc32(np.ascontiguousarray(result).tobytes(), self.bits)
+        error = np.max(np.abs(widen(result, dtype).astype(np.float64) - exact), initial=0)
+        if not error <= tolerance:
+            self.wrong.append(f"rank {ddl.rank()}: {case}: {error} off, {tolerance} allowed")
 
 
 def reduce_all(comm: MPI.Intracomm, mode: str, shape: str, checks: Checks) -> None:
@@ -88,58 +89,61 @@ def reduce_all(comm: MPI.Intracomm, mode: str, shape: str, checks: Checks) -> No
     for dtype, op, count in cases():
         mine = values(comm.rank, count, dtype, op)
         exact, tolerance = expected(comm.size, dtype, op, count)
-        what = f"{mode}:{shape} {os.environ['DDLRUN_RANK_ORDER']} {op} of {count} {dtype}"
+        case = f"{mode}:{shape} {os.environ['DDLRUN_RANK_ORDER']} {op} of {count} {dtype}"
         if dtype == "bfloat16":
-            checks.see(what, _bfloat(mine, op), exact, tolerance, dtype)
+            checks.check(case, _bfloat(mine, op), exact, tolerance, dtype)
         else:
-            checks.see(what, ddl.all_reduce(mine, op), exact, tolerance, dtype)
+            checks.check(case, ddl.all_reduce(mine, op), exact, tolerance, dtype)
 
 
 def _bfloat(mine: Any, op: str) -> Any:
-    """Reduce bfloat16 without a package that has it: what arrays.flat would make of it."""
+    """Reduce bfloat16 without a package that has it: `mine` is what flatten would return."""
     result = mine.copy()
-    ddl._learner().reduce_flat([FlatArray(result, "bfloat16", result.shape)], op).wait()  # noqa: SLF001
+    current_learner().reducer.reduce([FlatArray(result, "bfloat16", result.shape)], op).wait()
     return result
 
 
 def other_calls(comm: MPI.Intracomm, checks: Checks) -> None:
-    """Try what is not an allreduce of one array."""
+    """Call everything that is not an allreduce of a single array."""
     me, size = comm.rank, comm.size
     total = size * (size - 1) / 2
     many = [np.full(shape, me, np.float32) for shape in [(3, 5), (), (0,), (401,), (20, 30)]]
     many += [np.full((7, 2), me, np.float64).T, np.full(9, me, np.float16)]
-    for one in ddl.all_reduce_n(many, "avg"):
-        checks.see(f"all_reduce_n {one.dtype}", one, (size - 1) / 2, 1e-3)
-    handles = [ddl.start([one], "sum") for one in many]
-    for handle, one in reversed(list(zip(handles, many, strict=True))):
+    for average in ddl.all_reduce_n(many, "avg"):
+        checks.check(f"all_reduce_n {average.dtype}", average, (size - 1) / 2, 1e-3)
+    handles = [ddl.start([array], "sum") for array in many]
+    for handle, array in reversed(list(zip(handles, many, strict=True))):
         while not handle.test():
             pass
         handle.wait()
-        checks.see("start", one, total, 1e-2)
+        checks.check("start", array, total, 1e-2)
     whole = np.arange(101, dtype=np.int64) * (me + 1)
     block = ddl.reduce_scatter(whole)
     exact = np.arange(101) * (size * (size + 1) // 2)
     low, high = ddl.piece(101)
-    checks.wrong += [] if (block == exact[low:high]).all() else [f"rank {me}: reduce_scatter {block}"]
-    checks.see("allgather_pieces", ddl.allgather_pieces(whole), exact, 0)
+    if not (block == exact[low:high]).all():
+        checks.wrong.append(f"rank {me}: reduce_scatter {block}")
+    checks.check("allgather_pieces", ddl.allgather_pieces(whole), exact, 0)
     rows = ddl.allgather(np.array([[me, -me]]))
-    checks.see("allgather", rows, np.array([[[r, -r]] for r in range(size)]), 0)
+    checks.check("allgather", rows, np.array([[[r, -r]] for r in range(size)]), 0)
     for root in {0, size - 1}:
-        checks.see("bcast", ddl.bcast(np.full((2, 3), me), root), root, 0)
-    checks.see("a number", np.float64(ddl.all_reduce(float(me), "max")), size - 1, 0)
+        checks.check("bcast", ddl.bcast(np.full((2, 3), me), root), root, 0)
+    checks.check("a number", np.float64(ddl.all_reduce(float(me), "max")), size - 1, 0)
     grid = ddl.grid()
     for axes in ("X", "YZ"):
         near = [r for r in range(size) if differ(r) <= set(axes)]
-        found = ddl.all_reduce(me, axes=axes)
-        checks.wrong += [] if found == sum(near) else [f"rank {me} {grid.topology}: {axes}: {found}, not {sum(near)}"]
+        result = ddl.all_reduce(me, axes=axes)
+        if result != sum(near):
+            checks.wrong.append(f"rank {me} {grid.topology}: {axes}: {result}, not {sum(near)}")
         if size > 1:
-            there = grid.communicator(axes).allgather(me)
-            checks.wrong += [] if sorted(there) == near else [f"rank {me}: communicator {axes} has {there}"]
+            members = grid.communicator(axes).allgather(me)
+            if sorted(members) != near:
+                checks.wrong.append(f"rank {me}: communicator {axes} has {members}")
     ddl.barrier()
 
 
 def differ(rank: int) -> set[str]:
-    """Return the axes in which a rank's place is another than this one's."""
+    """Return the axes in which a rank's position differs from this one's."""
     grid = ddl.grid()
     theirs = coords_of(grid.topology, grid.order, rank)
     return {axis for axis, a, b in zip(grid.axes, grid.coords, theirs, strict=True) if a != b}
@@ -151,14 +155,15 @@ def large(comm: MPI.Intracomm, mode: str, checks: Checks) -> None:
     exact = np.empty_like(mine)
     comm.Allreduce(mine, exact)
     ddl.all_reduce(mine, in_place=True)
-    checks.see(f"{mode}: {LARGE} float32", mine, exact, 0)
+    checks.check(f"{mode}: {LARGE} float32", mine, exact, 0)
 
 
 def run(comm: MPI.Intracomm, shape: str) -> Checks:
     checks = Checks()
     for order, mode in itertools.product(("host", "ddl"), MODES):
         os.environ["DDLRUN_RANK_ORDER"] = order
-        for tuning in ["chunk=1K,flat=0,bucket=2K"] + ["chunk=64K,flat=64K"] * (mode == "p"):
+        tunings = ["chunk=1K,flat=0,bucket=2K", *(["chunk=64K,flat=64K"] if mode == "p" else [])]
+        for tuning in tunings:
             with ddl.init(f"-mode {mode}:{shape} -dbg_level 1", comm=comm, tuning=tuning):
                 reduce_all(comm, mode, shape, checks)
                 other_calls(comm, checks)
@@ -171,7 +176,7 @@ def run(comm: MPI.Intracomm, shape: str) -> Checks:
 
 
 def learners(world: MPI.Intracomm, shapes: Iterable[str]) -> Iterator[tuple[str, MPI.Intracomm]]:
-    """Yield each shape with a communicator of as many ranks, on those ranks."""
+    """Yield each shape with a communicator of its size, on the ranks in it."""
     for shape in shapes:
         size = parse_topology(shape).size
         comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
@@ -181,11 +186,12 @@ def learners(world: MPI.Intracomm, shapes: Iterable[str]) -> Iterator[tuple[str,
 
 
 def report(world: MPI.Intracomm, checks: Sequence[Tally]) -> NoReturn:
-    """Print what was wrong on any rank, and exit."""
-    wrong = [line for lines in world.allgather([line for one in checks for line in one.wrong]) for line in lines]
+    """Print the errors of all ranks, and exit."""
+    mine = [line for tally in checks for line in tally.wrong]
+    wrong = [line for lines in world.allgather(mine) for line in lines]
     if world.rank == 0:
         print(*wrong[:20], sep="\n")
-        print(f"{sum(one.count for one in checks)} results, {len(wrong)} wrong")
+        print(f"{sum(tally.count for tally in checks)} results, {len(wrong)} wrong")
     sys.exit(1 if wrong else None)
 
 

@@ -1,8 +1,8 @@
-"""A rank of test_process_groups.py: torch.distributed's groups of the grid, and tensors of devices, real or pretended.
+"""A rank of test_process_groups.py: torch.distributed's groups of the grid, and tensors on devices, real or simulated.
 
-    mpirun -n 8 python -m mpi4py groups_ranks.py WHAT
+    mpirun -n 8 python -m mpi4py groups_ranks.py groups|simulated|gpus
 
-Rank 0 prints what is wrong, and how many results were looked at.
+Rank 0 prints the errors and the number of results that were checked.
 """
 
 import itertools
@@ -22,21 +22,22 @@ from ddlrun.ddl import nccl_pipeline
 from ddlrun.ddl import torch as ddl_torch
 from ddlrun.ddl.gpu_reduction import DeviceHandle
 from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.session import current_learner
 from ddlrun.errors import InputError
 from ddlrun.topology import parse_topology
 from tests.ddl.allreduce_ranks import LARGE, Checks, differ, expected, learners, report, values
 
 SHAPES = "1x1x1 1x3x1 3x1x2 2x2x2".split()
 OPS = "sum avg max min prod".split()
-FEW, MANY = [0, 1, 7, 24, 509], 120  # elements of a row, of a chunk
+COUNTS, CHUNK = [0, 1, 7, 24, 509], 120  # elements of a row, of a chunk
 
 
 def cases(shape: str) -> Iterator[tuple[str, str, int, int]]:
     """Yield dtype, op, count, longest."""
-    yield from itertools.product(["float32"], ["avg"], FEW, [MANY])
-    yield from itertools.product(["float32"], ["sum"], [FEW[-1]], [MANY, LARGE])
-    yield from itertools.product(["float16", "bfloat16", "float64"], ["sum", "avg"], [101], [MANY])
-    yield from itertools.product(["int32", "float64"], ["max", "min", "prod"], [101], [MANY])
+    yield from itertools.product(["float32"], ["avg"], COUNTS, [CHUNK])
+    yield from itertools.product(["float32"], ["sum"], [COUNTS[-1]], [CHUNK, LARGE])
+    yield from itertools.product(["float16", "bfloat16", "float64"], ["sum", "avg"], [101], [CHUNK])
+    yield from itertools.product(["int32", "float64"], ["max", "min", "prod"], [101], [CHUNK])
     if shape in {"3x1x2", "2x2x2"}:
         yield from itertools.product(["float32"], ["avg"], [LARGE], [LARGE // 5, LARGE])
 
@@ -46,50 +47,52 @@ def tensor(rank: int, count: int, dtype: str, op: str) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if dtype == "bfloat16" else torch.tensor(array)
 
 
-def bits(found: torch.Tensor) -> Any:
-    found = found.cpu()
-    return found.view(torch.int16).numpy().view(np.uint16) if found.dtype is torch.bfloat16 else found.numpy()
+def bits(result: torch.Tensor) -> Any:
+    result = result.cpu()
+    return result.view(torch.int16).numpy().view(np.uint16) if result.dtype is torch.bfloat16 else result.numpy()
 
 
 def check_groups(checks: Checks) -> None:
-    """Each group has who differs in its axes alone, and the mesh is the grid."""
+    """Check that each group has the learners that differ in its axes only, and that the mesh is the grid."""
     grid, me = ddl.grid(), ddl.rank()
     for axes in ("X", "Y", "Z", "ZY", "XYZ", ""):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes or "XYZ")]
         group = ddl_torch.process_group(axes)
-        found = torch.tensor([float(me)])
-        distributed.all_reduce(found, group=group)
-        checks.see(f"group {axes!r}", np.array(distributed.get_process_group_ranks(group)), near, 0)
-        checks.see(f"a sum over {axes!r}", found.numpy(), sum(near), 0)
+        total = torch.tensor([float(me)])
+        distributed.all_reduce(total, group=group)
+        checks.check(f"group {axes!r}", np.array(distributed.get_process_group_ranks(group)), near, 0)
+        checks.check(f"a sum over {axes!r}", total.numpy(), sum(near), 0)
     mesh = ddl_torch.device_mesh()
-    checks.wrong += [] if mesh.mesh_dim_names == tuple(grid.axes) else [f"dimensions {mesh.mesh_dim_names}"]
-    checks.see("mesh: here", mesh.mesh[grid.coords].numpy(), me, 0)
+    if mesh.mesh_dim_names != tuple(grid.axes):
+        checks.wrong.append(f"dimensions {mesh.mesh_dim_names}")
+    checks.check("mesh: here", mesh.mesh[grid.coords].numpy(), me, 0)
     for axis, at in zip(grid.axes, grid.coords, strict=True):
-        checks.see(f"mesh: at {axis}", np.int64(mesh.get_local_rank(axis)), at, 0)
-        checks.see(f"mesh: peers {axis}", mesh[axis].mesh.numpy(), grid.peers(axis), 0)
+        checks.check(f"mesh: at {axis}", np.int64(mesh.get_local_rank(axis)), at, 0)
+        checks.check(f"mesh: peers {axis}", mesh[axis].mesh.numpy(), grid.peers(axis), 0)
 
 
 def check_wavefront(checks: Checks, shape: str) -> None:
-    dimensions = ddl._learner().devices.groups.along("")  # noqa: SLF001
+    dimensions = current_learner().devices.groups.along("")
     for dtype, op, count, longest in cases(shape):
         row = tensor(ddl.rank(), count, dtype, op)
-        flight = nccl_pipeline.start(row, op, dimensions, longest)
-        flight.wait()
+        reduction = nccl_pipeline.start(row, op, dimensions, longest)
+        reduction.wait()
         exact, tolerance = expected(ddl.size(), dtype, op, count)
-        checks.see(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
-        checks.wrong += [] if flight.test() else ["a result that is there is told not to be"]
+        checks.check(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
+        if not reduction.test():
+            checks.wrong.append("test() is False after wait()")
     handle = DeviceHandle(Handle(None), lambda: None)
     several = [torch.full(size, float(ddl.rank())) for size in [(3, 5), (), (0,), (7,), (300, 99)]]
     several += [torch.full((9, 4), ddl.rank(), dtype=torch.float64).T, torch.full((6, 2), float(ddl.rank())).T]
-    ddl._learner().devices.over_groups(several, "avg", "", handle)  # noqa: SLF001
+    current_learner().devices.reduce_over_groups(several, "avg", "", handle)
     while not handle.test():
         pass
-    for one in several:
-        checks.see(f"{shape}: several", one.numpy(), (ddl.size() - 1) / 2, 1e-5)
+    for row in several:
+        checks.check(f"{shape}: several", row.numpy(), (ddl.size() - 1) / 2, 1e-5)
     for axes in ("Y", "XZ"):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes)]
         row = torch.arange(50.0) + ddl.rank()
-        nccl_pipeline.start(row, "avg", ddl._learner().devices.groups.along(axes), 9).wait()  # noqa: SLF001
+        nccl_pipeline.start(row, "avg", current_learner().devices.groups.along(axes), 9).wait()
         exact = np.arange(50.0) + np.mean(near)
         if not np.allclose(row.numpy(), exact):
             checks.wrong.append(f"{shape}: avg over {axes}: {row}")
@@ -103,7 +106,8 @@ def groups(comm: MPI.Intracomm, shape: str) -> Checks:
             check_groups(checks)
             if order == "ddl":
                 check_wavefront(alike, shape)
-    checks.wrong += ["the default group outlives the learner"] if distributed.is_initialized() else []
+    if distributed.is_initialized():
+        checks.wrong.append("the default group outlives the learner")
     if len(set(comm.allgather(alike.bits))) > 1:
         checks.wrong.append(f"{shape}: results differ between ranks")
     checks.wrong += alike.wrong
@@ -111,105 +115,109 @@ def groups(comm: MPI.Intracomm, shape: str) -> Checks:
     return checks
 
 
-class Pretended(torch.Tensor):
-    """A tensor of a device that is none: like a GPU's it has no memory that numpy could read."""
+class SimulatedTensor(torch.Tensor):
+    """A tensor on a simulated device: like a GPU's it has no memory that numpy could read."""
 
-    kept: torch.Tensor
+    content: torch.Tensor
 
     @classmethod
-    def made_of(cls, kept: torch.Tensor) -> torch.Tensor:
-        made = cls._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, kept.shape, strides=kept.stride(), dtype=kept.dtype, device=torch.device("meta")
+    def wrap(cls, content: torch.Tensor) -> torch.Tensor:
+        wrapped = cls._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, content.shape, strides=content.stride(), dtype=content.dtype, device=torch.device("meta")
         )
-        made.kept = kept
-        return cast("torch.Tensor", made)
+        wrapped.content = content
+        return cast("torch.Tensor", wrapped)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        plain = [arg.kept if isinstance(arg, Pretended) else arg for arg in args]
-        found = func(*plain, **(kwargs or {}))
+        plain = [arg.content if isinstance(arg, SimulatedTensor) else arg for arg in args]
+        result = func(*plain, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default:
             return args[0]
-        return cls.made_of(found) if isinstance(args[0], Pretended) and isinstance(found, torch.Tensor) else found
+        wraps = isinstance(args[0], SimulatedTensor) and isinstance(result, torch.Tensor)
+        return cls.wrap(result) if wraps else result
 
 
 def devices(comm: MPI.Intracomm, make: Callable[[torch.Tensor], torch.Tensor]) -> Checks:
-    """Try every call on tensors of a device, and some of the CPU among them."""
+    """Make every call with tensors on a device, and some on the CPU among them."""
     checks, me, size = Checks(), comm.rank, comm.size
     half, total = (size - 1) / 2, size * (size - 1) / 2
     for options in ("-mode r -dev_sync 1", "-mode c -dev_sync 2", "-mode m -dbg_level 1", "-mode b", "-mode n"):
         with ddl.init(options, comm=comm):
             for dtype, op in itertools.product(["float32", "bfloat16", "float64", "float16"], OPS):
                 mine = tensor(me, 1009, dtype, op)
-                found = ddl.all_reduce(make(mine), op)
-                checks.see(f"{options} {op} of {dtype}", host(found), *expected(size, dtype, op, 1009), dtype)
+                result = ddl.all_reduce(make(mine), op)
+                checks.check(f"{options} {op} of {dtype}", host(result), *expected(size, dtype, op, 1009), dtype)
             whole = make(torch.full((3, 40000), float(me)).T)
             ddl.all_reduce(whole, "avg", in_place=True)
-            checks.see(f"{options} in place", host(whole), half, 1e-5)
+            checks.check(f"{options} in place", host(whole), half, 1e-5)
             mixed = [make(torch.full((n,), float(me))) if n % 2 else torch.full((n,), float(me)) for n in range(9)]
             mixed += [make(torch.tensor(float(me))), make(torch.full((60000,), float(me)))]
-            for one in ddl.all_reduce_n(mixed, "sum"):
-                checks.see(f"{options} several", host(one), total, 1e-5)
-            handles = [ddl.start([one], "sum") for one in mixed]
+            for result in ddl.all_reduce_n(mixed, "sum"):
+                checks.check(f"{options} several", host(result), total, 1e-5)
+            handles = [ddl.start([x], "sum") for x in mixed]
             while not handles[0].test():
                 pass
-            for handle, one in reversed(list(zip(handles, mixed, strict=True))):
+            for handle, x in reversed(list(zip(handles, mixed, strict=True))):
                 handle.wait()
                 handle.wait()
-                checks.see(f"{options} handles", host(one), total, 1e-5)
-            checks.see(f"{options} bcast", host(ddl.bcast(make(torch.full((5,), me)), size - 1)), size - 1, 0)
-            error(lambda: ddl.all_reduce(make(torch.ones(3, dtype=torch.bool))), "bool cannot be reduced", checks)
-            error(lambda: ddl.all_reduce(make(torch.ones(3, dtype=torch.int32)), "avg"), "average of int32", checks)
+                checks.check(f"{options} handles", host(x), total, 1e-5)
+            checks.check(f"{options} bcast", host(ddl.bcast(make(torch.full((5,), me)), size - 1)), size - 1, 0)
+            check_error(lambda: ddl.all_reduce(make(torch.ones(3, dtype=torch.bool))), "bool cannot be reduced", checks)
+            check_error(
+                lambda: ddl.all_reduce(make(torch.ones(3, dtype=torch.int32)), "avg"), "average of int32", checks
+            )
     return checks
 
 
-def host(found: torch.Tensor) -> Any:
-    return bits(torch.empty(found.shape, dtype=found.dtype).copy_(found))
+def host(result: torch.Tensor) -> Any:
+    return bits(torch.empty(result.shape, dtype=result.dtype).copy_(result))
 
 
-def error(call: Callable[[], Any], said: str, checks: Checks) -> None:
+def check_error(call: Callable[[], Any], expected: str, checks: Checks) -> None:
     try:
         call()
-        text = "no error"
-    except InputError as found:
-        text = str(found)
-    if said not in text or not text.startswith(f"rank {ddl.rank()} of {ddl.size()}: all_reduce: "):
-        checks.wrong.append(f"{text!r} is not {said!r}")
+        message = "no error"
+    except InputError as error:
+        message = str(error)
+    if expected not in message or not message.startswith(f"rank {ddl.rank()} of {ddl.size()}: all_reduce: "):
+        checks.wrong.append(f"{message!r} is not {expected!r}")
 
 
 def defaults(comm: MPI.Intracomm) -> Checks:
-    """A default group that the script began is used if it is the grid's, else that is an error on every rank."""
+    """Check that a default group of the script is used if it is the grid's, else that every rank gets an error."""
     checks, me = Checks(), f"rank {comm.rank} of {comm.size}: torch.distributed"
     remedy = "begin it with rank=ddl.rank(), world_size=ddl.size(), or leave it to ddlrun.ddl.torch."
     with socket.create_server(("", 0)) as taken:
         os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
         with ddl.init(f"-mode n:{comm.size}", comm=comm):
-            refused(f"{me}: no store at ", checks)
+            check_refusal(f"{me}: no store at ", checks)
     del os.environ["MASTER_PORT"]
     for reverse in (True, False):
-        begin("gloo", comm, comm.size - 1 - comm.rank if reverse else comm.rank)
+        start_default_group("gloo", comm, comm.size - 1 - comm.rank if reverse else comm.rank)
         with ddl.init(f"-mode n:{comm.size}", comm=comm):
             if reverse:
-                refused(f"{me} is rank {comm.size - 1} of {comm.size} on rank 0 of {comm.size}; {remedy}", checks)
+                check_refusal(f"{me} is rank {comm.size - 1} of {comm.size} on rank 0 of {comm.size}; {remedy}", checks)
             else:
-                found = torch.ones(2)
-                distributed.all_reduce(found, group=ddl_torch.process_group("X"))
-                checks.see("a sum over the script's", found.numpy(), comm.size, 0)
-        checks.wrong += [] if distributed.is_initialized() else ["the script's default group is ended"]
+                total = torch.ones(2)
+                distributed.all_reduce(total, group=ddl_torch.process_group("X"))
+                checks.check("a sum over the script's", total.numpy(), comm.size, 0)
+        if not distributed.is_initialized():
+            checks.wrong.append("the script's default group is ended")
         distributed.destroy_process_group()
     if comm.rank == 1:
         distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     with ddl.init(f"-mode n:{comm.size}", comm=comm):
-        refused(f"{me} is not begun on rank 0 of {comm.size}; {remedy}", checks)
+        check_refusal(f"{me} is not begun on rank 0 of {comm.size}; {remedy}", checks)
     if comm.rank == 1:
         distributed.destroy_process_group()
     return checks
 
 
-def begin(backend: str, comm: MPI.Intracomm, rank: int) -> None:
-    """Begin a default group as a script might."""
+def start_default_group(backend: str, comm: MPI.Intracomm, rank: int) -> None:
+    """Start a default group as a script may."""
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if comm.rank == 0 else None  # type: ignore[attr-defined]
     port = comm.bcast(server.port if server else 0)
     store = server or distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
@@ -217,14 +225,14 @@ def begin(backend: str, comm: MPI.Intracomm, rank: int) -> None:
     comm.Barrier()
 
 
-def refused(said: str, checks: Checks) -> None:
+def check_refusal(start: str, checks: Checks) -> None:
     try:
         ddl_torch.init_process_group()
-        text = "no error"
-    except InputError as found:
-        text = str(found)
-    if not text.startswith(said):
-        checks.wrong.append(f"{text!r} is not {said!r}")
+        message = "no error"
+    except InputError as error:
+        message = str(error)
+    if not message.startswith(start):
+        checks.wrong.append(f"{message!r} does not begin with {start!r}")
 
 
 def gpu(mine: torch.Tensor) -> torch.Tensor:
@@ -233,14 +241,14 @@ def gpu(mine: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     torch.set_num_threads(1)
-    world, what, checks = MPI.COMM_WORLD, sys.argv[1], list[Checks]()
-    if what == "gpus":
+    world, subject, checks = MPI.COMM_WORLD, sys.argv[1], list[Checks]()
+    if subject == "gpus":
         torch.cuda.set_device(world.rank % torch.cuda.device_count())
         checks.append(devices(world, gpu))
-    if what == "pretended":
-        checks += [devices(world, Pretended.made_of), defaults(world)]
+    if subject == "simulated":
+        checks += [devices(world, SimulatedTensor.wrap), defaults(world)]
     shapes = [shape for shape in SHAPES if parse_topology(shape).size <= world.size]
-    for shape, comm in learners(world, shapes if what == "groups" else ()):
+    for shape, comm in learners(world, shapes if subject == "groups" else ()):
         checks.append(groups(comm, shape))
     report(world, checks)
 

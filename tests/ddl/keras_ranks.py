@@ -1,8 +1,8 @@
-"""A rank of test_keras.py: model.fit over all ranks against one alone.
+"""A rank of test_keras.py: model.fit over all ranks, compared with a single process.
 
     KERAS_BACKEND=torch mpirun -n 2 python -m mpi4py keras_ranks.py
 
-Rank 0 prints whether all ranks end with the same weights and metrics, and whether they are those of one alone.
+Rank 0 prints whether all ranks end with the same weights and metrics, and whether these are those of one process.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def net(seed: int) -> Any:
 
 
 def fit(model: Any, size: int, rank: int, *callbacks: Any) -> Any:
-    """Train on rows in the order in which each global batch is the ranks' batches side by side."""
+    """Train on rows in such an order that each global batch consists of the ranks' batches."""
     random = np.random.default_rng(1)
     shape = (STEPS, ddl.size(), EACH)
     x, y = (random.normal(size=(*shape, width)).astype(np.float32) for width in (6, 3))
@@ -35,8 +35,8 @@ def fit(model: Any, size: int, rank: int, *callbacks: Any) -> Any:
     return model.fit(x, y, batch, EPOCHS, verbose=0, shuffle=False, callbacks=list(callbacks)).history
 
 
-def asked() -> str:
-    """Return what a wire that there is not is answered with: it reaches the reduction of gradients."""
+def error_of_unknown_wire() -> str:
+    """Return the error of an unknown wire: it reaches the reduction of gradients."""
     try:
         fit(net(0), ddl.size(), ddl.rank(), ddl.DDLCallback(wire="float8"))
     except InputError as error:
@@ -46,15 +46,15 @@ def asked() -> str:
 
 def main() -> None:
     ddl.init()
-    model = net(ddl.rank())  # not the same: the callback gives all rank 0's
+    model = net(ddl.rank())  # different weights: the callback broadcasts those of rank 0
     history = fit(model, ddl.size(), ddl.rank(), ddl.DDLCallback(), ddl.DDLGlobalVariablesCallback())
-    found = np.concatenate([*(w.reshape(-1) for w in model.get_weights()), *map(np.array, history.values())])
-    rows = ddl.allgather(found)
+    values = np.concatenate([*(w.reshape(-1) for w in model.get_weights()), *map(np.array, history.values())])
+    rows = ddl.allgather(values)
     lonely = net(0)
     alone = fit(lonely, 1, 0)
     close = [np.allclose(a, b, atol=1e-4) for a, b in zip(model.get_weights(), lonely.get_weights(), strict=True)]
     close += [np.allclose(history[name], alone[name], rtol=1e-3) for name in alone]
-    afterwards, refused = "apply" in vars(model.optimizer), "wire 'float8'" in asked()
+    afterwards, refused = "apply" in vars(model.optimizer), "wire 'float8'" in error_of_unknown_wire()
     if ddl.rank() == 0:
         print(f"same {(rows == rows[0]).all()}, as alone {all(close)}, afterwards {afterwards}, refused {refused}")
     ddl.free()

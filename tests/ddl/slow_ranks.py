@@ -1,10 +1,10 @@
-"""A rank of test_core_rebinding.py: a busy process comes to rank 0's core, and -rebind_iter moves rank 0 away.
+"""A rank of test_core_rebinding.py: busy processes start on rank 0's core, and -rebind_iter moves rank 0 away.
 
     DDL_OPTIONS='-mode r:2 -rebind_iter 5' ddlrun launch -np 2 --reserve-cores 1 --overload python slow_ranks.py
 
-Rank 1 sleeps as long as rank 0 needs alone, on any core, as if it worked elsewhere: the machine need not have a third
-core, and the busy processes do not make it slow, so it leaves the core that is kept to rank 0. Rank 0 prints its CPUs
-whenever they change, and its time in all phases.
+Rank 1 sleeps, on any core, for as long as rank 0 works when it is alone, as if it worked elsewhere. So the machine
+needs no third core, the busy processes do not slow rank 1 down, and the reserved core is left to rank 0. Rank 0 prints
+its CPUs whenever they change, and its time in all phases.
 """
 
 import os
@@ -18,14 +18,14 @@ import numpy as np
 
 from ddlrun import ddl
 
-ALONE, MOST = 12, 800
-AFTER = 40  # iterations after a move, in which it is judged
+WORKS_ALONE, MAX_ITERATIONS = 12, 800
+AFTER = 40  # iterations in which a move is judged
 BUSY_PROCESS = [sys.executable, "-c", "while True: pass"]
 STEPS = 150
 
 
 def work() -> float:
-    """Work for a while on one core; return the seconds that it took."""
+    """Compute for a while on one core; return the seconds that it took."""
     start = time.perf_counter()
     values = np.arange(20_000, dtype=np.float64)
     for _ in range(STEPS):
@@ -33,12 +33,15 @@ def work() -> float:
     return time.perf_counter() - start
 
 
-def step(gradient: np.ndarray, alone: float, *, enough: bool) -> tuple[float, bool]:
-    """Do one iteration; return what its computation took, and whether rank 0 has enough."""
+def step(gradient: np.ndarray, alone: float, *, finished: bool) -> tuple[float, bool]:
+    """Run an iteration; return the seconds of its computation, and True if rank 0 is finished."""
     start = time.perf_counter()
-    work() if ddl.rank() == 0 else time.sleep(alone)
+    if ddl.rank() == 0:
+        work()
+    else:
+        time.sleep(alone)
     took = time.perf_counter() - start
-    gradient[:] = enough
+    gradient[:] = finished
     ddl.all_reduce(gradient, in_place=True)
     return took, bool(gradient[0])
 
@@ -48,25 +51,25 @@ def main() -> None:
     if ddl.rank() == 1:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     gradient = np.ones(50_000, np.float32)
-    threading.Thread(target=threading.Event().wait, daemon=True).start()  # one more thread to be moved
-    alone = ddl.bcast(min(work() for _ in range(ALONE)))
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # another thread to move
+    alone = ddl.bcast(min(work() for _ in range(WORKS_ALONE)))
     busy = [subprocess.Popen(BUSY_PROCESS) for _ in range(2)] if ddl.rank() == 0 else []
-    cpus, taken, moved = os.sched_getaffinity(0), list[float](), MOST
+    cpus, seconds, moved = os.sched_getaffinity(0), list[float](), MAX_ITERATIONS
     try:
-        for number in range(MOST):
-            took, enough = step(gradient, alone, enough=number > moved + AFTER)
-            taken.append(took)
-            if enough:
+        for number in range(MAX_ITERATIONS):
+            took, finished = step(gradient, alone, finished=number > moved + AFTER)
+            seconds.append(took)
+            if finished:
                 break
             now = os.sched_getaffinity(0)
             if ddl.rank() == 0 and now != cpus:
                 threads = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
-                first, taken, moved = taken, [], min(moved, number)
+                before, seconds, moved = seconds, [], min(moved, number)
                 print(f"{sorted(cpus)} to {sorted(now)}, all threads: {threads == {frozenset(now)}}", flush=True)
-                print(f"alone {alone * 1e3:.1f} ms, then {statistics.median(first) * 1e3:.1f} ms", flush=True)
+                print(f"alone {alone * 1e3:.1f} ms, then {statistics.median(before) * 1e3:.1f} ms", flush=True)
                 cpus = now
         if ddl.rank() == 0:
-            print(f"at the end {statistics.median(taken) * 1e3:.1f} ms", flush=True)
+            print(f"at the end {statistics.median(seconds) * 1e3:.1f} ms", flush=True)
     finally:
         for process in busy:
             process.kill()

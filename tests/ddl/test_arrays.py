@@ -1,4 +1,4 @@
-"""Element types, operations and the arrays of frameworks, without MPI."""
+"""Element types, operations and arrays of frameworks, without MPI."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ddlrun import ddl
 from ddlrun.allreduce_algorithms import Tuning
-from ddlrun.ddl.arrays import FlatArray, copied, flat
-from ddlrun.ddl.fusion import buckets
-from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, kind_of, store, widened
+from ddlrun.ddl.arrays import copy_of, flatten
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.fusion import make_buckets
+from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError
 
 FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
@@ -19,32 +20,32 @@ FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda value
 
 @given(FLOATS)
 def test_bfloat16_is_rounded_to_the_nearest_even(values: Any) -> None:
-    found = np.empty(len(values), np.uint16)
-    store(values, found, "bfloat16")
-    for value, bits in zip(values, found, strict=True):
-        back = widened(np.array([bits], np.uint16), "bfloat16")[0]
+    rounded = np.empty(len(values), np.uint16)
+    store(values, rounded, "bfloat16")
+    for value, bits in zip(values, rounded, strict=True):
+        back = widen(np.array([bits], np.uint16), "bfloat16")[0]
         if np.isnan(value) or np.isinf(back):
             assert np.isnan(back) == np.isnan(value)
             continue
         below = np.uint32(value.view(np.uint32)) & np.uint32(0xFFFF0000)
         candidates = [np.uint32(below).view(np.float32), np.uint32(int(below) + 0x10000).view(np.float32)]
-        distances = [abs(np.float64(value) - np.float64(one)) for one in candidates if np.isfinite(one)]
+        distances = [abs(np.float64(value) - np.float64(near)) for near in candidates if np.isfinite(near)]
         assert abs(np.float64(value) - np.float64(back)) == min(distances)
 
 
 @given(FLOATS)
-def test_half_precision_goes_there_and_back(values: Any) -> None:
+def test_half_precision_survives_widening_and_rounding(values: Any) -> None:
     for dtype, memory in (("float16", np.float16), ("bfloat16", np.uint16)):
-        found = np.empty(len(values), memory)
-        store(values, found, dtype)
-        again = np.empty_like(found)
-        store(widened(found, dtype), again, dtype)
-        assert np.array_equal(widened(again, dtype), widened(found, dtype), equal_nan=True)
+        rounded = np.empty(len(values), memory)
+        store(values, rounded, dtype)
+        again = np.empty_like(rounded)
+        store(widen(rounded, dtype), again, dtype)
+        assert np.array_equal(widen(again, dtype), widen(rounded, dtype), equal_nan=True)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
     mine, theirs = np.full(3, 60000, np.float16), np.full(3, 60000, np.float16)
-    kind_of("float16", "avg").combine(mine, theirs, 2)
+    find_reduce_op("float16", "avg").combine(mine, theirs, 2)
     assert (mine == 60000).all()
 
 
@@ -53,53 +54,55 @@ def test_half_precision_is_summed_in_float32() -> None:
 def test_combining_is_numpys_own(dtype: str, op: str) -> None:
     if op == "avg" and "int" in dtype:
         with pytest.raises(InputError, match=rf"the average of {dtype} is no {dtype}; use op 'sum'"):
-            kind_of(dtype, op)
+            find_reduce_op(dtype, op)
         return
     mine, theirs = np.array([1, 5], dtype), np.array([4, 2], dtype)
-    kind_of(dtype, op).combine(mine, theirs, 1)
+    find_reduce_op(dtype, op).combine(mine, theirs, 1)
     assert mine.tolist() == OPERATIONS[op][0]([1, 5], [4, 2]).tolist()
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op", "said"),
+    ("dtype", "op", "message"),
     [
         ("float32", "mean", "unknown operation 'mean'; known are sum, avg"),
         ("complex64", "sum", "complex64 cannot be reduced; cast to one of"),
     ],
 )
-def test_what_has_no_meaning_is_refused(dtype: str, op: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        kind_of(dtype, op)
+def test_an_operation_without_meaning_is_refused(dtype: str, op: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_reduce_op(dtype, op)
 
 
-def test_an_array_in_a_row_is_the_callers_memory() -> None:
+def test_a_flat_array_is_the_callers_memory() -> None:
     whole = np.zeros((3, 4), np.float32)
-    flat(whole).elements[:] = 7
+    flatten(whole).elements[:] = 7
     assert (whole == 7).all()
-    turned = flat(whole.T)
+    turned = flatten(whole.T)
     turned.elements[:] = 8
-    turned.give_back()
+    turned.write_back()
     assert (whole == 8).all()
 
 
-def test_what_is_no_array_is_refused() -> None:
+def test_other_objects_are_refused() -> None:
     with pytest.raises(InputError, match="str is no array"):
-        flat("text")
-    with pytest.raises(InputError, match="only to be read"):
-        flat(np.broadcast_to(np.zeros(1), (3,)))
+        flatten("text")
+    with pytest.raises(InputError, match="read-only"):
+        flatten(np.broadcast_to(np.zeros(1), (3,)))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300))), st.integers(1, 2000))
 def test_every_array_is_in_one_bucket(sizes: list[tuple[str, int]], most: int) -> None:
-    flats = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
-    found = buckets(flats, Tuning(chunk=1000, bucket=most))
-    assert sorted(id(one.elements) for bucket in found for one in bucket) == sorted(id(one.elements) for one in flats)
-    for bucket in found:
-        assert len({one.dtype for one in bucket}) == 1
-        assert len(bucket) == 1 or sum(one.elements.nbytes for one in bucket) <= most
+    arrays = [FlatArray(np.zeros(size, dtype), dtype, (size,)) for dtype, size in sizes]
+    buckets = make_buckets(arrays, Tuning(chunk=1000, bucket=most))
+    in_buckets = [id(array.elements) for bucket in buckets for array in bucket]
+    assert sorted(in_buckets) == sorted(id(array.elements) for array in arrays)
+    for bucket in buckets:
+        assert len({array.dtype for array in bucket}) == 1
+        if len(bucket) > 1:
+            assert sum(array.elements.nbytes for array in bucket) <= most
 
 
-def test_alone_everything_is_as_it_was() -> None:
+def test_a_single_learner_changes_nothing() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     with ddl.init(""):
         assert (ddl.rank(), ddl.size(), ddl.local_rank(), ddl.local_size(), ddl.num_hosts()) == (0, 1, 0, 1, 1)
@@ -123,45 +126,45 @@ def test_alone_everything_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "why"),
+    ("x", "message"),
     [
-        (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: nobody would ask for its mask"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), "a masked array: its mask would be ignored"),
         (np.ones(3, ">f4"), "another machine's byte order; cast to float32"),
         (np.array([None]), "ndarray of Python objects"),
         (np.float64(3), "float64 is a number, which nothing can be written to; pass an array"),
     ],
 )
-def test_what_would_be_reduced_wrong_is_refused(x: Any, why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        flat(x)
+def test_arrays_that_would_be_reduced_wrongly_are_refused(x: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        flatten(x)
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass")
-def test_a_matrix_is_worked_on_in_its_own_memory() -> None:
+def test_a_matrix_is_modified_in_place() -> None:
     matrix = np.asmatrix(np.ones((2, 3)))
-    flat(matrix).elements[:] = 2
+    flatten(matrix).elements[:] = 2
     assert np.asarray(matrix).tolist() == [[2] * 3] * 2
 
 
-def test_torch_tensors_are_worked_on_in_their_own_memory() -> None:
+def test_torch_tensors_are_modified_in_place() -> None:
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):
         tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
-        one = flat(tensor)
-        assert (one.dtype, one.shape) == (dtype, (3, 4))
-        kind_of(dtype, "sum").combine(one.elements, flat(tensor.clone()).elements, 1)
+        array = flatten(tensor)
+        assert (array.dtype, array.shape) == (dtype, (3, 4))
+        find_reduce_op(dtype, "sum").combine(array.elements, flatten(tensor.clone()).elements, 1)
         assert torch.equal(tensor, 2 * torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4))
-    wanted = torch.ones(3, requires_grad=True)
+    tensor = torch.ones(3, requires_grad=True)
     with ddl.init(""):
-        result = ddl.all_reduce(wanted, "avg")
-        assert torch.equal(result, wanted)
+        result = ddl.all_reduce(tensor, "avg")
+        assert torch.equal(result, tensor)
         assert isinstance(result, torch.Tensor)
         assert type(ddl.reduce_scatter(torch.ones(4, dtype=torch.bfloat16))) is torch.Tensor
 
 
-def test_dlpack_arrays_are_worked_on_in_their_own_memory() -> None:
+def test_dlpack_arrays_are_modified_in_place() -> None:
     class Other:
-        """Any library's array: all that is known of it is DLPack."""
+        """An array of any library, which has nothing but DLPack."""
 
         def __init__(self, memory: Any) -> None:
             self.memory = memory
@@ -173,6 +176,6 @@ def test_dlpack_arrays_are_worked_on_in_their_own_memory() -> None:
             return self.memory.__dlpack_device__()
 
     memory = np.zeros(3)
-    flat(Other(memory)).elements[:] = 1
+    flatten(Other(memory)).elements[:] = 1
     assert memory.tolist() == [1, 1, 1]
-    assert copied([1.5, 2]).tolist() == [1.5, 2]
+    assert copy_of([1.5, 2]).tolist() == [1.5, 2]

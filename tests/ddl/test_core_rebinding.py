@@ -1,4 +1,4 @@
-"""-dump_iter and -rebind_iter in real jobs: figures in the words that people read, a learner that moves."""
+"""-dump_iter and -rebind_iter in real jobs: the figures of reports, and a learner that moves."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from ddlrun import ddl
 with ddl.init():
     x = np.ones(30_000, np.float32)
     for step in range({steps}):
-        ddl.all_reduce(1.0)  # a loss: no iteration of its own
+        ddl.all_reduce(1.0)  # a loss is not an iteration of its own
         {reduce}
 """
 REDUCES = {
@@ -31,7 +31,7 @@ REDUCES = {
 }
 
 
-def dumped(mpirun: str, options: str, reduce: str, **environ: str) -> str:
+def dump(mpirun: str, options: str, reduce: str, **environ: str) -> str:
     done = started(mpirun, 4, "-c", STEPS.format(steps=13, reduce=reduce), DDL_OPTIONS=options, **environ)
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -39,11 +39,11 @@ def dumped(mpirun: str, options: str, reduce: str, **environ: str) -> str:
 
 @pytest.mark.parametrize("reduce", REDUCES.values(), ids=REDUCES)
 def test_every_n_iterations_rank_0_reports_by_dimension(mpirun: str, reduce: str) -> None:
-    told = dumped(mpirun, "-mode r:2x2 -dump_iter 4", reduce)
-    assert re.findall(r"iterations (\d+ to \d+), 2x2x1, mode r: ", told) == ["2 to 5", "6 to 9", "10 to 13"]
+    report = dump(mpirun, "-mode r:2x2 -dump_iter 4", reduce)
+    assert re.findall(r"iterations (\d+ to \d+), 2x2x1, mode r: ", report) == ["2 to 5", "6 to 9", "10 to 13"]
     sent = "0.24 MB" if "copy" in reduce else "0.12 MB"
-    assert len(re.findall(rf"  X +2  ring +{sent} .* ms .* MB/s\n  Y +2  ring ", told)) == 3
-    assert len(re.findall(r"most jitter: rank \d on \S+, [\d.]+% of its computing time", told)) == 3
+    assert len(re.findall(rf"  X +2  ring +{sent} .* ms .* MB/s\n  Y +2  ring ", report)) == 3
+    assert len(re.findall(r"most jitter: rank \d on \S+, [\d.]+% of its computing time", report)) == 3
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_every_n_iterations_rank_0_reports_by_dimension(mpirun: str, reduce: str
     ],
 )
 def test_each_mode_names_its_algorithm(mpirun: str, mode: str, lines: list[str]) -> None:
-    told = dumped(mpirun, f"-mode {mode} -dump_iter 6", REDUCES["blocking"])
-    assert [len(re.findall(line, told)) for line in lines] == [2] * len(lines), told
+    report = dump(mpirun, f"-mode {mode} -dump_iter 6", REDUCES["blocking"])
+    assert [len(re.findall(line, report)) for line in lines] == [2] * len(lines), report
 
 
 TORCH = """
@@ -80,15 +80,15 @@ def test_a_step_of_the_optimizer_is_one_iteration(mpirun: str) -> None:
     assert re.findall(r"iterations (\d+ to \d+), ", done.stderr) == ["2 to 7", "8 to 13"], done.stderr
 
 
-def test_what_travels_in_16_bits_is_half(mpirun: str) -> None:
-    told = dumped(
+def test_16_bits_on_the_wire_halve_the_bytes(mpirun: str) -> None:
+    report = dump(
         mpirun, "-mode r:2x2 -dump_iter 12", REDUCES["blocking"], DDLRUN_DDL_TUNING="flat=64K,wire=bfloat16:Y"
     )
-    assert re.search(r"  X +2  ring +0.12 MB .*\n  Y +2  ring bfloat16 +0.03 MB ", told), told
+    assert re.search(r"  X +2  ring +0.12 MB .*\n  Y +2  ring bfloat16 +0.03 MB ", report), report
 
 
 def test_ranks_that_end_early_or_late_lose_nothing(mpirun: str) -> None:
-    """Without free, and with an iteration on one rank that the others do not count."""
+    """Without free, and with an iteration that only some ranks count."""
     code = STEPS.format(steps=9, reduce=REDUCES["blocking"]).replace("with ddl.init():", "ddl.init()\nif True:")
     done = started(mpirun, 4, "-c", code, DDL_OPTIONS="-mode r:4 -dump_iter 8 -rebind_iter 2")
     assert (done.returncode, done.stderr.count("iterations 2 to 9")) == (0, 1), done.stderr
@@ -113,7 +113,7 @@ def test_one_learner_reports_too() -> None:
 
 
 @pytest.mark.alone
-def test_a_busy_process_on_its_core_makes_a_learner_move(mpirun: str, tmp_path: Path) -> None:
+def test_a_learner_moves_away_from_a_busy_process(mpirun: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core: there is none to move to")
     cores = str(len(os.sched_getaffinity(0)) - 1)
@@ -133,13 +133,13 @@ def test_a_busy_process_on_its_core_makes_a_learner_move(mpirun: str, tmp_path: 
     assert old == busy != new
     assert int(threads) > 1
     assert f"[{old}] to [{new}], all threads: True" in done.stdout
-    # Whether it helped depends on what else this machine does; that it was looked at does not.
+    # Other work on this machine decides whether the move helps. In either case it is judged.
     assert re.search(
         r"times the median after the move, [\d.]+ before(: no gain, moved back|; it stays on) ", done.stderr
     )
     events = [json.loads(line) for line in (tmp_path / "run" / "ddl.jsonl").read_text().splitlines()]
-    slow = next(one for one in events if one["event"] == "slow")
+    slow = next(event for event in events if event["event"] == "slow")
     assert (slow["rank"], slow["host"], slow["cause"]) == (0, host, "queue")
-    report = next(one for one in events if one["event"] == "iterations")
-    assert [one["dimension"] for one in report["dimensions"]] == ["X"]
-    assert len(report["compute"]) == 2
+    iterations = next(event for event in events if event["event"] == "iterations")
+    assert [dimension["dimension"] for dimension in iterations["dimensions"]] == ["X"]
+    assert len(iterations["compute"]) == 2

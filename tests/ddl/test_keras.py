@@ -1,4 +1,4 @@
-"""Keras 3 on torch over ddlrun.ddl, by real mpirun of both Open MPI majors."""
+"""Keras 3 on torch with ddlrun.ddl, under mpirun of both versions of Open MPI."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 4)], indirect=["major"])
-def test_all_ranks_fit_as_one_alone(mpirun: str, ranks: int) -> None:
+def test_all_ranks_fit_as_a_single_process(mpirun: str, ranks: int) -> None:
     done = started(mpirun, ranks, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
-    said = "same True, as alone True, afterwards False, refused True"
-    assert (done.returncode, done.stdout.strip()) == (0, said), done.stdout + done.stderr
+    expected = "same True, as alone True, afterwards False, refused True"
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What leaves and what comes back: decisions alone, without tensors."""
+"""The policy of swapping and the order of saving, without tensors."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ddlrun.ddl.lms.order import MemoryLocation, SaveOrder
 from ddlrun.ddl.lms.policy import MemoryLoad, Policy, read_policy
-from ddlrun.ddl.lms.stats import Stats, added
+from ddlrun.ddl.lms.stats import Stats, sum_stats
 from ddlrun.errors import InputError
 
 shares = st.floats(0, 1)
@@ -15,26 +15,29 @@ policies = st.builds(Policy, st.just(1), shares, shares)
 
 
 @given(policies, sizes, sizes, sizes)
-def test_what_should_leave_brings_the_device_down_to_its_share_and_no_further(
+def test_the_excess_brings_the_device_down_to_its_share_and_no_further(
     policy: Policy, used: int, capacity: int, leaving: int
 ) -> None:
     excess = policy.excess(MemoryLoad(used, capacity, leaving))
     left = used - leaving - excess
     assert excess >= 0
     assert left <= int(policy.frac * capacity)
-    assert excess == 0 or left == int(policy.frac * capacity)
+    if excess:
+        assert left == int(policy.frac * capacity)
 
 
 @given(policies, sizes, sizes, sizes, sizes)
-def test_nobody_waits_for_nothing(policy: Policy, used: int, capacity: int, leaving: int, newest: int) -> None:
+def test_computation_waits_only_for_blocks_that_leave(
+    policy: Policy, used: int, capacity: int, leaving: int, newest: int
+) -> None:
     assert not policy.must_wait(MemoryLoad(used, capacity, 0), 0)
-    waits = policy.must_wait(MemoryLoad(used, capacity, leaving), newest)
-    assert not waits or leaving - newest > policy.window * capacity or used > policy.full * capacity
-    assert not waits or policy.must_wait(MemoryLoad(used + 1, capacity, leaving + 1), newest)
+    if policy.must_wait(MemoryLoad(used, capacity, leaving), newest):
+        assert leaving - newest > policy.window * capacity or used > policy.full * capacity
+        assert policy.must_wait(MemoryLoad(used + 1, capacity, leaving + 1), newest)
 
 
 @given(policies, sizes, sizes, sizes, sizes)
-def test_what_comes_ahead_has_room(policy: Policy, used: int, capacity: int, ahead: int, nbytes: int) -> None:
+def test_prefetched_blocks_have_room(policy: Policy, used: int, capacity: int, ahead: int, nbytes: int) -> None:
     if policy.may_come(nbytes, MemoryLoad(used, capacity, 0, ahead)):
         assert used + nbytes <= policy.full * capacity
         assert ahead == 0 or ahead + nbytes <= policy.window * capacity
@@ -43,7 +46,7 @@ def test_what_comes_ahead_has_room(policy: Policy, used: int, capacity: int, ahe
 
 
 class Simulated:
-    """A device without tensors: copies back have ended at once, those out when they are waited for."""
+    """A device without tensors: copies back end at once, those out when they are waited for."""
 
     def __init__(self, policy: Policy, capacity: int) -> None:
         self.policy, self.order = policy, SaveOrder()
@@ -52,50 +55,48 @@ class Simulated:
 
     def load(self) -> MemoryLoad:
         nbytes = self.order.nbytes
-        return MemoryLoad(self.used, self.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.COMING])
+        return MemoryLoad(self.used, self.capacity, nbytes[MemoryLocation.LEAVING], nbytes[MemoryLocation.RETURNING])
 
     def save(self, nbytes: int) -> None:
         self.order.add(len(self.sizes), nbytes)
         self.sizes.append(nbytes)
         self.used += nbytes
-        for number in self.order.of(MemoryLocation.HERE)[:-1]:  # the last is in use
+        for number in self.order.at(MemoryLocation.ON_DEVICE)[:-1]:  # the last block is in use
             if not self.policy.excess(self.load()):
                 break
-            self.order.put(number, MemoryLocation.LEAVING)
+            self.order.move(number, MemoryLocation.LEAVING)
             self.copies += 1
-        for number in self.order.of(MemoryLocation.LEAVING):
+        for number in self.order.at(MemoryLocation.LEAVING):
             if not self.policy.must_wait(self.load(), self.order.newest(MemoryLocation.LEAVING)):
                 break
-            self.order.put(number, MemoryLocation.AWAY)
+            self.order.move(number, MemoryLocation.ON_HOST)
             self.used -= self.sizes[number]
 
     def use(self, number: int) -> None:
-        if self.order.place(number) is MemoryLocation.AWAY:
+        if self.order.location(number) is MemoryLocation.ON_HOST:
             self.bring(number)
-        for other in self.order.next_needed(number, MemoryLocation.AWAY):
+        for other in self.order.next_needed(number, MemoryLocation.ON_HOST):
             if not self.policy.may_come(self.sizes[other], self.load()):
                 break
             self.bring(other)
-        self.used -= self.order.drop(number)
+        self.used -= self.order.remove(number)
 
     def bring(self, number: int) -> None:
-        self.order.put(number, MemoryLocation.COMING)
+        self.order.move(number, MemoryLocation.RETURNING)
         self.used += self.sizes[number]
         self.copies += 1
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), shares, st.integers(50, 400))
-def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
-    saved: list[int], frac: float, capacity: int
-) -> None:
+def test_a_pass_copies_each_block_once_and_stays_within_its_share(saved: list[int], frac: float, capacity: int) -> None:
     policy = Policy(1, frac, 0.2)
     run = Simulated(policy, capacity)
     for nbytes in saved:
         run.save(nbytes)
         assert run.used <= max(frac * capacity, nbytes) + policy.window * capacity + max(saved)
     assert run.copies <= len(saved)
-    # What stays was saved last.
-    assert max(run.order.of(MemoryLocation.AWAY), default=-1) < min(run.order.of(MemoryLocation.HERE))
+    # The blocks that stay were saved last.
+    assert max(run.order.at(MemoryLocation.ON_HOST), default=-1) < min(run.order.at(MemoryLocation.ON_DEVICE))
     for number in reversed(range(len(saved))):
         run.use(number)
     assert run.used == 0
@@ -105,52 +106,52 @@ def test_a_pass_forth_and_back_copies_each_once_and_keeps_within_its_share(
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(list(MemoryLocation)) | st.none())), st.integers(0, 40))
-def test_the_order_is_that_of_a_plain_list(changes: list[tuple[int, MemoryLocation | None]], at: int) -> None:
+def test_the_order_equals_that_of_a_sorted_list(changes: list[tuple[int, MemoryLocation | None]], at: int) -> None:
     order, plain = SaveOrder(), dict[int, MemoryLocation]()
     for number in range(31):
         order.add(number, number + 1)
-        plain[number] = MemoryLocation.HERE
-    for number, place in changes:
-        if number in plain and place is None:
-            assert order.drop(number) == number + 1
+        plain[number] = MemoryLocation.ON_DEVICE
+    for number, location in changes:
+        if number in plain and location is None:
+            assert order.remove(number) == number + 1
             del plain[number]
-        elif number in plain and place is not None:
-            order.put(number, place)
-            plain[number] = place
-    for place in MemoryLocation:
-        numbers = sorted(number for number, where in plain.items() if where is place)
-        assert order.of(place) == tuple(numbers)
-        assert order.nbytes[place] == sum(number + 1 for number in numbers)
-        assert order.newest(place) == (numbers[-1] + 1 if numbers else 0)
-        assert list(order.next_needed(at, place)) == [number for number in reversed(numbers) if number < at]
-        assert order.passed(at, place, 2) == tuple(number for number in numbers if number > at + 2)
-    assert [order.place(number) for number in plain] == list(plain.values())
+        elif number in plain and location is not None:
+            order.move(number, location)
+            plain[number] = location
+    for location in MemoryLocation:
+        numbers = sorted(number for number, where in plain.items() if where is location)
+        assert order.at(location) == tuple(numbers)
+        assert order.nbytes[location] == sum(number + 1 for number in numbers)
+        assert order.newest(location) == (numbers[-1] + 1 if numbers else 0)
+        assert list(order.next_needed(at, location)) == [number for number in reversed(numbers) if number < at]
+        assert order.passed(at, location, 2) == tuple(number for number in numbers if number > at + 2)
+    assert [order.location(number) for number in plain] == list(plain.values())
     assert len(order) == len(plain)
 
 
-def test_places_may_change_while_one_goes_over_them() -> None:
+def test_locations_may_change_during_iteration() -> None:
     order = SaveOrder()
     for number in range(5):
         order.add(number, 1)
-    seen = []
-    for number in order.next_needed(4, MemoryLocation.HERE):
-        order.put(number, MemoryLocation.COMING)
-        seen.append(number)
-    assert seen == [3, 2, 1, 0]
+    visited = []
+    for number in order.next_needed(4, MemoryLocation.ON_DEVICE):
+        order.move(number, MemoryLocation.RETURNING)
+        visited.append(number)
+    assert visited == [3, 2, 1, 0]
 
 
-def test_scripts_win_over_the_launcher_and_that_over_the_defaults() -> None:
-    told = {"DDLRUN_LMS": "1000", "DDLRUN_LMS_FRAC": "0.4"}
+def test_arguments_take_precedence_over_the_launcher_and_the_defaults() -> None:
+    launched = {"DDLRUN_LMS": "1000", "DDLRUN_LMS_FRAC": "0.4"}
     assert read_policy(None, None, None, {}) == Policy()
-    assert read_policy(None, None, None, told) == Policy(1000 * 1024, 0.4)
-    assert read_policy(2, 0.9, 0.1, told) == Policy(2048, 0.9, 0.1)
+    assert read_policy(None, None, None, launched) == Policy(1000 * 1024, 0.4)
+    assert read_policy(2, 0.9, 0.1, launched) == Policy(2048, 0.9, 0.1)
     assert read_policy(None, None, None, {"DDLRUN_LMS": "0"}).size == 0
-    assert read_policy(-1, None, None, told).size == 0
-    assert read_policy(0.5, None, None, told).size == 512
+    assert read_policy(-1, None, None, launched).size == 0
+    assert read_policy(0.5, None, None, launched).size == 512
 
 
 @pytest.mark.parametrize(
-    ("size", "frac", "environ", "told"),
+    ("size", "frac", "environ", "message"),
     [
         (None, None, {"DDLRUN_LMS": "1M"}, "DDLRUN_LMS '1M' is no number; write one such as 1024"),
         (None, None, {"DDLRUN_LMS": "nan"}, "DDLRUN_LMS 'nan' is no number; write one such as 1024"),
@@ -159,19 +160,19 @@ def test_scripts_win_over_the_launcher_and_that_over_the_defaults() -> None:
         (None, None, {"DDLRUN_LMS_FRAC": "-0.1"}, "lms: frac -0.1: a share of the device is wanted, 0 to 1"),
     ],
 )
-def test_what_is_no_number_or_share_is_named(
-    size: float | None, frac: float | None, environ: dict[str, str], told: str
+def test_values_that_are_no_number_or_share_are_refused(
+    size: float | None, frac: float | None, environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InputError) as error:
         read_policy(size, frac, None, environ)
-    assert str(error.value) == told
+    assert str(error.value) == message
 
 
 def test_statistics_are_one_line() -> None:
-    two = added(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
+    two = sum_stats(Stats(1, 1, 1 << 20, device_peak=10), Stats(2, 2, 1 << 20, refused=3, capacity=1 << 34))
     assert two == Stats(3, 3, 2 << 20, refused=3, device_peak=10, capacity=1 << 34)
     assert str(two) == (
         "3 saved, 3 out (2.0 MiB), 0 back (0 B), at most 0 B on the host and 10 B of 16.0 GiB on the device; "
         "backward waited 0 times (0 not foreseen), forward 0, 3 stayed for lack of pinned memory"
     )
-    assert added() == Stats()
+    assert sum_stats() == Stats()

@@ -1,4 +1,4 @@
-"""The runtime library under both Open MPI majors: more ranks than cores, and jobs that ddlrun launch starts."""
+"""The runtime library under both versions of Open MPI: more ranks than cores, and jobs of ddlrun launch."""
 
 import os
 import subprocess
@@ -13,21 +13,21 @@ ROOT = Path(__file__).parents[2]
 RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
 EXAMPLE = ROOT / "docs" / "examples" / "digits.py"
 MANY = {
-    "OMPI_MCA_mpi_yield_when_idle": "1",  # or ranks that wait would take the cores of those that work
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # else waiting ranks take the cores of working ones
     "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct", "PYTHONPATH": str(ROOT),
 }  # fmt: skip
 
 
 def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     argv = [mpirun, "--oversubscribe", "-n", str(ranks), sys.executable, "-m", "mpi4py", *arguments]
-    # Under mpirun of the other major mpi4py would take the library of its own environment.
+    # Under mpirun of the other version mpi4py would load the library of its own environment.
     library = {} if mpirun.startswith(sys.prefix) else {"MPI4PY_LIBMPI": "libmpi.so.40"}
     env = {**os.environ, **MANY, **library, **environ}
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_every_mode_dtype_operation_and_shape(mpirun: str, major: int) -> None:
-    """All shapes under one Open MPI: messages are all that differs under the other."""
+    """All shapes under one version of Open MPI: only the transport differs under the other."""
     done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
@@ -57,8 +57,8 @@ def test_errors_name_rank_shape_and_type(mpirun: str, calls: str) -> None:
 
 
 @pytest.mark.parametrize("calls", ["ddl.all_reduce(x)", "ddl.start([x]).wait()"])
-def test_lengths_that_differ_are_told_by_type_and_shape(mpirun: str, calls: str) -> None:
-    """The one that gets too much says so; the other waits, and mpi4py's runner ends it."""
+def test_lengths_that_differ_are_reported_with_type_and_shape(mpirun: str, calls: str) -> None:
+    """The rank that receives too much fails; the other one waits until mpi4py's runner ends it."""
     code = (
         "import numpy as np\nfrom ddlrun import ddl\nddl.init('-mode r')\n"
         f"x = np.ones(1000 if ddl.rank() else 3, np.float32)\n{calls}\n"
@@ -81,7 +81,7 @@ mine = [np.full(3, float(me)) for _ in range(2)]
 ddl.start((x for x in mine), "sum").wait()
 assert [x.tolist() for x in mine] == [[6] * 3] * 2
 x, y, _ = ddl.coords()
-assert ddl.all_reduce(np.ones(5 + x), axes="YZ").tolist() == [2] * (5 + x)  # each x its own size
+assert ddl.all_reduce(np.ones(5 + x), axes="YZ").tolist() == [2] * (5 + x)  # another size for each x
 with np.errstate(all="raise"):
     assert np.isinf(ddl.all_reduce(np.full(9, 3e38, np.float32))).all()
 row = np.full(60_000, float(me))
@@ -99,7 +99,7 @@ print("done", flush=True)
 
 
 def test_careless_scripts(mpirun: str, tmp_path: Path) -> None:
-    """Numbers of numpy's, generators, groups that differ, infinities, handles that are never waited for."""
+    """Numpy scalars, generators, groups of different sizes, infinities, handles that are never waited for."""
     argv = launch_line(mpirun, tmp_path, "--no-tag-output", "-np", "4", "--overload")
     done = subprocess.run(
         [*argv, sys.executable, "-c", CARELESS], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
@@ -117,7 +117,7 @@ def test_a_lost_rank_ends_the_job(mpirun: str, tmp_path: Path) -> None:
     assert subprocess.run(argv, capture_output=True, timeout=100, check=False, cwd=ROOT).returncode == 3
 
 
-WHERE = """
+POSITION = """
 import numpy as np
 from ddlrun import ddl
 ddl.init()
@@ -128,10 +128,10 @@ print(*there, ddl.grid().order.value, total, ddl.scale_lr(0.5), ddl.shard(range(
 
 
 @pytest.mark.parametrize("order", ["host", "ddl"])
-def test_a_launch_tells_the_grid(mpirun: str, tmp_path: Path, order: str) -> None:
+def test_the_grid_comes_from_the_launch(mpirun: str, tmp_path: Path, order: str) -> None:
     argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", "--rank-order", order)
     done = subprocess.run(
-        [*argv, sys.executable, "-c", WHERE], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+        [*argv, sys.executable, "-c", POSITION], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     size = len(os.sched_getaffinity(0))
@@ -144,8 +144,10 @@ def test_a_launch_tells_the_grid(mpirun: str, tmp_path: Path, order: str) -> Non
 
 @pytest.mark.parametrize("mode", ["", "r", "c", "m", "p"])
 def test_the_example_learns_as_well(mpirun: str, tmp_path: Path, mode: str) -> None:
-    """With every mode the digits example gets to the accuracy that MPI_Allreduce gets to."""
-    argv = launch_line(mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", *["--mode", mode] * bool(mode))
+    """Under every mode the digits example reaches the accuracy of MPI_Allreduce."""
+    argv = launch_line(
+        mpirun, tmp_path, "--no-tag-output", "--accelerators", "core", *(["--mode", mode] if mode else [])
+    )
     options = ["--allreduce", "ddl" if mode else "mpi", "--epochs", "15"]
     done = subprocess.run(
         [*argv, str(EXAMPLE), *options], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Tuning
-from ddlrun.ddl.launch_context import find_shape
+from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
@@ -17,7 +17,7 @@ OPTIONS = st.builds(
 
 
 @given(OPTIONS)
-def test_what_is_written_is_read_again(options: Options) -> None:
+def test_a_rendered_string_is_parsed_to_the_same_options(options: Options) -> None:
     assert parse_options(render_options(options)) == options
 
 
@@ -27,7 +27,7 @@ def test_every_option_of_the_ddl_string() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("-mode x:4x2", "unknown letter 'x'; one of b (NCCL"),
         ("-mode r:4y2", "'4y2' is not a positive integer"),
@@ -38,22 +38,22 @@ def test_every_option_of_the_ddl_string() -> None:
         ("-shape 4x2", "unknown option '-shape'; known are -mode b|n|r|m|c|p:XxYxZ, -dump_iter N, -dev_sync 0|1|2"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_what_is_allowed(text: str, said: str) -> None:
+def test_errors_are_one_line_with_the_allowed_values(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_options(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("DDL_OPTIONS")
     assert all("\n" not in problem for problem in caught.value.problems)
 
 
-def test_all_problems_are_said_together() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         parse_options("-mode x -dev_sync 9")
     assert len(caught.value.problems) == 2
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         assert isinstance(parse_options(text), Options)
     except InputError as error:
@@ -78,19 +78,19 @@ LAUNCHED = {"DDLRUN_TOPOLOGY": "2x2x2", "DDLRUN_RANK_ORDER": "host", "DDL_OPTION
         (None, {}, ("r", (8, 1, 1), RankOrder.DDL)),
     ],
 )
-def test_who_says_the_shape(
+def test_the_source_of_the_shape(
     options: str | None, environ: dict[str, str], expected: tuple[str, tuple[int, ...], RankOrder]
 ) -> None:
-    shape = find_shape(options, 8, environ)
+    shape = find_context(options, 8, environ)
     assert (shape.options.mode, shape.topology.dims, shape.order) == expected
 
 
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(InputError, match="DDLRUN_RANK_ORDER 'sideways': one of ddl, host"):
-        find_shape(None, 1, {"DDLRUN_RANK_ORDER": "sideways"})
+        find_context(None, 1, {"DDLRUN_RANK_ORDER": "sideways"})
 
 
-def test_tuning_is_read_over_the_default() -> None:
+def test_tuning_changes_the_default() -> None:
     assert parse_tuning("chunk=256K, depth=4,flat=0", BETWEEN_HOSTS) == Tuning(
         262144, 4, 0, BETWEEN_HOSTS.bucket, explore=0
     )

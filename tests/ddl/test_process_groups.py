@@ -1,4 +1,4 @@
-"""torch.distributed's process groups of the grid, and tensors of devices, under both Open MPI majors."""
+"""torch.distributed's process groups of the grid, and tensors on devices, under both versions of Open MPI."""
 
 import os
 import socket
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlrun.ddl.arrays import flat
-from ddlrun.ddl.process_groups import GpuSupport, why_no_nccl
-from ddlrun.ddl.rendezvous import meeting_address
-from ddlrun.ddl.staging import staged
+from ddlrun.ddl.arrays import flatten
+from ddlrun.ddl.process_groups import GpuSupport, explain_no_nccl
+from ddlrun.ddl.rendezvous import find_rendezvous_address
+from ddlrun.ddl.staging import stage
 from tests.ddl.test_mpi import started
 
 RANKS = Path(__file__).parent / "groups_ranks.py"
@@ -20,16 +20,16 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.mark.parametrize(
-    ("major", "what", "ranks"),
-    [(5, "groups", 8), (4, "pretended", 3), pytest.param(5, "gpus", 2, marks=NO_GPU)],
+    ("major", "subject", "ranks"),
+    [(5, "groups", 8), (4, "simulated", 3), pytest.param(5, "gpus", 2, marks=NO_GPU)],
     indirect=["major"],
 )
-def test_sums_over_groups_and_of_devices_are_right(mpirun: str, what: str, ranks: int) -> None:
-    done = started(mpirun, ranks, str(RANKS), what)
+def test_sums_over_groups_and_of_tensors_on_devices(mpirun: str, subject: str, ranks: int) -> None:
+    done = started(mpirun, ranks, str(RANKS), subject)
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
 
-def test_alone_there_are_groups_too() -> None:
+def test_a_single_learner_has_groups_too() -> None:
     code = (
         "from ddlrun import ddl\nfrom ddlrun.ddl import torch as t\n"
         "with ddl.init(''): print(t.process_group('YZ').size(), t.device_mesh().shape)"
@@ -39,37 +39,39 @@ def test_alone_there_are_groups_too() -> None:
     assert done.stdout == "1 (1, 1, 1)\n", done.stderr
 
 
-def test_rank_0s_address_is_that_of_the_jobs_network() -> None:
-    assert meeting_address({"MASTER_ADDR": "there", "GLOO_SOCKET_IFNAME": "lo"}, one_host=False) == "there"
-    assert meeting_address({"GLOO_SOCKET_IFNAME": "nothing,lo"}, one_host=False) == "127.0.0.1"
-    assert meeting_address({"NCCL_SOCKET_IFNAME": "=lo:1"}, one_host=False) == "127.0.0.1"
-    elsewhere = meeting_address({"NCCL_SOCKET_IFNAME": "^lo"}, one_host=True)
+def test_rank_0s_address_is_in_the_jobs_network() -> None:
+    assert find_rendezvous_address({"MASTER_ADDR": "there", "GLOO_SOCKET_IFNAME": "lo"}, one_host=False) == "there"
+    assert find_rendezvous_address({"GLOO_SOCKET_IFNAME": "nothing,lo"}, one_host=False) == "127.0.0.1"
+    assert find_rendezvous_address({"NCCL_SOCKET_IFNAME": "=lo:1"}, one_host=False) == "127.0.0.1"
+    elsewhere = find_rendezvous_address({"NCCL_SOCKET_IFNAME": "^lo"}, one_host=True)
     assert socket.getaddrinfo(elsewhere, None)
 
 
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
-    one, other = GpuSupport(nccl=True, gpu="one"), GpuSupport(nccl=True, gpu="other")
-    assert why_no_nccl([one, other]) == ""
-    assert why_no_nccl([one, GpuSupport(nccl=True, gpu="")]) == "rank 1 has no GPU"
-    assert why_no_nccl([one, GpuSupport(nccl=False, gpu="other")]) == "torch has no NCCL on rank 1"
-    assert why_no_nccl([other, one, one]).startswith("ranks 1 and 2 are on one GPU; call torch.cuda.set_device(")
+    first, second = GpuSupport(nccl=True, gpu="first"), GpuSupport(nccl=True, gpu="second")
+    assert explain_no_nccl([first, second]) == ""
+    assert explain_no_nccl([first, GpuSupport(nccl=True, gpu="")]) == "rank 1 has no GPU"
+    assert explain_no_nccl([first, GpuSupport(nccl=False, gpu="second")]) == "torch has no NCCL on rank 1"
+    assert explain_no_nccl([second, first, first]).startswith(
+        "ranks 1 and 2 are on one GPU; call torch.cuda.set_device("
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_what_is_staged_comes_back(dtype: torch.dtype) -> None:
+def test_staged_tensors_are_written_back(dtype: torch.dtype) -> None:
     tensors = [torch.arange(12).to(dtype).reshape(3, 4).T, torch.tensor(5).to(dtype), torch.empty(0, dtype=dtype)]
     before = [tensor.clone() for tensor in tensors]
-    for one, tensor in zip(staged(tensors), tensors, strict=True):
-        assert (one.dtype, one.shape) == (str(dtype).removeprefix("torch."), tensor.shape)
+    for staged, tensor in zip(stage(tensors), tensors, strict=True):
+        assert (staged.dtype, staged.shape) == (str(dtype).removeprefix("torch."), tensor.shape)
         tensor.zero_()
-        one.give_back()
+        staged.write_back()
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
 @NO_GPU
-def test_what_is_staged_from_a_gpu_comes_back() -> None:
+def test_staged_tensors_are_written_back_to_a_gpu() -> None:
     tensor = torch.arange(10**6, device="cuda")
-    one = flat(tensor)
-    one.elements[:] += 1
-    one.give_back()
+    staged = flatten(tensor)
+    staged.elements[:] += 1
+    staged.write_back()
     assert torch.equal(tensor.cpu(), torch.arange(10**6) + 1)

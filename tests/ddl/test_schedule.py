@@ -1,4 +1,4 @@
-"""Schedules of the allreduce, carried out without MPI: every element is summed exactly once, and arrives everywhere."""
+"""Schedules of the allreduce, executed without MPI: each element is summed exactly once, and reaches all learners."""
 
 import itertools
 import math
@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
-from ddlrun.ddl.partition import cuts, spans
-from ddlrun.ddl.schedule import REDUCES, Dimension, ScheduleStep, backwards, own_block, reduce_scatter
+from ddlrun.ddl.partition import block_bounds, chunk_ranges
+from ddlrun.ddl.schedule import REDUCE_SCATTERS, Dimension, ScheduleStep, mirror, own_block, reduce_scatter
 from ddlrun.topology import RankOrder, Topology
 
 ORDERS = st.sampled_from(RankOrder)
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=4).filter(lambda dims: math.prod(dims) <= 48)
-ALGORITHMS = st.sampled_from(sorted(REDUCES))
+ALGORITHMS = st.sampled_from(sorted(REDUCE_SCATTERS))
 
 
 class Job(NamedTuple):
-    """A topology, the order of its ranks and an algorithm a dimension."""
+    """A topology, the order of its ranks and an algorithm per dimension."""
 
     topology: Topology
     order: RankOrder
@@ -45,7 +45,10 @@ JOBS = st.builds(
 
 
 def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarray]) -> None:
-    """Run all learners' steps; messages between two arrive in order. A step that waits for ever fails the test."""
+    """Run the steps of all learners; messages between two learners arrive in order.
+
+    A step that is never complete fails the test.
+    """
     wires: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
     at, sent = [0] * len(programs), [False] * len(programs)
     moved = True
@@ -61,9 +64,9 @@ def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarr
                 if any(not wires[message.peer, me] for message in step.receives):
                     break
                 for number, (peer, low, high) in enumerate(step.receives, 1):
-                    got = wires[peer, me].popleft()
-                    assert len(got) == high - low
-                    buffers[me][low:high] = buffers[me][low:high] + got if step.combine else got
+                    received = wires[peer, me].popleft()
+                    assert len(received) == high - low
+                    buffers[me][low:high] = buffers[me][low:high] + received if step.combine else received
                     if number == len(step.receives) and step.divisor > 1:
                         buffers[me][low:high] /= step.divisor
                 at[me], sent[me], moved = at[me] + 1, False, True
@@ -72,18 +75,19 @@ def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarr
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
-def test_cuts_are_those_of_mpi_reduce_scatter(count: int, parts: int) -> None:
-    bounds = cuts(count, parts)
+def test_block_bounds_are_those_of_mpi_reduce_scatter(count: int, parts: int) -> None:
+    bounds = block_bounds(count, parts)
     sizes = [high - low for low, high in itertools.pairwise(bounds)]
     assert (bounds[0], bounds[-1], len(sizes)) == (0, count, parts)
-    assert sizes == [count // parts + (part < count % parts) for part in range(parts)]
+    each, rest = divmod(count, parts)
+    assert sizes == [each + 1] * rest + [each] * (parts - rest)
 
 
 @given(st.integers(1, 10_000), st.integers(1, 500))
-def test_spans_are_few_and_equal(count: int, longest: int) -> None:
-    found = spans(count, longest)
-    sizes = [high - low for low, high in found]
-    assert [low for low, _ in found] == [0, *(high for _, high in found[:-1])]
+def test_chunk_ranges_are_few_and_equal(count: int, longest: int) -> None:
+    ranges = chunk_ranges(count, longest)
+    sizes = [high - low for low, high in ranges]
+    assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
     assert (sum(sizes), len(sizes)) == (count, math.ceil(count / longest))
     assert 1 <= min(sizes) <= max(sizes) <= min(longest, min(sizes) + 1)
 
@@ -97,7 +101,7 @@ def test_ranks_and_coordinates_are_inverse(dims: list[int], order: RankOrder) ->
 
 
 @given(SHAPES)
-def test_in_host_order_ranks_of_a_host_adjoin(dims: list[int]) -> None:
+def test_in_host_order_ranks_of_a_host_are_adjacent(dims: list[int]) -> None:
     topology = Topology(tuple(dims))
     for rank in range(topology.size):
         x, *rest = coords_of(topology, RankOrder.HOST, rank)
@@ -109,39 +113,45 @@ def test_each_element_is_summed_exactly_once_and_arrives_everywhere(job: Job, co
     size = job.topology.size
     every = [job.dimensions(rank) for rank in range(size)]
     reduces = [reduce_scatter(dimensions, count) for dimensions in every]
-    # Learner i adds 2**i: the sum shows who was added and how often.
+    # Learner i adds 2**i: the sum shows which learners were added, and how often.
     buffers = [np.full(count, 1 << rank, dtype=object) for rank in range(size)]
     carry_out(reduces, buffers)
     blocks = [own_block(dimensions, count) for dimensions in every]
-    bounds = cuts(count, size)
+    bounds = block_bounds(count, size)
     assert sorted(blocks) == sorted(itertools.pairwise(bounds))
     for rank, (low, high) in enumerate(blocks):
         assert (buffers[rank][low:high] == (1 << size) - 1).all()
         index = rank_at(job.topology, RankOrder.DDL, coords_of(job.topology, job.order, rank))
         assert (low, high) == bounds[index : index + 2]
-    carry_out([backwards(steps) for steps in reduces], buffers)
+    carry_out([mirror(steps) for steps in reduces], buffers)
     assert all((buffer == (1 << size) - 1).all() for buffer in buffers)
 
 
 @given(JOBS, st.integers(0, 100), st.sampled_from(["once", "each"]))
-def test_averages_are_divided_by_all_learners_once(job: Job, count: int, average: str) -> None:
+def test_averages_are_divided_by_all_learners_once(job: Job, count: int, division: str) -> None:
     every = [job.dimensions(rank) for rank in range(job.topology.size)]
-    reduces = [reduce_scatter(dimensions, count, average=average) for dimensions in every]
+    reduces = [reduce_scatter(dimensions, count, division=division) for dimensions in every]
     buffers = [np.full(count, float(rank)) for rank in range(job.topology.size)]
-    carry_out([[*steps, *backwards(steps)] for steps in reduces], buffers)
+    carry_out([[*steps, *mirror(steps)] for steps in reduces], buffers)
     assert all(np.allclose(buffer, (job.topology.size - 1) / 2) for buffer in buffers)
 
 
 @given(st.integers(1, 40), ALGORITHMS, st.integers(1, 50))
-def test_a_learner_sends_the_least_that_is_possible(size: int, algorithm: str, each: int) -> None:
-    bounds = cuts(size * each, size)
-    sent = [sum(m.high - m.low for step in REDUCES[algorithm](me, bounds) for m in step.sends) for me in range(size)]
-    assert sum(sent) == size * (size - 1) * each or algorithm == "halving"
-    # An odd half sends one message more than its pairs: bounded, and nothing where the count is a power of two.
-    most = (size - 1) * each if size & (size - 1) == 0 or algorithm != "halving" else 2 * size * each
-    assert max(sent) <= most
+def test_a_learner_sends_the_least_possible(size: int, algorithm: str, each: int) -> None:
+    bounds = block_bounds(size * each, size)
+    sent = [
+        sum(m.high - m.low for step in REDUCE_SCATTERS[algorithm](me, bounds) for m in step.sends) for me in range(size)
+    ]
+    least = (size - 1) * each
+    if algorithm == "halving" and size & (size - 1):
+        # An odd half sends one message more than it has pairs.
+        assert max(sent) <= 2 * size * each
+    else:
+        assert max(sent) <= least
+    if algorithm != "halving":
+        assert sum(sent) == size * least
 
 
 @pytest.mark.parametrize(("algorithm", "steps"), [("ring", 12), ("direct", 1), ("halving", 4)])
 def test_steps_of_thirteen_learners(algorithm: str, steps: int) -> None:
-    assert max(len(REDUCES[algorithm](me, cuts(130, 13))) for me in range(13)) == steps
+    assert max(len(REDUCE_SCATTERS[algorithm](me, block_bounds(130, 13))) for me in range(13)) == steps

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun import ddl
-from ddlrun.ddl.shards import part
+from ddlrun.ddl.shards import take_shard
 from ddlrun.errors import InputError
 from tests.ddl.test_mpi import started
 from tests.docs.pages import script
@@ -34,40 +34,40 @@ class Dataset:
 
 
 @given(st.integers(0, 300), SIZES)
-def test_as_many_for_each_and_nothing_left_out(count: int, size: int) -> None:
-    shards = [part(range(count), rank, size) for rank in range(size)]
-    assert {len(one) for one in shards} == {-(-count // size)}
-    assert {item for one in shards for item in one} == set(range(count))
+def test_all_parts_have_the_same_length_and_cover_all_items(count: int, size: int) -> None:
+    shards = [take_shard(range(count), rank, size) for rank in range(size)]
+    assert {len(shard) for shard in shards} == {-(-count // size)}
+    assert {item for shard in shards for item in shard} == set(range(count))
     assert [place for step in zip(*shards, strict=True) for place in step][:count] == list(range(count))
-    for rank, wanted in enumerate(shards):
-        assert part(np.arange(count), rank, size).tolist() == wanted
-        assert list(part(Dataset(count), rank, size)) == wanted
-        assert list(part(iter(range(count)), rank, size)) == wanted
+    for rank, expected in enumerate(shards):
+        assert take_shard(np.arange(count), rank, size).tolist() == expected
+        assert list(take_shard(Dataset(count), rank, size)) == expected
+        assert list(take_shard(iter(range(count)), rank, size)) == expected
 
 
 @given(st.integers(0, 300), SIZES)
-def test_the_last_ones_are_left_out_where_that_is_asked(count: int, size: int) -> None:
+def test_drop_last_leaves_out_the_last_items(count: int, size: int) -> None:
     if 0 < count < size:
         with pytest.raises(InputError, match=f"{count} items for {size} learners, and drop_last leaves none"):
-            part(range(count), 0, size, drop_last=True)
+            take_shard(range(count), 0, size, drop_last=True)
         return
-    shards = [part(range(count), rank, size, drop_last=True) for rank in range(size)]
-    assert {len(one) for one in shards} == {count // size}
-    assert sorted(item for one in shards for item in one) == list(range(count // size * size))
-    for rank, wanted in enumerate(shards):
-        assert list(part(Dataset(count), rank, size, drop_last=True)) == wanted
-        assert list(part(iter(range(count)), rank, size, drop_last=True)) == wanted
+    shards = [take_shard(range(count), rank, size, drop_last=True) for rank in range(size)]
+    assert {len(shard) for shard in shards} == {count // size}
+    assert sorted(item for shard in shards for item in shard) == list(range(count // size * size))
+    for rank, expected in enumerate(shards):
+        assert list(take_shard(Dataset(count), rank, size, drop_last=True)) == expected
+        assert list(take_shard(iter(range(count)), rank, size, drop_last=True)) == expected
 
 
-def test_a_dataset_is_read_when_it_is_asked() -> None:
+def test_a_dataset_is_read_when_its_items_are_used() -> None:
     dataset = Dataset(7)
-    mine = part(dataset, 1, 3)
+    mine = take_shard(dataset, 1, 3)
     assert (len(mine), mine[-1], mine[0], list(mine[1:]), dataset.read) == (3, 0, 1, [4, 0], 4)
     with pytest.raises(IndexError):
         mine[3]
 
 
-def test_what_torchs_loader_gets() -> None:
+def test_torchs_data_loader_reads_a_shard() -> None:
     data = pytest.importorskip("torch.utils.data")
 
     class Numbers(data.IterableDataset):  # type: ignore[misc, name-defined]
@@ -77,9 +77,9 @@ def test_what_torchs_loader_gets() -> None:
     def loaded(dataset: Any) -> list[int]:
         return [number for batch in data.DataLoader(dataset, batch_size=2) for number in batch.tolist()]
 
-    assert loaded(part(Dataset(5), 1, 2)) == loaded(part(Numbers(), 1, 2)) == [1, 3, 0]
+    assert loaded(take_shard(Dataset(5), 1, 2)) == loaded(take_shard(Numbers(), 1, 2)) == [1, 3, 0]
     with pytest.raises(InputError, match="DistributedSampler deals out to 2 ranks by itself"):
-        part(data.DistributedSampler(Dataset(5), 2, 0), 0, 2)
+        take_shard(data.DistributedSampler(Dataset(5), 2, 0), 0, 2)
 
 
 RANKS = """
@@ -89,12 +89,12 @@ from ddlrun import ddl
 from ddlrun.errors import InputError
 
 ddl.init()
-torch.manual_seed(ddl.rank())  # each would draw an order of its own
+torch.manual_seed(ddl.rank())  # without shard, each rank would draw another order
 mine = ddl.shard(RandomSampler(range(100)))
 seen = [index.item() for index in DataLoader(torch.arange(100), sampler=mine, batch_size=None)]
 assert len(seen) == len(mine) == 34, len(seen)
 every = ddl.allgather(torch.tensor(seen)).tolist()
-assert {index for one in every for index in one} == set(range(100)) and sum(every, []) != sorted(sum(every, []))
+assert {index for indices in every for index in indices} == set(range(100)) and sum(every, []) != sorted(sum(every, []))
 assert [ddl.scale_lr(0.5, step=step, warm_up=4) for step in range(6)] == [0.5, 0.75, 1, 1.25, 1.5, 1.5]
 assert ddl.scale_lr(0.5) == 1.5
 try:
@@ -105,15 +105,15 @@ except InputError as error:
 
 
 @pytest.mark.parametrize("major", [4], indirect=True)
-def test_samplers_are_dealt_out_in_rank_0s_order_and_the_rate_grows(mpirun: str) -> None:
+def test_samplers_are_divided_in_rank_0s_order_and_the_rate_grows(mpirun: str) -> None:
     pytest.importorskip("torch")
     done = started(mpirun, 3, "-c", RANKS)
-    said = "shard: BatchSampler gives list, no index; shard the sampler that it is made of"
-    assert (done.returncode, done.stdout.splitlines()) == (0, [said] * 3), done.stdout + done.stderr
+    message = "shard: BatchSampler gives list, no index; shard the sampler that it is made of"
+    assert (done.returncode, done.stdout.splitlines()) == (0, [message] * 3), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("items", "why"),
+    ("items", "message"),
     [
         ("train.csv", "str 'train.csv'; pass a list of names"),
         ({"x": [1], "y": [2]}, "dict is a mapping; pass a list of its keys"),
@@ -122,26 +122,26 @@ def test_samplers_are_dealt_out_in_rank_0s_order_and_the_rate_grows(mpirun: str)
         (np.float64(7), "float64 has no items"),
     ],
 )
-def test_what_has_no_parts_is_refused(items: Any, why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        part(items, 0, 2)
+def test_items_that_cannot_be_divided_are_refused(items: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        take_shard(items, 0, 2)
 
 
 @pytest.mark.parametrize(("count", "drop_last"), [(0, False), (2, False), (6, False), (7, False), (7, True)])
 def test_elements_of_tf_data(count: int, *, drop_last: bool) -> None:
     tf = pytest.importorskip("tensorflow")
     for rank in range(3):
-        elements = part(tf.data.Dataset.range(count), rank, 3, drop_last=drop_last)
-        assert int(elements.cardinality()) == len(wanted := part(range(count), rank, 3, drop_last=drop_last))
-        assert [int(element) for element in elements] == wanted
+        elements = take_shard(tf.data.Dataset.range(count), rank, 3, drop_last=drop_last)
+        assert int(elements.cardinality()) == len(expected := take_shard(range(count), rank, 3, drop_last=drop_last))
+        assert [int(element) for element in elements] == expected
 
 
-def test_tf_data_that_does_not_know_its_end() -> None:
+def test_tf_data_of_unknown_length_is_refused() -> None:
     tf = pytest.importorskip("tensorflow")
     unknown = tf.data.Dataset.range(10).filter(lambda x: x < 5)
-    with pytest.raises(InputError, match=r"nobody knows how many elements .* shard the file names"):
-        part(unknown, 0, 2)
-    assert [int(item) for item in part(unknown.repeat(), 1, 2).take(4)] == [1, 3, 0, 2]
+    with pytest.raises(InputError, match=r"the number of elements of this .* shard the file names"):
+        take_shard(unknown, 0, 2)
+    assert [int(item) for item in take_shard(unknown.repeat(), 1, 2).take(4)] == [1, 3, 0, 2]
 
 
 def test_the_pages_tf_data_reads_each_record_once(tmp_path: Path) -> None:
@@ -151,10 +151,10 @@ def test_the_pages_tf_data_reads_each_record_once(tmp_path: Path) -> None:
             for record in range(8):
                 file.write(tf.io.serialize_tensor(float(8 * number + record)).numpy())
     page = script("data-and-learning-rate", "TensorFlow", kind="python")
-    found: dict[str, Any] = {"folder": tmp_path, "parse": lambda text: tf.io.parse_tensor(text, tf.float32)}
+    names: dict[str, Any] = {"folder": tmp_path, "parse": lambda text: tf.io.parse_tensor(text, tf.float32)}
     with ddl.init(""):
-        exec(page, found)  # noqa: S102 - what the page shows
-    (batch,) = found["dataset"].take(1)
+        exec(page, names)  # noqa: S102 - the code of the page
+    (batch,) = names["dataset"].take(1)
     assert sorted(batch.numpy().tolist()) == list(range(32))
 
 

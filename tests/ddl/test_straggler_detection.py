@@ -1,4 +1,4 @@
-"""Who is slow, why, and which cores they get: pure functions, on series of times as they are in jobs."""
+"""Detection of stragglers, their causes, and spare cores: pure functions, on series of times as in real jobs."""
 
 import math
 from collections.abc import Mapping
@@ -10,18 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.monitor.event_log import NAME
-from ddlrun.ddl.monitor.procfs import CpuCore, core_of, parse_cpus, read_load, show_cpus
-from ddlrun.ddl.monitor.spare_cores import SpareCores
+from ddlrun.ddl.monitor.procfs import CpuCore, core_of, parse_cpus, read_load, render_cpus
+from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer, SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
     CHECKS,
-    COOL,
+    COOL_DOWN,
+    CauseCode,
     IterationStats,
     StragglerDetector,
     StragglerFinding,
-    cause_of,
+    Verdict,
+    find_cause,
     median_and_error,
+    relative_times,
     slow_ranks,
-    times_of,
 )
 from ddlrun.plan.run_dir import RunDir
 from tests.ddl.slow_series import checks, medians_and_errors
@@ -29,68 +31,69 @@ from tests.ddl.slow_series import checks, medians_and_errors
 TIMES = st.lists(st.floats(0.01, 10), min_size=2, max_size=9)
 
 
-def found(watch: StragglerDetector, compute: Mapping[int, float], moves: int = 0) -> list[StragglerFinding]:
-    """Check four learners that take 0.1 s but for those in `compute`."""
-    return watch.check(
-        [IterationStats(compute.get(rank, 0.1), 0.0005, 0.02, moves=moves * (rank == 3)) for rank in range(4)]
-    )
+def check(detector: StragglerDetector, compute: Mapping[int, float], moves: int = 0) -> list[StragglerFinding]:
+    """Check four learners that take 0.1 s, except those in `compute`; rank 3 was moved `moves` times."""
+    rows = [IterationStats(compute.get(rank, 0.1), 0.0005, 0.02) for rank in range(4)]
+    return detector.check([*rows[:3], rows[3]._replace(moves=moves)])
 
 
-def assert_found(told: list[StragglerFinding], what: str, score: float) -> None:
-    assert [(one.rank, one.what) for one in told] == [(3, what)]
-    assert np.isclose(told[0].score, score)
+def assert_findings(findings: list[StragglerFinding], verdict: Verdict, score: float) -> None:
+    assert [(finding.rank, finding.verdict) for finding in findings] == [(3, verdict)]
+    assert np.isclose(findings[0].score, score)
 
 
 @pytest.mark.parametrize("learners", [2, 3, 8, 64])
 def test_a_learner_12_percent_slow_is_found_at_the_third_check(learners: int) -> None:
     for seed in range(20):
-        watch = StragglerDetector()
-        told = [watch.check(rows) for rows in checks(seed, learners=learners, window=50, number=3, slow=1.12)]
-        assert [len(one) for one in told] == [0, 0, 1]
-        assert told[2][0][:2] == (learners - 1, "slow")
+        detector = StragglerDetector()
+        findings = [detector.check(rows) for rows in checks(seed, learners=learners, window=50, number=3, slow=1.12)]
+        assert [len(new) for new in findings] == [0, 0, 1]
+        assert findings[2][0][:2] == (learners - 1, Verdict.SLOW)
 
 
 @pytest.mark.parametrize("learners", [2, 3, 8])
 def test_no_false_alarm_in_ten_thousand_checks(learners: int) -> None:
-    watch = StragglerDetector()
-    assert [f for rows in checks(1, learners=learners, window=20, number=10_000) for f in watch.check(rows)] == []
+    detector = StragglerDetector()
+    assert [f for rows in checks(1, learners=learners, window=20, number=10_000) for f in detector.check(rows)] == []
 
 
 def test_slow_in_the_last_three_checks_and_not_before() -> None:
-    watch = StragglerDetector()
+    detector = StragglerDetector()
     for took in (0.3, 0.3, 0.1, 0.3, 0.3):
-        assert found(watch, {3: took}) == []
-    assert_found(found(watch, {3: 0.3}), "slow", 3.0)
-    for _ in range(COOL):
-        assert found(watch, {3: 0.3}) == []
-    assert_found(found(watch, {3: 0.3}), "slow", 3.0)
+        assert check(detector, {3: took}) == []
+    assert_findings(check(detector, {3: 0.3}), Verdict.SLOW, 3.0)
+    for _ in range(COOL_DOWN):
+        assert check(detector, {3: 0.3}) == []
+    assert_findings(check(detector, {3: 0.3}), Verdict.SLOW, 3.0)
 
 
-@pytest.mark.parametrize(("after", "what"), [(0.1, "better"), (0.29, "not better")])
-def test_a_move_is_judged_by_three_checks(after: float, what: str) -> None:
-    watch = StragglerDetector()
+@pytest.mark.parametrize(("after", "verdict"), [(0.1, Verdict.BETTER), (0.29, Verdict.NOT_BETTER)])
+def test_a_move_is_judged_by_three_checks(after: float, verdict: Verdict) -> None:
+    detector = StragglerDetector()
     for _ in range(CHECKS):
-        told = found(watch, {3: 0.3})
-    assert told[0].what == "slow"
-    assert found(watch, {3: 0.3}, moves=1) == []  # iterations from before the move are in it
+        findings = check(detector, {3: 0.3})
+    assert_findings(findings, Verdict.SLOW, 3.0)
+    assert check(detector, {3: 0.3}, moves=1) == []  # iterations from before the move are in it
     for _ in range(CHECKS - 1):
-        assert found(watch, {3: after}, moves=1) == []
-    assert_found(found(watch, {3: after}, moves=1), what, after / 0.1)
+        assert check(detector, {3: after}, moves=1) == []
+    assert_findings(check(detector, {3: after}, moves=1), verdict, after / 0.1)
 
 
-def test_reading_proc_begins_with_suspicion() -> None:
-    watch = StragglerDetector()
-    assert not watch.suspects(0)
-    found(watch, {3: 0.3})
-    assert [watch.suspects(rank) for rank in range(4)] == [False, False, False, True]
+def test_a_learner_is_suspected_after_one_slow_check() -> None:
+    detector = StragglerDetector()
+    assert not detector.suspects(0)
+    check(detector, {3: 0.3})
+    assert [detector.suspects(rank) for rank in range(4)] == [False, False, False, True]
 
 
 @given(TIMES, st.integers(-20, 20), st.randoms())
-def test_scores_follow_learners_and_know_no_unit(compute: list[float], power: int, random: Random) -> None:
+def test_scores_do_not_depend_on_the_order_of_ranks_or_the_unit(
+    compute: list[float], power: int, random: Random
+) -> None:
     order = list(range(len(compute)))
     random.shuffle(order)
     plain, mixed = (
-        slow_ranks([times_of([IterationStats(compute[rank] * by, 0, 0) for rank in ranks])] * CHECKS)
+        slow_ranks([relative_times([IterationStats(compute[rank] * by, 0, 0) for rank in ranks])] * CHECKS)
         for ranks, by in ((range(len(compute)), 1.0), (order, 2.0**power))
     )
     assert {order[place] for place in mixed} == set(plain)
@@ -107,19 +110,33 @@ SLOW = IterationStats(0.2, 0.001, 0.05, delayed=0.0, idle=0.2, throttled=0.0, sw
 
 
 @pytest.mark.parametrize(
-    ("figures", "words"),
+    ("stats", "code", "text"),
     [
-        (SLOW._replace(delayed=0.5), "queue"),
-        (SLOW._replace(delayed=math.nan, switches=50.0), "queue"),
-        (SLOW._replace(delayed=0.5, throttled=0.4), "its cgroup was stopped for its CPU quota 40% of the time"),
-        (SLOW._replace(idle=0.6), "it waits for something else than a CPU: data, a disk, a device"),
-        (SLOW._replace(clock=0.5), "which run at 50% of their clock: a slow core"),
-        (SLOW, "it works longer on its own CPUs: a slow core, or more to do"),
-        (IterationStats(0.2, 0.001, 0.05), "it works longer on its own CPUs: a slow core, or more to do"),
+        (SLOW._replace(delayed=0.5), CauseCode.WAITS_FOR_CPU, "queue"),
+        (SLOW._replace(delayed=math.nan, switches=50.0), CauseCode.WAITS_FOR_CPU, "queue"),
+        (
+            SLOW._replace(delayed=0.5, throttled=0.4),
+            CauseCode.QUOTA,
+            "its cgroup was stopped for its CPU quota 40% of the time",
+        ),
+        (
+            SLOW._replace(idle=0.6),
+            CauseCode.WAITS_ELSEWHERE,
+            "it waits for something else than a CPU: data, a disk, a device",
+        ),
+        (SLOW._replace(clock=0.5), CauseCode.SLOW_CORE, "which run at 50% of their clock: a slow core"),
+        (SLOW, CauseCode.SLOW_CORE, "it works longer on its own CPUs: a slow core, or more to do"),
+        (
+            IterationStats(0.2, 0.001, 0.05),
+            CauseCode.SLOW_CORE,
+            "it works longer on its own CPUs: a slow core, or more to do",
+        ),
     ],
 )
-def test_causes(figures: IterationStats, words: str) -> None:
-    assert words in cause_of(figures, 2.0)
+def test_causes(stats: IterationStats, code: CauseCode, text: str) -> None:
+    cause = find_cause(stats, 2.0)
+    assert cause.code is code
+    assert text in cause.text
 
 
 def two_packages(cpu: int) -> CpuCore:
@@ -133,7 +150,7 @@ def cores(*numbers: int) -> frozenset[int]:
 
 
 @pytest.mark.parametrize(
-    ("kept", "idle", "expected", "words"),
+    ("reserved", "unassigned", "expected", "origin"),
     [
         ((0, 3, 8), (), (0,), "kept by the plan"),
         ((4, 8), (3,), (4,), "kept by the plan, on another NUMA node of its package"),
@@ -144,21 +161,21 @@ def cores(*numbers: int) -> frozenset[int]:
     ],
 )
 def test_near_cores_first(
-    kept: tuple[int, ...], idle: tuple[int, ...], expected: tuple[int, ...] | None, words: str
+    reserved: tuple[int, ...], unassigned: tuple[int, ...], expected: tuple[int, ...] | None, origin: str
 ) -> None:
-    pool = SpareCores({5: cores(1), 6: cores(2)}, cores(*kept), cores(*idle), two_packages)
-    offer = pool.offer(5)
-    assert (offer and offer.cpus, offer and offer.words) == (expected and cores(*expected), words if expected else None)
+    spare_cores = SpareCores({5: cores(1), 6: cores(2)}, cores(*reserved), cores(*unassigned), two_packages)
+    offer = spare_cores.offer(5)
+    assert offer == (None if expected is None else SpareCoreOffer(cores(*expected), origin))
 
 
 def test_fewer_spare_cores_than_its_own_widen_a_learner() -> None:
-    pool = SpareCores({0: cores(1, 2), 1: cores(3)}, cores(0), (), two_packages)
-    offer = pool.offer(0)
+    spare_cores = SpareCores({0: cores(1, 2), 1: cores(3)}, cores(0), (), two_packages)
+    offer = spare_cores.offer(0)
     assert offer is not None
     assert offer.cpus == cores(0, 1, 2)
-    assert pool.offer(1) is None
-    assert pool.give_back(0) == cores(1, 2)
-    again = pool.offer(1)
+    assert spare_cores.offer(1) is None
+    assert spare_cores.give_back(0) == cores(1, 2)
+    again = spare_cores.offer(1)
     assert again is not None
     assert again.cpus == cores(0)
 
@@ -168,23 +185,23 @@ def test_fewer_spare_cores_than_its_own_widen_a_learner() -> None:
     st.sets(st.integers(0, 15)), st.sets(st.integers(0, 15)), st.lists(st.tuples(st.integers(0, 4), st.booleans())),
 )  # fmt: skip
 def test_never_two_learners_on_one_core(
-    given_to: list[set[int]], kept: set[int], idle: set[int], moves: list[tuple[int, bool]]
+    assigned: list[set[int]], reserved: set[int], unassigned: set[int], moves: list[tuple[int, bool]]
 ) -> None:
-    """Whoever asks and gives back in whatever order: nobody gets a core that was or is another's."""
-    masks = {rank: cores(*mine) for rank, mine in enumerate(given_to)}
-    pool = SpareCores(masks, cores(*kept), cores(*idle), two_packages)
+    """In any order of offers and returns, no learner gets a core that was or is another's."""
+    masks = {rank: cores(*mine) for rank, mine in enumerate(assigned)}
+    spare_cores = SpareCores(masks, cores(*reserved), cores(*unassigned), two_packages)
     owned, first = dict(masks), dict(masks)
     may_return = set[int]()
     for rank, back in moves:
         if rank not in masks:
             continue
         if back and rank in may_return:
-            owned[rank] = pool.give_back(rank)
+            owned[rank] = spare_cores.give_back(rank)
             may_return.discard(rank)
-        elif not back and (offer := pool.offer(rank)) is not None:
+        elif not back and (offer := spare_cores.offer(rank)) is not None:
             others = frozenset[int]().union(*(mask for other, mask in owned.items() if other != rank))
             new = offer.cpus - owned[rank]
-            assert new <= cores(*kept, *idle)
+            assert new <= cores(*reserved, *unassigned)
             assert not new & (others | frozenset[int]().union(*first.values()))
             owned[rank] = offer.cpus
             may_return.add(rank)
@@ -192,14 +209,14 @@ def test_never_two_learners_on_one_core(
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_lists_of_cpus(cpus: frozenset[int]) -> None:
-    assert parse_cpus(show_cpus(cpus)) == cpus
+    assert parse_cpus(render_cpus(cpus)) == cpus
 
 
-def test_this_machine_tells_of_itself() -> None:
+def test_reading_this_machine() -> None:
     assert 0 in core_of(0).cpus
     assert read_load().on_cpu > 0
     assert core_of(9999) == CpuCore(frozenset({9999}), -1, -1)
 
 
-def test_the_run_folder_names_the_journal() -> None:
+def test_the_run_folder_names_the_event_log() -> None:
     assert RunDir("/r").ddl == f"/r/{NAME}"

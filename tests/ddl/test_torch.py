@@ -1,4 +1,4 @@
-"""PyTorch over ddlrun.ddl, by real mpirun of both Open MPI majors; torch is in the `torch` extra."""
+"""PyTorch with ddlrun.ddl, under mpirun of both versions of Open MPI; torch is in the `torch` extra."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.openmpi(4),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch: the extra `torch` has it"),
 ]
-# Open MPI, ranks, options: each takes ten seconds, and none but the first two differ by the MPI.
+# Open MPI, ranks, options. Each takes ten seconds; only the first two differ by the MPI alone.
 CASES = [
     (4, 4, "-mode r:2x2"),
     (5, 4, "-mode r:2x2"),
@@ -23,6 +23,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("major", "ranks", "options"), CASES, indirect=["major"])
-def test_all_ranks_train_as_one_alone(mpirun: str, ranks: int, options: str) -> None:
+def test_all_ranks_train_as_a_single_process(mpirun: str, ranks: int, options: str) -> None:
     done = started(mpirun, ranks, str(RANKS), DDL_OPTIONS=options)
     assert (done.returncode, done.stdout.strip()) == (0, "0 wrong"), done.stdout + done.stderr

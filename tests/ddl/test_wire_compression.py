@@ -1,4 +1,4 @@
-"""float32 that travels in 16 bits: the conversions, the texts that ask for it, whole jobs of both Open MPI majors."""
+"""float32 sent in 16 bits: conversions, settings, and jobs under both versions of Open MPI."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
-from ddlrun.ddl.bootstrap import begin
+from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, WireFormat, parse_wire
 from ddlrun.errors import InputError
@@ -18,7 +18,7 @@ from tests.ddl.test_mpi import started
 pytestmark = pytest.mark.openmpi(5)
 
 RANKS = Path(__file__).with_name("wire_ranks.py")
-# All bit patterns: NaNs of every payload, numbers between two neighbours, the largest and the smallest.
+# All bit patterns: NaN with any payload, values between two neighbours, the largest and the smallest.
 BITS = st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 2**17 - 1).map(lambda high: high << 15), max_size=70)
 TIES = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F7F8000, 0x7F800001, 0xFFFFFFFF, 0x80000001, 0x00008000]
 
@@ -51,15 +51,16 @@ def torch() -> Any:
 def test_rounding_is_torchs_own(torch: Any, dtype: str, bits: list[int]) -> None:
     values = of(bits)
     theirs = torch.from_numpy(values.copy()).to(getattr(torch, dtype)).float().numpy()
-    found = unpacked(packed(values, dtype), dtype)
-    assert np.array_equal(found, theirs, equal_nan=True)
-    assert np.array_equal(np.signbit(found), np.signbit(theirs), equal_nan=True) or np.isnan(values).any()
+    result = unpacked(packed(values, dtype), dtype)
+    assert np.array_equal(result, theirs, equal_nan=True)
+    numbers = ~np.isnan(values)
+    assert np.array_equal(np.signbit(result[numbers]), np.signbit(theirs[numbers]))
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @given(bits=BITS)
 @example(bits=TIES)
-def test_what_is_settled_travels_without_a_change(dtype: str, bits: list[int]) -> None:
+def test_settled_values_are_sent_unchanged(dtype: str, bits: list[int]) -> None:
     values = of(bits)
     Converter(dtype).settle(values)
     for settled in (True, False):
@@ -69,7 +70,7 @@ def test_what_is_settled_travels_without_a_change(dtype: str, bits: list[int]) -
 
 @pytest.mark.parametrize("count", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_blocks_are_seams_that_nobody_sees(dtype: str, count: int) -> None:
+def test_the_result_does_not_depend_on_blocks(dtype: str, count: int) -> None:
     values = np.random.default_rng(count).normal(size=count).astype(np.float32)
     values[[0, BLOCK - 2, -1]] = np.nan, np.inf, -np.nan
     small = np.concatenate([packed(part, dtype) for part in np.array_split(values, 101)])
@@ -84,7 +85,7 @@ def _add(mine: Any, theirs: Any, divisor: int) -> None:
     mine /= divisor
 
 
-def test_what_is_asked_for_is_read() -> None:
+def test_settings_are_parsed() -> None:
     assert parse_wire("bfloat16") == WireFormat("bfloat16")
     assert parse_wire("float16:XY") == WireFormat("float16", "XY")
     assert parse_wire("") == parse_wire("float32") == WireFormat()
@@ -94,19 +95,19 @@ def test_what_is_asked_for_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "tuning", "said"),
+    ("options", "tuning", "message"),
     [
         ("-mode m:1x1x1", "wire=bfloat16", "wire 'bfloat16': MPI's own collectives, mode m, know none; use mode r"),
         ("-mode r:1x1x1", "wire=bfloat16:A", "wire 'bfloat16:A': no dimension 'A'; there are X, Y, Z"),
     ],
 )
-def test_what_cannot_be_is_said_at_the_start(options: str, tuning: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        begin(options, None, tuning, {})
+def test_an_impossible_wire_is_an_error_at_the_start(options: str, tuning: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        start_learner(options, None, tuning, {})
 
 
 def test_every_mode_operation_size_and_shape(mpirun: str, major: int) -> None:
-    """All shapes under one Open MPI: messages are all that differs under the other."""
+    """All shapes under one version of Open MPI: only the transport differs under the other."""
     done = started(mpirun, 12, str(RANKS), *(["1x2x3", "3x2x2"] if major == 5 else []))
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
@@ -133,7 +134,7 @@ ddl.rank() or print(total.tolist())
 
 
 @pytest.mark.parametrize("major", [4], indirect=True)
-def test_torch_asks_for_it_too(mpirun: str) -> None:
+def test_the_wire_of_torchs_optimizer_and_hook(mpirun: str) -> None:
     pytest.importorskip("torch")
     done = started(mpirun, 2, "-c", TORCH)
     assert (done.returncode, done.stdout) == (0, f"{[[True] * 6] * 2}\n"), done.stdout + done.stderr

@@ -1,8 +1,8 @@
-"""A rank of test_torch.py: training over all ranks against training alone, in every way there is.
+"""A rank of test_torch.py: training over all ranks compared with training alone, with every option.
 
     mpirun -n 4 python -m mpi4py torch_ranks.py [CHECK ...]
 
-Every check runs on all ranks; each prints what it found wrong.
+Every check runs on all ranks; each rank prints its errors.
 """
 
 import gc
@@ -35,7 +35,7 @@ Losses = Callable[[int, nn.Module], torch.Tensor]
 
 
 class Net(nn.Module):
-    """Two layers, one that nobody uses, one that only some learners use, one that is frozen."""
+    """Two layers, one that no learner uses, one that only some learners use, one that is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,16 +98,17 @@ def values(model: nn.Module) -> list[torch.Tensor]:
     return [value.detach().clone() for value in model.state_dict().values()]
 
 
-def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(one, other, strict=True))
+def close(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(left, right, strict=True))
 
 
-def everywhere(found: list[torch.Tensor]) -> bool:
-    flat = torch.cat([value.reshape(-1).float() for value in found]).numpy()
+def everywhere(tensors: list[torch.Tensor]) -> bool:
+    """Return True if all ranks have the same bits."""
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors]).numpy()
     rows = ddl.allgather(flat).view(np.uint8)
     return bool((rows == rows[0]).all())
 
@@ -122,15 +123,15 @@ def check_training() -> Iterator[tuple[str, bool]]:
         plain = train(late, distribute(make(late), overlap=False))
         yield f"{what}: with overlap as without", same_bits(together, plain)
         if isinstance(model, Net):
-            yield "a gradient that nobody has stays none", model.never.weight.grad is None
-            yield "what nobody uses stays as it was", torch.equal(model.never.weight, net().never.weight)
+            yield "a gradient that no learner has stays None", model.never.weight.grad is None
+            yield "a layer that no learner uses does not change", torch.equal(model.never.weight, net().never.weight)
 
 
 def check_overlap() -> Iterator[tuple[str, bool]]:
-    """In mode m `start` returns when all is done, so it shows in the gradients that a bucket began in backward."""
+    """In mode m a reduction is complete when `start` returns, so the gradients show that it began in backward."""
     for overlap in (True, False) if os.environ.get("DDL_OPTIONS", "").startswith("-mode m") else ():
         model = full()
-        _kept = distribute(sgd(model), overlap=overlap)
+        _optimizer = distribute(sgd(model), overlap=overlap)
         loss(model, batch(0, ddl.rank())).backward()
         last = [p.grad for p in model.parameters() if p.grad is not None][-2:]
         yield f"averaged in backward: {not overlap}", everywhere(last) == overlap
@@ -152,7 +153,7 @@ def check_unused() -> Iterator[tuple[str, bool]]:
     model, lonely = net(), net()
     optimizer, alone = distribute(sgd(model)), sgd(lonely)
     for step in range(STEPS):
-        users = range(step % (ddl.size() + 1))  # from nobody to all
+        users = range(step % (ddl.size() + 1))  # from none to all
         optimizer.zero_grad()
         x, y = batch(step, ddl.rank())
         nn.functional.mse_loss(model(x, more=ddl.rank() in users), y).backward()
@@ -167,7 +168,7 @@ def check_unused() -> Iterator[tuple[str, bool]]:
 
 
 def check_accumulation() -> Iterator[tuple[str, bool]]:
-    found = []
+    results = []
     for overlap in (True, False):
         model, lonely = net(), net()
         optimizer, alone = distribute(sgd(model), backward_passes_per_step=3, overlap=overlap), sgd(lonely)
@@ -179,9 +180,9 @@ def check_accumulation() -> Iterator[tuple[str, bool]]:
                 (loss(lonely, whole(at)) / 3).backward()
             optimizer.step()
             alone.step()
-        found.append(values(model))
+        results.append(values(model))
         yield "accumulated: as alone", close(values(model), values(lonely)) and everywhere(values(model))
-    yield "accumulated: with overlap as without", same_bits(*found)
+    yield "accumulated: with overlap as without", same_bits(*results)
 
 
 def check_too_many_passes() -> Iterator[tuple[str, bool]]:
@@ -200,7 +201,7 @@ def check_too_many_passes() -> Iterator[tuple[str, bool]]:
     )
     optimizer.zero_grad()
     train(model, optimizer)
-    yield "after zero_grad all is well", everywhere(values(model))
+    yield "after zero_grad training continues", everywhere(values(model))
 
 
 def check_half() -> Iterator[tuple[str, bool]]:
@@ -238,25 +239,25 @@ def check_clipped() -> Iterator[tuple[str, bool]]:
 
 
 def check_changed() -> Iterator[tuple[str, bool]]:
-    """Clipped, unscaled or replaced between backward and step: an error, in every mode; the next step is well."""
+    """A gradient that is clipped, unscaled or replaced before step is an error in every mode; the next step works."""
     for change in (clip, replace, unscale):
         model = full()
         optimizer = distribute(sgd(model))
         loss(model, batch(0, ddl.rank())).backward()
-        found = error_of(lambda c=change, m=model, o=optimizer: (c(m, o), o.step()))  # type: ignore[misc]
+        message = error_of(lambda c=change, m=model, o=optimizer: (c(m, o), o.step()))  # type: ignore[misc]
         end = (
             ": its gradient was changed between backward and step; call synchronize() before it is clipped or unscaled"
         )
         if change is unscale:
             end = "GradScaler: no averaged gradients; call synchronize() before unscale_() or step()"
         start = f"rank {ddl.rank()} of {ddl.size()}: "
-        yield f"{change.__name__}: {found!r}", found.startswith(start) and found.endswith(end)
-        ddl.barrier()  # or one that has its error would begin buckets that another still compares
+        yield f"{change.__name__}: {message!r}", message.startswith(start) and message.endswith(end)
+        ddl.barrier()  # else a rank with its error would begin buckets that another still compares
         for set_to_none in (False, True):
             optimizer.zero_grad(set_to_none)
             loss(model, batch(1, ddl.rank())).backward()
             optimizer.step()
-        yield f"{change.__name__}: then well", everywhere(values(model))
+        yield f"{change.__name__}: then the next step", everywhere(values(model))
 
 
 def unscale(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -292,13 +293,13 @@ def check_unscaled() -> Iterator[tuple[str, bool]]:
 
 
 def check_skipped() -> Iterator[tuple[str, bool]]:
-    """Backward and no step, where learners have begun different buckets; then training goes on as if nothing was."""
+    """After a backward without a step, in which learners begin different buckets, training continues normally."""
     for overlap, passes in ((True, 1), (False, 1), (True, 2)):
         model, other = net(), net()
         optimizer = distribute(sgd(model), overlap=overlap, backward_passes_per_step=passes)
         nn.functional.mse_loss(model(batch(0, 0)[0], more=ddl.rank() == 0), batch(0, 0)[1]).backward()
         if ddl.rank() == 0:
-            model.never(torch.ones(5)).sum().backward()  # all buckets have begun here, the first ones elsewhere not
+            model.never(torch.ones(5)).sum().backward()  # all buckets have begun here, but on other ranks not the first
         optimizer.zero_grad()
         plain = distribute(sgd(other), overlap=overlap, backward_passes_per_step=passes)
         yield f"skipped: {overlap}, {passes}", same_bits(train(model, optimizer), train(other, plain))
@@ -314,8 +315,8 @@ def check_second() -> Iterator[tuple[str, bool]]:
     gc.collect()
     yield "deleted: gone", gone() is None
     for others in (", or delete the other DistributedOptimizer that has this parameter", ""):
-        found = error_of(lambda: [loss(model, batch(0, ddl.rank())).backward() for _ in range(2)])
-        yield f"two: {found!r}", found.endswith(f"backward_passes_per_step=2{others}")
+        message = error_of(lambda: [loss(model, batch(0, ddl.rank())).backward() for _ in range(2)])
+        yield f"two: {message!r}", message.endswith(f"backward_passes_per_step=2{others}")
         second.zero_grad()
         rivals.clear()
         gc.collect()
@@ -334,21 +335,21 @@ def check_copy() -> Iterator[tuple[str, bool]]:
 
 def check_closure() -> Iterator[tuple[str, bool]]:
     model, lonely = net(), net()
-    found = []
-    for one, data, wrap in ((model, batch(0, ddl.rank()), True), (lonely, whole(0), False)):
-        used = [*one.first.parameters(), *one.second.parameters()]
+    losses = []
+    for trained, data, wrap in ((model, batch(0, ddl.rank()), True), (lonely, whole(0), False)):
+        used = [*trained.first.parameters(), *trained.second.parameters()]
         plain = torch.optim.LBFGS(used, max_iter=6, line_search_fn="strong_wolfe")
         optimizer = distribute(plain) if wrap else plain
 
-        def closure(one: Net = one, data: Any = data, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+        def closure(trained: Net = trained, data: Any = data, optimizer: Any = optimizer) -> torch.Tensor:
             optimizer.zero_grad()
-            result = loss(one, data)
+            result = loss(trained, data)
             result.backward()
             return result
 
-        found.append([optimizer.step(closure).item() for _ in range(3)])  # type: ignore[arg-type]
+        losses.append([optimizer.step(closure).item() for _ in range(3)])  # type: ignore[arg-type]
     yield "closure: the same bits on all ranks", everywhere(values(model))
-    yield f"closure: losses as alone {found}", np.allclose(found[0], found[1], rtol=1e-2)
+    yield f"closure: losses as alone {losses}", np.allclose(losses[0], losses[1], rtol=1e-2)
 
 
 def check_state() -> Iterator[tuple[str, bool]]:
@@ -360,13 +361,13 @@ def check_state() -> Iterator[tuple[str, bool]]:
     resumed.load_state_dict(deepcopy(optimizer.state_dict()))  # torch shares its tensors
     yield "resumed", same_bits(train(model, optimizer), train(other, resumed))
     yield "an optimizer", isinstance(optimizer, torch.optim.Optimizer) and "Adam" in repr(optimizer)
-    model.frozen.requires_grad_(True)  # thawed: it was in no bucket
+    model.frozen.requires_grad_(True)  # until now it was in no bucket
     train(model, optimizer)
     yield "thawed", everywhere(values(model)) and not torch.equal(model.frozen.weight, net().frozen.weight)
 
 
 def check_ddp() -> Iterator[tuple[str, bool]]:
-    found = []
+    results = []
     for hook in (None, (Averaging(), comm_hook), (None, comm_hook)):
         model = net()
         parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001, find_unused_parameters=True)
@@ -377,16 +378,16 @@ def check_ddp() -> Iterator[tuple[str, bool]]:
             optimizer.zero_grad()
             loss(parallel, batch(step, ddl.rank())).backward()
             optimizer.step()
-        found.append(values(model))
-        yield "DDP: the same bits on all ranks", everywhere(found[-1])
-    yield "DDP: the hook as DDP itself", close(found[0], found[1])
-    yield "DDP: waited for or not", same_bits(found[1], found[2])
+        results.append(values(model))
+        yield "DDP: the same bits on all ranks", everywhere(results[-1])
+    yield "DDP: the hook as DDP itself", close(results[0], results[1])
+    yield "DDP: waited for or not", same_bits(results[1], results[2])
 
 
 def check_metrics() -> Iterator[tuple[str, bool]]:
     mean = (ddl.size() - 1) / 2
-    found = average_metrics({"loss": float(ddl.rank()), "accuracy": torch.tensor(2.0 * ddl.rank())})  # type: ignore[dict-item]
-    yield "metrics", list(found.items()) == [("loss", mean), ("accuracy", 2 * mean)]
+    averages = average_metrics({"loss": float(ddl.rank()), "accuracy": torch.tensor(2.0 * ddl.rank())})  # type: ignore[dict-item]
+    yield "metrics", list(averages.items()) == [("loss", mean), ("accuracy", 2 * mean)]
     yield "no metrics", average_metrics({}) == {}
 
 
@@ -399,7 +400,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def check_errors() -> Iterator[tuple[str, bool]]:
-    here, last = f"rank {ddl.rank()} of {ddl.size()}: ", ddl.size() - 1
+    start, last = f"rank {ddl.rank()} of {ddl.size()}: ", ddl.size() - 1
     odd = ddl.rank() == last
     model = nn.Linear(4, 5 if odd else 3, dtype=torch.float64)
     shapes = ("(5, 4)", "(3, 4)") if odd else ("(3, 4)", "(5, 4)")
@@ -408,39 +409,39 @@ def check_errors() -> Iterator[tuple[str, bool]]:
     difference = f"float64 of shape {shapes[0]} here, but WHO: float64 of shape {shapes[1]} on rank {other}; {remedy}"
     yield from equal(
         lambda: broadcast_parameters(model),
-        f"{here}broadcast_parameters: weight: {difference.replace('WHO', 'weight')}",
+        f"{start}broadcast_parameters: weight: {difference.replace('WHO', 'weight')}",
     )
     name = "parameter 0 of group 0"
     difference = difference.replace("WHO", name)
-    yield from equal(lambda: distribute(sgd(model)), f"{here}DistributedOptimizer: {name}: {difference}")
+    yield from equal(lambda: distribute(sgd(model)), f"{start}DistributedOptimizer: {name}: {difference}")
     yield from equal(
         lambda: average_metrics({"loss": 1.0, **({"f1": 1.0} if odd else {})}),
-        f"{here}average_metrics: {'f1 here, but loss' if odd else 'loss here, but f1'} on rank {other}; "
+        f"{start}average_metrics: {'f1 here, but loss' if odd else 'loss here, but f1'} on rank {other}; "
         "all learners average the same metrics",
     )
-    yield from equal(lambda: average_metrics({"loss": "x"}), f"{here}average_metrics: could not convert string to "  # type: ignore[dict-item]
+    yield from equal(lambda: average_metrics({"loss": "x"}), f"{start}average_metrics: could not convert string to "  # type: ignore[dict-item]
                      "float: 'x'; pass numbers")  # fmt: skip
     yield from equal(
         lambda: broadcast_parameters({"state": 1}),
-        f"{here}broadcast_parameters: 'state' is int, no tensor; pass a module, or a mapping from names to tensors",
+        f"{start}broadcast_parameters: 'state' is int, no tensor; pass a module, or a mapping from names to tensors",
     )
     embedding = nn.Embedding(4, 2, sparse=True)
     optimizer = distribute(torch.optim.SparseAdam(embedding.parameters()))
     yield from equal(
         lambda: (embedding(torch.tensor([1])).sum().backward(), optimizer.step()),
-        f"{here}{name}, float32 of shape (4, 2): its gradient is sparse; make the layer dense",
+        f"{start}{name}, float32 of shape (4, 2): its gradient is sparse; make the layer dense",
     )
     yield from equal(
         lambda: distribute(sgd(nn.Linear(2, 2, dtype=torch.complex64))),
-        f"{here}{name}, complex64 of shape (2, 2): no dtype to average; cast it to float32",
+        f"{start}{name}, complex64 of shape (2, 2): no dtype to average; cast it to float32",
     )
     yield from equal(lambda: distribute(sgd(net()), backward_passes_per_step=0),
                      "backward_passes_per_step 0: at least 1")  # fmt: skip
 
 
 def equal(call: Callable[[], Any], expected: str) -> Iterator[tuple[str, bool]]:
-    found = error_of(call)
-    yield f"{found!r} is not {expected!r}", found == expected
+    message = error_of(call)
+    yield f"{message!r} is not {expected!r}", message == expected
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
@@ -451,9 +452,9 @@ def main() -> None:
     ddl.init()
     init_process_group()
     wrong = [
-        f"rank {ddl.rank()}: {name}: {what}"
+        f"rank {ddl.rank()}: {name}: {case}"
         for name in sys.argv[1:] or CHECKS
-        for what, right in CHECKS[name]()
+        for case, right in CHECKS[name]()
         if not right
     ]
     total = int(ddl.all_reduce(len(wrong)))

@@ -4,6 +4,8 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -62,11 +64,12 @@ ALONE = {
 }
 
 
-# Frameworks -> the files below ddl that may import them; arrays asks for one dtype of a tensor that it was given.
+# Frameworks -> the files below ddl that may import them; flat needs one dtype of a tensor that it received.
 FRAMEWORKS = {
     "torch": {
         "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
-        "staging.py", "arrays.py", "lms/block.py", "lms/device.py", "lms/hooks.py", "lms/swap.py",
+        "staging.py", "flat.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py", "lms/device.py",
+        "lms/hooks.py", "lms/swap.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip
@@ -149,6 +152,62 @@ def test_the_runtime_loads_frameworks_and_mpi_when_they_are_used() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     done = subprocess.run([sys.executable, "-c", code + alone], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "\n\n"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports: at its top, in functions and for type checking.
+
+    `from package import name` imports the module package.name if there is one, else the package. Modules that are
+    loaded by a computed name (`importlib`) are left out.
+    """
+    modules = {module_name(path): path for path in MODULES}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                graph[module] |= {alias.name for alias in node.names} & modules.keys()
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph[module] |= {name if name in modules else node.module for name in names} & modules.keys()
+    return graph
+
+
+def circles(graph: Mapping[str, AbstractSet[str]]) -> list[set[str]]:
+    """Return the strongly connected components of more than one module, by Kosaraju's algorithm."""
+    finished: list[str] = []
+    seen: set[str] = set()
+    for module in graph:
+        visit(module, graph, seen, finished)
+    reverse = {module: {other for other in graph if module in graph[other]} for module in graph}
+    components, assigned = list[set[str]](), set[str]()
+    for module in reversed(finished):
+        component: list[str] = []
+        visit(module, reverse, assigned, component)
+        components.append(set(component))
+    return [component for component in components if len(component) > 1]
+
+
+def visit(module: str, graph: Mapping[str, AbstractSet[str]], seen: set[str], finished: list[str]) -> None:
+    """Append the modules that can be reached from one, and are not seen yet, in the order in which they finish."""
+    if module not in seen:
+        seen.add(module)
+        for other in sorted(graph[module]):
+            visit(other, graph, seen, finished)
+        finished.append(module)
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"a"}}
+    assert circles(graph) == [{"a", "b", "c"}]
+
+
+def test_no_import_circle() -> None:
+    assert circles(import_graph()) == []
 
 
 def at_the_top(path: Path) -> set[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of
-from ddlrun.ddl.schedule import Dimension, backwards, reduce_scatter
+from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
 from ddlrun.network.cost import CostModel, axes_of, blocks_of
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
@@ -87,7 +87,7 @@ def moved(shape: Topology, wiring: Topology, algorithms: tuple[str, ...]) -> tup
             for axis, (at, algorithm) in enumerate(zip(coords, algorithms, strict=True))
         ]
         half = reduce_scatter(seen, count)
-        for step in (*half, *backwards(half)):
+        for step in (*half, *mirror(half)):
             for peer, low, high in step.sends:
                 if rank // blocks[1] == peer // blocks[1]:
                     left[0][rank] += high - low

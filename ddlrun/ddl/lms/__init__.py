@@ -1,11 +1,11 @@
-"""Large-model support for PyTorch: what is saved for the backward pass waits in the host's memory.
+"""Large-model support for PyTorch: tensors saved for backward are moved to host memory and back.
 
     from ddlrun.ddl import lms
 
     lms.enable(model)                        # or: with lms.LMS(size_kb=1000, frac=0.7): loss = model(x)
 
-Once the device is `frac` full, the tensors saved longest ago leave it, and come back before the backward pass needs
-them. Gradients are the same bits. See docs/how-to/large-models.md.
+Once a share `frac` of the device is full, the tensors that were saved first leave it. They come back before backward
+needs them. Gradients have the same bits as without. See docs/how-to/large-models.md.
 """
 
 from ddlrun.ddl.lms.hooks import LMS, enable

@@ -1,4 +1,4 @@
-"""The memory of saved tensors, and how each of them lies in it."""
+"""Blocks: the memory of saved tensors, and the layout of each tensor in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddlrun.ddl.lms.device import PendingCopy
-    from ddlrun.ddl.lms.swap import Swap
 
 
 class Block:
@@ -22,21 +23,25 @@ class Block:
         self.memory: Tensor | None = memory
         """Any tensor in the storage, while it is on the device."""
         self.host: Tensor | None = None
+        """The copy in host memory."""
         self.departure: PendingCopy | None = None
+        """The copy to the host."""
         self.arrival: PendingCopy | None = None
+        """The copy back to the device."""
         self.streams: set[Any] = set()
-        """What has written or read the memory on the device."""
+        """The streams that have written or read the memory on the device."""
 
 
 class SavedTensor(NamedTuple):
-    """What torch keeps instead of a tensor: how that lies in its block.
+    """The object that torch saves instead of a tensor: its block, and its layout there.
 
-    `counter` shares the tensor's version counter, and has no memory.
+    counter: a tensor without memory that shares the version counter. version: the version when it was saved. load:
+    returns the tensor of a SavedTensor.
     """
 
     counter: Tensor
     version: int
-    swap: Swap
+    load: Callable[[SavedTensor], Tensor]
     block: Block
     dtype: torch.dtype
     shape: torch.Size
@@ -45,10 +50,10 @@ class SavedTensor(NamedTuple):
 
     def fetch(self) -> Tensor:
         """Return the tensor."""
-        return self.swap.fetch(self)
+        return self.load(self)
 
     def view(self, memory: Tensor) -> Tensor:
-        """Return the tensor as it lies in the block's memory."""
+        """Return the tensor as a view of the block's memory."""
         if memory.dtype is self.dtype:
             return memory.as_strided(self.shape, self.strides, self.offset)
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
@@ -56,18 +61,18 @@ class SavedTensor(NamedTuple):
 
 
 class InFlightCopy(NamedTuple):
-    """A copy under way, and the memory on the device that it needs, should its block die before it ends."""
+    """A copy in progress, and the memory on the device that it needs even if its block dies before it ends."""
 
     copy: PendingCopy
     memory: Tensor
     streams: set[Any]
 
 
-def storage_of(tensor: Tensor) -> int:
-    """Return what names a storage while it lives."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - what torch's own weak references go by
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that identifies the tensor's storage as long as it lives."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity that torch's own weak references use
 
 
-def holders(tensor: Tensor) -> int:
-    """Return how many tensors have this memory, the one for Python's own object included."""
-    return int(torch._C._storage_Use_Count(storage_of(tensor)))  # noqa: SLF001 - nothing public says it
+def count_owners(tensor: Tensor) -> int:
+    """Return the reference count of the tensor's storage, including the one of Python's object."""
+    return int(torch._C._storage_Use_Count(storage_key(tensor)))  # noqa: SLF001 - torch has no public name for it

@@ -1,4 +1,4 @@
-"""A device that tensors leave and come back to: what `swap` needs of it, and CUDA's own."""
+"""Devices that tensors leave and return to: the protocol that `swap` uses, and CUDA."""
 
 from __future__ import annotations
 
@@ -13,81 +13,81 @@ if TYPE_CHECKING:
 
 
 class PendingCopy(Protocol):
-    """A copy under way."""
+    """A copy in progress."""
 
     def done(self) -> bool:
-        """Tell whether all is there, without waiting."""
+        """Return True if the copy is complete, without waiting."""
 
     def wait(self, streams: Collection[Any] = ()) -> None:
-        """Let what is queued from now on, on these streams and the one in use, come after the copy."""
+        """Make these streams and the current one run later work after the copy."""
 
 
 class SwapDevice(Protocol):
-    """Memory with a limit, and ways from it to the host and back; blocks are flat tensors of bytes."""
+    """Memory with a capacity, and copies from it to the host and back. Blocks are flat tensors of uint8."""
 
     capacity: int
-    """Bytes in all."""
+    """Bytes of memory."""
 
     def used(self) -> int:
-        """Return the bytes that are taken, by whomever."""
+        """Return the bytes in use, including those of other programs."""
 
-    def stream(self) -> Any:  # noqa: ANN401 - hashable, the device's own
-        """Return the stream in use."""
+    def stream(self) -> Any:  # noqa: ANN401 - hashable, of a type of the device
+        """Return the current stream."""
 
     def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
-        """Begin to copy a block to the host, after what is queued on these streams; return the host's bytes.
+        """Begin to copy a block to the host, after the work queued on these streams; return the copy.
 
-        Raises RuntimeError where the host has no memory for them.
+        Raises RuntimeError if the host has no memory for it.
         """
 
     def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
-        """Begin to copy the host's bytes, after another copy, to new memory of the stream in use.
+        """Begin to copy a block from the host, after the copy `after`, to new memory of the current stream.
 
-        Raises torch.cuda.OutOfMemoryError where the device has none.
+        Raises torch.cuda.OutOfMemoryError if the device has no memory for it.
         """
 
     def lend(self, block: Tensor, streams: Collection[Any]) -> None:
-        """Let the stream in use read a block whose memory belongs to one of `streams`."""
+        """Allow the current stream to read a block whose memory belongs to one of `streams`."""
 
 
 class CudaCopy(NamedTuple):
-    """The event that ends a copy from or to that device."""
+    """A copy from or to a device, which ends with an event."""
 
     event: Any
     device: int
 
     def done(self) -> bool:
-        """Tell whether the event has come."""
+        """Return True if the event has occurred."""
         return bool(self.event.query())
 
     def wait(self, streams: Collection[Any] = ()) -> None:
-        """Let streams wait for the event; the host goes on."""
+        """Make streams wait for the event. The host does not wait."""
         for stream in {*streams, torch.cuda.current_stream(self.device)}:
             stream.wait_event(self.event)
 
 
 class Cuda:
-    """A CUDA device, with a stream for each direction so that both go at once.
+    """A CUDA device, with a stream for each direction so that both run at once.
 
-    Host memory is pinned by this process, which the launcher bound to the NUMA node of its GPU: it lies there.
+    Host memory is pinned in this process, which the launcher bound to the NUMA node of its GPU, so it lies there.
     """
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._out, self._back = torch.cuda.Stream(index), torch.cuda.Stream(index)
         free, total = torch.cuda.mem_get_info(index)
-        # A fraction that torch was told to keep to is all there is; else others' memory counts as taken.
+        # If torch is limited to a fraction of the device, that is the capacity. Else memory of others counts as used.
         share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
         self.capacity = int(total * share)
         self._others = max(0, total - free - torch.cuda.memory_reserved(index)) if share >= 1 else 0
 
     def used(self) -> int:
-        """Return the bytes of all tensors on the device, and what others took when this began."""
+        """Return the bytes of all tensors on the device, and those that others used when this object was created."""
         allocated = torch.cuda.memory_stats_as_nested_dict(self._index).get("allocated_bytes")
         return self._others + (allocated["all"]["current"] if allocated else 0)
 
-    def stream(self) -> Any:  # noqa: ANN401 - torch's own
-        """Return the stream in use."""
+    def stream(self) -> Any:  # noqa: ANN401 - a stream of torch
+        """Return the current stream."""
         return torch.cuda.current_stream(self._index)
 
     def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
@@ -97,15 +97,15 @@ class Cuda:
         for stream in {*streams, current}:
             self._out.wait_stream(stream)
         if any(stream != current for stream in streams):
-            block.record_stream(self._out)  # it may belong to a stream that nobody lets wait
+            block.record_stream(self._out)  # it may belong to a stream that is not made to wait
         with torch.cuda.stream(self._out):
             host.copy_(block, non_blocking=True)
             return host, CudaCopy(self._out.record_event(), self._index)
 
     def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
-        """Begin to copy pinned memory to the device: to memory of the stream in use, which it returns to."""
+        """Begin to copy pinned memory to the device, to memory of the current stream, which it is later freed to."""
         block = torch.empty(host.numel(), dtype=torch.uint8, device=torch.device("cuda", self._index))
-        self._back.wait_stream(self.stream())  # what had that memory before may still be read
+        self._back.wait_stream(self.stream())  # the memory may still be read by earlier work
         with torch.cuda.stream(self._back):
             if after is not None:
                 after.wait()
@@ -113,7 +113,7 @@ class Cuda:
             return block, CudaCopy(self._back.record_event(), self._index)
 
     def lend(self, block: Tensor, streams: Collection[Any]) -> None:
-        """Keep memory from being used again while another stream reads it."""
+        """Keep memory from being reused while another stream reads it."""
         current = self.stream()
         if current not in streams:
             block.record_stream(current)

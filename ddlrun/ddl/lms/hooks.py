@@ -1,4 +1,4 @@
-"""What scripts call: the hooks that torch runs whenever an operation saves a tensor for its backward."""
+"""Hooks that torch calls whenever an operation saves a tensor for backward, and the classes that set them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ddlrun.ddl.lms.block import SavedTensor
 from ddlrun.ddl.lms.device import Cuda
 from ddlrun.ddl.lms.policy import Policy, read_policy
-from ddlrun.ddl.lms.stats import Stats, added
+from ddlrun.ddl.lms.stats import Stats, sum_stats
 from ddlrun.ddl.lms.swap import Swap
 from ddlrun.ddl.options import parse_options
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.lms.device import SwapDevice
 
+# Subclasses of Tensor may be more than memory.
 _PLAIN = (Tensor, nn.Parameter)
 
 
 class ResidentTensor(NamedTuple):
-    """What torch keeps instead of a tensor that stays: the same memory, and its version when it was saved."""
+    """The object that torch saves instead of a tensor that stays: the same memory, and its version when saved."""
 
     counter: Tensor
     version: int
@@ -42,12 +43,18 @@ class ResidentTensor(NamedTuple):
 
 
 class LMS:
-    """Large-model support for what runs inside `with`, or in the forward of the modules that it is `around`.
+    """Large-model support for code inside `with`, or for the forward of modules (`around`).
 
-    `size_kb`: memory of at least so many KB may leave the device; 0: none. `frac`: the share of the device, 0 to 1,
-    that must be taken first. `window`: the share of it that may be on its way, out or back. What is not given is the
-    launcher's (`ddlrun launch --lms SIZE_KB --lms-frac F`), else 1024, 0.7, 0.05. `device` stands in for CUDA; without
-    either nothing happens. Raises InputError on what is no number, or no share.
+    Args:
+        size_kb: The least size of memory that may leave the device, in units of 1024 bytes; 0: none leaves. Default:
+            that of `ddlrun launch --lms SIZE_KB`, else 1024.
+        frac: The share of the device, from 0 to 1, that must be in use before memory leaves. Default: that of `ddlrun
+            launch --lms-frac F`, else 0.7.
+        window: The share of the device that may be copied at a time, in each direction. Default: 0.05.
+        device: A device to use instead of CUDA. Without CUDA and without a device, LMS does nothing.
+
+    Raises:
+        InputError: A value is not a number, or a share is not from 0 to 1.
     """
 
     def __init__(
@@ -58,7 +65,7 @@ class LMS:
         window: float | None = None,
         device: SwapDevice | None = None,
     ) -> None:
-        self._asked = size_kb, frac, window, device
+        self._arguments = size_kb, frac
         self.policy: Policy = read_policy(size_kb, frac, window, os.environ)
         self._device = device
         self._swaps: dict[int, Swap] = {}
@@ -69,15 +76,15 @@ class LMS:
 
     @property
     def active(self) -> bool:
-        """Whether anything can leave: there is a device, and a size."""
+        """True if memory can leave: there is a device, and the size is above 0."""
         return self.policy.size > 0 and (self._device is not None or torch.cuda.is_available())
 
     def stats(self) -> Stats:
-        """Return what has been done so far; as text it is one line."""
-        return added(*(swap.stats for swap in self._swaps.values()))
+        """Return the statistics so far; `str()` of them is one line."""
+        return sum_stats(*(swap.stats for swap in self._swaps.values()))
 
     def __enter__(self) -> LMS:  # noqa: PYI034 - typing.Self came with 3.11
-        """Watch what this thread saves from here on; torch runs the innermost hooks alone."""
+        """Watch the tensors that this thread saves from here on. torch calls the innermost hooks only."""
         if self.active:
             saved_tensors_hooks(self._pack, _unpack).__enter__()
         return self
@@ -85,48 +92,48 @@ class LMS:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Leave alone what is saved from here on; what was saved stays watched until its backward."""
+        """Stop watching. Tensors that were saved may still leave, until their backward."""
         if self.active:
             saved_tensors_hooks(self._pack, _unpack).__exit__()
 
     def around(self, module: nn.Module) -> None:
-        """Watch what each forward of a module saves, until `disable`."""
+        """Watch the tensors that each forward of a module saves, until `disable`."""
         self._handles += [
-            module.register_forward_pre_hook(self._before),
-            module.register_forward_hook(self._after, always_call=True),
+            module.register_forward_pre_hook(self._before_forward),
+            module.register_forward_hook(self._after_forward, always_call=True),
         ]
 
     def disable(self) -> None:
-        """Leave the modules alone from now on."""
+        """Stop watching all modules."""
         while self._handles:
             self._handles.pop().remove()
 
-    def _before(self, _module: nn.Module, _args: Any) -> None:  # noqa: ANN401 - torch's own
-        self._depth.now = getattr(self._depth, "now", 0) + 1
+    def _before_forward(self, _module: nn.Module, _args: Any) -> None:  # noqa: ANN401 - torch's signature
+        self._depth.value = getattr(self._depth, "value", 0) + 1
         self.__enter__()
 
-    def _after(self, _module: nn.Module, _args: Any, _result: Any) -> None:  # noqa: ANN401 - torch's own
-        if getattr(self._depth, "now", 0):  # else another hook failed before ours was called
-            self._depth.now -= 1
+    def _after_forward(self, _module: nn.Module, _args: Any, _result: Any) -> None:  # noqa: ANN401 - torch's signature
+        if getattr(self._depth, "value", 0):  # 0 if another pre-hook failed before this object's
+            self._depth.value -= 1
             self.__exit__(None, None, None)
 
     def _pack(self, tensor: Tensor) -> SavedTensor | ResidentTensor:
-        swap = self._swap(tensor) if self._may_leave(tensor) else None
+        swap = self._find_swap(tensor) if self._may_leave(tensor) else None
         return swap.pack(tensor) if swap is not None else ResidentTensor(tensor.detach(), tensor._version)  # noqa: SLF001
 
     def _may_leave(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is large, and nothing but memory: no parameter, which would stay anyway."""
+        """Return True for a tensor that is large, plain memory, and not of a parameter, which would stay anyway."""
         return (
             type(tensor) in _PLAIN
             and tensor.layout is torch.strided
             and tensor.untyped_storage().nbytes() >= self.policy.size
             and not _is_parameter(tensor)
-            and not (tensor._base is not None and _is_parameter(tensor._base))  # noqa: SLF001 - its name for all users
+            and not (tensor._base is not None and _is_parameter(tensor._base))  # noqa: SLF001 - torch has no other name
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
         )
 
-    def _swap(self, tensor: Tensor) -> Swap | None:
-        """Return what swaps for the device of a tensor, if anything does."""
+    def _find_swap(self, tensor: Tensor) -> Swap | None:
+        """Return the swap of the tensor's device; None for a tensor on the CPU, unless a device stands in for CUDA."""
         if self._device is None and not tensor.is_cuda:
             return None
         index = tensor.get_device()
@@ -135,12 +142,12 @@ class LMS:
         return self._swaps[index]
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> LMS:
-        """Return this: a copied module is watched by the same."""
+        """Return this object: a copied module is watched by the same one."""
         return self
 
     def __reduce__(self) -> tuple[type[LMS], tuple[float | None, float | None]]:
-        """Save what was asked for, so that a module can be saved whole."""
-        return LMS, self._asked[:2]
+        """Save the arguments, so that a module can be saved as a whole."""
+        return LMS, self._arguments
 
 
 def enable(
@@ -151,20 +158,26 @@ def enable(
     window: float | None = None,
     device: SwapDevice | None = None,
 ) -> LMS:
-    """Watch what each forward of a module saves for its backward; the rest is as for `LMS`, which is returned."""
+    """Watch the tensors that each forward of a module saves for backward.
+
+    Returns the LMS, which is created with the other arguments.
+    """
     large = LMS(size_kb, frac, window=window, device=device)
     large.around(module)
     return large
 
 
 def _unpack(saved: SavedTensor | ResidentTensor) -> Tensor:
-    """Return a tensor that was saved. Raises RuntimeError where it was changed since, as torch does without hooks."""
-    now = saved.counter._version  # noqa: SLF001 - its name for all users
-    if now != saved.version:
+    """Return a tensor that was saved.
+
+    Raises RuntimeError, with the text that torch has without hooks, if the tensor was changed in place since.
+    """
+    version = saved.counter._version  # noqa: SLF001 - torch has no other name for it
+    if version != saved.version:
         shape = list(saved.shape if isinstance(saved, SavedTensor) else saved.counter.shape)
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{saved.counter.type()} {shape}], is at version {now}; expected version {saved.version} instead."
+            f"[{saved.counter.type()} {shape}], is at version {version}; expected version {saved.version} instead."
         )
     return saved.fetch()
 
@@ -173,7 +186,7 @@ def _is_parameter(tensor: Tensor) -> bool:
     return tensor.is_leaf and tensor.requires_grad
 
 
-def _report(large: weakref.ref[LMS]) -> None:
-    found = large()
-    if found is not None and found.stats().saved:
-        sys.stderr.write(f"ddlrun.ddl.lms: {found.stats()}\n")
+def _report(reference: weakref.ref[LMS]) -> None:
+    large = reference()
+    if large is not None and large.stats().saved:
+        sys.stderr.write(f"ddlrun.ddl.lms: {large.stats()}\n")

@@ -1,4 +1,4 @@
-"""Where saved memory is, in the order of saving: what was saved last is needed first."""
+"""The order in which memory was saved, and where it is now. Memory that was saved last is needed first."""
 
 from __future__ import annotations
 
@@ -10,68 +10,80 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class MemoryLocation(IntEnum):  # an int, as it is looked up for each tensor
-    """Where memory is: on the device alone, leaving it, on the host alone, coming back, on both."""
+class MemoryLocation(IntEnum):  # an int, because it is a dictionary key that is looked up for each tensor
+    """The location of a block: on the device, leaving it, on the host, returning to the device, on both."""
 
-    HERE = 0
+    ON_DEVICE = 0
     LEAVING = 1
-    AWAY = 2
-    COMING = 3
-    BACK = 4
+    ON_HOST = 2
+    RETURNING = 3
+    ON_BOTH = 4
 
 
 class SaveOrder:
-    """Numbers that rise with each save, each with its bytes and place; places may change while one goes over them."""
+    """Numbers in the order of saving, each with its bytes and location.
+
+    Locations may change while a caller iterates over the numbers.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[MemoryLocation, int]] = {}
-        self._numbers: dict[MemoryLocation, list[int]] = {place: [] for place in MemoryLocation}
+        self._entries: dict[int, tuple[MemoryLocation, int]] = {}
+        self._numbers: dict[MemoryLocation, list[int]] = {location: [] for location in MemoryLocation}
         self.nbytes = dict.fromkeys(MemoryLocation, 0)
+        """The bytes in each location."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def add(self, number: int, nbytes: int) -> None:
-        """Note a number that is above all others, here."""
-        self._known[number] = MemoryLocation.HERE, nbytes
-        self._numbers[MemoryLocation.HERE].append(number)
-        self.nbytes[MemoryLocation.HERE] += nbytes
+        """Add a number, which is above all others, on the device."""
+        self._entries[number] = MemoryLocation.ON_DEVICE, nbytes
+        self._numbers[MemoryLocation.ON_DEVICE].append(number)
+        self.nbytes[MemoryLocation.ON_DEVICE] += nbytes
 
-    def put(self, number: int, place: MemoryLocation) -> None:
-        """Note where a number is now."""
-        nbytes = self.drop(number)
-        self._known[number] = place, nbytes
-        insort(self._numbers[place], number)
-        self.nbytes[place] += nbytes
+    def move(self, number: int, location: MemoryLocation) -> None:
+        """Set the location of a number."""
+        nbytes = self.remove(number)
+        self._entries[number] = location, nbytes
+        insort(self._numbers[location], number)
+        self.nbytes[location] += nbytes
 
-    def drop(self, number: int) -> int:
-        """Forget a number; return its bytes."""
-        place, nbytes = self._known.pop(number)
-        numbers = self._numbers[place]
+    def remove(self, number: int) -> int:
+        """Remove a number and return its bytes."""
+        location, nbytes = self._entries.pop(number)
+        numbers = self._numbers[location]
         del numbers[bisect_left(numbers, number)]
-        self.nbytes[place] -= nbytes
+        self.nbytes[location] -= nbytes
         return nbytes
 
-    def place(self, number: int) -> MemoryLocation:
-        """Return where a number is."""
-        return self._known[number][0]
+    def location(self, number: int) -> MemoryLocation:
+        """Return the location of a number."""
+        return self._entries[number][0]
 
-    def of(self, place: MemoryLocation) -> tuple[int, ...]:
-        """Return the numbers of a place, the one saved longest ago first: it is needed last."""
-        return tuple(self._numbers[place])
+    def at(self, location: MemoryLocation) -> tuple[int, ...]:
+        """Return the numbers in a location, the one saved first in front: it is needed last."""
+        return tuple(self._numbers[location])
 
-    def newest(self, place: MemoryLocation) -> int:
-        """Return the bytes of what was saved last of a place, 0 if there is nothing."""
-        return self._known[self._numbers[place][-1]][1] if self._numbers[place] else 0
+    def newest(self, location: MemoryLocation) -> int:
+        """Return the bytes of the number in a location that was saved last, 0 if there is none."""
+        numbers = self._numbers[location]
+        return self._entries[numbers[-1]][1] if numbers else 0
 
-    def next_needed(self, number: int, place: MemoryLocation) -> Iterator[int]:
-        """Yield those of a place that a backward pass at `number` needs next, in that order."""
-        numbers = self._numbers[place]
+    def on_host(self) -> int:
+        """Return the bytes that are on the host or on their way to it or from it."""
+        return sum(nbytes for place, nbytes in self.nbytes.items() if place is not MemoryLocation.ON_DEVICE)
+
+    def next_needed(self, number: int, location: MemoryLocation) -> Iterator[int]:
+        """Yield the numbers in a location that a backward pass at `number` needs next, in that order."""
+        numbers = self._numbers[location]
         while (at := bisect_left(numbers, number) - 1) >= 0:
             number = numbers[at]
             yield number
 
-    def passed(self, number: int, place: MemoryLocation, slack: int = 8) -> tuple[int, ...]:
-        """Return those of a place that a backward pass at `number` has passed over; an operation may save a few."""
-        numbers = self._numbers[place]
+    def passed(self, number: int, location: MemoryLocation, slack: int = 8) -> tuple[int, ...]:
+        """Return the numbers in a location that a backward pass at `number` has passed over.
+
+        An operation may save several tensors, so the next `slack` numbers do not count as passed.
+        """
+        numbers = self._numbers[location]
         return tuple(numbers[bisect_left(numbers, number + slack + 1) :])

@@ -1,4 +1,4 @@
-"""What leaves the device, and what comes back when: numbers in, numbers out."""
+"""The policy of swapping: when saved tensors leave the device and come back, as pure functions of sizes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SIZE_KB = 1024  # what IBM's PyTorch began with, too
+SIZE_KB = 1024  # the default of IBM's PyTorch too
 
 
 class MemoryLoad(NamedTuple):
-    """How full a device is, in bytes: taken, there in all, taken but leaving, brought back ahead of its use."""
+    """The load of a device, in bytes.
+
+    used: in use. capacity: in all. leaving: in use, but being copied out. ahead: brought back before they are needed.
+    """
 
     used: int
     capacity: int
@@ -22,11 +25,11 @@ class MemoryLoad(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """When saved tensors go and come.
+    """The sizes and shares by which saved tensors leave and come back.
 
-    `size`: bytes of the smallest memory that goes, 0: none does. `frac`: the share of the device that must be taken
-    first. `window`: the share of the device that may be on its way, out or back. `full`: above this share nothing is
-    brought back ahead, and what leaves is waited for.
+    size: bytes of the smallest block that leaves; 0: none does. frac: the share of the device that must be in use
+    before. window: the share of the device that may be copied at a time, in each direction. full: the share in use
+    above which nothing is brought back ahead, and computation waits for blocks that leave.
     """
 
     size: int = SIZE_KB * 1024
@@ -35,32 +38,33 @@ class Policy(NamedTuple):
     full: float = 0.9
 
     def excess(self, load: MemoryLoad) -> int:
-        """Return the bytes that should begin to leave now."""
+        """Return the number of bytes that should begin to leave now."""
         return max(0, load.used - load.leaving - int(self.frac * load.capacity))
 
     def must_wait(self, load: MemoryLoad, newest: int) -> bool:
-        """Tell whether so much is leaving that the next computation has to wait for the oldest of it.
+        """Return True if the next computation must wait for the oldest of the blocks that leave.
 
-        `newest`: the bytes that began to leave last. They may exceed the window alone, or nothing would overlap.
+        `newest` is the size of the block that began to leave last. It may exceed the window by itself, or nothing would
+        overlap.
         """
         return load.leaving > 0 and (
             load.leaving - newest > self.window * load.capacity or load.used > max(self.full, self.frac) * load.capacity
         )
 
     def over_full(self, load: MemoryLoad) -> int:
-        """Return the bytes that are taken above `full`."""
+        """Return the number of bytes in use above the share `full`."""
         return max(0, load.used - load.leaving - int(self.full * load.capacity))
 
     def may_come(self, nbytes: int, load: MemoryLoad) -> bool:
-        """Tell whether memory of that size may come back ahead of its use; one that exceeds the window comes alone."""
+        """Return True if a block may come back before it is needed. One that exceeds the window comes alone."""
         near = load.ahead == 0 or load.ahead + nbytes <= self.window * load.capacity
         return near and load.used + nbytes <= self.full * load.capacity
 
 
 def read_policy(size_kb: float | None, frac: float | None, window: float | None, environ: Mapping[str, str]) -> Policy:
-    """Return what a script asks for, else the launcher (DDLRUN_LMS, DDLRUN_LMS_FRAC), else the defaults.
+    """Return the policy of a script's arguments, else of the launcher (DDLRUN_LMS, DDLRUN_LMS_FRAC), else the default.
 
-    A size of 0 KB or less switches off. Raises InputError on what is no number, or no share from 0 to 1.
+    A size of 0 KB or less switches off. Raises InputError if a value is not a number, or a share is not from 0 to 1.
 
     >>> read_policy(None, 0.5, None, {"DDLRUN_LMS": "1000"})
     Policy(size=1024000, frac=0.5, window=0.05, full=0.9)
@@ -71,16 +75,19 @@ def read_policy(size_kb: float | None, frac: float | None, window: float | None,
         "frac": _number(frac, "frac", "DDLRUN_LMS_FRAC", environ, default.frac),
         "window": _number(window, "window", "", environ, default.window),
     }
-    wrong = [f"{name} {value:g}: a share of the device is wanted, 0 to 1" for name, value in shares.items()
-             if not 0 <= value <= 1]  # fmt: skip
-    if wrong:
-        raise InputError(*(f"lms: {one}" for one in wrong))
+    problems = [
+        f"lms: {name} {value:g}: a share of the device is wanted, 0 to 1"
+        for name, value in shares.items()
+        if not 0 <= value <= 1
+    ]
+    if problems:
+        raise InputError(*problems)
     return Policy(max(0, int(kilobytes * 1024)), shares["frac"], shares["window"])
 
 
-def _number(given: float | None, name: str, variable: str, environ: Mapping[str, str], default: float) -> float:
-    text = environ.get(variable, "") if given is None else given
-    where = variable if given is None else f"lms: {name}"
+def _number(value: float | None, name: str, variable: str, environ: Mapping[str, str], default: float) -> float:
+    text = environ.get(variable, "") if value is None else value
+    where = variable if value is None else f"lms: {name}"
     if text == "":
         return default
     try:

@@ -1,4 +1,4 @@
-"""What large-model support did, counted."""
+"""Statistics of large-model support."""
 
 from __future__ import annotations
 
@@ -6,47 +6,49 @@ from typing import NamedTuple
 
 
 class Stats(NamedTuple):
-    """Counts and bytes since the start. Peaks are bytes; what is saved several times counts once."""
+    """Counts, and bytes, since the start. Memory that is saved several times counts once."""
 
     saved: int = 0
-    """Memory blocks of at least the size that were saved."""
+    """Blocks of memory of at least the size that were saved."""
     out: int = 0
+    """Blocks that left the device."""
     bytes_out: int = 0
     back: int = 0
+    """Blocks that came back."""
     bytes_in: int = 0
     waits: int = 0
-    """Times that backward began an operation with what was not back yet; a GPU may still have it in time."""
+    """Times that backward began an operation before its memory was back. A GPU may still receive it in time."""
     missed: int = 0
-    """Of these, times that it had not even begun to come."""
+    """Of these, times that the copy back had not begun."""
     throttled: int = 0
-    """Times that what comes next in forward was put behind memory that leaves."""
+    """Times that the next work of forward was queued behind memory that leaves."""
     refused: int = 0
-    """Blocks that stayed as the host had no pinned memory for them."""
+    """Blocks that stayed because the host had no pinned memory."""
     device_peak: int = 0
-    """The most that was taken on the device, other programs included, whenever a block was saved or fetched."""
+    """The most bytes in use on the device, other programs included, when a block was saved or fetched."""
     host_peak: int = 0
+    """The most bytes on the host."""
     capacity: int = 0
-    """Bytes of the device."""
+    """Bytes of the device's memory."""
 
     def __str__(self) -> str:
-        copies = f"{self.out} out ({size(self.bytes_out)}), {self.back} back ({size(self.bytes_in)})"
-        peaks = (
-            f"{size(self.host_peak)} on the host and {size(self.device_peak)} of {size(self.capacity)} on the device"
-        )
+        copies = f"{self.out} out ({format_bytes(self.bytes_out)}), {self.back} back ({format_bytes(self.bytes_in)})"
+        device = f"{format_bytes(self.device_peak)} of {format_bytes(self.capacity)} on the device"
+        peaks = f"{format_bytes(self.host_peak)} on the host and {device}"
         waits = f"backward waited {self.waits} times ({self.missed} not foreseen), forward {self.throttled}"
         refused = f", {self.refused} stayed for lack of pinned memory" if self.refused else ""
         return f"{self.saved} saved, {copies}, at most {peaks}; {waits}{refused}"
 
 
-def added(*parts: Stats) -> Stats:
-    """Add counts up; of several devices the peaks and capacities, too."""
+def sum_stats(*parts: Stats) -> Stats:
+    """Return the sums of all fields; of several devices the peaks and capacities are added too."""
     return Stats(*map(sum, zip(*parts, strict=True))) if parts else Stats()
 
 
-def size(nbytes: float) -> str:
-    """Write bytes for people.
+def format_bytes(nbytes: float) -> str:
+    """Return a number of bytes with a suitable unit.
 
-    >>> size(1536), size(3 << 30)
+    >>> format_bytes(1536), format_bytes(3 << 30)
     ('1.5 KiB', '3.0 GiB')
     """
     units = ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -1,4 +1,4 @@
-"""What rank 0 keeps in the run folder: a JSON object a line."""
+"""The event log of rank 0 in the run folder: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NAME = "ddl.jsonl"
 
 
 class EventLog:
-    """Appends to a file in `folder`; where there is none, or it cannot be written, nothing is kept."""
+    """Appends events to a file in `folder`. Without a folder, or if the file cannot be written, events are dropped."""
 
     def __init__(self, folder: str = "") -> None:
         self._path = os.path.join(folder, NAME) if folder and os.path.isdir(folder) else ""
 
-    def write(self, **said: object) -> None:
-        """Append one object, with the time in seconds since 1970."""
+    def write(self, **fields: object) -> None:
+        """Append an event with these fields, and the time in seconds since 1970."""
         if self._path:
             with (
                 suppress(OSError),
                 open(self._path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             ):
-                file.write(json.dumps({"time": time.time(), **said}) + "\n")
+                file.write(json.dumps({"time": time.time(), **fields}) + "\n")

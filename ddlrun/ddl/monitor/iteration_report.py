@@ -1,4 +1,4 @@
-"""-dump_iter: a table of dimensions, and who keeps the others waiting."""
+"""-dump_iter: a table of the dimensions, and the learner with the most jitter."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
 
-OWN = 5  # figures before those of the dimensions
+# Figures of a row before those of the dimensions: iterations, compute, inside, both, jitter.
+OWN = 5
 
 
 class DimensionTraffic(NamedTuple):
-    """One dimension in one iteration: letters, learners, algorithm, bytes that a learner sends, busy seconds."""
+    """A dimension in one iteration: its letters, learners and algorithm, bytes that a learner sends, busy seconds."""
 
     dimension: str
     learners: int
@@ -36,60 +37,58 @@ class DimensionTraffic(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second while busy."""
         return self.sent / self.seconds if self.seconds else 0.0
 
 
 class IterationReport:
-    """Reports on rank 0 what all learners tell; `hosts` has the name of each rank's."""
+    """Reports the figures of all learners on rank 0; `hosts` has the name of each rank's host."""
 
-    def __init__(self, grid: Grid, mode: str, hosts: Sequence[str], meter: TrafficMeter, journal: EventLog) -> None:
-        self._grid, self._mode, self._hosts, self._meter, self._journal = grid, mode, hosts, meter, journal
-        self._until = 1  # the first iteration counts in no report: it has the start in it
+    def __init__(self, grid: Grid, mode: str, hosts: Sequence[str], meter: TrafficMeter, log: EventLog) -> None:
+        self._grid, self._mode, self._hosts, self._meter, self._log = grid, mode, hosts, meter, log
+        self._reported = 1  # the first iteration is in no report, because it includes the start of the script
         self._names: list[str] = []
 
     @property
     def width(self) -> int:
-        """Return how many figures a row has."""
+        """The number of figures in a row."""
         return OWN + 6 * len(self._meter.sent) + 2
 
     def row(self, times: Sequence[Iteration]) -> list[float]:
-        """Return iterations, the medians of compute, inside and both, jitter; then bytes and seconds by dimension.
+        """Return this learner's figures of some iterations.
 
-        Last stand seconds since 1970: begin and end of the last iteration, then of each phase that it had, else nan.
+        They are: the number of iterations; the medians of compute, inside and their sum, in seconds; the jitter; bytes
+        and then seconds of each dimension. Last come seconds since 1970, or nan: begin and end of the last iteration,
+        then the begins and the ends of each phase.
         """
-        compute, inside = [one.compute for one in times], [one.inside for one in times]
-        mean = sum(compute) / len(compute)
-        deviation = math.sqrt(
-            sum((one - mean) ** 2 for one in compute) / len(compute)
-        )  # statistics' is exact, and slow
-        jitter = deviation / mean if mean else 0.0
+        compute, inside = [item.compute for item in times], [item.inside for item in times]
+        whole = [item.compute + item.inside for item in times]
         self._names = [" ".join(filter(None, pair)) for pair in zip(self._meter.names, self._meter.wires, strict=True)]
-        whole = statistics.median(one.compute + one.inside for one in times)
-        own = [float(len(times)), statistics.median(compute), statistics.median(inside), whole, jitter]
+        medians = [statistics.median(seconds) for seconds in (compute, inside, whole)]
         clock, last = time.time() - time.perf_counter(), times[-1]
         began = last.ended - last.compute - last.inside
         spans = [clock + at for at in (began, last.ended, *self._meter.begins, *self._meter.ends)]
-        return [*own, *map(float, self._meter.sent), *self._meter.seconds, *spans]
+        traffic = [*map(float, self._meter.sent), *self._meter.seconds]
+        return [float(len(times)), *medians, _jitter(compute), *traffic, *spans]
 
     def act(self, rows: NDArray[Any]) -> None:
-        """Print and keep what rank 0 has of all."""
-        first, self._until = self._until + 1, self._until + int(rows[0, 0])
+        """Print the report and write it to the event log, on rank 0."""
+        first, self._reported = self._reported + 1, self._reported + int(rows[0, 0])
         if self._grid.rank:
             return
         compute, inside, whole, jitter = rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4]
         lines = list(self._lines(rows))
         wait = inside - inside.min()
-        worst, middle = int(jitter.argmax()), float(np.median(jitter))
-        times = [float(np.median(one)) * 1e3 for one in (whole, compute, inside, wait)]
+        worst, median_jitter = int(jitter.argmax()), float(np.median(jitter))
+        times = [float(np.median(seconds)) * 1e3 for seconds in (whole, compute, inside, wait)]
         head = (
-            f"iterations {first} to {self._until}, {self._grid.topology}, mode {self._mode}: {times[0]:.2f} ms each "
+            f"iterations {first} to {self._reported}, {self._grid.topology}, mode {self._mode}: {times[0]:.2f} ms each "
             f"({times[1]:.2f} computing, {times[2]:.2f} reducing, of it {times[3]:.2f} waiting for others)"
         )
         foot = f"most jitter: rank {worst} on {self._hosts[worst]}, {jitter[worst]:.1%} of its computing time"
-        sys.stderr.write(render_table(head, lines, f"{foot}; half of all have at most {middle:.1%}"))
-        self._journal.write(
-            event="iterations", first=first, last=self._until, topology=str(self._grid.topology), mode=self._mode,
+        sys.stderr.write(render_table(head, lines, f"{foot}; half of all have at most {median_jitter:.1%}"))
+        self._log.write(
+            event="iterations", first=first, last=self._reported, topology=str(self._grid.topology), mode=self._mode,
             seconds=float(np.median(whole)), compute=compute.tolist(), reduce=inside.tolist(), jitter=jitter.tolist(),
             most_jitter={"rank": worst, "host": self._hosts[worst], "share": float(jitter[worst])},
             dimensions=[{**line._asdict(), "rate": line.rate} for line in lines], **self._spans(rows),
@@ -98,14 +97,14 @@ class IterationReport:
     def _spans(self, rows: NDArray[Any]) -> dict[str, object]:
         """Return when the last iteration and its phases began and ended on each rank, in seconds from the first begin.
 
-        Each by its host's clock; null where a rank has no such phase.
+        Times are by the clock of each rank's host; null if a rank has no such phase.
         """
         parts = len(self._names)
         spans = rows[:, OWN + 2 * parts :]
         start = float(spans[:, 0].min())
 
-        def told(place: int) -> list[float | None]:
-            return [None if math.isnan(one) else round(one - start, 6) for one in spans[:, place].tolist()]
+        def column(place: int) -> list[float | None]:
+            return [None if math.isnan(at) else round(at - start, 6) for at in spans[:, place].tolist()]
 
         axes = [*self._grid.axes, self._grid.axes]
         phases = []
@@ -114,23 +113,32 @@ class IterationReport:
             if not np.isnan(spans[:, 2 + place]).all():
                 phases.append({
                     "dimension": axes[place // 2], "phase": "allreduce" if whole else PHASES[place % 2],
-                    "begin": told(2 + place), "end": told(2 + 2 * parts + place),
+                    "begin": column(2 + place), "end": column(2 + 2 * parts + place),
                 })  # fmt: skip
-        return {"start": start, "begin": told(0), "end": told(1), "phases": phases}
+        return {"start": start, "begin": column(0), "end": column(1), "phases": phases}
 
     def _lines(self, rows: NDArray[Any]) -> Iterator[DimensionTraffic]:
-        """Yield what the last iteration did: of bytes and seconds the median over learners."""
+        """Yield the traffic of the last iteration per dimension: medians over the learners."""
         parts = len(self._names)
         axes = [*self._grid.axes, self._grid.axes]
         learners = [*self._grid.topology.dims, self._grid.size]
         for number, name in enumerate(self._names):
             sent, seconds = (float(np.median(rows[:, OWN + number + at])) for at in (0, parts))
             if sent or seconds:
-                yield DimensionTraffic(axes[number], learners[number], name, sent, seconds)
+                yield DimensionTraffic(
+                    dimension=axes[number], learners=learners[number], algorithm=name, sent=sent, seconds=seconds
+                )
+
+
+def _jitter(compute: Sequence[float]) -> float:
+    """Return the standard deviation of times, relative to their mean. The module statistics is exact, and slow."""
+    mean = sum(compute) / len(compute)
+    variance = sum((seconds - mean) ** 2 for seconds in compute) / len(compute)
+    return math.sqrt(variance) / mean if mean else 0.0
 
 
 def render_table(head: str, lines: Sequence[DimensionTraffic], foot: str) -> str:
-    """Write a report, one line a dimension."""
+    """Return the text of a report, with one line per dimension."""
     cells = [("dimension", "learners", "algorithm", "sent", "busy", "rate")]
     cells += [
         (line.dimension, str(line.learners), line.algorithm, f"{line.sent / 1e6:.2f} MB",

@@ -1,4 +1,4 @@
-"""Where a learner's time goes: into its own work, or into reductions."""
+"""The time of a learner's iterations: in its own computation, and in reductions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from types import TracebackType
 
-# A reduction belongs to the next iteration's unless it has at least this share of the largest one's bytes: a loss or
-# a metric is no step of its own. What was large once is forgotten after some hundred reductions.
+# An iteration reduces at least this share of the bytes of the largest one: a loss or a metric is not an iteration of
+# its own, but counts with the next one. The largest decays by FORGET per reduction, so after some hundred it is
+# forgotten.
 SHARE, FORGET = 0.5, 0.99
 
 
 class Iteration(NamedTuple):
-    """Seconds of one iteration: outside of all calls of ddlrun.ddl, and inside; and when it ended (perf_counter)."""
+    """Seconds of an iteration outside and inside of calls of ddlrun.ddl, and its end by perf_counter."""
 
     compute: float
     inside: float
@@ -22,19 +23,19 @@ class Iteration(NamedTuple):
 
 
 class IterationTimer:
-    """Follows calls of the library, `with pace:` around each, and finds iterations.
+    """Times the calls of the library, `with timer:` around each, and finds the ends of iterations.
 
-    One ends where a call returns that waited for reductions, none is under way, and their bytes are at least half of
-    the largest until then: a blocking all_reduce_n, or all reductions from `start` to the last `wait`.
+    An iteration ends when a call that waited for reductions returns, none is in progress, and their bytes are at least
+    half of the largest so far. So it is a blocking all_reduce_n, or all reductions from `start` to the last `wait`.
     """
 
     def __init__(self) -> None:
         self._at = perf_counter()
         self._compute = self._inside = self._largest = 0.0
-        self._open = self._bytes = 0
+        self._in_progress = self._bytes = 0
 
     def __enter__(self) -> None:
-        """Count the time until now as the learner's own."""
+        """Count the time until now as computation."""
         now = perf_counter()
         self._compute += now - self._at
         self._at = now
@@ -42,33 +43,36 @@ class IterationTimer:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Count the time since then as spent in the library."""
+        """Count the time since `__enter__` as spent in the library."""
         now = perf_counter()
         self._inside += now - self._at
         self._at = now
 
     def skip(self) -> None:
-        """Count the time since the last call as nobody's."""
+        """Leave out the time since the last call."""
         self._at = perf_counter()
 
-    def begun(self, size: int) -> None:
-        """Count a reduction in that goes on after the call."""
-        self._open += 1
+    def begin_reduction(self, size: int) -> None:
+        """Count a reduction of `size` bytes that continues after the call."""
+        self._in_progress += 1
         self._bytes += size
 
-    def done(self) -> None:
-        """Count a reduction out."""
-        self._open -= 1
+    def end_reduction(self) -> None:
+        """Count a reduction as complete."""
+        self._in_progress -= 1
 
-    def waited(self, size: int = 0) -> Iteration | None:
-        """After a call that waited for `size` bytes (beside those that had begun): return the iteration that ends."""
+    def end_wait(self, size: int = 0) -> Iteration | None:
+        """Return the iteration that ends with a call that waited, or None.
+
+        `size` is the bytes that the call reduced, beside those of `begin_reduction`.
+        """
         self._bytes += size
-        if self._open:
+        if self._in_progress:
             return None
-        done, self._bytes = self._bytes, 0
-        self._largest = max(self._largest * FORGET, float(done))
-        if done < SHARE * self._largest or not done:
+        reduced, self._bytes = self._bytes, 0
+        self._largest = max(self._largest * FORGET, float(reduced))
+        if reduced < SHARE * self._largest or not reduced:
             return None
-        ended = Iteration(self._compute, self._inside, self._at)
+        iteration = Iteration(self._compute, self._inside, self._at)
         self._compute = self._inside = 0.0
-        return ended
+        return iteration

@@ -1,4 +1,9 @@
-"""What Linux tells of this process and its CPUs, read from /proc and /sys; what it does not tell is nan or empty."""
+"""The load of this process, and the CPUs of its host, from /proc and /sys; unknown values are nan or empty.
+
+`ddlrun.rank.processes` reads /proc too: stat, status and cmdline of any process, and the memory controller of the
+cgroup. The two have readers of their own, because training scripts import `ddl` without the launcher, and `rank` starts
+without what `ddl` imports.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,12 @@ if TYPE_CHECKING:
 
 TASKS = "/proc/self/task"
 CPUS = "/sys/devices/system/cpu"
-# cgroup's file -> what its cpu.stat calls the time, and how many of those are a second.
+# Name of the throttled time in cpu.stat (version 2 and 1 of cgroups) -> its units per second.
 THROTTLED = {"throttled_usec": 1e6, "throttled_time": 1e9}
 
 
 class CpuCore(NamedTuple):
-    """A core's CPUs (hardware threads), its package and its NUMA node; -1: not told."""
+    """A core: its CPUs (hardware threads), its package and its NUMA node; -1: unknown."""
 
     cpus: frozenset[int]
     package: int
@@ -26,9 +31,12 @@ class CpuCore(NamedTuple):
 
 
 class CpuLoad(NamedTuple):
-    """Since a process began: seconds on a CPU and seconds kept waiting for one of its main thread; seconds kept waiting
-    of all its threads; seconds stopped for its cgroup's quota; switches that it did not want.
-    """  # noqa: D205
+    """The load of a process since it began.
+
+    on_cpu, delayed: seconds that its main thread ran, and waited for a CPU. delayed_all: seconds that all of its
+    threads waited. throttled: seconds that its cgroup was stopped for its quota. switches: involuntary context
+    switches.
+    """
 
     on_cpu: float
     delayed: float
@@ -38,22 +46,27 @@ class CpuLoad(NamedTuple):
 
 
 def read_load() -> CpuLoad:
-    """Return this process's load."""
-    on_cpu, delayed = _schedstat("/proc/self/schedstat")
-    threads = [_schedstat(f"{TASKS}/{thread}/schedstat")[1] for thread in _threads()]
-    known = [value for value in threads if not math.isnan(value)]
-    switches = float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)
-    return CpuLoad(on_cpu, delayed, sum(known) if known else math.nan, _throttled(), switches)
+    """Return the load of this process."""
+    on_cpu, delayed = _read_schedstat("/proc/self/schedstat")
+    threads = [_read_schedstat(f"{TASKS}/{thread}/schedstat")[1] for thread in _threads()]
+    delays = [seconds for seconds in threads if not math.isnan(seconds)]
+    return CpuLoad(
+        on_cpu=on_cpu,
+        delayed=delayed,
+        delayed_all=sum(delays) if delays else math.nan,
+        throttled=_read_throttled(),
+        switches=float(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw),
+    )
 
 
 def read_clock(cpus: Iterable[int]) -> tuple[float, float]:
-    """Return what CPUs run at and their most, in GHz, on average; nan where the kernel does not tell."""
+    """Return the current and the maximum frequency of CPUs in GHz, on average; nan if the kernel has none."""
     names = ("scaling_cur_freq", "cpuinfo_max_freq")
-    found = [[_read(f"{CPUS}/cpu{cpu}/cpufreq/{name}") for name in names] for cpu in cpus]
-    known = [(int(now) / 1e6, int(most) / 1e6) for now, most in found if now and most]
-    if not known:
+    texts = [[_read(f"{CPUS}/cpu{cpu}/cpufreq/{name}") for name in names] for cpu in cpus]
+    clocks = [(int(current) / 1e6, int(maximum) / 1e6) for current, maximum in texts if current and maximum]
+    if not clocks:
         return math.nan, math.nan
-    return sum(now for now, _ in known) / len(known), sum(most for _, most in known) / len(known)
+    return sum(current for current, _ in clocks) / len(clocks), sum(maximum for _, maximum in clocks) / len(clocks)
 
 
 def core_of(cpu: int) -> CpuCore:
@@ -68,9 +81,9 @@ def core_of(cpu: int) -> CpuCore:
 
 
 def move_threads(cpus: frozenset[int]) -> int:
-    """Bind all threads of this process to CPUs; return how many. Raises OSError where the kernel refuses."""
+    """Bind all threads of this process to CPUs and return their number. Raises OSError if the kernel refuses."""
     moved: set[str] = set()
-    while new := set(_threads()) - moved:  # a thread that begins meanwhile has its maker's old binding
+    while new := set(_threads()) - moved:  # a thread that began meanwhile has the old binding of its creator
         for thread in new:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread), cpus)
@@ -79,7 +92,7 @@ def move_threads(cpus: frozenset[int]) -> int:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Parse a list of CPUs as the kernel writes it.
+    """Parse a list of CPUs in the kernel's format.
 
     >>> sorted(parse_cpus("0-2,8"))
     [0, 1, 2, 8]
@@ -88,14 +101,14 @@ def parse_cpus(text: str) -> frozenset[int]:
     return frozenset(cpu for low, _, high in parts for cpu in range(int(low), int(high or low) + 1))
 
 
-def show_cpus(cpus: Iterable[int]) -> str:
-    """Write CPUs as the kernel does, the inverse of `parse_cpus`.
+def render_cpus(cpus: Iterable[int]) -> str:
+    """Return a list of CPUs in the kernel's format, the inverse of `parse_cpus`.
 
-    >>> show_cpus({8, 0, 1, 2})
+    >>> render_cpus({8, 0, 1, 2})
     '0-2,8'
     """
-    there = frozenset(cpus)
-    starts, ends = (sorted(cpu for cpu in there if cpu + step not in there) for step in (-1, 1))
+    numbers = frozenset(cpus)
+    starts, ends = (sorted(cpu for cpu in numbers if cpu + step not in numbers) for step in (-1, 1))
     return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in zip(starts, ends, strict=True))
 
 
@@ -105,20 +118,21 @@ def _threads() -> list[str]:
     return []
 
 
-def _schedstat(path: str) -> tuple[float, float]:
+def _read_schedstat(path: str) -> tuple[float, float]:
+    """Return the seconds on a CPU and the seconds of waiting for one."""
     words = _read(path).split()
     return (int(words[0]) / 1e9, int(words[1]) / 1e9) if len(words) > 1 else (math.nan, math.nan)
 
 
-def _throttled() -> float:
+def _read_throttled() -> float:
     """Return the seconds for which this process's cgroup was stopped."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         for folder in (f"{'cpu' if controllers else ''}{path}", "cpu" if controllers else ""):
-            for said in _read(f"/sys/fs/cgroup/{folder}/cpu.stat").splitlines():
-                name, _, value = said.partition(" ")
+            for entry in _read(f"/sys/fs/cgroup/{folder}/cpu.stat").splitlines():
+                name, _, value = entry.partition(" ")
                 if name in THROTTLED:
                     return int(value) / THROTTLED[name]
     return math.nan

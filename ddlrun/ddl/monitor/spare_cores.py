@@ -1,4 +1,4 @@
-"""Cores for learners that must move: those that the plan kept, each given to one learner alone."""
+"""Cores for learners that move: those that the plan reserved or left over, each given to one learner only."""
 
 from __future__ import annotations
 
@@ -11,66 +11,89 @@ if TYPE_CHECKING:
 
 
 class SpareCoreOffer(NamedTuple):
-    """New CPUs for a learner, and in words whose they were."""
+    """New CPUs for a learner, and their origin as text."""
 
     cpus: frozenset[int]
-    words: str
+    origin: str
+
+
+class _Loan(NamedTuple):
+    """The CPUs that a learner had before, and the cores that it took from each group."""
+
+    before: frozenset[int]
+    reserved: list[CpuCore]
+    unassigned: list[CpuCore]
 
 
 class SpareCores:
-    """The cores of one host that no learner owns. Learners that ask in the same order get the same cores everywhere.
+    """The cores of one host that no learner owns.
 
-    `masks` has each learner's CPUs, `kept` the cores that the plan reserved, `idle` those that it gave to nobody;
-    `core_of` tells a CPU's core.
+    Every rank of the host makes the same calls in the same order, so all get the same answers.
+
+    Args:
+        masks: The CPUs of each learner.
+        reserved: The CPUs that the plan reserved (`--reserve-cores`).
+        unassigned: The CPUs that the plan gave to no rank.
+        core_of: Returns the core of a CPU.
     """
 
     def __init__(
         self,
         masks: Mapping[int, frozenset[int]],
-        kept: Iterable[int],
-        idle: Iterable[int],
+        reserved: Iterable[int],
+        unassigned: Iterable[int],
         core_of: Callable[[int], CpuCore],
     ) -> None:
         owned = frozenset[int]().union(*masks.values())
         self._masks, self._core_of = dict(masks), core_of
-        self._kept, self._idle = (_free(cpus, owned, core_of) for cpus in (kept, idle))
-        self._taken: dict[int, tuple[frozenset[int], list[CpuCore], list[CpuCore]]] = {}
+        self._reserved = _free_cores(reserved, owned, core_of)
+        self._unassigned = _free_cores(unassigned, owned, core_of)
+        self._loans: dict[int, _Loan] = {}
 
     def offer(self, rank: int) -> SpareCoreOffer | None:
-        """Take cores for a learner, near ones first: as many as it has, or what there is beside its own."""
-        own = self._masks[rank]
-        cores = {self._core_of(cpu) for cpu in own}
+        """Take cores for a learner from the nearest group that has one: as many as it has, or what there is.
+
+        Returns None if there is no free core.
+        """
+        cores = {self._core_of(cpu) for cpu in self._masks[rank]}
         nodes, packages = {core.node for core in cores}, {core.package for core in cores}
-        near = [[core for core in group if core.package in packages] for group in (self._kept, self._idle)]
-        nearest = [core for core in near[0] if core.node in nodes]
-        for group, words in (
-            (nearest, "kept by the plan"),
-            (near[0], "kept by the plan, on another NUMA node of its package"),
-            (sorted(near[1], key=lambda core: core.node not in nodes), "of its package that no learner owns"),
-            (self._kept, "kept by the plan, in another package: its memory stays behind"),
+        in_package = [core for core in self._reserved if core.package in packages]
+        in_node = [core for core in in_package if core.node in nodes]
+        unassigned = [core for core in self._unassigned if core.package in packages]
+        for group, origin in (
+            (in_node, "kept by the plan"),
+            (in_package, "kept by the plan, on another NUMA node of its package"),
+            (sorted(unassigned, key=lambda core: core.node not in nodes), "of its package that no learner owns"),
+            (self._reserved, "kept by the plan, in another package: its memory stays behind"),
         ):
             if group:
-                return self._take(rank, group[: len(cores)], words, whole=len(group) >= len(cores))
+                return self._take(rank, group[: len(cores)], origin, enough=len(group) >= len(cores))
         return None
 
     def give_back(self, rank: int) -> frozenset[int]:
-        """Return the CPUs that a learner had before its last offer, which is free again."""
-        before, kept, idle = self._taken.pop(rank)
-        self._kept, self._idle, self._masks[rank] = [*self._kept, *kept], [*self._idle, *idle], before
-        return before
+        """Return the CPUs that a learner had before its last offer; the cores of the offer are free again."""
+        loan = self._loans.pop(rank)
+        self._reserved, self._unassigned = [*self._reserved, *loan.reserved], [*self._unassigned, *loan.unassigned]
+        self._masks[rank] = loan.before
+        return loan.before
 
-    def _take(self, rank: int, cores: Sequence[CpuCore], words: str, *, whole: bool) -> SpareCoreOffer:
-        kept, idle = ([core for core in group if core in cores] for group in (self._kept, self._idle))
-        self._kept, self._idle = ([core for core in group if core not in cores] for group in (self._kept, self._idle))
-        before = self._masks[rank]
-        self._taken[rank] = before, kept, idle
+    def _take(self, rank: int, cores: Sequence[CpuCore], origin: str, *, enough: bool) -> SpareCoreOffer:
+        """Give cores to a learner: instead of its own if they are enough and reserved, else beside its own."""
+        loan = _Loan(
+            self._masks[rank],
+            [core for core in self._reserved if core in cores],
+            [core for core in self._unassigned if core in cores],
+        )
+        self._loans[rank] = loan
+        self._reserved = [core for core in self._reserved if core not in cores]
+        self._unassigned = [core for core in self._unassigned if core not in cores]
         new = frozenset[int]().union(*(core.cpus for core in cores))
-        self._masks[rank] = new if whole and kept else new | before
-        return SpareCoreOffer(self._masks[rank], words)
+        self._masks[rank] = new if enough and loan.reserved else new | loan.before
+        return SpareCoreOffer(self._masks[rank], origin)
 
 
-def _free(cpus: Iterable[int], owned: frozenset[int], core_of: Callable[[int], CpuCore]) -> list[CpuCore]:
-    """Return the cores of CPUs, cut to these CPUs, none of which a learner owns."""
+def _free_cores(cpus: Iterable[int], owned: frozenset[int], core_of: Callable[[int], CpuCore]) -> list[CpuCore]:
+    """Return the cores of CPUs, cut to these CPUs, of which no learner owns any."""
     allowed = frozenset(cpus)
     cores = dict.fromkeys(core_of(cpu) for cpu in sorted(allowed))
     return [core._replace(cpus=core.cpus & allowed) for core in cores if not core.cpus & owned]

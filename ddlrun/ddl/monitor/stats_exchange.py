@@ -1,4 +1,4 @@
-"""A row of figures from each learner to all, while training goes on."""
+"""The exchange of figures between learners without waiting, and its rounds of N iterations."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.monitor.iteration_timer import Iteration
 
-# At the end of a job the others may be busy with something else, or gone.
+# Seconds to wait for the last rows: at the end of a job other ranks may be busy, or gone.
 LAST_SECONDS = 1.0
 
 
-class Purpose(Protocol):
-    """What rows are for."""
+class RowConsumer(Protocol):
+    """A use of the exchange: it makes this learner's row, and acts on the rows of all."""
 
     def row(self, times: Sequence[Iteration]) -> Sequence[float]:
-        """Return this learner's figures of iterations."""
+        """Return this learner's figures of some iterations."""
 
     def act(self, rows: NDArray[Any]) -> None:
-        """Do what is to be done; `rows` are (learners, figures), in the order of ranks."""
+        """Act on the figures of all learners: an array (learners, figures), in rank order."""
 
 
 class StatsExchange:
-    """Rows of `width` numbers over a communicator of its own; made and freed by all ranks together.
+    """An exchange of rows of `width` numbers over a communicator of its own. All ranks create and free it together.
 
-    Nobody waits: ranks may be at different iterations where a script tests its handles, and a rank that waited there
-    would move no messages of those behind it. So rows are posted, one at a time, and looked for later.
+    No rank waits. Ranks may be in different iterations where a script tests its handles, and a rank that waited there
+    would not move the messages of those behind it. So rows are posted, one at a time, and polled for later.
     """
 
     def __init__(self, comm: MPI.Intracomm, width: int) -> None:
@@ -45,25 +45,25 @@ class StatsExchange:
 
     @property
     def busy(self) -> bool:
-        """Whether a row was posted that not all have answered yet."""
+        """True if the rows of a round are still to come."""
         return self._request is not None
 
     def post(self, row: Sequence[float]) -> None:
-        """Send a row to all."""
+        """Send a row to all ranks."""
         self._mine[:] = row
         self._request = self._comm.Iallgather(self._mine, self._rows)
         self._posted += 1
 
     def poll(self) -> NDArray[Any] | None:
-        """Return all rows (learners, width), in the order of ranks, once they are there."""
+        """Return the rows of all ranks (learners, width), in rank order, once they are complete; else None."""
         if self._request is None or not self._request.Test():
             return None
         self._request = None
         return self._rows
 
     def last(self) -> NDArray[Any] | None:
-        """Return what is still to come, if it comes soon; nothing once MPI has ended."""
-        from mpi4py import MPI  # noqa: PLC0415 - it is loaded
+        """Return the rows that are still to come, if they come within a second; None once MPI has ended."""
+        from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
 
         if MPI.Is_finalized():
             return None
@@ -75,7 +75,7 @@ class StatsExchange:
         return None
 
     def free(self) -> None:
-        """Free the communicator; those that have posted fewer rows than others catch up."""
+        """Free the communicator. Ranks that have posted fewer rows than others post the rest."""
         most = max(self._base.allgather(self._posted))
         while self.busy or self._posted < most:
             if self._request is not None:
@@ -87,38 +87,41 @@ class StatsExchange:
 
 
 class ExchangeRounds:
-    """Every so many iterations makes a row of their times, and acts on the rows of all once they have come."""
+    """Makes a row every `every` iterations, and acts on the rows of all once they have come.
 
-    def __init__(self, comm: MPI.Intracomm | None, every: int, width: int, purpose: Purpose) -> None:
+    Without a communicator the row of the single learner is all of them.
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None, every: int, width: int, consumer: RowConsumer) -> None:
         self._exchange = None if comm is None else StatsExchange(comm, width)
-        self._every, self._purpose = every, purpose
+        self._every, self._consumer = every, consumer
         self._times: list[Iteration] = []
 
     @property
     def last_of_round(self) -> bool:
-        """Whether the next iteration is the last one of a row, or later."""
+        """True if the next iteration is the last of a round, or later."""
         return len(self._times) + 1 >= self._every
 
     def add(self, iteration: Iteration) -> None:
-        """Count an iteration in."""
+        """Count an iteration."""
         self._times.append(iteration)
         if self._exchange is not None and (rows := self._exchange.poll()) is not None:
-            self._purpose.act(rows)
+            self._consumer.act(rows)
         if len(self._times) < self._every or (self._exchange is not None and self._exchange.busy):
             return
-        row, self._times = self._purpose.row(self._times), []
+        row, self._times = self._consumer.row(self._times), []
         if self._exchange is not None:
             self._exchange.post(row)
         else:
-            self._purpose.act(np.array([row]))
+            self._consumer.act(np.array([row]))
 
     def last(self) -> None:
-        """Act on what is still to come."""
+        """Act on the rows that are still to come."""
         if self._exchange is not None and (rows := self._exchange.last()) is not None:
-            self._purpose.act(rows)
+            self._consumer.act(rows)
 
     def free(self) -> None:
-        """Free the communicator; all ranks call it together."""
+        """Free the communicator. All ranks call it together."""
         self.last()
         if self._exchange is not None:
             self._exchange.free()

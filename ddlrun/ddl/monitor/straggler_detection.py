@@ -1,10 +1,14 @@
-"""Who is slow and why, from figures that all learners have of each other: pure, so that all come to the same end."""
+"""Detection of stragglers and their causes from the figures of all learners.
+
+All functions are pure, so every learner reaches the same result.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,25 +20,26 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# Slow is who took so many times the median in each of the last checks, and so many on average. One that is 10 % slow is
-# to be found, and what is measured lies beside the truth: so the lines are drawn below.
+# A slow learner took SUSPECT times the median in each of the last checks, and SLOW times on average. The goal is to
+# find one that is 10 % slow; measured times vary around the true ones, so the limits are lower.
 SUSPECT, SLOW = 1.05, 1.075
 SPREADS = 5  # median absolute deviations of the learners' averages
 ERRORS = 3  # standard errors of the learner's own average: with few learners the spread says little
-FEW = 3  # of three learners the spread is the distance of two
-CHECKS = 3
-COOL = 10
-MOVES = 3
-BETTER = 0.95
+FEW = 3  # of up to three learners the spread is only the distance of two
+CHECKS = 3  # checks in which a learner must be slow, and by which a move is judged
+COOL_DOWN = 10  # checks before a learner can be found slow again
+MAX_MOVES = 3
+BETTER = 0.95  # a move helped if the learner takes at most this share of its time before
+SWITCHES = 20  # involuntary context switches per second from which on a learner waits for a CPU
 
 
 class IterationStats(NamedTuple):
-    """What a learner tells of the iterations since the last check; times in seconds, nan: not known, or not looked at.
+    """A learner's figures of the iterations since the last check; nan: unknown, or not read.
 
-    `compute` is the median of its own compute time, `error` that median's standard error, `inside` the median time in
-    reductions. Shares of the time: `delayed`, its threads were kept waiting for a CPU; `idle`, its main thread waited
-    for something else; `throttled`, its cgroup was stopped. `switches` a second were not wanted, `clock` is what its
-    CPUs run at as a share of the most, `moves` how often it was moved.
+    compute: median of its computing time, in seconds. error: standard error of that median, in seconds. inside: median
+    of the time in reductions, in seconds. As shares of the time: delayed, its threads waited for a CPU; idle, its main
+    thread waited for something else; throttled, its cgroup was stopped. switches: involuntary context switches per
+    second. clock: the frequency of its CPUs, as a share of the maximum. moves: times that it was moved.
     """
 
     compute: float
@@ -48,105 +53,143 @@ class IterationStats(NamedTuple):
     moves: float = 0
 
 
+class Verdict(Enum):
+    """The result of a check: a learner is slow, or how it does after a move. The values are those of the event log."""
+
+    SLOW = "slow"
+    BETTER = "better"
+    NOT_BETTER = "not better"
+
+
 class StragglerFinding(NamedTuple):
-    """What a check found of a learner: "slow", or after a move "better" or "not better"; times the median it takes."""
+    """A finding about a learner. score: its time as a multiple of the median; before: the same before its move."""
 
     rank: int
-    what: str
+    verdict: Verdict
     score: float
     before: float = 0.0
 
 
+class CauseCode(Enum):
+    """Why a learner is slow. Only WAITS_FOR_CPU is cured by other CPUs."""
+
+    QUOTA = "quota"
+    WAITS_FOR_CPU = "waits for CPU"
+    WAITS_ELSEWHERE = "waits elsewhere"
+    SLOW_CORE = "slow core"
+
+
+class Cause(NamedTuple):
+    """Why a learner is slow: as a code, and as text for the report."""
+
+    code: CauseCode
+    text: str
+
+
 class RelativeTimes(NamedTuple):
-    """What each learner took in one check, times the median of all, and the standard error of that."""
+    """Each learner's time in one check as a multiple of the median of all, and the standard error of that."""
 
-    taken: Array
-    error: Array
+    times: Array
+    errors: Array
 
 
-def times_of(rows: Sequence[IterationStats]) -> RelativeTimes:
-    """Return a check's times; the median of an even number is the lower: half may be slow."""
-    compute, error = (np.array(one) for one in zip(*((row.compute, row.error) for row in rows), strict=True))
-    middle = max(_low_median(compute), 1e-9)
-    return RelativeTimes(compute / middle, error / middle)
+def relative_times(rows: Sequence[IterationStats]) -> RelativeTimes:
+    """Return the times of a check, relative to the lower median: half of the learners may be slow."""
+    compute = np.array([row.compute for row in rows])
+    error = np.array([row.error for row in rows])
+    median = max(_lower_median(compute), 1e-9)
+    return RelativeTimes(compute / median, error / median)
 
 
 def slow_ranks(checks: Sequence[RelativeTimes]) -> list[int]:
-    """Return those that were beyond the others in each of these checks, and by more than noise on average."""
-    mean = np.mean([one.taken for one in checks], axis=0)
-    error = np.sqrt(np.sum([one.error**2 for one in checks], axis=0)) / len(checks)
-    middle = _low_median(mean)
-    spread = _low_median(np.abs(mean - middle)) if len(mean) > FEW else 0.0
-    beyond = mean > np.maximum(SLOW * middle, middle + np.maximum(SPREADS * spread, ERRORS * error))
-    always = np.min([one.taken for one in checks], axis=0) > SUSPECT
-    return [int(rank) for rank in np.flatnonzero(beyond & always)]
+    """Return the ranks that were slower than the others in each of these checks, and by more than noise on average."""
+    mean = np.mean([check.times for check in checks], axis=0)
+    error = np.sqrt(np.sum([check.errors**2 for check in checks], axis=0)) / len(checks)
+    median = _lower_median(mean)
+    spread = _lower_median(np.abs(mean - median)) if len(mean) > FEW else 0.0
+    beyond_noise = mean > np.maximum(SLOW * median, median + np.maximum(SPREADS * spread, ERRORS * error))
+    always = np.min([check.times for check in checks], axis=0) > SUSPECT
+    return [int(rank) for rank in np.flatnonzero(beyond_noise & always)]
 
 
 def median_and_error(times: Sequence[float]) -> tuple[float, float]:
-    """Return the median and its standard error, as for a normal distribution of the same absolute deviation."""
-    middle = statistics.median(times)
-    deviation = statistics.median(abs(one - middle) for one in times)
-    return middle, 1.2533 * 1.4826 * deviation / math.sqrt(len(times))
+    """Return the median and its standard error.
+
+    The error is that of a normal distribution with the same median absolute deviation: sigma is 1.4826 times that
+    deviation, and the standard error of a median is 1.2533 (the root of pi/2) times sigma over the root of the number
+    of times.
+    """
+    median = statistics.median(times)
+    deviation = statistics.median(abs(time - median) for time in times)
+    return median, 1.2533 * 1.4826 * deviation / math.sqrt(len(times))
 
 
 class StragglerDetector:
-    """Follows learners from check to check. Given the same figures it finds the same on all ranks."""
+    """Follows the learners from check to check. From the same figures it finds the same on all ranks."""
 
     def __init__(self) -> None:
         self._recent: deque[RelativeTimes] = deque(maxlen=CHECKS)
-        self._cool: dict[int, int] = {}
-        self._before: dict[int, tuple[float, float]] = {}
+        self._cool_down: dict[int, int] = {}
+        """Rank -> checks in which it cannot be found slow."""
+        self._slow: dict[int, tuple[float, float]] = {}
+        """Rank that was found slow -> its score and its moves then."""
         self._trials: dict[int, list[float]] = {}
+        """Rank that has moved -> its scores since."""
 
     def check(self, rows: Sequence[IterationStats]) -> list[StragglerFinding]:
-        """Take a check's figures, one for each rank; return what is new."""
-        times = times_of(rows)
-        self._recent.append(times)
+        """Return the new findings of a check; `rows` has the figures of each rank."""
+        relative = relative_times(rows)
+        self._recent.append(relative)
         self._begin_trials(rows)
-        found = [finding for rank in list(self._trials) if (finding := self._judge(rank, float(times.taken[rank])))]
-        self._cool = {rank: left - 1 for rank, left in self._cool.items() if left > 0}
+        judgements = [self._judge(rank, float(relative.times[rank])) for rank in list(self._trials)]
+        findings = [finding for finding in judgements if finding]
+        self._cool_down = {rank: left - 1 for rank, left in self._cool_down.items() if left > 0}
         for rank in slow_ranks(self._recent) if len(self._recent) == CHECKS else ():
-            if rank not in self._trials and rank not in self._cool:
-                score = statistics.fmean(float(one.taken[rank]) for one in self._recent)
-                self._cool[rank] = COOL
-                self._before[rank] = score, rows[rank].moves
-                found.append(StragglerFinding(rank, "slow", score))
-        return found
+            if rank not in self._trials and rank not in self._cool_down:
+                score = statistics.fmean(float(check.times[rank]) for check in self._recent)
+                self._cool_down[rank] = COOL_DOWN
+                self._slow[rank] = score, rows[rank].moves
+                findings.append(StragglerFinding(rank, Verdict.SLOW, score))
+        return findings
 
     def suspects(self, rank: int) -> bool:
-        """Tell whether a learner took longer in the last check, and may be found slow soon."""
-        return bool(self._recent) and self._recent[-1].taken[rank] > SUSPECT and self._cool.get(rank, 0) < CHECKS
+        """Return True if a learner took longer in the last check, and may soon be found slow."""
+        return bool(self._recent) and self._recent[-1].times[rank] > SUSPECT and self._cool_down.get(rank, 0) < CHECKS
 
     def _begin_trials(self, rows: Sequence[IterationStats]) -> None:
-        """Begin to judge those that have moved since they were found slow."""
-        for rank, (_, moves) in list(self._before.items()):
+        """Begin to judge the learners that have moved since they were found slow."""
+        for rank, (_, moves) in list(self._slow.items()):
             if rows[rank].moves > moves and rank not in self._trials:
                 self._trials[rank] = []
 
     def _judge(self, rank: int, score: float) -> StragglerFinding | None:
-        after = self._trials[rank]
-        after.append(score)
-        if len(after) <= CHECKS:  # the first has iterations from before the move
+        scores = self._trials[rank]
+        scores.append(score)
+        if len(scores) <= CHECKS:  # the first has iterations from before the move
             return None
         del self._trials[rank]
-        before, now = self._before.pop(rank)[0], statistics.median(after[1:])
-        self._cool[rank] = COOL
-        return StragglerFinding(rank, "better" if now <= BETTER * before else "not better", now, before)
+        before, after = self._slow.pop(rank)[0], statistics.median(scores[1:])
+        self._cool_down[rank] = COOL_DOWN
+        verdict = Verdict.BETTER if after <= BETTER * before else Verdict.NOT_BETTER
+        return StragglerFinding(rank, verdict, after, before)
 
 
-def cause_of(mine: IterationStats, score: float) -> str:
-    """Say what made a learner slow: "queue" alone is cured by other CPUs; else words for people."""
-    whole = max(mine.compute + mine.inside, 1e-9)
-    half = mine.compute * (1 - 1 / score) / 2 / whole  # of what it takes longer, as a share of an iteration
-    if mine.throttled >= half:
-        return f"its cgroup was stopped for its CPU quota {mine.throttled:.0%} of the time"
-    if mine.delayed >= half or (math.isnan(mine.delayed) and mine.switches >= 20):
-        return "queue"
-    if mine.idle - mine.inside / whole >= half:
-        return "it waits for something else than a CPU: data, a disk, a device"
-    clock = "" if math.isnan(mine.clock) else f", which run at {mine.clock:.0%} of their clock"
-    return f"it works longer on its own CPUs{clock}: a slow core, or more to do than the others have"
+def find_cause(stats: IterationStats, score: float) -> Cause:
+    """Return the cause of a slow learner: the first one that explains half of the time that it takes longer."""
+    whole = max(stats.compute + stats.inside, 1e-9)
+    half = stats.compute * (1 - 1 / score) / 2 / whole  # as a share of an iteration
+    if stats.throttled >= half:
+        return Cause(CauseCode.QUOTA, f"its cgroup was stopped for its CPU quota {stats.throttled:.0%} of the time")
+    if stats.delayed >= half or (math.isnan(stats.delayed) and stats.switches >= SWITCHES):
+        return Cause(CauseCode.WAITS_FOR_CPU, "queue")
+    if stats.idle - stats.inside / whole >= half:
+        return Cause(CauseCode.WAITS_ELSEWHERE, "it waits for something else than a CPU: data, a disk, a device")
+    clock = "" if math.isnan(stats.clock) else f", which run at {stats.clock:.0%} of their clock"
+    return Cause(
+        CauseCode.SLOW_CORE,
+        f"it works longer on its own CPUs{clock}: a slow core, or more to do than the others have",
+    )
 
 
-def _low_median(values: Array) -> float:
+def _lower_median(values: Array) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])

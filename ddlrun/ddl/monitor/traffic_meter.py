@@ -1,4 +1,4 @@
-"""What one iteration does in each dimension: bytes sent, and the time in which messages of it were under way."""
+"""The traffic of an iteration per dimension: bytes sent, and the time in which messages were in progress."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ PHASES = ("reduce-scatter", "allgather")
 
 
 class TrafficMeter:
-    """Counts for one learner; `axis_of` has the number of the dimension in which a rank differs from it.
+    """Counts the messages of one learner.
 
-    `names` are the algorithms of the dimensions, `wires` the 16-bit formats that travelled there.
-    The last place of each list is for what MPI reduced as a whole. `begins` and `ends` (perf_counter, nan: none) have
-    two places for each of those, one a phase: its first message's begin, its last one's end.
+    `axis_of` has the number of the dimension in which a rank differs from this one, `names` the algorithm of each
+    dimension. Every list has one place per dimension, and a last one for collectives of MPI over all dimensions:
+    `wires` the 16-bit formats in use, `sent` bytes, `seconds` the time with messages in progress. `begins` and `ends`
+    (perf_counter, nan: none) have two places each, one per phase: the begin of its first message, the end of its last.
     """
 
     def __init__(self, axis_of: Mapping[int, int], names: Sequence[str]) -> None:
@@ -31,7 +32,7 @@ class TrafficMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start anew."""
         parts = len(self.names)
         self.wires = [""] * parts
         self.sent, self.seconds = [0] * parts, [0.0] * parts
@@ -39,9 +40,9 @@ class TrafficMeter:
         self.begins, self.ends = [math.nan] * 2 * parts, [math.nan] * 2 * parts
 
     def begin(self, step: ScheduleStep, itemsize: int) -> None:
-        """Count a step's messages in."""
+        """Count the messages of a step that begins."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
-        now, phase = perf_counter(), 2 * axis + (not step.combine)
+        now, phase = perf_counter(), 2 * axis + (0 if step.combine else 1)
         if not self._open[axis]:
             self._since[axis] = now
         if math.isnan(self.begins[phase]):
@@ -53,16 +54,16 @@ class TrafficMeter:
             self.sent[axis] += (high - low) * size
 
     def end(self, step: ScheduleStep) -> None:
-        """Count a step's messages out."""
+        """Count the messages of a step as complete."""
         axis = self._axis_of[(step.sends or step.receives)[0].peer]
         self._open[axis] -= 1
-        now = self.ends[2 * axis + (not step.combine)] = perf_counter()
+        now = self.ends[2 * axis + (0 if step.combine else 1)] = perf_counter()
         if not self._open[axis]:
             self.seconds[axis] += now - self._since[axis]
 
     def add(self, axis: int, sent: int, since: float, name: str, *, gathers: bool = False) -> None:
-        """Count something in that MPI did as a whole since then (perf_counter); axis -1: over all dimensions."""
-        now, phase = perf_counter(), 2 * axis + gathers
+        """Count a collective of MPI that began at `since` (perf_counter); axis -1: over all dimensions."""
+        now, phase = perf_counter(), 2 * axis + (1 if gathers else 0)
         self.sent[axis] += sent
         self.seconds[axis] += now - since
         self.names[axis] = name
@@ -72,20 +73,20 @@ class TrafficMeter:
 
 
 class TimedCommunicator:
-    """A communicator of one dimension whose collectives of mode m are timed."""
+    """A communicator of one dimension whose collectives of mode m are metered."""
 
     def __init__(self, comm: Intracomm, meter: TrafficMeter, axis: int) -> None:
         self._comm, self._meter, self._axis = comm, meter, axis
         self.size, self.rank = comm.size, comm.rank
 
     def Reduce_scatter(self, whole: Any, own: Any, counts: list[int], operation: Any) -> None:  # noqa: ANN401, N802 - mpi4py's name
-        """Do and time it."""
+        """Call and meter Reduce_scatter."""
         start = perf_counter()
         self._comm.Reduce_scatter(whole, own, counts, operation)
         self._meter.add(self._axis, whole.nbytes - own.nbytes, start, "MPI")
 
     def Allgatherv(self, in_place: Any, pieces: list[Any]) -> None:  # noqa: ANN401, N802
-        """Do and time it."""
+        """Call and meter Allgatherv."""
         start = perf_counter()
         self._comm.Allgatherv(in_place, pieces)
         piece, counts = pieces[:2]

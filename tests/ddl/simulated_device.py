@@ -1,4 +1,4 @@
-"""A device that is not there: CPU tensors whose bytes are counted, and copies that end late."""
+"""A simulated device: CPU tensors whose bytes are counted, and copies that end late."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_iter
 
 from ddlrun.ddl.lms.device import PendingCopy
 
-NOT_YET = 0xFF  # memory before its copy has ended: NaN, in any kind of float
+UNWRITTEN = 0xFF  # each byte of memory before its copy has ended: NaN in every floating-point type
 
 
-class Counting(TorchDispatchMode):
-    """Counts, inside `with`, the bytes that operations made and somebody still holds; what was there before not."""
+class ByteCounter(TorchDispatchMode):
+    """Counts the bytes that operations inside `with` allocated and that are still in use, without those of `before`."""
 
     def __init__(self, *before: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,20 +34,20 @@ class Counting(TorchDispatchMode):
         return result
 
     def live(self) -> int:
-        """Return the bytes that are held now."""
+        """Return the bytes in use now."""
         for key in [key for key, (ref, _) in self._alive.items() if ref.expired()]:
             del self._alive[key]
         return sum(nbytes for _, nbytes in self._alive.values())
 
 
 class LateCopy:
-    """A copy that takes place when it is waited for, or has been asked for often enough.
+    """A copy that takes place when it is waited for, or after `polls` calls of `done`.
 
-    It holds no memory, as a real one does not: where that of the device has gone before its end, that is a fault.
+    It holds no memory, as a real one does not. If the memory on the device is freed before its end, that is a fault.
     """
 
     def __init__(
-        self, device: "Pretended", host: Tensor, memory: Tensor, after: PendingCopy | None, *, out: bool
+        self, device: "SimulatedDevice", host: Tensor, memory: Tensor, after: PendingCopy | None, *, out: bool
     ) -> None:
         self._device, self._after, self._out, self._polls = device, after, out, device.polls
         self._host, self._memory = StorageWeakRef(host.untyped_storage()), StorageWeakRef(memory.untyped_storage())
@@ -64,7 +64,7 @@ class LateCopy:
             if not self._ended:
                 self._ended = True
                 self._copy()
-                del self._host, self._memory  # else no other memory could have its name
+                del self._host, self._memory  # else no other storage could get their keys
 
     def _copy(self) -> None:
         if self._after is not None:
@@ -72,7 +72,9 @@ class LateCopy:
         with _disable_current_modes():  # type: ignore[no-untyped-call]
             host, memory = _bytes(self._host), _bytes(self._memory)
             if memory is None and (host is not None or not self._out):
-                self._device.faults.append(f"memory went before its copy {'out' if self._out else 'back'} had ended")
+                self._device.faults.append(
+                    f"memory was freed before its copy {'out' if self._out else 'back'} had ended"
+                )
             elif memory is not None and host is not None:
                 (host if self._out else memory).copy_(memory if self._out else host)
 
@@ -82,10 +84,11 @@ def _bytes(ref: StorageWeakRef) -> Tensor | None:
     return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-class Pretended:
-    """A device of so many bytes; `used` says how many are taken, `polls` how often a copy is asked for until it ends.
+class SimulatedDevice:
+    """A device of `capacity` bytes, of which used() are in use.
 
-    The host has room for `room` bytes at once. `log` has the bytes of each copy.
+    A copy ends after `polls` calls of `done`. The host has room for `room` bytes. `out` and `back` have the bytes of
+    each copy.
     """
 
     def __init__(self, capacity: int, used: Callable[[], int], *, polls: int = 3, room: float = float("inf")) -> None:
@@ -101,41 +104,41 @@ class Pretended:
     def stream(self) -> int:
         return threading.get_ident()
 
-    def _begun(self, copy: LateCopy) -> LateCopy:
+    def _register(self, copy: LateCopy) -> LateCopy:
         self._copies.append(copy)
         return copy
 
     def at_fault(self) -> list[str]:
-        """Let all copies end, and return what is wrong with any."""
+        """Complete all copies and return their faults."""
         for copy in self._copies:
             copy.wait()
         return self.faults
 
     def on_host(self) -> int:
         """Return the bytes that are on the host now."""
-        kept = [(ref, nbytes) for ref, nbytes in zip(self._hosts, self._on_host, strict=True) if not ref.expired()]
-        self._hosts, self._on_host = [ref for ref, _ in kept], [nbytes for _, nbytes in kept]
+        alive = [(ref, nbytes) for ref, nbytes in zip(self._hosts, self._on_host, strict=True) if not ref.expired()]
+        self._hosts, self._on_host = [ref for ref, _ in alive], [nbytes for _, nbytes in alive]
         return sum(self._on_host)
 
     def take_out(self, block: Tensor, streams: Collection[Any]) -> tuple[Tensor, PendingCopy]:
         assert streams
         assert block.dtype is torch.uint8
         if self.on_host() + block.numel() > self._room:
-            raise RuntimeError("pretended: the host is full")
+            raise RuntimeError("simulated: the host is full")
         with _disable_current_modes():  # type: ignore[no-untyped-call]
-            host = torch.full((block.numel(),), NOT_YET, dtype=torch.uint8)
+            host = torch.full((block.numel(),), UNWRITTEN, dtype=torch.uint8)
         self._hosts.append(StorageWeakRef(host.untyped_storage()))
         self._on_host.append(block.numel())
         self.out.append(block.numel())
-        return host, self._begun(LateCopy(self, host, block, None, out=True))
+        return host, self._register(LateCopy(self, host, block, None, out=True))
 
     def bring_back(self, host: Tensor, after: PendingCopy | None) -> tuple[Tensor, PendingCopy]:
-        block = torch.full((host.numel(),), NOT_YET, dtype=torch.uint8)
+        block = torch.full((host.numel(),), UNWRITTEN, dtype=torch.uint8)
         if self.used() > self.capacity:
             self.out_of_memory += 1
-            raise torch.cuda.OutOfMemoryError(f"pretended: {self.used()} of {self.capacity}")
+            raise torch.cuda.OutOfMemoryError(f"simulated: {self.used()} of {self.capacity}")
         self.back.append(host.numel())
-        return block, self._begun(LateCopy(self, host, block, after, out=False))
+        return block, self._register(LateCopy(self, host, block, after, out=False))
 
     def lend(self, block: Tensor, streams: Collection[Any]) -> None:
         assert block.numel()

@@ -1,0 +1,174 @@
+"""Reductions of flat arrays in host memory: the choice of an algorithm, and its execution over MPI."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass
+from ddlrun.ddl.fusion import make_buckets, unpack_bucket
+from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.reduce_ops import find_reduce_op
+from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
+from ddlrun.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+    from ddlrun.ddl.algorithm_selection import AlgorithmSelector
+    from ddlrun.ddl.autotune import Measure
+    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.flat import FlatArray
+    from ddlrun.ddl.mpi_collectives import SmallMessagePath
+    from ddlrun.ddl.operation import Operation
+    from ddlrun.ddl.reduce_ops import ReduceOp
+
+
+class HostReducer:
+    """Reduces flat arrays over a grid. All ranks create it together, and `free` it before MPI ends.
+
+    `usual_wire` is the wire of calls that name none.
+    """
+
+    def __init__(self, grid: Grid, selector: AlgorithmSelector, usual_wire: str) -> None:
+        self.grid, self.options, self.tuning = grid, selector.options, selector.tuning
+        self._selector, self._usual_wire = selector, usual_wire
+        # In host order: in ddl order a flat collective of the MPI library is several times slower.
+        self.comm = selector.comm
+        self.schedules = ScheduleCache(grid, selector.options.mode)
+        self._engine = self._make_engine()
+        self.small_messages = self._make_small_message_path()
+
+    def free(self) -> None:
+        """Complete what is in progress and free the engine's communicator."""
+        if self._engine is not None:
+            self._engine.free()
+
+    def reduce(
+        self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "", *, blocking: bool = True
+    ) -> Handle:
+        """Begin to reduce arrays in place; if `blocking`, small ones may be reduced on return.
+
+        `wire` is complete, as from `find_wire`.
+        """
+        self.compare(arrays, op, axes, wire)
+        handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, arrays))}")
+        alone = all(len(dimension.peers) == 1 for dimension in self.schedules.dimensions(axes))
+        whole = not axes or set(axes) == set(self.grid.axes)
+        for bucket in () if alone else make_buckets(arrays, self.tuning):
+            reduce_op = find_reduce_op(bucket[0].dtype, op)
+            elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([array.elements for array in bucket])
+            narrows = reduce_op.dtype == "float32" and elements.nbytes > self.tuning.flat
+            message = MessageClass(
+                size=elements.nbytes,
+                dtype=reduce_op.dtype,
+                whole=whole,
+                blocking=blocking,
+                wire=wire if narrows else "",
+            )
+            algorithm = self._select(message, elements, reduce_op)
+            if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
+                self.small_messages.learn(elements, reduce_op)
+            operation = self._execute(algorithm, elements, reduce_op, axes)
+            if operation is None:
+                unpack_bucket(bucket, elements)
+            else:
+                handle.add(operation, partial(unpack_bucket, bucket, elements))
+        return handle
+
+    def run_whole(self, array: FlatArray, reduce_op: ReduceOp, name: str) -> None:
+        """Run a "reduce_scatter" or an "allgather" on an array in one chunk: the caller knows where its blocks lie."""
+        if self._engine is not None:
+            schedule = partial(self.schedules.steps, Collective(name))
+            longest = max(len(array.elements), 1)
+            self._engine.wait(self._engine.start(array.elements, reduce_op, schedule, longest))
+        array.write_back()
+
+    def compare(self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "") -> None:
+        """With -dbg_level, check that all learners reduce equal arrays, because messages must have equal lengths.
+
+        Raises InputError if another learner reduces other arrays.
+        """
+        if not self.options.dbg_level or self.comm is None:
+            return
+        over = "".join(self.grid.axes[i] for i in self.grid.places(axes or self.grid.axes))
+        mine = f"{op} of {', '.join(map(str, arrays))}{axes and f' over {over}'}{wire and f' by {wire}'}"
+        descriptions = sorted(self.grid.communicator(over).allgather((self.grid.rank, mine)))
+        others = [f"rank {rank} {theirs}" for rank, theirs in descriptions if theirs != mine]
+        if others:
+            raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
+
+    def __str__(self) -> str:
+        return f"rank {self.grid.rank} of {self.grid.size}"
+
+    def _make_engine(self) -> Engine | None:
+        if self.grid.base is None:
+            return None
+        from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - it needs MPI
+
+        return Engine(self.grid.base.Dup())
+
+    def _make_small_message_path(self) -> SmallMessagePath | None:
+        if self.comm is None or self.options.mode not in FLAT_MODES or self.options.dbg_level:
+            return None
+        from ddlrun.ddl.mpi_collectives import SmallMessagePath  # noqa: PLC0415 - it needs MPI
+
+        return SmallMessagePath(self.comm)
+
+    def _select(self, message: MessageClass, elements: Any, reduce_op: ReduceOp) -> AllreduceAlgorithm:  # noqa: ANN401
+        return self._selector.select(message, lambda: self._make_measure(np.ones_like(elements), reduce_op))
+
+    def _execute(
+        self,
+        algorithm: AllreduceAlgorithm,
+        elements: Any,  # noqa: ANN401
+        reduce_op: ReduceOp,
+        axes: str,
+    ) -> Operation | None:
+        """Reduce elements in place; return the operation if it is in progress, None if it is complete."""
+        if algorithm.method == "flat":
+            self._reduce_flat(elements, reduce_op)
+        elif algorithm.method == "native":
+            self._reduce_natively(elements, reduce_op, axes)
+        if algorithm.method != "chunks" or self._engine is None:
+            return None
+        longest = max(algorithm.chunk // (2 if algorithm.wire else elements.itemsize), 1)
+        collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
+        schedule = partial(self.schedules.steps, collective)
+        return self._engine.start(elements, reduce_op, schedule, longest, algorithm.depth)
+
+    def _make_measure(self, elements: Any, reduce_op: ReduceOp) -> Measure:  # noqa: ANN401
+        """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds."""
+        from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there are several learners
+
+        if self._engine is None or self.comm is None:
+            raise RuntimeError("one learner has nothing to explore")
+        comm, engine = self.comm, self._engine
+        engine.drain()
+
+        def measure(algorithm: AllreduceAlgorithm) -> float:
+            comm.Barrier()
+            start = time.perf_counter()
+            operation = self._execute(algorithm, elements, reduce_op, "")
+            if operation is not None:
+                engine.wait(operation)
+            return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+
+        return measure
+
+    def _reduce_flat(self, elements: Any, reduce_op: ReduceOp) -> None:  # noqa: ANN401
+        from ddlrun.ddl.mpi_collectives import flat_allreduce  # noqa: PLC0415 - it needs MPI
+
+        if self.comm is not None:
+            flat_allreduce(self.comm, elements, reduce_op)
+
+    def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
+        from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
+
+        comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
+        allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, reduce_op)

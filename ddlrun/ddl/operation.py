@@ -1,0 +1,57 @@
+"""Operations of the engine, and the chunks in which they are carried out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ddlrun.ddl.reduce_ops import ReduceOp
+    from ddlrun.ddl.schedule import ScheduleStep
+
+    Array = NDArray[Any]
+
+
+class Operation:
+    """An operation in progress on a flat array. It is complete when `left`, its unfinished chunks, is 0."""
+
+    __slots__ = ("array", "combine", "depth", "itemsize", "left", "memory")
+
+    def __init__(self, array: Array, reduce_op: ReduceOp, chunks: int, depth: int) -> None:
+        self.array, self.combine, self.left, self.depth = array, reduce_op.combine, chunks, depth
+        # numpy has no byte view of an empty array. Without chunks it is never read.
+        self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
+
+
+class Chunk:
+    """A part of an operation's array, from element `start` on, on its way through the steps of a schedule.
+
+    at: index of the current step. open: messages of that step that are not complete. parts: received elements that are
+    still to be combined or stored, as (low, high, elements). scratch: the memory that they lie in.
+    """
+
+    __slots__ = ("at", "open", "operation", "parts", "scratch", "start", "steps", "tag")
+
+    def __init__(self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int, tag: int) -> None:
+        self.operation, self.steps, self.start, self.tag = operation, steps, start, tag
+        self.at = self.open = 0
+        self.scratch: bytearray | None = None
+        self.parts: list[tuple[int, int, Array]] = []
+
+
+class ScratchPool:
+    """Scratch memory of finished chunks, for those that follow."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def borrow(self, scratch: bytearray | None, nbytes: int) -> bytearray:
+        """Return scratch memory of at least `nbytes`: the chunk's own, a finished chunk's, or new memory."""
+        if scratch is None and self._free:
+            scratch = self._free.pop()
+        return scratch if scratch is not None and len(scratch) >= nbytes else bytearray(nbytes)
+
+    def give_back(self, scratch: bytearray) -> None:
+        """Take the scratch memory of a finished chunk."""
+        self._free.append(scratch)

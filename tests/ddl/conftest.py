@@ -1,0 +1,20 @@
+"""Fixtures for the tests of the runtime library."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Turn the garbage collector off: nothing in a test may need it to be freed. Use one thread of torch."""
+    import torch  # noqa: PLC0415 - it need not be installed
+
+    gc.collect()
+    gc.disable()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are small
+    yield
+    torch.set_num_threads(threads)
+    gc.enable()
