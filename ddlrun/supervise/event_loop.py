@@ -141,11 +141,11 @@ class Supervision:
             self._rank_starts(peer, peer.rank)
         elif kind == protocol.BOUND:
             self.bound.append(text.decode(errors="replace"))
-        elif kind == protocol.SAYS:
+        elif kind == protocol.NOTE:
             self._screen.tell(text.decode(errors="replace"))
-        elif kind == protocol.TAKEN and peer.rank is not None:
+        elif kind == protocol.SIGNALLED and peer.rank is not None:
             self._warnings.reached(int(text), peer.rank, peer.heard)
-        elif kind == protocol.WHERE and peer.rank is not None:
+        elif kind == protocol.STATE and peer.rank is not None:
             self._stalls.stands(peer.rank, text.decode(errors="replace"))
         elif kind == protocol.ENDED and peer.rank is not None:
             self._rank_ends(peer, peer.rank, protocol.ProgramEnd.parse(text))
@@ -155,7 +155,7 @@ class Supervision:
         if self._limits.rank_started(rank, peer.heard):  # nobody else has any business here
             self._keepers.stop_listening()
         if self._ending is not None:
-            self._keepers.send(peer, protocol.FINISH, str(self._watch.grace))
+            self._keepers.send(peer, protocol.TERMINATE, str(self._watch.grace))
 
     def _rank_ends(self, peer: KeeperConnection, rank: int, ended: protocol.ProgramEnd) -> None:
         peer.ended = ended
@@ -192,7 +192,7 @@ class Supervision:
         if now < self._beaten + interval:
             return
         self._beaten = now
-        self._keepers.send_all(protocol.BEAT)
+        self._keepers.send_all(protocol.HEARTBEAT)
         self._keepers.drop_slow_strangers(now)
         if not self._keepers.reading:
             return
@@ -214,7 +214,7 @@ class Supervision:
             return
         now = time.monotonic()
         self._ending = Termination(cause, now, now + self._watch.grace + SLACK_SECONDS)
-        self._keepers.send_all(protocol.FINISH, str(self._watch.grace))
+        self._keepers.send_all(protocol.TERMINATE, str(self._watch.grace))
         if not any(peer.rank is not None for peer in self._keepers.peers.values()):
             self._mpirun.ask_to_end()  # nothing runs yet
 
@@ -227,7 +227,7 @@ class Supervision:
                 self._screen.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
             self.end_job(EndReason(128 + number, None, number, wanted=True))
         else:
-            self._keepers.send_all(protocol.FINISH, "0")
+            self._keepers.send_all(protocol.TERMINATE, "0")
             self._ending = self._ending._replace(kill_at=time.monotonic() + 1.0)
 
     def _pass_on(self, number: int, had: Container[int]) -> None:

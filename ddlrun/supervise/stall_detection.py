@@ -28,7 +28,7 @@ class StallDetector:
         ]  # fmt: skip
         for peer in found:
             peer.stalled = True
-            keepers.send(peer, protocol.LOOK)
+            keepers.send(peer, protocol.INSPECT)
             self._asked.add(peer.rank or 0)
         if found:
             self._tell(f"{self._watch.named(peer.rank or 0 for peer in found)} printed nothing for {self._seconds:g} s")

@@ -120,7 +120,7 @@ def keepers(ranks: str) -> dict[str, float]:
     os.read(told, 1)
     beats = hear_all(3 * count)
     begin = cpu()
-    ours.send_all(protocol.BEAT)
+    ours.send_all(protocol.HEARTBEAT)
     sent = cpu() - begin
     os.write(ordered, b"x")
     return {"let_in": let_in, "hear": beats, "tell": sent, "mib": mib()}
@@ -137,7 +137,7 @@ def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
             os.write(tell, b"x")
     os.read(order, 1)
     for link in links:
-        link.sendall(protocol.pack(protocol.BEAT))
+        link.sendall(protocol.pack(protocol.HEARTBEAT))
     os.write(tell, b"x")
     os.read(order, 1)
     os._exit(0)
