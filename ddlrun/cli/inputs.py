@@ -12,8 +12,9 @@ from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
 from ddlrun.remote.agent import AgentLauncher, as_named, choose_way
+from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
-from ddlrun.remote.processes import FinishedProcess, begin, run_on_hosts
+from ddlrun.remote.processes import FinishedProcess, begin
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 
 DEFAULT_PROBE_SECONDS = 30.0

@@ -10,7 +10,7 @@ from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
-from ddlrun.remote.processes import Process
+from ddlrun.remote.mpirun_process import Process
 from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
 from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.limits import JobLimits

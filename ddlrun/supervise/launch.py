@@ -10,8 +10,8 @@ from ddlrun.hosts import HostList
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, SupervisionOptions
+from ddlrun.remote.mpirun_process import copied_stdin
 from ddlrun.remote.probe import is_local
-from ddlrun.remote.processes import copied_stdin
 from ddlrun.runs.registry import noted
 from ddlrun.runs.store import write_end
 from ddlrun.schedulers import JobEnd

@@ -3,7 +3,8 @@
 import os
 from contextlib import suppress
 
-from ddlrun.remote.processes import Process, TimeoutExpired, end_session
+from ddlrun.remote.mpirun_process import Process, TimeoutExpired
+from ddlrun.remote.sessions import end_session
 
 # Of what it says so much is kept, to learn from it why it ended.
 MOST_SAID = 1 << 18

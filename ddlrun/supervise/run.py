@@ -7,7 +7,8 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
-from ddlrun.remote.processes import end_session, guarded, start_mpirun
+from ddlrun.remote.mpirun_process import start_mpirun
+from ddlrun.remote.sessions import end_session, guarded
 from ddlrun.supervise.event_loop import SLACK_SECONDS, Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals

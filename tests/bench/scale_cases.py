@@ -22,8 +22,9 @@ from ddlrun.preflight.judge import NAMES, OK
 from ddlrun.preflight.run import PreflightRequest, look
 from ddlrun.rank import protocol
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.remote.processes import FinishedProcess, run_on_hosts
+from ddlrun.remote.processes import FinishedProcess
 from ddlrun.supervise.keepers import KeeperConnection, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology

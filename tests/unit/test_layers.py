@@ -26,7 +26,7 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology"},
     "rank": {"errors"},
-    "remote": {"errors", "hosts", "machine", "schedulers"},
+    "remote": {"errors", "hosts", "machine", "rank", "schedulers"},
     "process_managers": {"environment", "errors", "hosts", "machine", "remote"},
     "plan": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
@@ -34,7 +34,7 @@ ALLOWED = {
     },
     "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology"},
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report"},
-    "runs": {"errors", "hosts", "mapping", "plan", "remote"},
+    "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
     "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},
     "ddl": {"allreduce_algorithms", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology"},
