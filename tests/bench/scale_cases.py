@@ -25,7 +25,8 @@ from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.keepers import KeeperConnection, Keepers
+from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from tests.support.oracle import map_ranks
@@ -106,7 +107,7 @@ def keepers(ranks: str) -> dict[str, float]:
     def gone(*_: KeeperConnection) -> None:
         raise SystemExit("a keeper was sent away")
 
-    ours = Keepers(listener, epoll, hear, gone, gone, count)
+    ours = Keepers(listener, epoll, KeeperEvents(hear, gone, gone), ranks=count)
 
     def hear_all(messages: int) -> float:
         begin = cpu()
