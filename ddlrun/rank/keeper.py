@@ -4,31 +4,31 @@ mpirun starts the keeper. The keeper is a subreaper (prctl(2)): whatever the pro
 child. A TCP connection leads to ddlrun: output and reports go there, orders come from there. When ddlrun,
 mpirun, its daemon or the network fails, the keeper notices and ends the program.
 
-The keeper is a state machine. Three events order the end: a TERMINATE message, a signal that ends processes,
-and the loss of the connection.
+The keeper is a state machine. An order to end is a TERMINATE message, a signal that ends processes, or the
+loss of the connection.
 
-============  ====================================================  =============================================
-State         The keeper                                            leaves it
-============  ====================================================  =============================================
-RUNNING       passes output on                                      on an order: for EXITING if the kernel is
-                                                                    ending the program already, else for
-                                                                    TERMINATING; at the program's end: for DRAINING
-EXITING       has sent SIGTERM, too late to be the cause of the end  at the program's end: for DRAINING
-TERMINATING   has sent SIGTERM                                      at the program's end: for DRAINING
-DRAINING      passes on the rest of the output; ends what the       when no child and no pipe is left, or 10 s
-              program left behind                                   after the last deadline: for REPORTING
-REPORTING     sends the report of the end                           when all is sent and, after a failure, LEAVE
-                                                                    has come: for LEAVING
-LEAVING       has closed its half of the connection                 when ddlrun closes the other: for GONE
-GONE          exits with the program's exit code
-============  ====================================================  =============================================
+===========  ======================================  ==========================================================
+State        The keeper                              Next state
+===========  ======================================  ==========================================================
+RUNNING      passes output on                        On an order: TERMINATING, or EXITING if the kernel is
+                                                     already ending the program. At its end: DRAINING.
+TERMINATING  has sent SIGTERM                        At the program's end: DRAINING.
+EXITING      has sent SIGTERM to a program that      At the program's end: DRAINING.
+             was ending without an order
+DRAINING     passes on the rest of the output and    When no child and no pipe is left, or 10 s after the last
+             ends what the program left behind       deadline: REPORTING.
+REPORTING    sends the report of the end             When all is sent and, unless the exit code is 0, LEAVE has
+                                                     come: LEAVING. After a loss of the connection: GONE.
+LEAVING      has closed its half of the connection   When ddlrun closes the other half, or on its loss: GONE.
+GONE         exits with the program's exit code
+===========  ======================================  ==========================================================
 
-These deadlines hold in every state (see escalation.py and connection.py):
+Deadlines in every state (see escalation.py and connection.py):
 
-- Descendants get SIGKILL when the grace of an order is over, and again every 0.2 s.
-- Descendants of an ended program get SIGTERM after 1 s and SIGKILL after 2 s; after an order, SIGTERM at once
-  and SIGKILL when the grace is over.
-- A connection without a message for the heartbeat's seconds is lost. REPORTING and LEAVING go to GONE then.
+- SIGKILL to all descendants when the grace of an order is over, and again every 0.2 s.
+- After a program's end: SIGTERM to what it left behind in 1 s and SIGKILL in 2 s; if the end was ordered,
+  SIGTERM at once and SIGKILL when the grace is over.
+- Loss of the connection after the heartbeat's seconds without a message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from ddlrun.rank.connection import LauncherConnection
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.processes import (
     end_daemon,
-    explain_kill,
     find_signal_targets,
     has_children,
     is_exiting,
@@ -153,10 +152,7 @@ class Keeper:
         return self._connection.open and (self._connection.unsent > 0 or must_reply)
 
     def _report_end(self) -> None:
-        oom_kills = self._program.count_oom_kills()
-        if self._program.signal == signal.SIGKILL and not self._ordered:
-            self._why = explain_kill(self._program.pid, oom_kills) or self._why
-        end = self._program.report_end(oom_kills=oom_kills, ordered=self._ordered, why=self._why)
+        end = self._program.report_end(ordered=self._ordered, why=self._why)
         self._connection.send(protocol.ENDED, end.pack())
 
     # -- events -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG
-from ddlrun.rank.processes import count_oom_kills
+from ddlrun.rank.processes import count_oom_kills, explain_kill
 from ddlrun.rank.signals import restore_defaults
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ class Program:
         return self._ended_at
 
     def read(self, fd: int) -> bytes:
-        """Return what the program has written to a pipe, empty if nothing; close the pipe at its end."""
+        """Return the output that a pipe holds, empty if there is none; close the pipe at its end."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -91,18 +91,16 @@ class Program:
                 self._ended_at = time.monotonic()
                 ended = True
 
-    def count_oom_kills(self) -> int:
-        """Return the number of processes of the cgroup that were killed for memory since the start."""
-        return count_oom_kills() - self._oom_kills_before
-
-    def report_end(self, *, oom_kills: int, ordered: bool, why: str) -> protocol.ProgramEnd:
+    def report_end(self, *, ordered: bool, why: str) -> protocol.ProgramEnd:
         """Return the report of the program's end.
 
         Args:
-            oom_kills: The value of `count_oom_kills`.
             ordered: The program ended because the keeper had sent it SIGTERM.
-            why: The explanation, if there is one.
+            why: The explanation, if there is one; the kernel's of a SIGKILL comes first.
         """
+        oom_kills = count_oom_kills() - self._oom_kills_before
+        if self.signal == signal.SIGKILL and not ordered:
+            why = explain_kill(self.pid, oom_kills) or why
         return protocol.ProgramEnd(
             code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), why=why,

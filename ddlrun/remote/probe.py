@@ -139,7 +139,7 @@ def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = 
 
 
 def _read_reply(name: str, reply: FinishedProcess, earlier: "ProbeReply | None") -> ProbedHost:
-    """Return what a host's reply describes, with the earlier one for a host that has not changed."""
+    """Parse a host's reply; the earlier one completes that of a host that has not changed."""
     from ddlrun.machine.probe_reply import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
 
     if "@ddlrun" not in reply.out:
