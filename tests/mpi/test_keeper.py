@@ -128,6 +128,22 @@ def test_silent_ranks_are_reported_with_their_stacks(line: list[str]) -> None:
     assert ("    here (<string>:3)" in done.stderr) == allowed
 
 
+def test_an_inspection_gives_way_to_the_end_of_the_job(line: list[str], tmp_path: Path) -> None:
+    """A py-spy that takes its time, though less than the keeper allows, does not delay SIGTERM."""
+    spy = tmp_path / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 10\ntouch {tmp_path}/finished\n")
+    spy.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{spy.parent}:{os.environ['PATH']}"}
+    argv = [*line, "--heartbeat", "0", "--stall-timeout", "1", "-np", "1", sys.executable, "-c", "input()"]
+    with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        wait_for((tmp_path / "started").exists)
+        os.kill(mpirun_of(job.pid), signal.SIGKILL)
+        job.communicate()
+    assert job.returncode == 137
+    assert not (tmp_path / "finished").exists()
+
+
 def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
     assert run(line, "-np", "1", "sh", "-c", "echo x; echo y >&2; exit 3").returncode == 3
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
@@ -217,9 +233,7 @@ def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
     with subprocess.Popen([*line, "-np", "2", "sh", "-c", "echo up; sleep 2"], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
-        children = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
-        (mpi,) = [pid for pid in children if re.search(r"^[^\0]*(mpi|orte|prte)run\0", cmdline(Path(f"/proc/{pid}")))]
-        os.kill(mpi, signal.SIGSTOP)
+        os.kill(mpirun_of(job.pid), signal.SIGSTOP)
         job.stdout.read()
     assert job.returncode == 0
 
@@ -424,6 +438,13 @@ def test_many_launches_leave_nothing(line: list[str], tmp_path: Path) -> None:
     job = segments[0].split(".")[3]
     assert [name for name in os.listdir(SHARED_MEMORY) if job in name] == []
     assert list((tmp_path / "state" / "ddlrun" / "active").iterdir()) == []
+
+
+def mpirun_of(ddlrun: int) -> int:
+    """Return the mpirun that a ddlrun has started."""
+    children = map(int, Path(f"/proc/{ddlrun}/task/{ddlrun}/children").read_text().split())
+    (pid,) = [pid for pid in children if re.search(r"^[^\0]*(mpi|orte|prte)run\0", cmdline(Path(f"/proc/{pid}")))]
+    return pid
 
 
 def cmdline(process: Path) -> str:
