@@ -11,10 +11,10 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
-from ddlrun.remote.agent import AgentLauncher, as_named, choose_way
+from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
-from ddlrun.remote.processes import FinishedProcess, begin
+from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 
 DEFAULT_PROBE_SECONDS = 30.0
@@ -61,7 +61,7 @@ def world() -> SchedulerContext:
 
 
 def _ask(argv: Sequence[str]) -> str | None:
-    done = begin(argv, "", SCHEDULER_SECONDS)()
+    done = start_command(argv, "", SCHEDULER_SECONDS)()
     return done.out if done.code == 0 else None
 
 
@@ -181,7 +181,7 @@ def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTa
 
     return ProbeTarget(
         own_name,
-        lambda script: begin(["sh", "-c", own + script], "", seconds),
+        lambda script: start_command(["sh", "-c", own + script], "", seconds),
         there,
         shlex.join(way.shown),
     )
@@ -219,11 +219,11 @@ def ssh_way(options: Mapping[str, Any]) -> AgentLauncher:
 def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, AgentLauncher]:
     """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
-    hosts = as_named(read_hosts(expression, options["hostfile"], job=job), job)
+    hosts = apply_job_names(read_hosts(expression, options["hostfile"], job=job), job)
     return hosts, read_way(options, job, hosts)
 
 
 def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
     """Return what starts programs on the hosts. Raises InputError where --launcher cannot serve there."""
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
-    return choose_way(options["launcher"], job, hosts, ssh, os.environ)
+    return choose_launcher(options["launcher"], job, hosts, ssh, os.environ)

@@ -15,7 +15,7 @@ from ddlrun.preflight.facts import FactsRequest, HostFacts, facts_script, parse_
 from ddlrun.preflight.judge import FAILURE, NAMES, OK, WARNING, PreflightFacts, PreflightFinding, judge
 from ddlrun.preflight.ssh import NO_CLIENT, trouble
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.remote.probe import ProbeTarget, ask, is_local
+from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
 
 MOST_NAMES = 8
 TCP_SECONDS = 8.0
@@ -110,7 +110,7 @@ def _connect(
             PreflightFinding(host, "tcp", WARNING, "not tried", "give it more time: --start-timeout") for host in hosts
         ]
     scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
-    answers = {host: answer.out for host, answer in ask(scripts, reach(left)).items()}
+    answers = {host: answer.out for host, answer in run_scripts(scripts, reach(left)).items()}
     return judge_tcp(hosts, answers, network)
 
 
@@ -125,7 +125,7 @@ def look(hosts: HostList, question: PreflightRequest, reach: ProbeTarget) -> Pre
     scripts = {host: facts_script(wanted._replace(names=names[host], logs=None), daemon) for host in hosts.names}
     begin = time.time()
     asked = reach.here(facts_script(wanted._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
-    answers = ask(scripts, reach)
+    answers = run_scripts(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
     here = parse_facts(asked().out, "this machine", machines)

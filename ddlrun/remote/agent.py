@@ -41,7 +41,7 @@ class AgentLauncher(NamedTuple):
         }.get(self.launcher, self.words)
 
 
-def as_named(hosts: HostList, job: Allocation | None) -> HostList:
+def apply_job_names(hosts: HostList, job: Allocation | None) -> HostList:
     """Return the hosts with the job's names for them: n1.site for n1, if no other host of the job begins so."""
     if job is None or all(name in job.hosts.names for name in hosts.names):
         return hosts
@@ -59,7 +59,7 @@ def _short(name: str) -> str:
     return name.lower().partition(".")[0]
 
 
-def choose_way(
+def choose_launcher(
     request: str, job: Allocation | None, hosts: HostList, ssh: Sequence[str], environ: Mapping[str, str]
 ) -> AgentLauncher:
     """Return the launcher of a job's programs: by default the scheduler's for the job's own hosts, else ssh.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
-from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, begin
+from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, start_command
 from ddlrun.schedulers.submit import JobState, Scheduler, insert_job_id, parse_state
 
 COMMAND_SECONDS = 60.0
@@ -107,7 +107,7 @@ def query(job: SubmittedJob) -> QueryResult:
 
 def run(argv: Sequence[str], stdin: str = "") -> FinishedProcess:
     """Run a scheduler's command, with time for a busy one."""
-    return begin(argv, stdin, COMMAND_SECONDS)()
+    return start_command(argv, stdin, COMMAND_SECONDS)()
 
 
 class _LogFile:

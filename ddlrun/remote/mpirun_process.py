@@ -32,7 +32,7 @@ def start_mpirun(argv: Sequence[str], environ: Mapping[str, str], *, stdin: bool
     return process
 
 
-def copied_stdin() -> int:
+def copy_stdin() -> int:
     """Return the read end of a pipe with a copy of our standard input, for one without a path, such as a socket."""
     read, write = os.pipe()
     subprocess.Popen(["cat"], stdout=write, start_new_session=True)  # noqa: S607 - ends with its input, or its reader

@@ -100,10 +100,10 @@ def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
     Raises:
         UnreachableError: Hosts that did not reply, each with the reason.
     """
-    replies = ask(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = {name: why_silent(replies[name]) for name in hosts.names if "ddlrun:end" not in replies[name].out}
+    replies = run_scripts(dict.fromkeys(hosts.names, SCRIPT), reach)
+    failed = {name: describe_failure(replies[name]) for name in hosts.names if "ddlrun:end" not in replies[name].out}
     if failed:
-        raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
+        raise UnreachableError(*render_failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
     kinds: dict[str, Machine] = {}
     machines: dict[str, Machine] = {}
     for name in hosts.names:
@@ -124,7 +124,7 @@ def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = 
 
     earlier = {name: _parse_cached(cache.get(name), name) for name in hosts.names} if cache else {}
     keys = {name: reply.key for name, reply in earlier.items() if reply}
-    replies = ask({name: full_script(keys.get(name, "")) for name in hosts.names}, reach)
+    replies = run_scripts({name: full_script(keys.get(name, "")) for name in hosts.names}, reach)
     kinds: dict[Machine, Machine] = {}
     probed: dict[str, ProbedHost] = {}
     for name in hosts.names:
@@ -143,7 +143,7 @@ def _read_reply(name: str, reply: FinishedProcess, earlier: "ProbeReply | None")
     from ddlrun.machine.probe_reply import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
 
     if "@ddlrun" not in reply.out:
-        return ProbedHost(None, {}, why_silent(reply))
+        return ProbedHost(None, {}, describe_failure(reply))
     try:
         answer = parse_answer(reply.out, name)
         if answer.same and earlier is not None:
@@ -163,7 +163,7 @@ def _parse_cached(text: str | None, name: str) -> "ProbeReply | None":
         return None
 
 
-def ask(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
+def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
     """Run each host's script, all at once: this machine's own here, the others through the launcher."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
     remote = {name: script for name, script in scripts.items() if name not in local}
@@ -171,7 +171,7 @@ def ask(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedPro
     return results | {name: finish() for name, finish in local.items()}
 
 
-def why_silent(answer: FinishedProcess) -> str:
+def describe_failure(answer: FinishedProcess) -> str:
     """Return the reason why a host's script printed nothing useful, in a few words."""
     if answer.code is None:
         return "no answer in time"
@@ -179,7 +179,7 @@ def why_silent(answer: FinishedProcess) -> str:
     return errors[-1] if errors else f"exit code {answer.code}"
 
 
-def failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> list[str]:
+def render_failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> list[str]:
     """Return one line per host that failed; more than four with the same failure share a line.
 
     Args:

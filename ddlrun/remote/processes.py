@@ -18,7 +18,7 @@ class FinishedProcess(NamedTuple):
     err: str
 
 
-def begin(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], FinishedProcess]:
+def start_command(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], FinishedProcess]:
     """Start a short command; return a function that waits for its end.
 
     Neither raises an error of the command; `timeout` is in seconds.

@@ -10,7 +10,7 @@ POLL_SECONDS = 0.1
 
 
 @contextmanager
-def guarded(session: int, seconds: float) -> Iterator[None]:
+def guard_session(session: int, seconds: float) -> Iterator[None]:
     """Keep a process that ends a session if this process is killed.
 
     The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make mpirun kill the keepers

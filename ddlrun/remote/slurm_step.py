@@ -11,7 +11,7 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.daemon_variables import PARTS
-from ddlrun.remote.processes import FinishedProcess, begin
+from ddlrun.remote.processes import FinishedProcess, start_command
 
 CANCEL_SECONDS = 3.0
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
@@ -93,8 +93,8 @@ def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:
 
 def _query_hosts(job: str, names: Iterable[str]) -> dict[str, str]:
     """Return the hosts that are down or not in the job any more, and the reasons."""
-    states = begin(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
-    lines = begin(["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"])().out.splitlines()
+    states = start_command(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
+    lines = start_command(["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"])().out.splitlines()
     hosts_of_job = [words[1] for words in map(str.split, lines) if len(words) == 2 and words[0] == job]
     reasons: dict[str, str] = {}
     with suppress(InputError):  # a list that only Slurm can read says nothing about lost hosts

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.remote.probe import ProbeTarget, ask
+from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9]+-[0-9a-f]{8}"
@@ -119,6 +119,6 @@ def _run_scripts(
     scripts: Mapping[str, str], reach: ProbeTarget
 ) -> tuple[dict[str, FinishedProcess], dict[str, FinishedProcess]]:
     """Return the complete replies, and the others."""
-    replies = ask(scripts, reach)
+    replies = run_scripts(scripts, reach)
     complete = {name: reply for name, reply in replies.items() if COMPLETE in reply.out}
     return complete, {name: reply for name, reply in replies.items() if name not in complete}

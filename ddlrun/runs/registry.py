@@ -40,7 +40,7 @@ class Run(NamedTuple):
         return born(self.pid) == self.born
 
 
-def known_runs(folder: str) -> list[Run]:
+def read_runs(folder: str) -> list[Run]:
     """Return the runs recorded in a state folder."""
     runs = []
     active = f"{folder}/active"
@@ -61,7 +61,7 @@ def _read_record(path: str) -> Run | None:
         return None
 
 
-def forget(folder: str, run: Run) -> None:
+def remove_record(folder: str, run: Run) -> None:
     """Remove the record of a run that has ended."""
     with suppress(OSError):
         os.unlink(f"{folder}/active/{run.run}")
@@ -83,7 +83,7 @@ def born(pid: int) -> str | None:
 
 
 @contextmanager
-def noted(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
+def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     """Keep a record of the run for `ddlrun ps` while it lasts."""
     folder = f"{state_folder(environ)}/active"
     path = f"{folder}/{plan.run_id}"

@@ -134,7 +134,7 @@ def read_run_dir(path: str) -> dict[str, str]:
     return texts
 
 
-def remember(plan: Plan, environ: Mapping[str, str]) -> None:
+def link_last_run(plan: Plan, environ: Mapping[str, str]) -> None:
     """Link to the last run, wherever its folder is, for `run_folders`; ddlrun's own measurements are left out."""
     if "ddlrun.measure" in plan.argv:
         return

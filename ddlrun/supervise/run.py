@@ -8,7 +8,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import start_mpirun
-from ddlrun.remote.sessions import end_session, guarded
+from ddlrun.remote.sessions import end_session, guard_session
 from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
@@ -54,7 +54,7 @@ def run_job(
         with Signals(watch.forward) as signals:
             process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
             allow_files(watch.ranks)
-            with process, guarded(process.pid, watch.grace + SLACK_SECONDS):
+            with process, guard_session(process.pid, watch.grace + SLACK_SECONDS):
                 try:
                     supervision = Supervision(watch, files, listener, process)
                     outcome = supervision.run(signals)

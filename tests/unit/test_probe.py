@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
-from ddlrun.remote.probe import failures, group
+from ddlrun.remote.probe import group, render_failures
 from ddlrun.report.machines import differences, render_groups
 from tests.mpi.test_launch import running, wait_for
 from tests.support.shapes import machine
@@ -184,11 +184,11 @@ def test_captured_machines_side_by_side(ddlrun: Ddlrun, capture: Callable[[str],
 
 def test_hosts_that_fail_alike_are_one_line() -> None:
     many = {f"n{i}": f"ssh: no route to n{i}" for i in range(1, 7)}
-    assert failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
+    assert render_failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
         "hosts n[1-6]: ssh: no route to n1; try: ssh -p 2 n1 true",
         "host m: no answer in time; try: ssh -p 2 m true",
     ]
-    assert len(failures(dict(list(many.items())[:3]), "ssh")) == 3
+    assert len(render_failures(dict(list(many.items())[:3]), "ssh")) == 3
 
 
 def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
