@@ -18,26 +18,28 @@ CONNECT_SECONDS = 10.0
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def run_on_hosts(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
+def run_on_hosts(scripts: Mapping[str, str], agents: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
     """Run each host's sh script there, all at once; no password is ever asked for.
 
     Args:
         scripts: Host -> script.
-        way: What starts programs on the hosts.
+        agents: The launcher of programs on the hosts.
         timeout: The time limit for all of them, in seconds.
     """
-    if way.launcher == "srun":
-        return run_in_step(scripts, way.words, timeout)
-    return _run_by_cluster_shell(scripts, way, timeout)
+    if agents.launcher == "srun":
+        return run_in_step(scripts, agents.words, timeout)
+    return _run_by_cluster_shell(scripts, agents, timeout)
 
 
-def _run_by_cluster_shell(scripts: Mapping[str, str], way: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
+def _run_by_cluster_shell(
+    scripts: Mapping[str, str], agents: AgentLauncher, timeout: float
+) -> dict[str, FinishedProcess]:
     """Start the launcher once per host; hosts with the same script share a ClusterShell worker."""
     from ClusterShell.Task import task_self  # noqa: PLC0415 - 40 ms, for jobs over several hosts alone
 
     task = task_self()
     task.set_info("fanout", FANOUT)
-    task.set_info("ssh_options", " ".join(way.words))
+    task.set_info("ssh_options", " ".join(agents.words))
     task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
     task.set_default("stderr", True)
     hosts_by_script: dict[str, list[str]] = {}
@@ -45,7 +47,7 @@ def _run_by_cluster_shell(scripts: Mapping[str, str], way: AgentLauncher, timeou
         hosts_by_script.setdefault(script, []).append(name)
     workers: dict[str, Any] = {}  # ClusterShell has no types
     for script, names in hosts_by_script.items():
-        workers |= dict.fromkeys(names, _start_worker(task, script, names, way, timeout=timeout))
+        workers |= dict.fromkeys(names, _start_worker(task, script, names, agents, timeout=timeout))
     _resume(task)
     codes: dict[str, int] = {}
     for code, nodes in task.iter_retcodes():
@@ -56,26 +58,26 @@ def _run_by_cluster_shell(scripts: Mapping[str, str], way: AgentLauncher, timeou
     }
 
 
-def _start_worker(task: Any, script: str, names: Sequence[str], way: AgentLauncher, *, timeout: float) -> Any:  # noqa: ANN401 - as above
+def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLauncher, *, timeout: float) -> Any:  # noqa: ANN401 - as above
     from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - see _run_by_cluster_shell
 
     nodes = NodeSet.fromlist(list(names))
-    if way.launcher == "ssh":
+    if agents.launcher == "ssh":
         worker = task.shell("exec sh -s", nodes=nodes, timeout=timeout, stdin=True)
     else:
-        command = _launcher_command(script, way)
+        command = _launcher_command(script, agents)
         worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=False)
     worker.write(script.encode())
     worker.set_write_eof()
     return worker
 
 
-def _launcher_command(script: str, way: AgentLauncher) -> str:
+def _launcher_command(script: str, agents: AgentLauncher) -> str:
     """Return the command that ClusterShell runs for each host, with %h for the host's name."""
     # As an argument for agents: that of Kubernetes passes no standard input on.
     argument = shlex.join([f"exec sh -c {shlex.quote(script)}"])
-    remote_command = argument if way.launcher == "agent" else "sh -s"
-    return f"exec {shlex.join(way.shown)} @host {remote_command}".replace("%", "%%").replace("@host", "%h", 1)
+    remote_command = argument if agents.launcher == "agent" else "sh -s"
+    return f"exec {shlex.join(agents.shown)} @host {remote_command}".replace("%", "%%").replace("@host", "%h", 1)
 
 
 def _resume(task: Any) -> None:  # noqa: ANN401 - as above
