@@ -12,7 +12,6 @@ from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
-from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
@@ -174,6 +173,8 @@ def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTa
     own = next((f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items() if is_local(name, own_name)), "")
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
+        from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
+
         given = {name: f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items()}
         return run_on_hosts(
             {name: chosen + given.get(name, "") + script for name, script in scripts.items()}, way, seconds
