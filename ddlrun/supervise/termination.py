@@ -1,18 +1,20 @@
 """The end of a job: a state machine from the reason for it to the end of mpirun.
 
-=========  ===============================================  =====================================================
-Phase      ddlrun                                           leaves it
-=========  ===============================================  =====================================================
-RUNNING    supervises the ranks                             when all ranks and keepers are gone: for IDLE;
-                                                            with a reason to end the job: for ENDING
-IDLE       waits for mpirun, which gets SIGTERM after 10 s  with a reason to end the job: for ENDING
-           and SIGKILL 3 s later
-ENDING     has ordered the keepers to end their programs    when no rank runs: for LEAVING
-           within the grace; kills mpirun's session 3 s
-           after it, or 1 s after a second signal
-LEAVING    has sent LEAVE to the keepers; mpirun gets
-           SIGTERM after 1 s and SIGKILL after 3 s
-=========  ===============================================  =====================================================
+=======  =================================================  ================================================
+Phase    ddlrun                                             Next phase
+=======  =================================================  ================================================
+RUNNING  supervises the ranks                               When all ranks have ended and all keepers are
+                                                            gone: IDLE. With a reason to end the job: ENDING.
+IDLE     waits for mpirun; SIGTERM after 10 s, SIGKILL 3 s  With a reason to end the job: ENDING.
+         later
+ENDING   has sent TERMINATE to the keepers; kills mpirun's  When no rank runs: LEAVING.
+         session 3 s after the grace, or 1 s after a
+         second signal
+LEAVING  has sent LEAVE to the keepers and waits for
+         mpirun; SIGTERM after 1 s, SIGKILL after 3 s
+=======  =================================================  ================================================
+
+In every phase the job is over when mpirun has ended and no keeper is connected.
 """
 
 import enum
