@@ -99,7 +99,7 @@ class Console:
                 return EndReason(1, f"{name}: {stream.error}", requested=True)
             if stream.closed:
                 code = 128 + signal.SIGPIPE
-                return EndReason(code, f"nobody reads {name} any more", signal.SIGPIPE, requested=True)
+                return EndReason(code, f"{name} is no longer read", signal.SIGPIPE, requested=True)
         return None
 
     def draw_status(self, now: float, status: Callable[[], str]) -> None:
@@ -133,7 +133,7 @@ class Console:
             self.flush()
         dropped = sum(stream.dropped for stream in self._streams)
         if dropped:
-            self.tell(f"{dropped} bytes of output were not shown, as nobody read them; the logs have them")
+            self.tell(f"{dropped} bytes of output were not printed, as they were not read in time; the logs have them")
         for sink in (*self._logs, self._mpirun_log, *self._streams):
             sink.close()
 

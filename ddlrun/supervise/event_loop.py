@@ -221,7 +221,7 @@ class Supervision:
             self.record.unswept.add(peer.host)
             self._lose_rank(peer)
             code = 128 + signal.SIGKILL
-            self._end_job(EndReason(code, f"rank {peer.rank} on {peer.host} was killed from outside"))
+            self._end_job(EndReason(code, f"rank {peer.rank} on {peer.host} was killed by another process"))
 
     def _lose_rank(self, peer: KeeperConnection) -> None:
         """Record a rank whose keeper will report nothing more."""

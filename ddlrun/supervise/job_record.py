@@ -55,7 +55,7 @@ class JobRecord:
             return EndReason(0)
         reason = self.blame_mpirun(mpirun)
         if reason.exit_code == 1 and clean:
-            return EndReason(1, f"only {len(self.ends)} of {ranks} ranks told how they ended")
+            return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
         return reason
 
     def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun_output: str) -> Outcome:

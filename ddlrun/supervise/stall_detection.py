@@ -80,4 +80,4 @@ class StallDetector:
 
     def _report_states(self, states: Mapping[str, tuple[str, list[int]]]) -> None:
         for text, ranks in states.values():
-            self._report("\n".join([f"{self._watch.named(ranks)} stood here:", *text.splitlines()]))
+            self._report("\n".join([f"state of {self._watch.named(ranks)}:", *text.splitlines()]))

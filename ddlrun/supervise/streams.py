@@ -10,7 +10,7 @@ from typing import IO
 
 # With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
 MOST_WAITING = 1 << 20
-# Beyond this many, bytes are dropped: the output of a job that is being ended is read whoever reads ours.
+# Beyond this many, bytes are dropped: the ranks of a job that is being ended are read in any case.
 MOST_STORED = 8 * MOST_WAITING
 # A descriptor that is ready takes this much (PIPE_BUF) without blocking.
 READY_BYTES = 4096

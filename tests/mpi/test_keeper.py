@@ -89,7 +89,7 @@ def test_silent_ranks_are_reported_with_their_stacks(line: list[str]) -> None:
     assert done.returncode == 0
     lines = done.stderr.splitlines()
     assert re.match(r"ddlrun: rank 0 on \S+ printed nothing for 1 s", lines[0])
-    assert re.match(r"ddlrun: rank 0 on \S+ stood here:", lines[1])
+    assert re.match(r"ddlrun: state of rank 0 on \S+:", lines[1])
     assert re.match(r"ddlrun: process \d+ \(python\S*\): state S", lines[2])
     spy = [str(Path(sys.executable).parent / "py-spy"), "dump", "--pid", str(os.getpid())]
     allowed = subprocess.run(spy, capture_output=True, check=False).returncode == 0  # not in every container
