@@ -11,9 +11,9 @@ from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.pci import RESTRICTING
-from ddlrun.remote.agent import AgentLauncher, as_named, choose_way
+from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
-from ddlrun.remote.processes import FinishedProcess, begin, run_on_hosts
+from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 
 DEFAULT_PROBE_SECONDS = 30.0
@@ -60,7 +60,7 @@ def world() -> SchedulerContext:
 
 
 def _ask(argv: Sequence[str]) -> str | None:
-    done = begin(argv, "", SCHEDULER_SECONDS)()
+    done = start_command(argv, "", SCHEDULER_SECONDS)()
     return done.out if done.code == 0 else None
 
 
@@ -173,6 +173,8 @@ def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTa
     own = next((f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items() if is_local(name, own_name)), "")
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
+        from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
+
         given = {name: f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items()}
         return run_on_hosts(
             {name: chosen + given.get(name, "") + script for name, script in scripts.items()}, way, seconds
@@ -180,7 +182,7 @@ def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTa
 
     return ProbeTarget(
         own_name,
-        lambda script: begin(["sh", "-c", own + script], "", seconds),
+        lambda script: start_command(["sh", "-c", own + script], "", seconds),
         there,
         shlex.join(way.shown),
     )
@@ -218,11 +220,11 @@ def ssh_way(options: Mapping[str, Any]) -> AgentLauncher:
 def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, AgentLauncher]:
     """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
-    hosts = as_named(read_hosts(expression, options["hostfile"], job=job), job)
+    hosts = apply_job_names(read_hosts(expression, options["hostfile"], job=job), job)
     return hosts, read_way(options, job, hosts)
 
 
 def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
     """Return what starts programs on the hosts. Raises InputError where --launcher cannot serve there."""
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
-    return choose_way(options["launcher"], job, hosts, ssh, os.environ)
+    return choose_launcher(options["launcher"], job, hosts, ssh, os.environ)

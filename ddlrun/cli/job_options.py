@@ -42,7 +42,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import Settings, parse_config
 from ddlrun.plan.supervision import OutputStyle, SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
-from ddlrun.remote.agent import as_named
+from ddlrun.remote.agent import apply_job_names
 from ddlrun.runs.store import default_run_dir
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import parse_topology
@@ -271,7 +271,7 @@ def _arranged(options: dict[str, Any], job: Allocation | None) -> RackLayout:
         options["processes"], options["accelerators"], options["nodes"], options["racks"], options["aisles"],
         gpus=job.gpus if job is not None else None,
     )  # fmt: skip
-    hosts = as_named(job_hosts(options, job), job)
+    hosts = apply_job_names(job_hosts(options, job), job)
     if options["nnodes"] not in (None, len(hosts)):
         raise InputError(f"--nnodes {options['nnodes']}, but {hosts.source} has {len(hosts)}; name them: -H HOST,HOST")
     spare = options.get("spare_hosts") == "extra"

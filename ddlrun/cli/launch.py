@@ -26,7 +26,7 @@ from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import await_names, is_local
 from ddlrun.report.outcome import render_outcome, taken_port
 from ddlrun.report.plan import render_plan
-from ddlrun.runs.store import make_output_folder, remember, write_report, write_run_dir
+from ddlrun.runs.store import link_last_run, make_output_folder, write_report, write_run_dir
 from ddlrun.schedulers import read_job_end
 from ddlrun.topology import Topology, parse_topology
 
@@ -118,7 +118,7 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
                 job = _after(job, outcome, attempt, restarts)
             job, plan, check = _prepare(job, mpirun)
             write_run_dir(plan, check)
-            remember(plan, os.environ)
+            link_last_run(plan, os.environ)
             make_output_folder(job.settings.watch)
         except DdlrunError as error:
             if outcome is None:

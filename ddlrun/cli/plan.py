@@ -19,7 +19,7 @@ from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import TrainingStep, forecasts, indivisible, mistakes, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.network.quantities import parse_bytes, parse_seconds
-from ddlrun.remote.agent import as_named
+from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import ForecastReport, prospect_dict, render_prospect
 from ddlrun.topology import Topology, parse_topology
 
@@ -133,7 +133,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
         return _on_paper(shape, options, per_rack)
     wish = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
     job = find_job(options["scheduler"], named=bool(named))
-    hosts = as_named(read_hosts(options["hosts"], options["hostfile"], job=job), job)
+    hosts = apply_job_names(read_hosts(options["hosts"], options["hostfile"], job=job), job)
     arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
     for note in arranged.notes:
         click.echo(f"ddlrun: note: {note}", err=True)

@@ -15,7 +15,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
 from ddlrun.plan import machine_dict
-from ddlrun.remote.probe import ProbedHost, check_distinct, failures, group, probe_fully
+from ddlrun.remote.probe import ProbedHost, check_distinct, group, probe_fully, render_failures
 from ddlrun.report.machines import render_groups
 
 CACHE_SECONDS = 3600
@@ -63,7 +63,7 @@ def _probe(hosts: str | None, options: Mapping[str, Any]) -> tuple[dict[str, Mac
         _save(options["save"], host_list, probed)
     machines = {name: reply.machine for name, reply in probed.items() if reply.machine}
     reasons = {name: reply.problem for name, reply in probed.items() if reply.problem}
-    return machines, failures(reasons, target.ssh)
+    return machines, render_failures(reasons, target.ssh)
 
 
 def _load(hosts: str | None, hostfile: str | None, folder: str) -> dict[str, Machine]:

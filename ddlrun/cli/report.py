@@ -13,7 +13,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.report.html import render_page
 from ddlrun.report.record import parse_record
 from ddlrun.report.trace import trace as make_trace
-from ddlrun.runs.registry import Run, known_runs
+from ddlrun.runs.registry import Run, read_runs
 from ddlrun.runs.store import read_run_dir, run_folders, state_folder
 
 
@@ -32,7 +32,7 @@ def command(run: str | None, output: str | None, trace: str | None) -> None:
     id as ddlrun ps names it, or the beginning of one; default: the last run that was started here.
     """
     state = state_folder(os.environ)
-    known = known_runs(state)
+    known = read_runs(state)
     folder = _find(run, known, run_folders(state))
     record = parse_record(folder, read_run_dir(folder))
     going = record.outcome is None and any(

@@ -13,10 +13,10 @@ from ddlrun.cli.inputs import reach, read_hosts, ssh_way
 from ddlrun.cli.options import Sections, hostfile_option, option, option_group, probe_timeout_option, ssh_options
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.errors import InputError, UnreachableError
-from ddlrun.remote.probe import ProbeTarget, failures, is_local, why_silent
+from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
-from ddlrun.runs.registry import Run, forget, known_runs
+from ddlrun.runs.registry import Run, read_runs, remove_record
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -40,7 +40,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 
     Default: this host and the hosts of runs that were started here.
     """
-    runs = known_runs(state_folder(os.environ))
+    runs = read_runs(state_folder(os.environ))
     processes, failed = _find_processes(hosts, runs, options)
     text = render_runs_json(runs, processes) if options["as_json"] else render_runs(runs, processes)
     click.echo(text, nl=False)
@@ -60,7 +60,7 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     left on its hosts.
     """
     folder = state_folder(os.environ)
-    registered = {run.run: run for run in known_runs(folder)}
+    registered = {run.run: run for run in read_runs(folder)}
     run_ids = [next((full for full in registered if full.startswith(name)), name) for name in runs]
     unknown = [run_id for run_id in run_ids if run_id not in registered and not options["hostfile"]]
     if unknown:
@@ -73,7 +73,7 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     runs_by_host = _runs_by_host(run_ids, registered, options["hostfile"])
     ended, failed = end_runs(runs_by_host, options["grace"], _target(options, options["grace"]))
     for run in selected:
-        forget(folder, run)
+        remove_record(folder, run)
     click.echo(f"ended: {', '.join(run_ids)}{_describe_leftovers(ended)}")
     _raise_failures(failed, options)
     return 0
@@ -102,7 +102,7 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     that were started here.
     """
     folder = state_folder(os.environ)
-    runs = known_runs(folder)
+    runs = read_runs(folder)
     processes, failed = _find_processes(hosts, runs, options)
     by_host = {host: orphans(on_host) for host, on_host in processes.items()}
     leftovers = {host: by_run for host, by_run in by_host.items() if by_run}
@@ -132,7 +132,7 @@ def _clean(
         ended, failed = end_runs(leftovers, CLEAN_GRACE_SECONDS, _target(options, CLEAN_GRACE_SECONDS))
     over = [run for run in runs if run.alive() is False]
     for run in over:
-        forget(folder, run)
+        remove_record(folder, run)
     removed = _remove_session_folders() + _remove_run_folders(f"{folder}/runs", options["older_than"])
     click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(over)}; removed folders: {removed}")
     return failed
@@ -155,8 +155,8 @@ def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:
 
 def _raise_failures(failed: Failures, options: Options) -> None:
     if failed:
-        reasons = {name: why_silent(reply) for name, reply in failed.items()}
-        raise UnreachableError(*failures(reasons, _target(options).ssh))
+        reasons = {name: describe_failure(reply) for name, reply in failed.items()}
+        raise UnreachableError(*render_failures(reasons, _target(options).ssh))
 
 
 def _describe_leftovers(ended: Mapping[str, int]) -> str:

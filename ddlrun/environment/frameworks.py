@@ -12,7 +12,7 @@ class Framework(NamedTuple):
     """What a framework's ranks find in their environment.
 
     `job`: variable -> the same for all ranks, in braces what `Rendezvous` knows. `rank`: variable -> what the
-    rank fills in: rank, size, local_rank, local_size, host, hosts, gpu or workers (see rank/introduce.py).
+    rank fills in: rank, size, local_rank, local_size, host, hosts, gpu or workers (see rank/framework_environment.py).
     """
 
     title: str

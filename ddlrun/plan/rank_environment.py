@@ -16,7 +16,7 @@ from ddlrun.plan.settings import Settings
 from ddlrun.process_managers.installation import ask_builds, mpi4py_library
 from ddlrun.process_managers.openmpi import OVERRULING, Mpirun, Transport
 from ddlrun.rank import protocol
-from ddlrun.remote.agent import CHOSEN_BY_SLURM, PARTS, daemon_variables
+from ddlrun.remote.daemon_variables import CHOSEN_BY_SLURM, PARTS, DaemonRequest, daemon_variables
 from ddlrun.remote.probe import is_local
 from ddlrun.topology import Topology, parse_topology
 
@@ -105,10 +105,16 @@ def _tuned(
 def _daemons(settings: Settings, mpirun: Mpirun, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make mpirun start its daemons as we start our scripts; what the user set stays."""
     alone = all(is_local(name, os.uname().nodename) for name in settings.hosts.names)
-    wanted = daemon_variables(
-        settings.way, mpirun.major, settings.job, placement.topology.accelerators, environ, alone=alone
+    request = DaemonRequest(
+        launcher=settings.way.launcher,
+        words=settings.way.words,
+        major=mpirun.major,
+        slots=placement.topology.accelerators,
+        job=settings.job,
+        alone=alone,
     )
-    return {name: value for name, value in wanted.items() if name not in settings.variables}
+    variables = daemon_variables(request, environ)
+    return {name: value for name, value in variables.items() if name not in settings.variables}
 
 
 def _exports(settings: Settings, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:

@@ -17,7 +17,7 @@ from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, rend
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.ssh import NO_CLIENT, diagnose
 from ddlrun.preflight.tcp import batches, judge_tcp, peer_scripts
-from ddlrun.remote.probe import ProbeTarget, ask, is_local
+from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 
 MOST_NAMES = 8
@@ -119,7 +119,7 @@ def _connect(
     if left < 1:
         return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
     scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
-    replies = {host: reply.out for host, reply in ask(scripts, reach(left)).items()}
+    replies = {host: reply.out for host, reply in run_scripts(scripts, reach(left)).items()}
     return judge_tcp(hosts, replies, network)
 
 
@@ -158,7 +158,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
     scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}
     begin = time.time()
     read_here = reach.here(facts_script(base._replace(names=hosts.names[: 4 * MOST_NAMES]), daemon))
-    replies = ask(scripts, reach)
+    replies = run_scripts(scripts, reach)
     end = time.time()
     machines: dict[str, Machine] = {}
     here = parse_facts(read_here().out, "this machine", machines)

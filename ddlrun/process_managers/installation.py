@@ -8,7 +8,7 @@ from functools import cache, partial
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun, parse_version
-from ddlrun.remote.processes import FinishedProcess, begin
+from ddlrun.remote.processes import FinishedProcess, start_command
 
 # Importing TensorFlow from a slow file system.
 BUILD_SECONDS = 60.0
@@ -31,7 +31,7 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], M
         path, reason = _which("mpirun", environ), "first on PATH"
     if path is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return cache(partial(_version, os.path.abspath(path), reason, begin([path, "--version"])))
+    return cache(partial(_version, os.path.abspath(path), reason, start_command([path, "--version"])))
 
 
 def _version(path: str, reason: str, answered: Callable[[], FinishedProcess]) -> Mpirun:
@@ -55,7 +55,9 @@ def _prefix(mpirun: str) -> str:
 def ask_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:
     """Ask libraries of a Python what they are built with, all at once: a process each."""
     setting = [f"{name}={value}" for name, value in environ.items()]
-    asked = {name: begin(["env", *setting, python, "-c", PROGRAM, name], "", BUILD_SECONDS) for name in libraries}
+    asked = {
+        name: start_command(["env", *setting, python, "-c", PROGRAM, name], "", BUILD_SECONDS) for name in libraries
+    }
     said = {name: finish() for name, finish in asked.items()}
     return {name: parse_build(one.out, one.err, one.code) for name, one in said.items()}
 

@@ -1,1 +1,1 @@
-"""What runs on each host, beside the user's program: the standard library alone, as that host has it."""
+"""The program that runs on each host beside the user's: it needs the standard library alone."""

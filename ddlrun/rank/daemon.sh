@@ -1,3 +1,4 @@
-# What Slurm or Grid Engine starts as Open MPI's daemon: prted dies of a warning that is meant for the ranks.
+# Start Open MPI's daemon for Slurm or Grid Engine with SIGUSR1 and SIGUSR2 ignored: a scheduler sends them as
+# warnings to the ranks, and prted would die of them.
 trap '' USR1 USR2
 exec "$@"

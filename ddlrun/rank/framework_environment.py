@@ -1,57 +1,60 @@
-"""Tell a rank's program who it is, in the variables that its framework reads (see frameworks.py for the tables)."""
+"""The variables from which a rank's framework reads its place in the job (see environment/frameworks.py)."""
 
 from __future__ import annotations
 
 import _socket
 import os
 
-from ddlrun.rank.binding import host_and_local, seat
+from ddlrun.rank.binding import host_and_local, parse_binding
 
 EADDRINUSE = 98
 
 
-def introduce(rank: int, local_rank: int, size: int) -> list[str]:
-    """Set what DDLRUN_OWN asks for; return what is wrong with the ports that the plan chose: somebody has them."""
-    wanted = [word.split("=") for word in os.environ.pop("DDLRUN_OWN", "").split()]
+def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
+    """Set the variables that DDLRUN_OWN lists; return a problem for each planned port that is no longer free."""
+    requests = [word.split("=") for word in os.environ.pop("DDLRUN_OWN", "").split()]
     workers, ports = (os.environ.pop(f"DDLRUN_{name}", "") for name in ("WORKERS", "PORTS"))
-    if not wanted or min(rank, local_rank, size) < 0:
+    if not requests or min(rank, local_rank, size) < 0:
         return []
     topology, order = os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"]
     local_size = int(topology.partition("x")[0])
-    known = {
+    values = {
         "rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size, "hosts": size // local_size,
         "host": host_and_local(rank, size, topology, order)[0], "gpu": _own_gpu(rank, local_rank, size),
-        "workers": _tf_config(workers, rank, size, topology, order) if workers else None,
-        # All that JAX wants of it here is that it is there.
+        "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
+        # JAX only checks that it is set.
         "uri": os.environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),  # noqa: SIM112 - its own name
     }  # fmt: skip
-    for name, what in wanted:
-        if known.get(what) is not None:
-            os.environ[name] = str(known[what])
-    mine = [word.split("=") for word in ports.split()] if rank == 0 else []
+    for name, field in requests:
+        if values.get(field) is not None:
+            os.environ[name] = str(values[field])
+    own_ports = [word.split("=") for word in ports.split()] if rank == 0 else []
     if workers:
-        mine.append(["TF_CONFIG", str(int(workers.split()[0]) + local_rank)])
-    return [f"port {port} ({name}) was free, and now another process has it" for name, port in mine if _taken(port)]
+        own_ports.append(["TF_CONFIG", str(int(workers.split()[0]) + local_rank)])
+    return [
+        f"port {port} ({name}) was free, and now another process has it" for name, port in own_ports if _in_use(port)
+    ]
 
 
 def _own_gpu(rank: int, local_rank: int, size: int) -> int | None:
-    """Return the place of the rank's own GPU among those that it sees; None: it has none, or nothing is set."""
-    planned = seat(os.environ, rank, local_rank, size)
+    """Return the index of the rank's own GPU among its visible ones, or None if it has none or none was planned."""
+    planned = parse_binding(os.environ, rank, local_rank, size)
     return local_rank % len(planned.gpus) if planned is not None and planned.gpus else None
 
 
-def _tf_config(workers: str, rank: int, size: int, topology: str, order: str) -> str:
-    """Write TF_CONFIG: a worker a rank, from `PORT ADDRESS,ADDRESS...`, which has an address a host."""
+def _render_tf_config(workers: str, rank: int, size: int, topology: str, order: str) -> str:
+    """Render TF_CONFIG with one worker per rank, from `PORT ADDRESS,ADDRESS...` with one address per host."""
     port, _, listed = workers.partition(" ")
     addresses = listed.split(",")
     places = (host_and_local(other, size, topology, order) for other in range(size))
-    all_of_them = ",".join(f'"{addresses[host]}:{int(port) + local_rank}"' for host, local_rank in places)
-    return f'{{"cluster":{{"worker":[{all_of_them}]}},"task":{{"type":"worker","index":{rank}}}}}'
+    endpoints = ",".join(f'"{addresses[host]}:{int(port) + local_rank}"' for host, local_rank in places)
+    return f'{{"cluster":{{"worker":[{endpoints}]}},"task":{{"type":"worker","index":{rank}}}}}'
 
 
-def _taken(port: str) -> bool:
+def _in_use(port: str) -> bool:
+    """Return True if another process listens on a port; closed connections do not count, as for servers."""
     probe = _socket.socket()
-    probe.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)  # as servers do: what is closed is in nobody's way
+    probe.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
     try:
         probe.bind(("", int(port)))
     except OSError as error:

@@ -1,97 +1,111 @@
-"""The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four), what it says."""
+"""The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four bytes) and a text."""
 
 HEAD = 5
 
 # From a keeper to ddlrun.
 HELLO = b"h"
-"""token, rank, host, local rank, process id of the program: parted by tabs."""
+"""First the token alone; then rank, host, local rank and the keeper's process id, separated by tabs."""
 OUT = b"o"
+"""Output of the program on standard output."""
 ERR = b"e"
+"""Output of the program on standard error."""
 BOUND = b"b"
-"""What the rank was given: see seat.Seat.report."""
+"""The rank's binding: see binding.bind_rank."""
 ENDED = b"x"
-"""How the rank's program ended: see Ended."""
-WHERE = b"w"
-"""Where the rank's program stands: text."""
-TAKEN = b"t"
-"""A signal that came from outside, a scheduler's warning, has reached this rank: its number as text."""
-SAYS = b"s"
-"""Something that the keeper has to tell people: text."""
+"""The end of the rank's program: see ProgramEnd."""
+STATE = b"w"
+"""The reply to INSPECT: text."""
+SIGNALLED = b"t"
+"""A signal from outside, such as a scheduler's warning, has reached this rank: its number as text."""
+NOTE = b"s"
+"""A text for the user."""
 
 # From ddlrun to a keeper.
 WELCOME = b"W"
+"""The token is right."""
 SIGNAL = b"S"
-"""Pass this signal (its number as text) on to the program."""
-FINISH = b"F"
-"""End the program: TERM, and KILL after so many seconds (text)."""
+"""Pass a signal (its number as text) on to the program."""
+TERMINATE = b"F"
+"""End the program: SIGTERM now, SIGKILL after a grace in seconds (text)."""
 LEAVE = b"L"
-"""Nothing is left to do: exit as the program did."""
-LOOK = b"Q"
-"""Say where the program stands."""
+"""All ranks have ended: exit with the program's exit code."""
+INSPECT = b"Q"
+"""Report the state of the rank's processes."""
 SWEEP = b"C"
-"""Kill whatever else carries the run's id on this host."""
+"""Kill every other process of the run on this host."""
 
-# Both ways: still here.
-BEAT = b"."
+# In both directions.
+HEARTBEAT = b"."
+"""The sender is alive."""
 
 ADDRESSES = "DDLRUN_CHANNEL"
-"""The variable with TOKEN@HOST@ADDRESS:PORT,ADDRESS:PORT...: how a keeper finds ddlrun on HOST."""
+"""The variable TOKEN@HOST@ADDRESS:PORT,ADDRESS:PORT...: the addresses of ddlrun, which runs on HOST."""
 
 
 def pack(kind: bytes, text: bytes = b"") -> bytes:
-    """Return one message."""
+    """Return a message as it is sent."""
     return kind + len(text).to_bytes(4, "big") + text
 
 
 class Unpacker:
-    """Takes bytes as they come and gives whole messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the messages that are complete now, as (kind, text)."""
-        held = self._held
-        held += data
-        found = []
+        """Add received bytes; return the messages that are now complete, as (kind, text)."""
+        rest = self._rest
+        rest += data
+        messages = []
         at = 0
-        while len(held) - at >= HEAD:
-            end = at + HEAD + int.from_bytes(held[at + 1 : at + HEAD], "big")
-            if end > len(held):
+        while len(rest) - at >= HEAD:
+            end = at + HEAD + int.from_bytes(rest[at + 1 : at + HEAD], "big")
+            if end > len(rest):
                 break
-            found.append((bytes(held[at : at + 1]), bytes(held[at + HEAD : end])))
+            messages.append((bytes(rest[at : at + 1]), bytes(rest[at + HEAD : end])))
             at = end
-        del held[:at]
-        return found
+        del rest[:at]
+        return messages
 
 
 class ProgramEnd:
-    """How a rank's program ended, as its keeper saw it."""
+    """The end of a rank's program, as its keeper saw it."""
 
-    FIELDS = ("code", "signal", "seconds", "max_rss_kib", "oom_kills", "ordered", "why")
+    code: int = 0
+    """The exit code, or 128 + the signal."""
+    signal: int = 0
+    """The signal that ended the program; 0 if none did."""
+    seconds: float = 0.0
+    max_rss_kib: int = 0
+    oom_kills: int = 0
+    ordered: int = 0
+    """1 if the keeper had sent it SIGTERM."""
+    why: str = ""
+    """The keeper's explanation, beyond the code."""
+    tail: bytes = b""
+    """The last of its standard error."""
 
-    def __init__(self, **known: object) -> None:
-        self.code = int(str(known.get("code", 0)))
-        self.signal = int(str(known.get("signal", 0)))
-        self.seconds = float(str(known.get("seconds", 0)))
-        self.max_rss_kib = int(str(known.get("max_rss_kib", 0)))
-        self.oom_kills = int(str(known.get("oom_kills", 0)))
-        self.ordered = int(str(known.get("ordered", 0)))
-        """Not 0: it had been told to end."""
-        self.why = str(known.get("why", ""))
-        """What the keeper knows of the reason."""
-        tail = known.get("tail", b"")
-        self.tail = tail if isinstance(tail, bytes) else b""
-        """The last of what it wrote to standard error."""
+    FIELDS = (
+        ("code", int), ("signal", int), ("seconds", float), ("max_rss_kib", int), ("oom_kills", int),
+        ("ordered", int), ("why", str),
+    )  # fmt: skip
+    """The fields of the first line, in their order, and their types; the rest of the message is the tail."""
+
+    def __init__(self, **fields: object) -> None:
+        """Set the given fields; the others are 0 or empty."""
+        self.__dict__.update(fields)
 
     def pack(self) -> bytes:
         """Return the text of the message."""
-        fields = "\t".join(" ".join(str(getattr(self, name)).split()) for name in self.FIELDS)
-        return fields.encode(errors="replace") + b"\n" + self.tail
+        values = (str(getattr(self, name)) for name, _ in self.FIELDS)
+        line = "\t".join(" ".join(value.split()) for value in values)
+        return line.encode(errors="replace") + b"\n" + self.tail
 
     @classmethod
     def parse(cls, text: bytes) -> "ProgramEnd":
-        """Read the text of the message."""
+        """Parse the text of the message."""
         line, _, tail = text.partition(b"\n")
         words = line.decode(errors="replace").split("\t")
-        return cls(tail=tail, **dict(zip(cls.FIELDS, words, strict=False)))
+        fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=False)}
+        return cls(**fields, tail=tail)

@@ -1,1 +1,1 @@
-"""Programs on this machine and on other hosts: start them, query hosts, follow batch jobs."""
+"""Programs on this machine and on other hosts: starting them, probing hosts, following batch jobs."""

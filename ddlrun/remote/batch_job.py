@@ -1,4 +1,4 @@
-"""Follow a job that a scheduler has: its states, its log as it grows, and its exit code."""
+"""A batch job that a scheduler runs: follow its states and its log, and return its exit code."""
 
 import contextlib
 import os
@@ -8,143 +8,174 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
-from ddlrun.remote.processes import FinishedProcess, ShownCommand, begin, show
+from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, start_command
 from ddlrun.schedulers.submit import JobState, Scheduler, insert_job_id, parse_state
 
-# Seconds between two questions: schedulers have many users.
-FIRST, LAST = 2.0, 10.0
-# Rounds until a job counts as forgotten (accounting comes seconds later), and a scheduler as lost (ten minutes).
-FORGOTTEN, LOST = 6, 60
+COMMAND_SECONDS = 60.0
+# Seconds between two queries, which grow: schedulers have many users.
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 2.0, 10.0, 1.25
+# Queries until a job counts as forgotten (accounting comes seconds later), and a scheduler as lost (ten minutes).
+MOST_FORGOTTEN, MOST_SILENT = 6, 60
+COPY_SECONDS = 1.0
+LAST_OUTPUT_SECONDS = 10.0
 
 
 class SubmittedJob(NamedTuple):
-    """A job: who has it, its id, and where its log is, as far as known; `shown` is what was in that file before."""
+    """A job that was submitted."""
 
     scheduler: Scheduler
     job_id: str
     log: str | None
+    """The path of its log, if known."""
     shown: int = 0
+    """The size of that file before the job."""
 
 
-def follow(job: SubmittedJob, say: Callable[[str], None]) -> int:
-    """Stay with a job until it has ended: `say` its states, copy its log to standard output, return its exit code.
+class QueryResult(NamedTuple):
+    """The reply of a scheduler to the queries for a job's state."""
 
-    Raises UnreachableError where the scheduler does not know it any more, or answers no longer.
+    state: JobState | None
+    """None: no query was answered."""
+    forgotten: bool = False
+    """Whether the scheduler does not know the job."""
+    text: str = ""
+    """The output of the first query that was not answered."""
+
+
+def follow(job: SubmittedJob, report: Callable[[str], None]) -> int:
+    """Stay with a job to its end: report its states, copy its log to standard output, return its exit code.
+
+    Raises:
+        UnreachableError: The scheduler has forgotten the job, or replies no longer.
     """
     log: _LogFile | _LogCommand = _LogCommand(job) if job.scheduler.print_log else _LogFile(job.log, job.shown)
     with contextlib.closing(log):
-        code = _watch(job, log, say)
+        code = _follow_states(job, log, report)
         log.finish()
     return code
 
 
-def _watch(job: SubmittedJob, log: "_LogFile | _LogCommand", say: Callable[[str], None]) -> int:
+def _follow_states(job: SubmittedJob, log: "_LogFile | _LogCommand", report: Callable[[str], None]) -> int:
+    """Report each new state until the job has ended; return its exit code."""
     state = JobState("")
-    pause, silent, forgotten = FIRST, 0, 0
+    pause, silent, forgotten = FIRST_PAUSE, 0, 0
     while True:
-        answer, (gone, words) = ask(job)
-        silent, forgotten = (0, 0) if answer else (silent + 1, forgotten + gone)
-        if forgotten == FORGOTTEN or silent == LOST:
+        result = query(job)
+        if result.state is None:
+            silent += 1
+            forgotten += int(result.forgotten)
+        else:
+            silent = forgotten = 0
+        if forgotten == MOST_FORGOTTEN or silent == MOST_SILENT:
             raise UnreachableError(
                 f"{job.scheduler.title} says nothing of job {job.job_id} any more, so its exit code is not known"
-                f" ({words}); look for it: {' '.join(insert_job_id(job.scheduler.status, job.job_id))}"
+                f" ({result.text}); look for it: {' '.join(insert_job_id(job.scheduler.status, job.job_id))}"
             )
-        if answer is not None and answer.name != state.name:
-            ended = f", exit code {answer.exit_code}" if answer.exit_code is not None else ""
-            say(f"{job.scheduler.title} job {job.job_id}: {answer.name}{ended}")
-            pause = FIRST
-        state = answer or state
-        log.look(state)
+        if result.state is not None and result.state.name != state.name:
+            code = f", exit code {result.state.exit_code}" if result.state.exit_code is not None else ""
+            report(f"{job.scheduler.title} job {job.job_id}: {result.state.name}{code}")
+            pause = FIRST_PAUSE
+        state = result.state or state
+        log.update(state)
         if state.exit_code is not None:
             return state.exit_code
-        until = time.monotonic() + pause
-        while (left := until - time.monotonic()) > 0:
-            log.copy()
-            time.sleep(min(1.0, left))
-        pause = min(pause * 1.25, LAST)
+        _copy_for(pause, log)
+        pause = min(pause * PAUSE_GROWTH, LONGEST_PAUSE)
 
 
-def ask(job: SubmittedJob) -> tuple[JobState | None, tuple[bool, str]]:
-    """Return a job's state, or None, whether the scheduler does not know it, and its words."""
-    gone, words = False, ""
-    for question in job.scheduler.state_queries:
-        done = run(insert_job_id(question.argv, job.job_id))
-        state = parse_state(question, done.out, job.job_id) if done.code == 0 else None
+def _copy_for(seconds: float, log: "_LogFile | _LogCommand") -> None:
+    """Copy the log as it grows, for some seconds."""
+    end = time.monotonic() + seconds
+    while (remaining := end - time.monotonic()) > 0:
+        log.copy()
+        time.sleep(min(COPY_SECONDS, remaining))
+
+
+def query(job: SubmittedJob) -> QueryResult:
+    """Query the scheduler for a job's state, by one command after the other until one knows."""
+    forgotten, text = False, ""
+    for state_query in job.scheduler.state_queries:
+        done = run(insert_job_id(state_query.argv, job.job_id))
+        state = parse_state(state_query, done.out, job.job_id) if done.code == 0 else None
         if state is not None:
-            return state, (False, "")
-        said = " ".join(f"{done.out} {done.err}".split())
-        gone = gone or re.search(job.scheduler.unknown_job, said) is not None
-        words = words or said[:200]
-    return None, (gone, words or "no answer")
+            return QueryResult(state)
+        output = " ".join(f"{done.out} {done.err}".split())
+        forgotten = forgotten or re.search(job.scheduler.unknown_job, output) is not None
+        text = text or output[:200]
+    return QueryResult(None, forgotten, text or "no answer")
 
 
 def run(argv: Sequence[str], stdin: str = "") -> FinishedProcess:
-    """Run a scheduler's command; a busy one may take its time."""
-    return begin(argv, stdin, 60.0)()
+    """Run a scheduler's command, with time for a busy one."""
+    return start_command(argv, stdin, COMMAND_SECONDS)()
 
 
 class _LogFile:
-    """A log that a file system shows us: what is new in it goes to standard output."""
+    """A log file that this machine can read; additions are copied to standard output."""
 
     def __init__(self, path: str | None, shown: int) -> None:
-        self.path = path
-        self.at = shown
+        self._path = path
+        self._offset = shown
 
-    def look(self, state: JobState) -> None:
-        """Take the path that the scheduler names."""
-        self.path = state.log or self.path
+    def update(self, state: JobState) -> None:
+        """Use the path that the scheduler reports."""
+        self._path = state.log or self._path
 
     def copy(self) -> None:
-        """Copy what is new; a file that is not there (yet), or not to us, has nothing."""
-        new = b""
-        with contextlib.suppress(OSError), open(self.path or "", "rb") as file:
-            self.at = 0 if os.fstat(file.fileno()).st_size < self.at else self.at  # it was begun anew
-            file.seek(self.at)
-            new = file.read()
-        self.at += len(new)
-        while new:
-            new = new[os.write(1, new) :]
+        """Copy the additions; a file that does not exist (yet) or cannot be read has none."""
+        addition = b""
+        with contextlib.suppress(OSError), open(self._path or "", "rb") as file:
+            if os.fstat(file.fileno()).st_size < self._offset:  # it was started again
+                self._offset = 0
+            file.seek(self._offset)
+            addition = file.read()
+        self._offset += len(addition)
+        while addition:
+            addition = addition[os.write(1, addition) :]
 
     def finish(self) -> None:
         """Copy the rest; a shared file system shows the last lines late."""
         self.copy()
-        time.sleep(1.0)
+        time.sleep(COPY_SECONDS)
         self.copy()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the file is open only while it is read."""
 
 
 class _LogCommand:
-    """A log that a command prints for as long as the job runs."""
+    """A command that prints the log as long as the job runs."""
 
     def __init__(self, job: SubmittedJob) -> None:
-        self.argv = insert_job_id(job.scheduler.print_log or (), job.job_id)
-        self.shown: ShownCommand | None = None
-        self.began = 0.0
-        self.since: str | None = None
+        self._argv = insert_job_id(job.scheduler.print_log or (), job.job_id)
+        self._command: PassthroughCommand | None = None
+        self._started_at = 0.0
+        self._printed_until: str | None = None
 
-    def look(self, state: JobState) -> None:
-        """Start it when there is something to show, and again where the connection broke."""
+    def update(self, state: JobState) -> None:
+        """Start the command when there is something to print, and again when its connection broke."""
         self.copy()
-        if self.shown is None and (state.name == "Running" or (state.exit_code is not None and self.since is None)):
-            self.began = time.monotonic()
-            self.shown = show((*self.argv, *((f"--since-time={self.since}",) if self.since else ())))
+        ended_unseen = state.exit_code is not None and self._printed_until is None
+        if self._command is None and (state.name == "Running" or ended_unseen):
+            self._started_at = time.monotonic()
+            since = (f"--since-time={self._printed_until}",) if self._printed_until else ()
+            with contextlib.suppress(OSError):
+                self._command = PassthroughCommand((*self._argv, *since))
 
     def copy(self) -> None:
-        """Notice its end: what it has shown is not shown again."""
-        code = self.shown.wait(0) if self.shown is not None else None
+        """Check for the end of the command; a new one leaves out what was printed."""
+        code = self._command.wait(0) if self._command is not None else None
         if code is not None:
-            self.shown = None
-            if not code or time.monotonic() - self.began > FIRST * 2:
-                self.since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self._command = None
+            if not code or time.monotonic() - self._started_at > FIRST_PAUSE * 2:
+                self._printed_until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def finish(self) -> None:
-        """Let it print the rest."""
-        if self.shown is not None and self.shown.wait(10.0) is not None:
-            self.shown = None
+        """Wait for the rest of the output."""
+        if self._command is not None and self._command.wait(LAST_OUTPUT_SECONDS) is not None:
+            self._command = None
 
     def close(self) -> None:
-        """End it."""
-        if self.shown is not None:
-            self.shown.end()
+        """Kill the command."""
+        if self._command is not None:
+            self._command.kill()

@@ -1,4 +1,4 @@
-"""Ask each host what it is made of, in one parallel round trip."""
+"""Probing hosts: what each is made of, in one parallel round trip."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,88 +14,100 @@ TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ddlrun.machine.probe_reply import ProbeReply
 
+RESOLVE_SECONDS = 0.5
+# More hosts than this with the same failure share a line of the error.
+MOST_LINES = 4
+
 
 class ProbeTarget(NamedTuple):
-    """How hosts are reached: this one's name, what starts a sh script here, and runs some on others (all at once)."""
+    """The ways to run sh scripts on hosts."""
 
     own_name: str
+    """This machine's name."""
     here: Callable[[str], Callable[[], FinishedProcess]]
+    """Starts a script on this machine; returns a function that waits for its end."""
     there: Callable[[Mapping[str, str]], Mapping[str, FinishedProcess]]
+    """Runs one script per other host, all at once."""
     ssh: str = "ssh"
+    """The command that a user would try to reach a host."""
 
 
 class ProbeCache(Protocol):
-    """Earlier answers by host."""
+    """Earlier replies by host."""
 
     def get(self, host: str) -> str | None:
-        """Return a host's answer, None where there is none or it is too old."""
+        """Return a host's reply, or None if there is none or it is too old."""
 
     def put(self, host: str, text: str) -> None:
-        """Keep a host's answer."""
+        """Store a host's reply."""
 
 
 class ProbedHost(NamedTuple):
-    """A host's machine and the texts that it was made of, or why there is none."""
+    """A host's machine, or the problem with its reply."""
 
     machine: Machine | None
     sections: Mapping[str, str]
+    """The texts from which the machine was read, by file name."""
     problem: str | None = None
     cached: bool = False
 
 
 def is_local(name: str, own_name: str) -> bool:
-    """Tell whether a host's name means this machine (by name alone; nothing is resolved)."""
+    """Return True if a host's name means this machine, by the name alone: nothing is resolved."""
     own = own_name.lower()
     return name.lower() in ("localhost", "127.0.0.1", "::1", own, own.partition(".")[0])
 
 
 def check_distinct(hosts: HostList, own_name: str) -> None:
-    """Raise InputError where two names mean this machine, or differ in upper and lower case alone."""
-    seen: dict[str, str] = {}
+    """Raise InputError if two names mean this machine, or differ in upper and lower case alone."""
+    first_names: dict[str, str] = {}
     for name in hosts.names:
         key = "localhost" if is_local(name, own_name) else name.lower()
-        if key in seen:
-            which = "this machine" if key == "localhost" else "the same host"
-            raise InputError(f"{hosts.source}: {seen[key]} and {name} are both {which}; name it once")
-        seen[key] = name
+        if key in first_names:
+            host = "this machine" if key == "localhost" else "the same host"
+            raise InputError(f"{hosts.source}: {first_names[key]} and {name} are both {host}; name it once")
+        first_names[key] = name
 
 
 def await_names(names: Sequence[str], seconds: float) -> None:
     """Wait until every name resolves, as those of new pods do not at once.
 
-    Raises UnreachableError naming those that still do not after so many seconds.
+    Raises:
+        UnreachableError: Some names do not resolve after that many seconds.
     """
-    import socket  # noqa: PLC0415 - for pods alone
-
-    def unknown(name: str) -> bool:
-        try:
-            socket.getaddrinfo(name, None)
-        except OSError:
-            return True
-        return False
-
     end = time.monotonic() + seconds
-    while missing := [name for name in names if unknown(name)]:
+    while missing := [name for name in names if not _resolves(name)]:
         if time.monotonic() > end:
             raise UnreachableError(
                 f"hosts {fold(missing)}: no such name after {seconds:g} s; see whether their pods run: kubectl get pods"
             )
-        time.sleep(0.5)
+        time.sleep(RESOLVE_SECONDS)
+
+
+def _resolves(name: str) -> bool:
+    import socket  # noqa: PLC0415 - for pods alone
+
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
 
 
 def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
-    """Return each host's machine as /sys has it; hosts that say the same share one object.
+    """Return each host's machine, read from its /sys; hosts with equal replies share one object.
 
-    Raises UnreachableError naming every host that could not be asked, and why.
+    Raises:
+        UnreachableError: Hosts that did not reply, each with the reason.
     """
-    answers = ask(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = {name: why_silent(answers[name]) for name in hosts.names if "ddlrun:end" not in answers[name].out}
+    replies = run_scripts(dict.fromkeys(hosts.names, SCRIPT), reach)
+    failed = {name: describe_failure(replies[name]) for name in hosts.names if "ddlrun:end" not in replies[name].out}
     if failed:
-        raise UnreachableError(*failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
+        raise UnreachableError(*render_failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
     kinds: dict[str, Machine] = {}
     machines: dict[str, Machine] = {}
     for name in hosts.names:
-        text = answers[name].out.strip()
+        text = replies[name].out.strip()
         kind = machine_kind(text)
         if kind not in kinds:
             kinds[kind] = parse_sysfs(text, name)
@@ -104,42 +116,45 @@ def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
 
 
 def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = None) -> dict[str, ProbedHost]:
-    """Return what each host says with all its tools; a host that is as it was in the cache skips the tools.
+    """Return the replies of all tools of each host; a host that is as in the cache skips its tools.
 
-    Hosts that look the same share one Machine. Never raises for a host: its Probed has the problem.
+    Hosts that look the same share one Machine. A host's failure is in its ProbedHost and raises nothing.
     """
-    from ddlrun.machine.probe_reply import full_script  # noqa: PLC0415 - a launch asks /sys alone
+    from ddlrun.machine.probe_reply import full_script  # noqa: PLC0415 - a launch reads /sys alone
 
-    kept = {name: _kept(cache.get(name), name) for name in hosts.names} if cache else {}
-    known = {name: answer.key for name, answer in kept.items() if answer}
-    answers = ask({name: full_script(known.get(name, "")) for name in hosts.names}, reach)
+    earlier = {name: _parse_cached(cache.get(name), name) for name in hosts.names} if cache else {}
+    keys = {name: reply.key for name, reply in earlier.items() if reply}
+    replies = run_scripts({name: full_script(keys.get(name, "")) for name in hosts.names}, reach)
     kinds: dict[Machine, Machine] = {}
-    found: dict[str, ProbedHost] = {}
+    probed: dict[str, ProbedHost] = {}
     for name in hosts.names:
-        if "@ddlrun" not in answers[name].out:
-            found[name] = ProbedHost(None, {}, why_silent(answers[name]))
-            continue
-        found[name] = _read(name, answers[name].out, kept.get(name))
-        if found[name].problem is None and cache and not found[name].cached:
-            cache.put(name, answers[name].out)
-        if machine := found[name].machine:
-            found[name] = found[name]._replace(machine=kinds.setdefault(machine, machine))
-    return found
+        reply = replies[name]
+        host = _read_reply(name, reply, earlier.get(name))
+        if host.problem is None and cache and not host.cached:
+            cache.put(name, reply.out)
+        if host.machine is not None:
+            host = host._replace(machine=kinds.setdefault(host.machine, host.machine))
+        probed[name] = host
+    return probed
 
 
-def _read(name: str, text: str, kept: "ProbeReply | None") -> ProbedHost:
+def _read_reply(name: str, reply: FinishedProcess, earlier: "ProbeReply | None") -> ProbedHost:
+    """Parse a host's reply; the earlier one completes that of a host that has not changed."""
     from ddlrun.machine.probe_reply import machine_of, parse_answer  # noqa: PLC0415 - see probe_fully
 
+    if "@ddlrun" not in reply.out:
+        return ProbedHost(None, {}, describe_failure(reply))
     try:
-        answer = parse_answer(text, name)
-        cached = answer.same and kept is not None
-        sections = {**kept.sections, **answer.sections} if cached and kept else answer.sections
-        return ProbedHost(machine_of(sections, name), sections, cached=cached)
+        answer = parse_answer(reply.out, name)
+        if answer.same and earlier is not None:
+            sections = {**earlier.sections, **answer.sections}
+            return ProbedHost(machine_of(sections, name), sections, cached=True)
+        return ProbedHost(machine_of(answer.sections, name), answer.sections)
     except HostError as error:
         return ProbedHost(None, {}, error.problem)
 
 
-def _kept(text: str | None, name: str) -> "ProbeReply | None":
+def _parse_cached(text: str | None, name: str) -> "ProbeReply | None":
     from ddlrun.machine.probe_reply import parse_answer  # noqa: PLC0415 - see probe_fully
 
     try:
@@ -148,30 +163,38 @@ def _kept(text: str | None, name: str) -> "ProbeReply | None":
         return None
 
 
-def ask(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
-    """Return what each host's script printed; the local ones run here, the others all at once."""
+def run_scripts(scripts: Mapping[str, str], reach: ProbeTarget) -> dict[str, FinishedProcess]:
+    """Run each host's script, all at once: this machine's own here, the others through the launcher."""
     local = {name: reach.here(script) for name, script in scripts.items() if is_local(name, reach.own_name)}
     remote = {name: script for name, script in scripts.items() if name not in local}
-    answers = dict(reach.there(remote)) if remote else {}
-    return answers | {name: finish() for name, finish in local.items()}
+    results = dict(reach.there(remote)) if remote else {}
+    return results | {name: finish() for name, finish in local.items()}
 
 
-def why_silent(answer: FinishedProcess) -> str:
-    """Return in a few words why a host gave no answer."""
-    said = [line for line in answer.err.strip().splitlines() if line.strip()]
-    return "no answer in time" if answer.code is None else (said[-1].strip() if said else f"exit code {answer.code}")
+def describe_failure(answer: FinishedProcess) -> str:
+    """Return the reason why a host's script printed nothing useful, in a few words."""
+    if answer.code is None:
+        return "no answer in time"
+    errors = [line.strip() for line in answer.err.splitlines() if line.strip()]
+    return errors[-1] if errors else f"exit code {answer.code}"
 
 
-def failures(why: Mapping[str, str], ssh: str, other: str = "") -> list[str]:
-    """Return a line a host that failed, one for all where more than four failed alike; `why` has the reasons."""
+def render_failures(reasons: Mapping[str, str], ssh: str, remedy: str = "") -> list[str]:
+    """Return one line per host that failed; more than four with the same failure share a line.
+
+    Args:
+        reasons: Host -> the reason of its failure.
+        ssh: The command to try.
+        remedy: A text for the end of each line.
+    """
     alike: dict[str, list[str]] = {}
-    for name, reason in why.items():
+    for name, reason in reasons.items():
         alike.setdefault(reason.replace(name, "*"), []).append(name)
     lines = []
     for names in alike.values():
-        for one in [names] if len(names) > 4 else [[name] for name in names]:
-            hosts = f"host{'s' * (len(one) > 1)} {fold(one)}"
-            lines.append(f"{hosts}: {why[one[0]]}; try: {ssh} {one[0]} true{other}")
+        for hosts in [names] if len(names) > MOST_LINES else [[name] for name in names]:
+            noun = "hosts" if len(hosts) > 1 else "host"
+            lines.append(f"{noun} {fold(hosts)}: {reasons[hosts[0]]}; try: {ssh} {hosts[0]} true{remedy}")
     return lines
 
 

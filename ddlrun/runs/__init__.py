@@ -1,1 +1,1 @@
-"""Runs: their folders, the registry of those under way, and processes that outlived theirs."""
+"""Runs: their folders, the registry of running jobs, and processes that outlived their run."""

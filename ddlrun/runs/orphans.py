@@ -1,14 +1,16 @@
-"""The processes of runs on hosts: found, and ended, by the run's id that each carries in its environment."""
+"""Processes of runs on hosts: found and ended by the run's id in their environment."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.remote.probe import ProbeTarget, ask
+from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 
 RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9]+-[0-9a-f]{8}"
+# The last line of a reply that is complete.
+COMPLETE = "@end"
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have.
 LIST = r"""
 grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
@@ -42,11 +44,13 @@ echo @end
 
 
 class OrphanProcess(NamedTuple):
-    """One process of a run; mpirun has no rank."""
+    """A process of a run."""
 
     pid: int
     run: str
+    """The run's id."""
     rank: int | None
+    """None: mpirun or one of its daemons."""
     command: str
 
     @property
@@ -56,47 +60,65 @@ class OrphanProcess(NamedTuple):
 
 
 def parse_processes(text: str) -> list[OrphanProcess]:
-    """Read what LIST printed."""
-    found = []
+    """Parse the output of LIST.
+
+    >>> parse_processes("@process 7 20261121-101112-4711-5e0c9a1b 0 sleep 9")[0].command
+    'sleep 9'
+    """
+    processes = []
     for line in text.splitlines():
-        match = re.fullmatch(rf"@process ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line)
-        if match:
-            found.append(
-                OrphanProcess(int(match[1]), match[2], None if match[3] == "-" else int(match[3]), match[4].strip())
-            )
-    return found
+        if match := re.fullmatch(rf"@process ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line):
+            rank = None if match[3] == "-" else int(match[3])
+            processes.append(OrphanProcess(int(match[1]), match[2], rank, match[4].strip()))
+    return processes
 
 
 def find_processes(
     hosts: Sequence[str], reach: ProbeTarget
 ) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
-    """Return each host's processes of any run, and the answers of hosts that gave none."""
-    answers = ask(dict.fromkeys(hosts, LIST), reach)
-    failed = {name: answer for name, answer in answers.items() if "@end" not in answer.out}
-    return {name: parse_processes(answers[name].out) for name in hosts if name not in failed}, failed
+    """Return each host's processes of all runs, and the replies of hosts that failed."""
+    replies, failed = _run_scripts(dict.fromkeys(hosts, LIST), reach)
+    return {name: parse_processes(replies[name].out) for name in hosts if name in replies}, failed
 
 
 def orphans(processes: Iterable[OrphanProcess]) -> dict[str, list[OrphanProcess]]:
-    """Return one host's processes that nobody watches any more, run by run: those of runs without a keeper there."""
+    """Return a host's unsupervised processes by run: those of runs without a keeper on that host."""
     runs: dict[str, list[OrphanProcess]] = {}
     for process in processes:
         runs.setdefault(process.run, []).append(process)
-    return {run: found for run, found in runs.items() if not any(process.keeper for process in found)}
+    return {run: members for run, members in runs.items() if not any(process.keeper for process in members)}
 
 
 def end_runs(
     runs: Mapping[str, Iterable[str]], grace: float, reach: ProbeTarget
 ) -> tuple[dict[str, int], dict[str, FinishedProcess]]:
-    """End the processes of runs (host -> run ids): TERM, and KILL after so many seconds.
+    """End the processes of runs: SIGTERM, and SIGKILL after the grace.
 
-    Returns how many there were on each host, and the answers of hosts that gave none.
+    Args:
+        runs: Host -> ids of runs.
+        grace: Whole seconds.
+        reach: The ways to reach the hosts.
+
+    Returns:
+        The number of processes on each host, and the replies of hosts that failed.
+
+    Raises:
+        InputError: A run's id is malformed.
     """
     scripts = {}
     for host, ids in runs.items():
-        bad = [run for run in ids if not re.fullmatch(RUN_ID, run)]
-        if bad:
-            raise InputError(f"run {bad[0]!r}: no such id; ddlrun ps lists them")
+        malformed = [run for run in ids if not re.fullmatch(RUN_ID, run)]
+        if malformed:
+            raise InputError(f"run {malformed[0]!r}: no such id; ddlrun ps lists them")
         scripts[host] = END.replace("RUNS", "|".join(ids)).replace("GRACE", str(int(grace)))
-    answers = ask(scripts, reach)
-    failed = {name: answer for name, answer in answers.items() if "@end" not in answer.out}
-    return {name: answers[name].out.count("@ended ") for name in scripts if name not in failed}, failed
+    replies, failed = _run_scripts(scripts, reach)
+    return {name: replies[name].out.count("@ended ") for name in scripts if name in replies}, failed
+
+
+def _run_scripts(
+    scripts: Mapping[str, str], reach: ProbeTarget
+) -> tuple[dict[str, FinishedProcess], dict[str, FinishedProcess]]:
+    """Return the complete replies, and the others."""
+    replies = run_scripts(scripts, reach)
+    complete = {name: reply for name, reply in replies.items() if COMPLETE in reply.out}
+    return complete, {name: reply for name, reply in replies.items() if name not in complete}

@@ -1,4 +1,4 @@
-"""Notes of the runs that go on, in the user's state folder: written by launch, read by ps, kill and clean."""
+"""Records of running jobs in the user's state folder: written by launch, read by ps, kill and clean."""
 
 import json
 import os
@@ -8,74 +8,93 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ddlrun.plan import Plan
+from ddlrun.rank.process_stat import read_stat
 from ddlrun.runs.store import state_folder, write_private
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Run(NamedTuple):
-    """What ddlrun notes of a run while it lasts; `host` and `pid` are ddlrun's own."""
+    """The record of a run that has not ended."""
 
     run: str
+    """The run's id."""
     run_dir: str
     hosts: tuple[str, ...]
     ranks: int
+    """The number of ranks."""
     pid: int
+    """ddlrun's own process."""
     host: str
+    """The host of that process."""
     born: str
+    """The start of that process: see `born`."""
     started: float
+    """Seconds since the epoch."""
     program: tuple[str, ...]
 
     def alive(self) -> bool | None:
-        """Tell whether its ddlrun runs; None: it is, or was, on another host."""
+        """Return True if its ddlrun still runs, None if that was started on another host."""
         if self.host != os.uname().nodename:
             return None
         return born(self.pid) == self.born
 
 
-def known_runs(folder: str) -> list[Run]:
-    """Return the runs that are noted in a state folder."""
-    found = []
+def read_runs(folder: str) -> list[Run]:
+    """Return the runs recorded in a state folder."""
+    runs = []
     active = f"{folder}/active"
     for name in sorted(os.listdir(active)) if os.path.isdir(active) else ():
-        try:
-            with open(f"{active}/{name}", encoding="utf-8") as file:
-                note = json.load(file)
-            run = Run(**{**note, "hosts": tuple(note["hosts"]), "program": tuple(note["program"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
-        if run.run == name:
-            found.append(run)
-    return found
+        run = _read_record(f"{active}/{name}")
+        if run is not None and run.run == name:
+            runs.append(run)
+    return runs
 
 
-def forget(folder: str, run: Run) -> None:
-    """Remove the note of a run that is over."""
+def _read_record(path: str) -> Run | None:
+    """Return the run of a record, or None if the file cannot be read or parsed."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        return Run(**{**record, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def remove_record(folder: str, run: Run) -> None:
+    """Remove the record of a run that has ended."""
     with suppress(OSError):
         os.unlink(f"{folder}/active/{run.run}")
 
 
 def born(pid: int) -> str | None:
-    """Return what tells a process from a later one of the same number: the boot, and when it was started in it."""
+    """Return the boot and the time of a process's start, which tell it from a later one with the same number.
+
+    None: there is no such process, or it is a zombie.
+    """
+    stat = read_stat(pid)
+    if stat is None or stat.state == "Z":
+        return None
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file, open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-            fields = file.read().rpartition(b")")[2].decode().split()
-            return None if fields[0] == "Z" else f"{boot.read().strip()} {fields[19]}"
+        with open(BOOT_ID, encoding="ascii") as boot:
+            return f"{boot.read().strip()} {stat.start_ticks}"
     except OSError:
         return None
 
 
 @contextmanager
-def noted(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
-    """While the run lasts, keep a note of it where `ddlrun ps` looks."""
+def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
+    """Keep a record of the run for `ddlrun ps` while it lasts."""
     folder = f"{state_folder(environ)}/active"
     path = f"{folder}/{plan.run_id}"
-    note = {
+    record = {
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
         "born": born(os.getpid()), "started": time.time(), "program": list(plan.program),
     }  # fmt: skip
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_private(path, [json.dumps(note), "\n"])
+        write_private(path, [json.dumps(record), "\n"])
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The folder of a run: what was planned goes in before it starts, how it went at its end."""
+"""The folder of a run: its plan is written before the start, its outcome at the end."""
 
 import itertools
 import json
@@ -19,14 +19,14 @@ from ddlrun.plan.supervision import SupervisionOptions
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
-    """Return where ddlrun keeps what it must remember: $XDG_STATE_HOME/ddlrun (~/.local/state without that)."""
+    """Return the folder of ddlrun's state: $XDG_STATE_HOME/ddlrun, by default in ~/.local/state."""
     return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
 
 
 def default_run_dir(environ: Mapping[str, str]) -> RunDir:
-    """Return a new folder's name under the state folder; where that cannot be written, under $TMPDIR."""
+    """Return a new folder's name in the state folder, or in $TMPDIR if the state folder cannot be written."""
     state = state_folder(environ)
-    # Jobs on several hosts may share the folder, and in containers the numbers of processes.
+    # Several hosts may share the folder, and containers may have the same process ids.
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
@@ -37,9 +37,10 @@ def default_run_dir(environ: Mapping[str, str]) -> RunDir:
 
 
 def write_run_dir(plan: Plan, check: str | None = None) -> None:
-    """Write the run folder: rank file, hostfile, plan, command, names of variables, and what the check found.
+    """Write the run folder: rank file, hostfile, plan, command, names of variables, and the check's result.
 
-    Raises InputError where the folder holds an earlier run or cannot be written.
+    Raises:
+        InputError: The folder holds an earlier run or cannot be written.
     """
     files = plan.run_dir
     if os.path.exists(files.plan):
@@ -47,7 +48,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     slots = plan.placement.topology.accelerators
     hosts = (Host(host.name, slots) for host in plan.placement.hosts)
     try:
-        os.makedirs(files.path, mode=0o700, exist_ok=True)  # what a job prints is its user's business
+        os.makedirs(files.path, mode=0o700, exist_ok=True)  # a job's output is private
         rendered = rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}")
         write_private(files.rankfile, rendered if plan.rankfile is None else [plan.rankfile])
         write_private(files.hostfile, [render_hostfile(hosts)])
@@ -63,7 +64,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
 
 
 def make_output_folder(watch: SupervisionOptions) -> None:
-    """Make the folder for ranks' output. Raises InputError where that cannot be."""
+    """Make the folder for the ranks' output. Raises InputError."""
     folder = watch.style.folder
     try:
         if folder is not None:
@@ -73,19 +74,19 @@ def make_output_folder(watch: SupervisionOptions) -> None:
 
 
 def write_report(plan: Plan, report: str) -> None:
-    """Keep the report of a failed run in its folder, if there is room."""
+    """Write the report of a failed run to its folder; a full disk is ignored."""
     with suppress(OSError):
         write_private(plan.run_dir.report, [report])
 
 
 def write_private(path: str, blocks: Iterable[str]) -> None:
-    """Write a file that its user alone can read. Raises OSError."""
+    """Write a file that only its user can read. Raises OSError."""
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.writelines(blocks)
 
 
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
-    """Keep what ranks said of their binding and how the job ended; a full disk changes nothing about that."""
+    """Write the ranks' bindings and the outcome to the run folder; a full disk is ignored."""
     with suppress(OSError):
         write_private(plan.run_dir.binding, [json.dumps(bindings(bound, plan.placement.topology.size)), "\n"])
         write_private(plan.run_dir.outcome, [json.dumps(outcome.as_dict()), "\n"])
@@ -95,23 +96,24 @@ BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
 
 
 def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
-    """Return what ranks said of their binding as JSON can carry it: how many there are, said so, and differ."""
+    """Return the ranks' reports of their bindings for JSON, with the ranks that differ from the plan."""
     records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
     records.sort(key=lambda record: int(record["rank"]))
     different = [int(record["rank"]) for record in records if record["problem"]]
-    known = [{**record, "rank": int(record["rank"])} for record in records]
-    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": known}
+    numbered = [{**record, "rank": int(record["rank"])} for record in records]
+    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": numbered}
 
 
-# Lines of standard error on which learners report slow ranks and their moves, with the prefix of ddl/monitor.
-SAID = rb"ddlrun\.ddl\.monitor: (.*)"
-MOST_SAID = 1000
+# A learner's message about a slow rank, or about its move to other cores, in a line of standard error.
+LEARNER_MESSAGE = rb"ddlrun\.ddl\.monitor: (.*)"
+MOST_MESSAGES = 1000
 
 
 def read_run_dir(path: str) -> dict[str, str]:
-    """Return the texts of a run folder's files by name, of those that are there; of stderr.log what learners said.
+    """Return the texts of a run folder's files by name; from stderr.log only the learners' messages.
 
-    Raises InputError where the folder holds no run or cannot be read.
+    Raises:
+        InputError: The folder holds no run or cannot be read.
     """
     files = RunDir(path)
     names = (files.plan, files.environment, files.check, files.binding, files.ddl, files.outcome, files.report)
@@ -121,19 +123,19 @@ def read_run_dir(path: str) -> dict[str, str]:
             with suppress(FileNotFoundError), open(name, encoding="utf-8", errors="replace") as file:
                 texts[os.path.basename(name)] = file.read()
         with suppress(FileNotFoundError), open(files.stderr, "rb") as lines:
-            found = (re.search(SAID, line) for line in lines)
-            said = (one[1].decode(errors="replace") for one in found if one)
-            texts[os.path.basename(files.stderr)] = "\n".join(itertools.islice(said, MOST_SAID))
+            matches = filter(None, (re.search(LEARNER_MESSAGE, line) for line in lines))
+            messages = (match[1].decode(errors="replace") for match in itertools.islice(matches, MOST_MESSAGES))
+            texts[os.path.basename(files.stderr)] = "\n".join(messages)
     except OSError as error:
         raise InputError(f"run folder {path}: {error.filename}: {error.strerror}") from error
     if os.path.basename(files.plan) not in texts:
-        why = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
-        raise InputError(f"run folder {path}: {why}; name a run's folder, which launch and ddlrun ps show")
+        problem = "there is no plan.json in it" if os.path.isdir(path) else "it is no folder"
+        raise InputError(f"run folder {path}: {problem}; name a run's folder, which launch and ddlrun ps show")
     return texts
 
 
-def remember(plan: Plan, environ: Mapping[str, str]) -> None:
-    """Let run_folders find the last run, wherever its folder is; what ddlrun measures with is no run of anybody's."""
+def link_last_run(plan: Plan, environ: Mapping[str, str]) -> None:
+    """Link to the last run, wherever its folder is, for `run_folders`; ddlrun's own measurements are left out."""
     if "ddlrun.measure" in plan.argv:
         return
     link = f"{state_folder(environ)}/last"
@@ -145,7 +147,7 @@ def remember(plan: Plan, environ: Mapping[str, str]) -> None:
 
 
 def run_folders(state: str) -> list[str]:
-    """Return the run folders below a state folder, and that of the last run, the oldest first."""
+    """Return the run folders in a state folder, and that of the last run, oldest first."""
     above = f"{state}/runs"
     folders = [f"{above}/{name}" for name in (os.listdir(above) if os.path.isdir(above) else ())]
     written: dict[str, float] = {}

@@ -1,1 +1,1 @@
-"""Stay with a running job: take what its ranks write, forward signals, end it whole, and learn why it ended."""
+"""Supervision of a running job: output, signals, limits, its end as a whole, and the cause of that end."""

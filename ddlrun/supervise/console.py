@@ -1,4 +1,4 @@
-"""What people see of a job, and what is kept of it: ranks' output, mpirun's words and ours, a status line, the logs."""
+"""The console of a job and its logs: output of ranks, mpirun and ddlrun, and a status line."""
 
 import os
 import re
@@ -9,120 +9,154 @@ from collections.abc import Callable, Sequence
 
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
-from ddlrun.supervise.output import OutputLog, OutputStream, RankOutput
-from ddlrun.supervise.termination import EndReason
+from ddlrun.supervise.output import RankOutput
+from ddlrun.supervise.root_cause import EndReason
+from ddlrun.supervise.streams import OutputLog, OutputStream
 
 STATUS_SECONDS = 1.0
-# What mpirun says of its own ssh, now and then, and of signals, without any harm.
+TICK_SECONDS = 0.1
+# The interval at which a slow terminal or pipe is written to.
+FLUSH_SECONDS = 0.01
+DEFAULT_COLUMNS = 80
+# Harmless lines of mpirun: about its ssh, now and then, and about signals.
 HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|mpirun: Forwarding signal )[^\n]*\n"
-# In the lines of a console that several write: mpirun and ddlrun, beside the ranks from 0 on.
-MPIRUN, OURSELVES = -1, -2
+# The owners of lines on the console beside the ranks, which count from 0.
+MPIRUN, DDLRUN = -1, -2
 
 
 class Console:
-    """Our two streams and the logs of a job."""
+    """ddlrun's two streams, and the logs of a job."""
 
     def __init__(self, watch: SupervisionOptions, files: RunDir) -> None:
         self._status = ""
-        self._consoles = OutputStream(1, colour=watch.colour), OutputStream(2, colour=watch.colour)
-        if os.path.sameopenfile(1, 2):  # what one leaves unfinished there, the other ends
-            self._consoles[1].lines = self._consoles[0].lines
+        self._streams = OutputStream(1, colour=watch.colour), OutputStream(2, colour=watch.colour)
+        if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
+            self._streams[1].lines = self._streams[0].lines
         self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
-        self.output = RankOutput(watch.style, self._consoles, self._logs, watch.ranks, self.tell, self._clear_status)
+        self.output = RankOutput(
+            watch.style,
+            tuple(zip(self._streams, self._logs, strict=True)),
+            ranks=watch.ranks,
+            complain=self.tell,
+            before=self._clear_status,
+        )
         self._mpirun_log = OutputLog(files.mpirun_log, self.tell)
-        self._drawn = self._tick_at = 0.0
+        self._status_at = self._tick_at = 0.0
         self._ticking = False
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits for a slow terminal or pipe."""
-        return any(console.waiting for console in self._consoles)
+        """Whether output waits for a slow terminal or pipe."""
+        return any(stream.waiting for stream in self._streams)
 
     def tell(self, text: str) -> None:
-        """Say something of our own, in a line of its own."""
+        """Print a message of ddlrun's, in lines of its own."""
         self._clear_status()
         block = b"".join(f"ddlrun: {line}\n".encode() for line in text.splitlines())
-        self._logs[1].write(self._logs[1].lines.join(OURSELVES, block, b""))
-        self._consoles[1].write(self._consoles[1].lines.join(OURSELVES, block, b""))
+        for sink in (self._logs[1], self._streams[1]):
+            sink.write(sink.lines.join(DDLRUN, block, b""))
 
-    def mpirun_says(self, stream: int, chunk: bytes, *, shown: bool) -> None:
-        """Keep what mpirun itself printed, and show it where it is no noise."""
+    def write_mpirun(self, stream: int, chunk: bytes, *, visible: bool) -> None:
+        """Log mpirun's own output, and print it without its harmless lines.
+
+        Args:
+            stream: 0 for standard output, 1 for standard error.
+            chunk: The output.
+            visible: Whether it is printed.
+        """
         self._mpirun_log.write(chunk)
-        if shown:
+        if visible:
             self._clear_status()
-            console = self._consoles[stream]
+            console = self._streams[stream]
             console.write(console.lines.join(MPIRUN, re.sub(HARMLESS, b"", chunk), b""))
 
-    def due(self, now: float, *, reading: bool) -> float:
-        """Show parts of lines whose time has come; return when to come again, at the latest."""
+    def tick(self, now: float, *, reading: bool) -> float:
+        """Print parts of lines that have waited long enough for their end; return the time of the next call.
+
+        Args:
+            now: The time.
+            reading: Whether the ranks' output is read now; otherwise the ends of lines cannot arrive.
+        """
         waiting = self.waiting
         if not reading or waiting:
             self.output.hold()
         elif now >= self._tick_at:
-            due = self.output.tick()
-            self._tick_at = now + (0.1 if due is None else max(0.1, due))
-            self._ticking = due is not None
-        again = self._tick_at if self._ticking else float("inf")
-        return min(again, now + 0.01) if waiting else again
+            delay = self.output.tick()
+            self._tick_at = now + (TICK_SECONDS if delay is None else max(TICK_SECONDS, delay))
+            self._ticking = delay is not None
+        next_tick = self._tick_at if self._ticking else float("inf")
+        return min(next_tick, now + FLUSH_SECONDS) if waiting else next_tick
 
     def flush(self) -> None:
-        """Write what the other side takes now."""
-        for console in self._consoles:
-            console.flush()
+        """Write as much as the streams take now."""
+        for stream in self._streams:
+            stream.flush()
 
     def closed(self) -> EndReason | None:
-        """Return why the job has to end where our own output cannot be written any more."""
-        closed = [console for console in self._consoles if console.closed]
-        if not closed:
-            return None
-        name, why = ("standard output", "standard error")[closed[0].fd - 1], closed[0].error
-        unread = EndReason(128 + signal.SIGPIPE, f"nobody reads {name} any more", signal.SIGPIPE, wanted=True)
-        return unread if why is None else EndReason(1, f"{name}: {why}", wanted=True)
+        """Return the reason to end the job if one of the streams cannot be written any more."""
+        for stream, name in zip(self._streams, ("standard output", "standard error"), strict=True):
+            if stream.closed and stream.error is not None:
+                return EndReason(1, f"{name}: {stream.error}", requested=True)
+            if stream.closed:
+                code = 128 + signal.SIGPIPE
+                return EndReason(code, f"{name} is no longer read", signal.SIGPIPE, requested=True)
+        return None
 
     def draw_status(self, now: float, status: Callable[[], str]) -> None:
-        """Draw the status line anew, once a second, where no line is unfinished."""
-        if now <= self._drawn + STATUS_SECONDS:
+        """Draw the status line again once per second, unless a line is unfinished."""
+        if now <= self._status_at + STATUS_SECONDS:
             return
-        self._drawn = now
-        if self.waiting or any(console.lines.inside_a_line for console in self._consoles):
+        self._status_at = now
+        if self.waiting or any(stream.lines.inside_a_line for stream in self._streams):
             return
         try:
             columns = os.get_terminal_size(2).columns
         except OSError:
-            columns = 80
-        self._status = status()[: (columns or 80) - 1]
-        self._consoles[1].write(f"\r\x1b[K{self._status}".encode())
+            columns = 0
+        self._status = status()[: (columns or DEFAULT_COLUMNS) - 1]
+        self._streams[1].write(f"\r\x1b[K{self._status}".encode())
 
-    def finish(self, seconds: float, stop: Callable[[], Sequence[int]], *, failed: bool) -> None:
-        """Wait so long for slow readers of what is left, or until `stop` returns signals; close all."""
+    def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> None:
+        """Write what is left, and close everything.
+
+        Args:
+            seconds: The time limit for slow readers.
+            interrupted: Returns the signals that arrived meanwhile; any of them ends the wait.
+            failed: Whether the job failed, so that a report follows.
+        """
         self._clear_status()
-        if self._consoles[1].lines.inside_a_line and failed:
-            self._consoles[1].write(b"\n")  # a report follows
+        if self._streams[1].lines.inside_a_line and failed:
+            self._streams[1].write(b"\n")
         until = time.monotonic() + seconds
-        while self.waiting and time.monotonic() < until and not stop():
-            select.select([], [console.fd for console in self._consoles if console.waiting], [], 0.1)
+        while self.waiting and time.monotonic() < until and not interrupted():
+            select.select([], [stream.fd for stream in self._streams if stream.waiting], [], 0.1)
             self.flush()
-        dropped = sum(console.dropped for console in self._consoles)
+        dropped = sum(stream.dropped for stream in self._streams)
         if dropped:
-            self.tell(f"{dropped} bytes of output were not shown, as nobody read them; the logs have them")
-        for log in (*self._logs, self._mpirun_log):
-            log.close()
-        for console in self._consoles:
-            console.close()
+            self.tell(f"{dropped} bytes of output were not printed, as they were not read in time; the logs have them")
+        for sink in (*self._logs, self._mpirun_log, *self._streams):
+            sink.close()
 
     def _clear_status(self) -> None:
         if self._status:
-            self._consoles[1].write(b"\r\x1b[K")
+            self._streams[1].write(b"\r\x1b[K")
             self._status = ""
 
 
-def status_line(seconds: float, alive: int, ranks: int, silent: float, stalled: Sequence[int]) -> str:
-    """Return the job's state in a line.
+def status_line(*, seconds: float, running: int, ranks: int, silent: float, stalled: Sequence[int]) -> str:
+    """Render the state of a job in a line.
 
-    >>> status_line(3725.5, 7, 8, 61.2, [3])
+    Args:
+        seconds: The time since the start.
+        running: The number of ranks that run.
+        ranks: The number of ranks.
+        silent: The time since the last output.
+        stalled: The ranks that are silent.
+
+    >>> status_line(seconds=3725.5, running=7, ranks=8, silent=61.2, stalled=[3])
     'ddlrun 1:02:05 | 7 of 8 ranks | last output 61 s ago | silent: 3'
     """
-    spent = int(seconds)
-    line = f"ddlrun {spent // 3600}:{spent // 60 % 60:02}:{spent % 60:02} | {alive} of {ranks} ranks"
+    minutes, second = divmod(int(seconds), 60)
+    line = f"ddlrun {minutes // 60}:{minutes % 60:02}:{second:02} | {running} of {ranks} ranks"
     line += f" | last output {silent:.0f} s ago"
-    return line + (f" | silent: {','.join(map(str, stalled[:8]))}" if stalled else "")
+    return f"{line} | silent: {','.join(map(str, stalled[:8]))}" if stalled else line

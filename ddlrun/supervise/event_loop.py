@@ -1,319 +1,282 @@
-"""One job from its mpirun's start to its end: the loop."""
+"""The supervision of a job from the start of its mpirun to its end: the event loop."""
 
 import os
 import select
 import signal
 import time
-from collections.abc import Container
 
-from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
-from ddlrun.remote.processes import Process
+from ddlrun.remote.mpirun_process import Process
 from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
-from ddlrun.supervise.keepers import KeeperConnection, Keepers
+from ddlrun.supervise.heartbeat import Heartbeat
+from ddlrun.supervise.job_record import JobRecord
+from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
-from ddlrun.supervise.process import MpirunProcess, read_now
+from ddlrun.supervise.mpirun import MpirunProcess, read_now
+from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
-from ddlrun.supervise.termination import UNREACHABLE, EndReason, Termination, ended_by_mpirun, root_of
+from ddlrun.supervise.termination import MPIRUN_SECONDS, Phase, Termination
 
-# What mpirun may take to end once its ranks have.
-MPIRUN_SECONDS = 3.0
-# Beyond the grace: what keepers and networks take.
-SLACK_SECONDS = 3.0
-# mpirun may take this long to end when all ranks have.
-IDLE_SECONDS = 10.0
+LONGEST_WAIT = 5.0
+# The interval of checks while the job or mpirun is about to end.
+END_INTERVAL = 0.1
+# After mpirun's end its keepers have this long to report the ends of their programs.
+REPORT_SECONDS = MPIRUN_SECONDS / 3
+# After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
+MPIRUN_END_SECONDS = 0.5
+# Output that slow readers have not taken is waited for, unless the user or a limit ended the job.
+NEVER, REQUESTED_SECONDS = 1e9, 1.0
 
 
 class Supervision:
-    """One mpirun, its ranks' keepers and our own streams, until all is over."""
+    """One mpirun, its ranks' keepers and ddlrun's own streams."""
 
-    def __init__(self, watch: SupervisionOptions, files: RunDir, listener: Listener) -> None:
+    def __init__(self, watch: SupervisionOptions, files: RunDir, listener: Listener, process: Process) -> None:
+        """Prepare the supervision of a running mpirun.
+
+        Args:
+            watch: The options.
+            files: The run folder.
+            listener: The socket to which the keepers connect.
+            process: mpirun.
+        """
         self._watch = watch
-        self._screen = Console(watch, files)
+        self._console = Console(watch, files)
         self._epoll = select.epoll()
-        self._keepers = Keepers(listener, self._epoll, self._hear, self._hung_up, self._crowded, watch.ranks)
-        self._stalls = StallDetector(watch, self._screen.tell)
-        self._limits = JobLimits(watch)
-        self._warnings = SignalWarnings()
-        self._ending: Termination | None = None
-        self._lost: list[str] = []
-        self._dead: set[str] = set()
-        self.unswept: set[str] = set()
-        """Hosts on which a keeper was killed: nobody has ended yet what its program left behind."""
-        self.bound: list[str] = []
-        self.ends: dict[int, RankEnd] = {}
-        self._beaten = self._printed = self._limits.began
-        self._idle_since = float("inf")
-        self._mpirun_gone: float | None = None
-
-    # -- the whole ------------------------------------------------------------------------------
-
-    def run(self, process: Process, signals: Signals) -> Outcome:
-        """Stay until mpirun and all ranks have ended."""
         self._mpirun = MpirunProcess(process)
+        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_too_many_files)
+        self._keepers = Keepers(listener, self._epoll, events, ranks=watch.ranks)
+        self._stalls = StallDetector(watch, self._console.tell)
+        self._limits = JobLimits(watch)
+        self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
+        self._warnings = SignalWarnings()
+        self.record = JobRecord()
+        self._termination = Termination(self._keepers, self._mpirun, self.record, watch.grace)
+        self._last_output = self._limits.started_at
+
+    def run(self, signals: Signals) -> Outcome:
+        """Stay until mpirun and all ranks have ended; return the outcome."""
         for fd in (signals.wake, *self._mpirun.pipes):
             self._epoll.register(fd, select.EPOLLIN)
-        while not self._over():
-            for fd, event in self._epoll.poll(self._until()):
-                self._event(fd, event, signals)
-            self._in_time(signals)
+        while not self._is_over(time.monotonic()):
+            for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
+                self._on_event(fd, event, signals)
+            self._on_time(time.monotonic(), signals)
         for fd in self._mpirun.pipes:
-            while self._mpirun_writes(fd):
+            while self._read_mpirun(fd):
                 pass
         self._finish(signals)
         return self._outcome()
 
-    def _over(self) -> bool:
+    def _is_over(self, now: float) -> bool:
         if self._mpirun.running:
             return False
-        now = time.monotonic()
-        if self._mpirun_gone is None:
-            self._mpirun_gone = now
+        since_end = self._mpirun.seconds_since_end(now)
         if not any(peer.trusted for peer in self._keepers.peers.values()):
             return True
-        if self._ending is None and now > self._mpirun_gone + MPIRUN_SECONDS / 3:
-            self.end_job(self._mpirun_ended())
-        return self._ending is not None and now > self._ending.kill_at + MPIRUN_SECONDS
+        if not self._termination.ending and since_end > REPORT_SECONDS:
+            self._termination.begin(self.record.blame_mpirun(self._mpirun))
+        return self._termination.overdue(now)
 
-    def _event(self, fd: int, event: int, signals: Signals) -> None:
+    # -- events -----------------------------------------------------------------------------------
+
+    def _on_event(self, fd: int, event: int, signals: Signals) -> None:
         if fd == signals.wake:
             read_now(fd)
         elif fd not in self._mpirun.pipes:
             self._keepers.event(fd, event)
-        elif not self._mpirun_writes(fd) and event & select.EPOLLHUP:
+        elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)
             del self._mpirun.pipes[fd]
 
-    def _until(self) -> float:
-        """Return for how many seconds nothing is to be done unless something happens."""
-        now = time.monotonic()
-        times = [now + 5.0, self._screen.due(now, reading=self._keepers.reading)]
-        if self._watch.heartbeat:
-            times.append(self._beaten + self._watch.heartbeat / 8)
-        if self._ending is None:
-            times += self._limits.due(), self._warnings.due()
-        if self._ending is not None or not self._mpirun.running or self._idle_since <= now:
-            times.append(now + 0.1)
+    def _seconds_to_deadline(self, now: float) -> float:
+        """Return the time in which nothing has to be done unless an event occurs."""
+        deadlines = [
+            now + LONGEST_WAIT,
+            self._console.tick(now, reading=self._keepers.reading),
+            self._heartbeat.deadline(),
+        ]
+        if not self._termination.ending:
+            deadlines += self._limits.deadline(), self._warnings.deadline()
+        if self._termination.phase is not Phase.RUNNING or not self._mpirun.running:
+            deadlines.append(now + END_INTERVAL)
         if self._watch.status_line or self._watch.stall:
-            times.append(now + STATUS_SECONDS)
-        return max(0.0, min(times) - now)
+            deadlines.append(now + STATUS_SECONDS)
+        return max(0.0, min(deadlines) - now)
 
-    def _in_time(self, signals: Signals) -> None:
-        now = time.monotonic()
-        self._screen.flush()
-        self.end_job(self._screen.closed())
+    def _on_time(self, now: float, signals: Signals) -> None:
+        """Do what has become due, and react to signals."""
+        self._console.flush()
+        self._end_job(self._console.closed())
         # While a slow terminal or pipe has too much to take, the ranks wait.
-        self._keepers.read(now, reading=not self._screen.output.full or self._ending is not None)
-        for number in signals.taken():
-            self._signalled(number)
-        if self._ending is None:
-            for number, had in self._warnings.pass_on(now):
-                self._pass_on(number, had)
-            self.end_job(self._limits.over(now))
-            early = self._limits.early_ends(now, self.ends)
-            if early is not None:
-                self._screen.tell(early)
-        if self._watch.heartbeat:
-            self._beat(now)
-        if self._ending is not None:
-            self._press(self._ending, now)
-        elif len(self.ends) == self._watch.ranks and not self._keepers.peers:
-            self._hurry_mpirun(now)
-        if self._watch.stall and self._ending is None:
-            self._stalls.look(now, self._printed, self._keepers)
+        self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
+        for number in signals.take():
+            self._on_signal(number)
+        if not self._termination.ending:
+            self._check_limits(now)
+        self._check_heartbeats(now)
+        all_gone = len(self.record.ends) == self._watch.ranks and not self._keepers.peers
+        self._termination.advance(now, all_gone=all_gone)
+        if self._watch.stall and not self._termination.ending:
+            self._stalls.check(now, self._last_output, self._keepers)
         if self._watch.status_line:
-            self._screen.draw_status(now, lambda: self._status(now))
+            self._console.draw_status(now, lambda: self._status(now))
 
-    # -- keepers --------------------------------------------------------------------------------
+    def _check_limits(self, now: float) -> None:
+        for number, reached in self._warnings.take_due(now):
+            if number in self._watch.forward:
+                self._keepers.send_signal(number, reached)
+        self._end_job(self._limits.exceeded(now))
+        message = self._limits.report_early_ends(now, self.record.ends)
+        if message is not None:
+            self._console.tell(message)
 
-    def _hear(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
-        if kind in (protocol.OUT, protocol.ERR) and peer.rank is not None:
-            peer.printed = self._printed = peer.heard
-            peer.ever_printed, peer.stalled = True, False
-            self._screen.output.write(peer.rank, int(kind == protocol.ERR), text)
-        elif kind == protocol.HELLO and b"\t" in text:
-            rank, peer.host, local_rank, _ = text.decode(errors="replace").split("\t")
-            peer.rank, peer.local_rank = int(rank), int(local_rank)
-            self._rank_starts(peer, peer.rank)
-        elif kind == protocol.BOUND:
-            self.bound.append(text.decode(errors="replace"))
-        elif kind == protocol.SAYS:
-            self._screen.tell(text.decode(errors="replace"))
-        elif kind == protocol.TAKEN and peer.rank is not None:
-            self._warnings.reached(int(text), peer.rank, peer.heard)
-        elif kind == protocol.WHERE and peer.rank is not None:
-            self._stalls.stands(peer.rank, text.decode(errors="replace"))
-        elif kind == protocol.ENDED and peer.rank is not None:
-            self._rank_ends(peer, peer.rank, protocol.ProgramEnd.parse(text))
-
-    def _rank_starts(self, peer: KeeperConnection, rank: int) -> None:
-        self._screen.output.start(rank, peer.host)
-        if self._limits.rank_started(rank, peer.heard):  # nobody else has any business here
-            self._keepers.stop_listening()
-        if self._ending is not None:
-            self._keepers.send(peer, protocol.FINISH, str(self._watch.grace))
-
-    def _rank_ends(self, peer: KeeperConnection, rank: int, ended: protocol.ProgramEnd) -> None:
-        peer.ended = ended
-        self._screen.output.end(rank)
-        self.ends[rank] = RankEnd(
-            rank, peer.host, peer.local_rank, ended.code, ended.signal or None, ended.seconds,
-            ended.max_rss_kib, bool(ended.ordered), ended.why, ended.tail.decode(errors="replace"),
-        )  # fmt: skip
-        self._limits.rank_ended()
-        if ended.code and not ended.ordered and self._ending is None:
-            self.end_job(EndReason(ended.code, None))
-        elif ended.why and self._ending is None:
-            lost = EndReason(UNREACHABLE, f"rank {rank} on {peer.host} had to end: {ended.why}")
-            here = peer.host == os.uname().nodename
-            gone = self._mpirun.ends_within(0.5 if here else 0.0)
-            self.end_job(self._mpirun_ended() if gone else lost)
-            self._dead |= {peer.host} - {os.uname().nodename}
-
-    def _hung_up(self, peer: KeeperConnection) -> None:
-        """Take note that a keeper has closed: after its program ended, or because it was killed."""
-        if not peer.running:
-            return
-        self._screen.output.end(peer.rank or 0)
-        self.unswept.add(peer.host)
-        self._lost.append(f"rank {peer.rank} on {peer.host}")
-        self.end_job(EndReason(128 + signal.SIGKILL, f"rank {peer.rank} on {peer.host} was killed from outside"))
-
-    def _crowded(self) -> None:
-        self.end_job(EndReason(5, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
-
-    def _beat(self, now: float) -> None:
-        """Now and then tell all keepers that we are here, and find those that have not told us."""
-        interval = self._watch.heartbeat / 8
-        if now < self._beaten + interval:
-            return
-        self._beaten = now
-        self._keepers.send_all(protocol.BEAT)
-        self._keepers.drop_slow_strangers(now)
-        if not self._keepers.reading:
-            return
-        silent = self._keepers.drop_silent(now - self._watch.heartbeat + interval)
+    def _check_heartbeats(self, now: float) -> None:
+        silent = self._heartbeat.beat(now, self._keepers)
         for peer in silent:
-            if peer.ended is None:
-                self._lost.append(f"rank {peer.rank} on {peer.host}")
-                self._dead.add(peer.host)
+            if peer.running:
+                self._lose_rank(peer)
+                self.record.dead_hosts.add(peer.host)
         if silent:
             hosts = ", ".join(sorted({peer.host for peer in silent}))
-            why = f"no sign of life from {hosts} for {self._watch.heartbeat:g} s"
-            self.end_job(EndReason(UNREACHABLE, f"{why}: the host is down, or its network is cut"))
+            text = f"no sign of life from {hosts} for {self._watch.heartbeat:g} s"
+            code = UnreachableError.exit_code
+            self._end_job(EndReason(code, f"{text}: the host is down, or its network is cut"))
 
-    # -- ending ---------------------------------------------------------------------------------
-
-    def end_job(self, cause: EndReason | None) -> None:
-        """End all ranks with the grace where there is a cause; the first one is the one that counts."""
-        if cause is None or self._ending is not None:
-            return
-        now = time.monotonic()
-        self._ending = Termination(cause, now, now + self._watch.grace + SLACK_SECONDS)
-        self._keepers.send_all(protocol.FINISH, str(self._watch.grace))
-        if not any(peer.rank is not None for peer in self._keepers.peers.values()):
-            self._mpirun.ask_to_end()  # nothing runs yet
-
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if number in self._watch.forward:
-            self._pass_on(number, frozenset())
-        elif self._ending is None:
+            self._keepers.send_signal(number)
+        elif self._termination.ending:
+            self._termination.hurry()
+        else:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
-                self._screen.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
-            self.end_job(EndReason(128 + number, None, number, wanted=True))
-        else:
-            self._keepers.send_all(protocol.FINISH, "0")
-            self._ending = self._ending._replace(kill_at=time.monotonic() + 1.0)
+                self._console.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
+            self._end_job(EndReason(128 + number, None, number, requested=True))
 
-    def _pass_on(self, number: int, had: Container[int]) -> None:
-        """Send a signal to the programs of all ranks but those that had it."""
-        for peer in self._keepers.peers.values():
-            if peer.rank is not None and peer.rank not in had and number in self._watch.forward:
-                self._keepers.send(peer, protocol.SIGNAL, str(number))
+    # -- events of keepers ------------------------------------------------------------------------
 
-    def _press(self, ending: Termination, now: float) -> None:
-        """While the job is being ended: let keepers leave when all ranks have ended, then end mpirun."""
-        left_at = ending.left_at
-        if left_at is None:
-            if any(peer.running for peer in self._keepers.peers.values()):
-                if now > ending.kill_at:
-                    self._mpirun.kill()
-                return
-            left_at = now
-            self._ending = ending._replace(left_at=now)
-            self._send_sweepers()
-            self._keepers.send_all(protocol.LEAVE)
-        self._mpirun.end(now, ask_at=left_at + MPIRUN_SECONDS / 3, kill_at=left_at + MPIRUN_SECONDS)
+    def _on_message(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
+        if kind == protocol.HELLO and b"\t" in text:
+            self._on_rank_start(peer, peer.introduce(text))
+        elif kind == protocol.BOUND:
+            self.record.bindings.append(text.decode(errors="replace"))
+        elif kind == protocol.NOTE:
+            self._console.tell(text.decode(errors="replace"))
+        elif peer.rank is not None:
+            self._on_rank_message(peer, peer.rank, kind, text)
 
-    def _hurry_mpirun(self, now: float) -> None:
-        """End an mpirun that does not, though all its ranks have."""
-        self._idle_since = min(self._idle_since, now)
-        ask_at = self._idle_since + IDLE_SECONDS
-        self._mpirun.end(now, ask_at=ask_at, kill_at=ask_at + MPIRUN_SECONDS)
+    def _on_rank_message(self, peer: KeeperConnection, rank: int, kind: bytes, text: bytes) -> None:
+        if kind in (protocol.OUT, protocol.ERR):
+            self._last_output = peer.heard_at
+            self._stalls.add_output(rank, peer.heard_at)
+            self._console.output.write(rank, int(kind == protocol.ERR), text)
+        elif kind == protocol.SIGNALLED:
+            self._warnings.add(int(text), rank, peer.heard_at)
+        elif kind == protocol.STATE:
+            self._stalls.add_state(rank, text.decode(errors="replace"))
+        elif kind == protocol.ENDED:
+            self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
 
-    def _send_sweepers(self) -> None:
-        """Where a keeper was killed, another one on that host ends what its program left behind."""
-        for peer in self._keepers.peers.values():
-            if peer.host in self.unswept and peer.rank is not None:
-                self._keepers.send(peer, protocol.SWEEP)
-                self.unswept.remove(peer.host)
+    def _on_rank_start(self, peer: KeeperConnection, rank: int) -> None:
+        self._console.output.start(rank, peer.host)
+        self._stalls.start(rank, peer.since)
+        if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect
+            self._keepers.stop_listening()
+        if self._termination.ending:
+            self._keepers.send(peer, protocol.TERMINATE, str(self._watch.grace))
 
-    # -- mpirun, and what is told of the end ----------------------------------------------------
+    def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
+        peer.state = PeerState.ENDED
+        self._console.output.end(rank)
+        self._stalls.end(rank)
+        self.record.add_end(peer, rank, end)
+        self._limits.rank_ended()
+        if self._termination.ending:
+            return
+        if end.code and not end.ordered:
+            self._end_job(EndReason(end.code))
+        elif end.why:
+            self._on_keeper_cut_off(peer, rank, end.why)
 
-    def _mpirun_writes(self, fd: int) -> bool:
+    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, why: str) -> None:
+        """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
+        own_name = os.uname().nodename
+        mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
+        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {why}")
+        self._end_job(self.record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
+        if peer.host != own_name:
+            self.record.dead_hosts.add(peer.host)
+
+    def _on_hang_up(self, peer: KeeperConnection) -> None:
+        """React to a closed connection: the keeper has left, or it was killed while its program ran."""
+        if peer.running:
+            self.record.unswept.add(peer.host)
+            self._lose_rank(peer)
+            code = 128 + signal.SIGKILL
+            self._end_job(EndReason(code, f"rank {peer.rank} on {peer.host} was killed by another process"))
+
+    def _lose_rank(self, peer: KeeperConnection) -> None:
+        """Record a rank whose keeper will report nothing more."""
+        self.record.add_lost(peer)
+        if peer.rank is not None:
+            self._stalls.end(peer.rank)
+            self._console.output.end(peer.rank)
+
+    def _on_too_many_files(self) -> None:
+        code = PreflightError.exit_code
+        self._end_job(EndReason(code, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
+
+    # -- mpirun and the end -----------------------------------------------------------------------
+
+    def _end_job(self, reason: EndReason | None) -> None:
+        """End all ranks if there is a reason to; the first reason counts."""
+        if reason is not None:
+            self._termination.begin(reason)
+
+    def _read_mpirun(self, fd: int) -> bool:
+        """Log and print what mpirun wrote to a pipe; return False if that is nothing."""
         chunk = self._mpirun.read(fd)
         if chunk:
-            known = self._ending is not None and self._ending.cause.exit_code  # what it says of that end is noise
-            self._screen.mpirun_says(self._mpirun.pipes[fd], chunk, shown=not known)
+            reason = self._termination.reason
+            # Once ddlrun ends the job for a failure, mpirun's messages about that add nothing.
+            visible = reason is None or reason.exit_code == 0
+            self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
         return bool(chunk)
 
-    def _mpirun_ended(self) -> EndReason:
-        cause, lost = ended_by_mpirun(self._mpirun.code, self._mpirun.said, self.ends)
-        self._dead |= {lost} if lost is not None else set()
-        return cause
-
     def _finish(self, signals: Signals) -> None:
-        """Wait for slow readers of what is left, unless the job was ended by force; close all."""
+        """Write what is left, and close everything."""
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
-                self._screen.output.end(peer.rank)
-        hurried = self._ending is not None and self._ending.cause.wanted
-        failed = self._ending is not None or self._mpirun.code != 0
-        self._screen.finish(1.0 if hurried else 1e9, signals.taken, failed=failed)
+                self._console.output.end(peer.rank)
+        reason = self._termination.reason
+        seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
+        failed = reason is not None or self._mpirun.exit_code != 0
+        self._console.finish(seconds, signals.take, failed=failed)
         self._keepers.close()
         self._epoll.close()
 
     def _outcome(self) -> Outcome:
-        seconds = time.monotonic() - self._limits.began
-        cause = self._cause()
-        said = self._mpirun.said if cause.exit_code else ""
-        root = root_of(self.ends.values()) if cause.reason is None and cause.signal is None else None
-        ends = tuple(self.ends[rank] for rank in sorted(self.ends))
-        until_the_end = seconds if self._ending is None else self._ending.since - self._limits.began
-        return Outcome(
-            cause.exit_code if root is None else root.exit_code, cause.signal, seconds, cause.reason, root, ends,
-            tuple(self._lost), said, until_the_end, cause.wanted, tuple(sorted(self._dead)),
-        )  # fmt: skip
-
-    def _cause(self) -> EndReason:
-        """Return why the job was ended, or what its own end was."""
-        if self._ending is not None:
-            return self._ending.cause
-        clean = self._mpirun.code == 0 or self._mpirun.asked
-        if clean and len(self.ends) == self._watch.ranks:
-            return EndReason(0)
-        cause = self._mpirun_ended()
-        if cause.exit_code == 1 and clean:
-            return EndReason(1, f"only {len(self.ends)} of {self._watch.ranks} ranks told how they ended")
-        return cause
+        now = time.monotonic()
+        return self.record.outcome(
+            self._termination.reason or self.record.explain_end(self._mpirun, self._watch.ranks),
+            seconds=now - self._limits.started_at,
+            until_end=min(now, self._termination.since) - self._limits.started_at,
+            mpirun_output=self._mpirun.output,
+        )
 
     def _status(self, now: float) -> str:
-        peers = self._keepers.peers.values()
-        stalled = [peer.rank or 0 for peer in peers if peer.stalled]
-        alive = sum(peer.running for peer in peers)
-        return status_line(now - self._limits.began, alive, self._watch.ranks, now - self._printed, stalled)
+        return status_line(
+            seconds=now - self._limits.started_at,
+            running=sum(peer.running for peer in self._keepers.peers.values()),
+            ranks=self._watch.ranks,
+            silent=now - self._last_output,
+            stalled=self._stalls.stalled_ranks(),
+        )

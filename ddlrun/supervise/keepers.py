@@ -1,73 +1,58 @@
-"""The connections of the ranks' keepers: who may speak, what was heard from whom, what is still to be sent."""
+"""The connections of all keepers: accepting them, checking their token, receiving and sending messages."""
 
 import _socket  # socket itself takes 6 ms to import
 import errno
 import hmac
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import islice
+from typing import NamedTuple
 
 from ddlrun.rank import protocol
+from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
-# Who connects has this long, and may send this much, before it has said the token.
+# A stranger has this long, and may send this much, before it has sent the token.
 STRANGER_SECONDS = 10.0
 MOST_OF_A_STRANGER = 64
 MOST_STRANGERS = 256
 
 
-class KeeperConnection:
-    """One keeper's connection, or one that has not said the token yet (rank None)."""
+class KeeperEvents(NamedTuple):
+    """The functions that are called for events of connections."""
 
-    def __init__(self, link: _socket.socket, now: float) -> None:
-        self.link = link
-        self.rank: int | None = None
-        self.host = "?"
-        self.local_rank = -1
-        self.trusted = False
-        self.got = 0
-        self.since = self.heard = self.printed = now
-        self.ever_printed = False
-        self.stalled = False
-        self.unpack = protocol.Unpacker()
-        self.unsent = bytearray()
-        self.ended: protocol.ProgramEnd | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether its rank has begun and not ended."""
-        return self.rank is not None and self.ended is None
+    message: Callable[[KeeperConnection, bytes, bytes], None]
+    """A keeper that has sent the token sends a message: kind and text."""
+    hang_up: Callable[[KeeperConnection], None]
+    """A keeper or a stranger has closed its connection."""
+    too_many_files: Callable[[], None]
+    """No more files can be open."""
 
 
 class Keepers:
-    """All connections, by file descriptor; `hear` gets each message of those that said the token.
+    """All connections, by file descriptor."""
 
-    `hung_up` gets those that close by themselves, `crowded` is called when no more files can be open. `ranks`: so
-    many may come at once.
-    """
+    def __init__(self, listener: Listener, epoll: select.epoll, events: KeeperEvents, *, ranks: int = 0) -> None:
+        """Accept connections.
 
-    def __init__(
-        self,
-        listener: Listener,
-        epoll: select.epoll,
-        hear: Callable[[KeeperConnection, bytes, bytes], None],
-        hung_up: Callable[[KeeperConnection], None],
-        crowded: Callable[[], None],
-        ranks: int = 0,
-    ) -> None:
-        self._listener, self._epoll = listener, epoll
-        self._hear, self._hung_up, self._crowded = hear, hung_up, crowded
+        Args:
+            listener: The socket on which they arrive, and the token.
+            epoll: Gets all descriptors; the caller passes their events to `event`.
+            events: The functions to call.
+            ranks: The number of keepers that may connect at once.
+        """
+        self._listener, self._epoll, self._events = listener, epoll, events
         self._most_strangers = max(MOST_STRANGERS, ranks)
         self.peers: dict[int, KeeperConnection] = {}
         self._strangers: dict[int, KeeperConnection] = {}
         self.reading = True
-        """Whether ranks are read; else they wait until what they wrote is taken."""
+        """Whether the ranks' output is read; otherwise they block in writing."""
         epoll.register(listener.socket.fileno(), select.EPOLLIN)
 
     def event(self, fd: int, event: int) -> None:
-        """Do what can be done on a descriptor now; nothing where it is none of these."""
+        """React to an event of epoll; descriptors of others are ignored."""
         if fd == self._listener.socket.fileno():
             self._accept()
         elif fd in self.peers:
@@ -78,38 +63,44 @@ class Keepers:
                 self._receive(peer)
 
     def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
-        """Send a message, as soon as the other side takes it."""
+        """Send a message as soon as the other side takes it."""
         peer.unsent += protocol.pack(kind, text.encode())
         self._flush(peer)
 
     def send_all(self, kind: bytes, text: str = "") -> None:
-        """Send a message to all that said the token."""
+        """Send a message to all keepers that have sent the token."""
         for peer in list(self.peers.values()):
             if peer.trusted:
                 self.send(peer, kind, text)
 
+    def send_signal(self, number: int, reached: Container[int] = frozenset()) -> None:
+        """Send a signal to the programs of all ranks that it has not reached."""
+        for peer in self.peers.values():
+            if peer.rank is not None and peer.rank not in reached:
+                self.send(peer, protocol.SIGNAL, str(number))
+
     def read(self, now: float, *, reading: bool) -> None:
-        """Read from the ranks from now on, or let them wait."""
+        """Read from the ranks from now on, or stop reading."""
         if reading != self.reading:
             self.reading = reading
             for peer in self.peers.values():
-                peer.heard = now
-                self._listen_to(peer)
+                peer.heard_at = now
+                self._select_events(peer)
 
     def drop_silent(self, limit: float) -> list[KeeperConnection]:
-        """Drop and return those that said nothing since `limit`."""
-        silent = [peer for peer in self.peers.values() if peer.trusted and peer.heard < limit]
+        """Drop and return the keepers without a message since a time."""
+        silent = [peer for peer in self.peers.values() if peer.trusted and peer.heard_at < limit]
         for peer in silent:
             self._drop(peer)
         return silent
 
     def drop_slow_strangers(self, now: float) -> None:
-        """Drop those that had time enough to say the token."""
+        """Drop the strangers whose time to send the token is over."""
         for peer in [peer for peer in self._strangers.values() if now > peer.since + STRANGER_SECONDS]:
             self._drop(peer)
 
     def stop_listening(self) -> None:
-        """Let nobody else in."""
+        """Accept no more connections."""
         self._drop_strangers(0)
         self._epoll.unregister(self._listener.socket.fileno())
         self._listener.socket.close()
@@ -127,7 +118,7 @@ class Keepers:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_strangers(0):
-                    self._crowded()
+                    self._events.too_many_files()
                 return
             link = _socket.socket(fileno=fd)
             link.setblocking(False)
@@ -137,18 +128,21 @@ class Keepers:
             self._drop_strangers(self._most_strangers)
 
     def _drop_strangers(self, most: int) -> bool:
-        """Keep so many who have not said the token yet, the newest; tell whether any was dropped.
+        """Drop all strangers but the newest ones; return True if any was dropped.
 
-        A job's keepers come all at once: those whose token is there already are heard first.
+        A job's keepers connect all at once: a stranger whose token has arrived is no longer one.
+
+        Args:
+            most: The number of strangers to keep.
         """
-        old = list(islice(self._strangers.items(), max(0, len(self._strangers) - most)))
-        for fd, peer in old:
-            if self._strangers.get(fd) is peer:  # hearing one may have ended the listening
+        oldest = list(islice(self._strangers.items(), max(0, len(self._strangers) - most)))
+        for fd, peer in oldest:
+            if self._strangers.get(fd) is peer:  # a message received here may have ended the listening
                 self._receive(peer)
-        left = [peer for fd, peer in old if self._strangers.get(fd) is peer]
-        for peer in left:
+        remaining = [peer for fd, peer in oldest if self._strangers.get(fd) is peer]
+        for peer in remaining:
             self._drop(peer)
-        return bool(left)
+        return bool(remaining)
 
     def _receive(self, peer: KeeperConnection) -> None:
         try:
@@ -159,25 +153,27 @@ class Keepers:
             data = b""
         if not data:
             self._drop(peer)
-            self._hung_up(peer)
+            self._events.hang_up(peer)
             return
-        peer.heard = time.monotonic()
-        peer.got += len(data)
-        if not peer.trusted and peer.got > MOST_OF_A_STRANGER:
+        peer.heard_at = time.monotonic()
+        peer.received += len(data)
+        if not peer.trusted and peer.received > MOST_OF_A_STRANGER:
             self._drop(peer)
             return
-        for kind, text in peer.unpack.feed(data):
-            if not peer.trusted and not self._trust(peer, kind, text):
+        for kind, text in peer.unpacker.feed(data):
+            if not peer.trusted and not self._check_token(peer, kind, text):
                 self._drop(peer)
                 return
-            self._hear(peer, kind, text)
+            self._events.message(peer, kind, text)
 
-    def _trust(self, peer: KeeperConnection, kind: bytes, text: bytes) -> bool:
-        peer.trusted = kind == protocol.HELLO and hmac.compare_digest(text, self._listener.token.encode())
-        if peer.trusted:
-            del self._strangers[peer.link.fileno()]
-            self.send(peer, protocol.WELCOME)
-        return peer.trusted
+    def _check_token(self, peer: KeeperConnection, kind: bytes, text: bytes) -> bool:
+        """Welcome a stranger if its first message is the token; return True if so."""
+        if kind != protocol.HELLO or not hmac.compare_digest(text, self._listener.token.encode()):
+            return False
+        peer.state = PeerState.WELCOMED
+        del self._strangers[peer.link.fileno()]
+        self.send(peer, protocol.WELCOME)
+        return True
 
     def _drop(self, peer: KeeperConnection) -> None:
         self._epoll.unregister(peer.link.fileno())
@@ -192,9 +188,12 @@ class Keepers:
         except BlockingIOError:
             pass
         except OSError:
-            peer.unsent.clear()  # it is gone: reading will tell
-        self._listen_to(peer)
+            peer.unsent.clear()  # the connection is gone, which the next read reports
+        self._select_events(peer)
 
-    def _listen_to(self, peer: KeeperConnection) -> None:
-        events = (select.EPOLLIN if self.reading or peer.rank is None else 0) | (select.EPOLLOUT if peer.unsent else 0)
+    def _select_events(self, peer: KeeperConnection) -> None:
+        """Register for the events that the connection waits for."""
+        events = select.EPOLLIN if self.reading or peer.rank is None else 0
+        if peer.unsent:
+            events |= select.EPOLLOUT
         self._epoll.modify(peer.link.fileno(), events)

@@ -10,9 +10,9 @@ from ddlrun.hosts import HostList
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, SupervisionOptions
+from ddlrun.remote.mpirun_process import copy_stdin
 from ddlrun.remote.probe import is_local
-from ddlrun.remote.processes import copied_stdin
-from ddlrun.runs.registry import noted
+from ddlrun.runs.registry import record_run
 from ddlrun.runs.store import write_end
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import run_job
@@ -39,7 +39,7 @@ def run(
     addresses = tuple(dict.fromkeys((*known, *_own_addresses(plan.placement.hosts))))
     watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses, host_of=_hosts_by_rank(plan))
     environ["DDLRUN_RUN"] = plan.run_id
-    with _session_folder(plan, environ) as session, noted(plan, environ):
+    with _session_folder(plan, environ) as session, record_run(plan, environ):
         done = run_job(plan.argv, {**environ, **session}, watch, plan.run_dir, stdin=through_mpirun)
     if done.unswept:
         sweep(sorted(done.unswept))
@@ -119,4 +119,4 @@ def _own_stdin() -> str:
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
         return f"{path}@{os.lseek(0, 0, os.SEEK_CUR)}"
-    return path if os.access(path, os.R_OK) and not stat.S_ISSOCK(mode) else f"/proc/{os.getpid()}/fd/{copied_stdin()}"
+    return path if os.access(path, os.R_OK) and not stat.S_ISSOCK(mode) else f"/proc/{os.getpid()}/fd/{copy_stdin()}"

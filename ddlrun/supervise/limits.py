@@ -1,58 +1,62 @@
-"""The times that a job has: in all, until its ranks have started, and once the first of them has ended."""
+"""The time limits of a job: in total, for the start of its ranks, and after the end of the first of them."""
 
 import time
 from collections.abc import Collection
 
+from ddlrun.errors import UnreachableError
 from ddlrun.plan.supervision import SupervisionOptions
-from ddlrun.supervise.termination import TIMED_OUT, UNREACHABLE, EndReason
+from ddlrun.supervise.root_cause import EndReason
 
-# So long after a rank has ended, it is worth a word that others have not.
+TIMED_OUT = 124
+# After this long, a rank that has ended while others run is worth a message.
 EARLY_SECONDS = 30.0
+NEVER = float("inf")
 
 
 class JobLimits:
-    """A job's times, from its start on; all as time.monotonic() has them."""
+    """A job's limits from its start on; times are those of time.monotonic()."""
 
     def __init__(self, watch: SupervisionOptions) -> None:
         self._watch = watch
-        self.began = self._rank_came = time.monotonic()
-        self._last_end = float("inf")
-        self._ranks: set[int] = set()
+        self.started_at = time.monotonic()
+        self._started: set[int] = set()
+        self._last_start = self.started_at
+        self._last_end = NEVER
 
     def rank_started(self, rank: int, now: float) -> bool:
-        """Take note of a rank; tell whether all have started."""
-        self._ranks.add(rank)
-        self._rank_came = now
-        return len(self._ranks) == self._watch.ranks
+        """Record the start of a rank; return True if all have started."""
+        self._started.add(rank)
+        self._last_start = now
+        return len(self._started) == self._watch.ranks
 
     def rank_ended(self) -> None:
-        """Take note that one has ended."""
+        """Record the end of a rank."""
         self._last_end = time.monotonic()
 
-    def due(self) -> float:
-        """Return when to look again, at the latest."""
-        timeout = self.began + self._watch.timeout if self._watch.timeout else float("inf")
-        return min(timeout, self._rank_came + self._watch.start) if self._watch.start else timeout
+    def deadline(self) -> float:
+        """Return the time of the next limit."""
+        timeout = self.started_at + self._watch.timeout if self._watch.timeout else NEVER
+        return min(timeout, self._last_start + self._watch.start) if self._watch.start else timeout
 
-    def over(self, now: float) -> EndReason | None:
-        """Return why the job has to end where its time is over, or where mpirun does not get all ranks to start."""
-        if self._watch.timeout and now > self.began + self._watch.timeout:
-            return EndReason(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", wanted=True)
-        if not self._watch.start or now <= self._rank_came + self._watch.start:
+    def exceeded(self, now: float) -> EndReason | None:
+        """Return the reason to end the job if a limit is exceeded: the job's own, or that for its ranks' start."""
+        if self._watch.timeout and now > self.started_at + self._watch.timeout:
+            return EndReason(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", requested=True)
+        if not self._watch.start or now <= self._last_start + self._watch.start:
             return None
-        missing = [rank for rank in range(self._watch.ranks) if rank not in self._ranks]
+        missing = [rank for rank in range(self._watch.ranks) if rank not in self._started]
         if missing:
-            why = f"{self._watch.named(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
-            return EndReason(UNREACHABLE, why)
-        self._rank_came = float("inf")
+            text = f"{self._watch.named(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
+            return EndReason(UnreachableError.exit_code, text)
+        self._last_start = NEVER
         return None
 
-    def early_ends(self, now: float, ended: Collection[int]) -> str | None:
-        """Say once that some ranks have ended a while ago, and others not."""
+    def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:
+        """Return a message, once, if some ranks have ended a while ago and others have not."""
         if now <= self._last_end + EARLY_SECONDS:
             return None
-        self._last_end = float("inf")
-        left = self._watch.ranks - len(ended)
-        return (
-            f"{self._watch.named(ended)} ended with 0; {left} of {self._watch.ranks} ranks still run" if left else None
-        )
+        self._last_end = NEVER
+        running = self._watch.ranks - len(ended)
+        if not running:
+            return None
+        return f"{self._watch.named(ended)} ended with 0; {running} of {self._watch.ranks} ranks still run"

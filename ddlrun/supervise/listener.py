@@ -1,4 +1,4 @@
-"""Where the keepers of a job connect."""
+"""The socket to which the keepers of a job connect."""
 
 import _socket  # socket itself takes 6 ms to import
 import os
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from ddlrun.errors import PreflightError
 from ddlrun.plan.supervision import LOOPBACK
 
-# What is open beside the keepers' connections: logs, mpirun's pipes, who has not said the token yet.
+# The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
 OTHER_FILES = 64
+BACKLOG = 4096
 
 
 def check_files(ranks: int) -> None:
-    """Raise PreflightError where this process may not have a connection a rank."""
+    """Raise PreflightError if this process may not open one connection per rank."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < ranks + OTHER_FILES:
         raise PreflightError(
@@ -23,33 +24,38 @@ def check_files(ranks: int) -> None:
 
 
 def allow_files(ranks: int) -> None:
-    """Let this process have a connection a rank; what it has started already keeps its own limit."""
+    """Raise this process's limit of open files to one connection per rank; running children keep theirs."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < ranks + OTHER_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES, most))
 
 
 class Listener:
-    """Where the keepers connect: a port, and a token that only they know."""
+    """A port, and a token that only the job's keepers have."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        """Listen on a free port.
+
+        Args:
+            addresses: This machine's addresses that the keepers try.
+        """
         self.token = os.urandom(16).hex()
         self._addresses = addresses
         local = tuple(addresses) == LOOPBACK
         self.socket = self._bind("127.0.0.1") if local else self._bind_all()
-        self.socket.listen(4096)
+        self.socket.listen(BACKLOG)
         self.socket.setblocking(False)
 
     def variable(self) -> str:
-        """Return what tells the keepers where this is (wire.ADDRESSES)."""
+        """Return the value of protocol.ADDRESSES for the keepers."""
         port = self.socket.getsockname()[1]
         return f"{self.token}@{os.uname().nodename}@" + ",".join(f"{ip}:{port}" for ip in self._addresses)
 
     def _bind_all(self) -> _socket.socket:
         try:
             return self._bind("::")
-        except OSError:  # no IPv6 here
-            return self._bind("0.0.0.0")  # noqa: S104 - the token says who may speak
+        except OSError:  # this machine has no IPv6
+            return self._bind("0.0.0.0")  # noqa: S104 - strangers lack the token
 
     @staticmethod
     def _bind(address: str) -> _socket.socket:

@@ -1,4 +1,4 @@
-"""Run mpirun, and stay with its job to the end."""
+"""A job's mpirun and its supervision."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,46 +7,61 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
-from ddlrun.remote.processes import end_session, guarded, start_mpirun
-from ddlrun.supervise.event_loop import SLACK_SECONDS, Supervision
+from ddlrun.remote.mpirun_process import start_mpirun
+from ddlrun.remote.sessions import end_session, guard_session
+from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
+from ddlrun.supervise.termination import SLACK_SECONDS
 
 
 class FinishedJob(NamedTuple):
-    """What is known of a job that is over."""
+    """A job that has ended."""
 
     outcome: Outcome
     bound: tuple[str, ...]
+    """The reports of the ranks' bindings."""
     unswept: frozenset[str]
+    """Hosts on which processes of the job may be left."""
 
 
 def run_job(
     argv: Sequence[str], environ: Mapping[str, str], watch: SupervisionOptions, files: RunDir, *, stdin: bool
 ) -> FinishedJob:
-    """Run mpirun and stay with its job: pass on what ranks write as it comes, forward signals, end it whole.
+    """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
 
-    mpirun gets our standard input where `stdin` is true. The first of SIGINT, SIGTERM and SIGHUP ends the
-    ranks in `watch.grace` seconds, the second at once. Raises OSError where mpirun cannot be started, PreflightError
-    where there are too many ranks for the files that this process may open.
+    The first SIGINT, SIGTERM or SIGHUP ends the ranks within `watch.grace` seconds, the second at once.
+
+    Args:
+        argv: mpirun's command.
+        environ: Its environment; the keepers' variables are added.
+        watch: The options of the supervision.
+        files: The run folder.
+        stdin: Whether mpirun gets our standard input.
+
+    Raises:
+        OSError: mpirun cannot be started.
+        PreflightError: This process may not open a file per rank.
     """
     check_files(watch.ranks)
     listener = Listener(watch.addresses)
+    variables = {
+        protocol.ADDRESSES: listener.variable(),
+        "DDLRUN_GRACE": str(watch.grace),
+        "DDLRUN_HEARTBEAT": str(watch.heartbeat),
+    }
     try:
-        variables = {
-            protocol.ADDRESSES: listener.variable(), "DDLRUN_GRACE": str(watch.grace),
-            "DDLRUN_HEARTBEAT": str(watch.heartbeat),
-        }  # fmt: skip
         with Signals(watch.forward) as signals:
-            supervision = Supervision(watch, files, listener)
             process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
             allow_files(watch.ranks)
-            with process, guarded(process.pid, watch.grace + SLACK_SECONDS):
+            with process, guard_session(process.pid, watch.grace + SLACK_SECONDS):
                 try:
-                    outcome = supervision.run(process, signals)
+                    supervision = Supervision(watch, files, listener, process)
+                    outcome = supervision.run(signals)
                 finally:
                     if process.poll() is None or process.returncode:
                         end_session(process.pid)
-        return FinishedJob(outcome, tuple(supervision.bound), frozenset(supervision.unswept))
+        record = supervision.record
+        return FinishedJob(outcome, tuple(record.bindings), frozenset(record.unswept))
     finally:
         listener.socket.close()

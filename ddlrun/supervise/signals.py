@@ -1,4 +1,4 @@
-"""Signals to ddlrun, taken while a job runs."""
+"""Signals that ddlrun or its ranks receive while a job runs."""
 
 import os
 import signal
@@ -6,74 +6,79 @@ from collections.abc import Sequence
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-# A scheduler's warning reaches the ranks of all hosts within so long; then the others are told.
+# A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.
 PASS_ON_SECONDS = 0.5
-ONE_WARNING_SECONDS = 5.0
+# The same signal after this time is another warning.
+WARNING_SECONDS = 5.0
 
 
 class SignalWarnings:
-    """Signals that came to ranks from outside: who had each, and when the others are due."""
+    """Signals that reached ranks from outside; times are those of time.monotonic()."""
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-        self._had: dict[int, set[int]] = {}
-        self._passed: set[int] = set()
+        self._first_at: dict[int, float] = {}
+        self._reached: dict[int, set[int]] = {}
+        self._passed_on: set[int] = set()
 
-    def reached(self, number: int, rank: int, now: float) -> None:
-        """Take note that a rank had a signal."""
-        if now > self._since.setdefault(number, now) + ONE_WARNING_SECONDS:
-            self._since[number] = now
-            self._had.pop(number)
-            self._passed.discard(number)
-        self._had.setdefault(number, set()).add(rank)
+    def add(self, number: int, rank: int, now: float) -> None:
+        """Record that a rank has received a signal."""
+        if now > self._first_at.setdefault(number, now) + WARNING_SECONDS:
+            self._first_at[number] = now
+            self._reached.pop(number)
+            self._passed_on.discard(number)
+        self._reached.setdefault(number, set()).add(rank)
 
-    def due(self) -> float:
-        """Return when a signal is to be passed on; infinity: none is."""
-        times = (since for number, since in self._since.items() if number not in self._passed)
+    def deadline(self) -> float:
+        """Return the time at which a signal is to be passed on, infinity if none is."""
+        times = (first for number, first in self._first_at.items() if number not in self._passed_on)
         return min(times, default=float("inf")) + PASS_ON_SECONDS
 
-    def pass_on(self, now: float) -> list[tuple[int, set[int]]]:
-        """Return the signals that are due, each once, with the ranks that had it."""
-        late = [
+    def take_due(self, now: float) -> list[tuple[int, set[int]]]:
+        """Return the signals to pass on now, each once, with the ranks that have received them."""
+        due = [
             number
-            for number, since in self._since.items()
-            if number not in self._passed and now >= since + PASS_ON_SECONDS
+            for number, first in self._first_at.items()
+            if number not in self._passed_on and now >= first + PASS_ON_SECONDS
         ]
-        self._passed.update(late)
-        return [(number, self._had[number]) for number in late]
+        self._passed_on.update(due)
+        return [(number, self._reached[number]) for number in due]
 
 
 class Signals:
-    """While it lasts, signals are taken instead of ending ddlrun; `wake` is readable after any."""
+    """A context in which signals are queued instead of ending ddlrun; `wake` becomes readable after each."""
 
     def __init__(self, forward: Sequence[int] = ()) -> None:
-        self._taken: list[int] = []
+        """Prepare the context.
+
+        Args:
+            forward: Further signals to queue.
+        """
+        self._pending: list[int] = []
         self._forward = forward
-        self.wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._before: dict[int, object] = {}
+        self.wake, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._earlier: dict[int, object] = {}
 
     def __enter__(self) -> "Signals":  # noqa: PYI034 - Self is not in Python 3.10
-        self._fd_before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        self._earlier_fd = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         for number in (*ENDING, *self._forward):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore some
-                self._before[number] = signal.signal(number, self._take)
-        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ranks would miss us
+                self._earlier[number] = signal.signal(number, self._receive)
+        self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        # A stopped ddlrun would neither read output nor send heartbeats.
+        self._earlier[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        signal.set_wakeup_fd(self._fd_before)
+        signal.set_wakeup_fd(self._earlier_fd)
         os.close(self.wake)
-        os.close(self._woken)
+        os.close(self._wake_writer)
 
-    def taken(self) -> list[int]:
-        """Return the signals that came since the last time."""
-        taken, self._taken = self._taken, []
-        return taken
+    def take(self) -> list[int]:
+        """Return the queued signals, oldest first, and empty the queue."""
+        pending, self._pending = self._pending, []
+        return pending
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
-        self._taken.append(number)
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._pending.append(number)

@@ -1,44 +1,83 @@
-"""Ranks that print nothing for long, and where they stand."""
+"""Stalls: ranks without output for a time, and the states of their processes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.supervise.keepers import Keepers
 
+# Numbers that differ between ranks at the same place of a program.
+NUMBERED = r"(?i)\b(process|thread) (0x)?[0-9a-f]+"
+
 
 class StallDetector:
-    """Asks where ranks stand that printed nothing for `watch.stall` seconds, and tells it."""
+    """The times of the ranks' last output; times are those of time.monotonic()."""
 
-    def __init__(self, watch: SupervisionOptions, tell: Callable[[str], None]) -> None:
-        self._watch, self._tell = watch, tell
-        self._seconds = watch.stall
-        self._asked: set[int] = set()
-        self._stand: dict[str, tuple[str, list[int]]] = {}
+    def __init__(self, watch: SupervisionOptions, report: Callable[[str], None]) -> None:
+        self._watch, self._report = watch, report
+        self._printed_at: dict[int, float] = {}
+        self._silent_since_start: set[int] = set()
+        self._stalled: set[int] = set()
+        self._inspected: set[int] = set()
+        self._states: dict[str, tuple[str, list[int]]] = {}
 
-    def look(self, now: float, printed: float, keepers: Keepers) -> None:
-        """Ask those that are silent; one that never printed, only if none did since `printed`, too long ago."""
-        silent = now > printed + self._seconds
-        found = [
-            peer
-            for peer in keepers.peers.values()
-            if peer.running and not peer.stalled
-            and now > peer.printed + self._seconds and (peer.ever_printed or silent)
-        ]  # fmt: skip
-        for peer in found:
-            peer.stalled = True
-            keepers.send(peer, protocol.LOOK)
-            self._asked.add(peer.rank or 0)
-        if found:
-            self._tell(f"{self._watch.named(peer.rank or 0 for peer in found)} printed nothing for {self._seconds:g} s")
+    def start(self, rank: int, now: float) -> None:
+        """Record that a rank has started."""
+        self._printed_at[rank] = now
+        self._silent_since_start.add(rank)
 
-    def stands(self, rank: int, where: str) -> None:
-        """Collect where ranks stand; when all have told, show it, those that stand alike together."""
-        self._asked.discard(rank)
-        alike = re.sub(r"(?i)\b(process|thread) (0x)?[0-9a-f]+", r"\1", where)
-        self._stand.setdefault(alike, (where, []))[1].append(rank)
-        if not self._asked:
-            for text, ranks in self._stand.values():
-                self._tell("\n".join([f"{self._watch.named(ranks)} stood here:", *text.splitlines()]))
-            self._stand.clear()
+    def add_output(self, rank: int, now: float) -> None:
+        """Record output of a rank."""
+        self._printed_at[rank] = now
+        self._silent_since_start.discard(rank)
+        self._stalled.discard(rank)
+
+    def end(self, rank: int) -> None:
+        """Forget a rank that has ended."""
+        self._printed_at.pop(rank, None)
+        self._stalled.discard(rank)
+
+    def stalled_ranks(self) -> list[int]:
+        """Return the ranks that were reported and have printed nothing since."""
+        return sorted(self._stalled)
+
+    def check(self, now: float, last_output: float, keepers: Keepers) -> None:
+        """Report ranks that have become silent, and have their keepers inspect them.
+
+        A rank that has never printed counts as silent only if no rank has printed since.
+
+        Args:
+            now: The time.
+            last_output: The time of the last output of any rank.
+            keepers: The connections.
+        """
+        limit = now - self._watch.stall
+        silent = {
+            rank
+            for rank, printed_at in self._printed_at.items()
+            if printed_at < limit
+            and rank not in self._stalled
+            and (rank not in self._silent_since_start or last_output < limit)
+        }
+        if not silent:
+            return
+        for peer in keepers.peers.values():
+            if peer.running and peer.rank in silent:
+                keepers.send(peer, protocol.INSPECT)
+        self._stalled |= silent
+        self._inspected |= silent
+        self._report(f"{self._watch.named(silent)} printed nothing for {self._watch.stall:g} s")
+
+    def add_state(self, rank: int, state: str) -> None:
+        """Collect the state of a rank's processes; report all when the last one has arrived, equal ones together."""
+        self._inspected.discard(rank)
+        _, ranks = self._states.setdefault(re.sub(NUMBERED, r"\1", state), (state, []))
+        ranks.append(rank)
+        if not self._inspected:
+            self._report_states(self._states)
+            self._states = {}
+
+    def _report_states(self, states: Mapping[str, tuple[str, list[int]]]) -> None:
+        for text, ranks in states.values():
+            self._report("\n".join([f"state of {self._watch.named(ranks)}:", *text.splitlines()]))

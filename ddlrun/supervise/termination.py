@@ -1,79 +1,116 @@
-"""Why a job ends: who or what ends it, and which rank was the first to fail."""
+"""The end of a job: a state machine from the reason for it to the end of mpirun.
 
-import signal
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+=======  =================================================  ================================================
+Phase    ddlrun                                             Next phase
+=======  =================================================  ================================================
+RUNNING  supervises the ranks                               When all ranks have ended and all keepers are
+                                                            gone: IDLE. With a reason to end the job: ENDING.
+IDLE     waits for mpirun; SIGTERM after 10 s, SIGKILL 3 s  With a reason to end the job: ENDING.
+         later
+ENDING   has sent TERMINATE to the keepers; kills mpirun's  When no rank runs: LEAVING.
+         session 3 s after the grace, or 1 s after a
+         second signal
+LEAVING  has sent LEAVE to the keepers and waits for
+         mpirun; SIGTERM after 1 s, SIGKILL after 3 s
+=======  =================================================  ================================================
 
-from ddlrun.plan.outcome import RankEnd
-from ddlrun.process_managers.openmpi import improper_end, lost_host
+In every phase the job is over when mpirun has ended and no keeper is connected.
+"""
 
-UNREACHABLE, TIMED_OUT = 3, 124
+import enum
+import time
 
+from ddlrun.rank import protocol
+from ddlrun.supervise.job_record import JobRecord
+from ddlrun.supervise.keepers import Keepers
+from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.root_cause import EndReason
 
-class EndReason(NamedTuple):
-    """Why the job is ended before its time: ddlrun's exit code, the signal if one did it, and the words."""
-
-    exit_code: int
-    reason: str | None = None
-    signal: int | None = None
-    wanted: bool = False
-    """Somebody, or a time limit, asked for it."""
-
-
-class Termination(NamedTuple):
-    """A job that is being ended; times as time.monotonic() has them."""
-
-    cause: EndReason
-    since: float
-    kill_at: float
-    """When mpirun is killed, with ranks that have not ended."""
-    left_at: float | None = None
-    """When all ranks had ended, so that their keepers could leave."""
-
-
-# With this MPI of Open MPI 5 exits when another rank's connection is gone.
-SOCKET_CLOSED = 14
-BY_ORDER = (130, 137, 143)
-# What a rank says that lost another one: the other one is the cause.
-COLLATERAL = (
-    "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
-    "remote process exited", "NCCL communicator was aborted", "Socket closed", "Horovod has been shut down",
-    "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
-)  # fmt: skip
+# mpirun may take this long to end once its ranks have been ended, and a third of it before it gets SIGTERM.
+MPIRUN_SECONDS = 3.0
+# The time beyond the grace for keepers and networks.
+SLACK_SECONDS = 3.0
+# mpirun may take this long to end when all ranks have ended by themselves.
+IDLE_SECONDS = 10.0
+# The time from a second signal until mpirun is killed.
+HURRY_SECONDS = 1.0
 
 
-def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
-    """Return the end that caused the others: the first to fail that does not blame another rank.
+class Phase(enum.Enum):
+    """A phase of a job: see the table above."""
 
-    A dying process closes its sockets before its keeper hears of it, so another rank may fail of that and
-    ddlrun's order come in between: then it is the one that did not end as an order ends one.
-    """
-    known = list(ends)
-    failed = [end for end in known if end.exit_code and not end.ordered]
-    ordered = [end for end in known if end.exit_code and end.ordered and end.exit_code not in BY_ORDER]
-    return next((end for end in (*failed, *ordered) if not _collateral(end)), next(iter(failed), None))
+    RUNNING = enum.auto()
+    IDLE = enum.auto()
+    ENDING = enum.auto()
+    LEAVING = enum.auto()
 
 
-def _collateral(end: RankEnd) -> bool:
-    return end.exit_code == SOCKET_CLOSED or any(sign in end.tail for sign in COLLATERAL)
+class Termination:
+    """The phase of a job, and the deadlines of its end; times are those of time.monotonic()."""
 
+    def __init__(self, keepers: Keepers, mpirun: MpirunProcess, record: JobRecord, grace: float) -> None:
+        self._keepers, self._mpirun, self._record = keepers, mpirun, record
+        self._grace = grace
+        self.phase = Phase.RUNNING
+        self.reason: EndReason | None = None
+        """The reason for the end, from ENDING on."""
+        self.since = float("inf")
+        """The time at which the job began to end."""
+        self._ranks_kill_at = self._mpirun_term_at = self._mpirun_kill_at = float("inf")
 
-def ended_by_mpirun(code: int, said: str, ends: Mapping[int, RankEnd]) -> tuple[EndReason, str | None]:
-    """Say why mpirun ended while ranks were running, or with an error that no rank explains; and the host it lost.
+    @property
+    def ending(self) -> bool:
+        """Whether the job is being ended."""
+        return self.reason is not None
 
-    `said` is what it printed, `ends` are those of ranks so far.
-    """
-    lost = lost_host(said)
-    if lost is not None:
-        host, how = lost
-        why = "something there was killed, the host went down, or the network failed"
-        return EndReason(UNREACHABLE, f"mpirun lost host {host}, {how}: {why}"), host
-    improper = improper_end(said)
-    if improper is not None:
-        rank, host = improper
-        with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
-        why = f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
-        return EndReason(code or 1, why), None
-    if code < 0:
-        return EndReason(128 - code, f"mpirun was killed by {signal.Signals(-code).name}", -code), None
-    return EndReason(code or 1, None if code else "mpirun ended while ranks were still running"), None
+    def begin(self, reason: EndReason) -> None:
+        """End all ranks within the grace; only the first reason counts."""
+        if self.ending:
+            return
+        self.reason = reason
+        self.phase = Phase.ENDING
+        self.since = time.monotonic()
+        self._ranks_kill_at = self.since + self._grace + SLACK_SECONDS
+        self._keepers.send_all(protocol.TERMINATE, str(self._grace))
+        if not any(peer.rank is not None for peer in self._keepers.peers.values()):
+            self._mpirun.terminate()  # no rank has started
+
+    def hurry(self) -> None:
+        """Kill all ranks now, and mpirun soon."""
+        self._keepers.send_all(protocol.TERMINATE, "0")
+        self._ranks_kill_at = time.monotonic() + HURRY_SECONDS
+
+    def overdue(self, now: float) -> bool:
+        """Return True if keepers that are still connected will not be waited for any longer."""
+        return self.ending and now > self._ranks_kill_at + MPIRUN_SECONDS
+
+    def advance(self, now: float, *, all_gone: bool) -> None:
+        """Go on to the next phase if its time has come, and send mpirun the signals that are due.
+
+        Args:
+            now: The time.
+            all_gone: Whether all ranks have ended and no keeper is connected.
+        """
+        if self.phase is Phase.RUNNING and all_gone:
+            self._enter(Phase.IDLE, term_at=now + IDLE_SECONDS, kill_at=now + IDLE_SECONDS + MPIRUN_SECONDS)
+        if self.phase is Phase.ENDING:
+            if any(peer.running for peer in self._keepers.peers.values()):
+                if now > self._ranks_kill_at:
+                    self._mpirun.kill()
+                return
+            self._order_sweeps()
+            self._keepers.send_all(protocol.LEAVE)
+            self._enter(Phase.LEAVING, term_at=now + MPIRUN_SECONDS / 3, kill_at=now + MPIRUN_SECONDS)
+        if self.phase in (Phase.IDLE, Phase.LEAVING):
+            self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)
+
+    def _enter(self, phase: Phase, *, term_at: float, kill_at: float) -> None:
+        self.phase = phase
+        self._mpirun_term_at, self._mpirun_kill_at = term_at, kill_at
+
+    def _order_sweeps(self) -> None:
+        """On hosts where a keeper was killed, order another one to kill the children of its program."""
+        for peer in self._keepers.peers.values():
+            if peer.host in self._record.unswept and peer.rank is not None:
+                self._keepers.send(peer, protocol.SWEEP)
+                self._record.unswept.remove(peer.host)

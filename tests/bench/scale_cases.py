@@ -23,9 +23,11 @@ from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
 from ddlrun.remote.probe import ProbeTarget
-from ddlrun.remote.processes import FinishedProcess, run_on_hosts
-from ddlrun.supervise.keepers import KeeperConnection, Keepers
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from tests.support.oracle import map_ranks
@@ -106,7 +108,7 @@ def keepers(ranks: str) -> dict[str, float]:
     def gone(*_: KeeperConnection) -> None:
         raise SystemExit("a keeper was sent away")
 
-    ours = Keepers(listener, epoll, hear, gone, gone, count)
+    ours = Keepers(listener, epoll, KeeperEvents(hear, gone, gone), ranks=count)
 
     def hear_all(messages: int) -> float:
         begin = cpu()
@@ -121,7 +123,7 @@ def keepers(ranks: str) -> dict[str, float]:
     os.read(told, 1)
     beats = hear_all(3 * count)
     begin = cpu()
-    ours.send_all(protocol.BEAT)
+    ours.send_all(protocol.HEARTBEAT)
     sent = cpu() - begin
     os.write(ordered, b"x")
     return {"let_in": let_in, "hear": beats, "tell": sent, "mib": mib()}
@@ -138,7 +140,7 @@ def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
             os.write(tell, b"x")
     os.read(order, 1)
     for link in links:
-        link.sendall(protocol.pack(protocol.BEAT))
+        link.sendall(protocol.pack(protocol.HEARTBEAT))
     os.write(tell, b"x")
     os.read(order, 1)
     os._exit(0)

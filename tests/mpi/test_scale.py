@@ -24,7 +24,8 @@ from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.keepers import KeeperConnection, Keepers
+from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files, check_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.shapes import machine, placement
@@ -156,7 +157,8 @@ def test_keepers_that_come_all_at_once_are_let_in() -> None:
     def hear(_: KeeperConnection, kind: bytes, text: bytes) -> None:
         heard.append((kind, text))
 
-    keepers = Keepers(listener, epoll, hear, lambda _: pytest.fail("sent away"), lambda: pytest.fail("crowded"))
+    events = KeeperEvents(hear, lambda _: pytest.fail("sent away"), lambda: pytest.fail("too many files"))
+    keepers = Keepers(listener, epoll, events)
     hello = protocol.pack(protocol.HELLO, listener.token.encode())
     links = []
     try:

@@ -15,7 +15,7 @@ from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
-from ddlrun.rank.binding import seat
+from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import RankOrder, Topology
 from tests.support.shapes import machine, placement
 
@@ -85,7 +85,7 @@ def test_each_horovod_option_stands_once() -> None:
 
 
 def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: int) -> tuple[int, set[int]]:
-    found = seat(told, rank, local_rank, size)
+    found = parse_binding(told, rank, local_rank, size)
     assert found is not None
     return found.threads, found.cpus
 
@@ -155,8 +155,8 @@ def hosts(number: int) -> HostList:
 
 
 def test_outside_of_a_launch_there_is_no_seat() -> None:
-    assert seat({}, 0, 0, 1) is None
-    assert seat({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None
+    assert parse_binding({}, 0, 0, 1) is None
+    assert parse_binding({"DDLRUN_SEATS": "1*1@0@@"}, -1, -1, -1) is None
 
 
 def started(seats: str, program: str, **more: str) -> subprocess.CompletedProcess[str]:

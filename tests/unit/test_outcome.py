@@ -1,20 +1,31 @@
-"""The report of a failed run: the root cause first, in words, with a hint where one is known."""
+"""The report of a failed run: the root cause in words, with a hint if there is one."""
 
 import pytest
 
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.process_managers.openmpi import improper_end, lost_host
 from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, in_words, last_lines
-from ddlrun.supervise.termination import root_of
+from ddlrun.supervise.root_cause import root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 
 
 def end(rank: int, code: int, tail: str = "", *, ordered: bool = False, signal: int | None = None) -> RankEnd:
-    return RankEnd(rank, f"h{rank}", 0, code, signal, 1.0, 0, ordered, "", tail)
+    return RankEnd(
+        rank=rank,
+        host=f"h{rank}",
+        local_rank=0,
+        exit_code=code,
+        signal=signal,
+        seconds=1.0,
+        max_rss_kib=0,
+        ordered=ordered,
+        why="",
+        tail=tail,
+    )
 
 
-def test_who_blames_another_is_not_the_root() -> None:
+def test_a_rank_that_blames_another_is_not_the_root() -> None:
     lost = end(0, 1, f"{TRACEBACK}RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234\n")
     own = end(1, 1, f"{TRACEBACK}ValueError: no\n")
     assert root_of([lost, own]) == own
@@ -43,7 +54,7 @@ def test_the_last_traceback_is_shown_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("tail", "hint"),
     [
         ("ModuleNotFoundError: No module named 'torch'", "Python on that host has no module torch"),
         ("./a.out: error while loading shared libraries: libcudart.so.12: cannot open shared object file: No such",
@@ -58,9 +69,9 @@ def test_the_last_traceback_is_shown_whole() -> None:
         ("all is well", None),
     ],
 )  # fmt: skip
-def test_hints(said: str, hint: str | None) -> None:
-    found = find_hint(said, HINTS)
-    assert found is None if hint is None else hint in str(found)
+def test_hints(tail: str, hint: str | None) -> None:
+    text = find_hint(tail, HINTS)
+    assert text is None if hint is None else hint in str(text)
 
 
 ABORT = """--------------------------------------------------------------------------
@@ -80,7 +91,7 @@ PRTE has lost communication with a remote daemon.
 """
 
 
-def test_what_mpirun_says() -> None:
+def test_messages_of_mpirun() -> None:
     assert find_hint(ABORT, MPI_HINTS) == "rank 1 called MPI_Abort with 5"
     assert improper_end(IMPROPER) == (1, "vm")
     assert improper_end(ABORT) is None

@@ -1,4 +1,4 @@
-"""Whatever ranks write, in whatever pieces, arrives whole: tagged on the console, untouched in their files."""
+"""The ranks' output, in pieces of any size: tagged on the console, unchanged in their files."""
 
 import os
 import tempfile
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.protocol import ProgramEnd, Unpacker, pack
-from ddlrun.supervise.output import OutputLog, OutputStream, RankOutput, split_lines, tag_lines
+from ddlrun.supervise.output import RankOutput, split_lines
+from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
 TEXT = st.one_of(
     st.binary(max_size=12),
@@ -22,14 +23,15 @@ PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_siz
 
 @contextmanager
 def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
-    """Give an Output for three ranks that writes to files `out`, `err` and logs in a folder."""
+    """Yield the RankOutput of three ranks that writes to files `out` and `err` and to logs, and their folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fds = [os.open(folder / stream, os.O_WRONLY | os.O_CREAT) for stream in ("out", "err")]
         logs = OutputLog(str(folder / "out.log"), print), OutputLog(str(folder / "err.log"), print)
         if style.folder is not None:
             style = style._replace(folder=str(folder / style.folder))
-        output = RankOutput(style, (OutputStream(fds[0]), OutputStream(fds[1])), logs, 3, print)
+        sinks = tuple(zip(map(OutputStream, fds), logs, strict=True))
+        output = RankOutput(style, sinks, ranks=3, complain=print)
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
@@ -49,7 +51,7 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
         for stream, name in enumerate(("out", "err")):
             shown = (folder / name).read_bytes()
             for rank in range(3):
-                wrote = b"".join(data for who, where, data in pieces if (who, where) == (rank, stream))
+                wrote = b"".join(data for source, target, data in pieces if (source, target) == (rank, stream))
                 path = folder / "ranks" / f"rank.{rank}" / ("stdout", "stderr")[stream]
                 assert path.read_bytes() == wrote
                 tag = f"[{rank}@h{rank}] ".encode()
@@ -57,7 +59,7 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
             tags = [f"[{rank}@h{rank}] ".encode() for rank in range(3)]
             for tag in tags:
                 shown = shown.replace(tag, b"")
-            written = b"".join(data for _, where, data in pieces if where == stream)
+            written = b"".join(data for _, target, data in pieces if target == stream)
             assert sorted(shown.replace(b"\n", b"")) == sorted(written.replace(b"\n", b""))
             assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
 
@@ -73,7 +75,7 @@ def test_one_rank_without_a_tag_is_untouched(pieces: list[tuple[int, int, bytes]
 
 
 @given(st.lists(TEXT, max_size=20))
-def test_tags_can_be_taken_away_again(pieces: list[bytes]) -> None:
+def test_tags_can_be_removed(pieces: list[bytes]) -> None:
     held, shown, tag = b"", b"", b"\0<tag>\0"
     for piece in pieces:
         lines, held = split_lines(held + piece)
@@ -96,7 +98,7 @@ def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size
 
 
 @given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))
-def test_an_end_is_read_as_it_was_told(why: str, tail: bytes, code: int) -> None:
+def test_a_program_end_survives_its_message(why: str, tail: bytes, code: int) -> None:
     read = ProgramEnd.parse(ProgramEnd(code=code, why=why, tail=tail, seconds=1.5).pack())
     assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
     assert read.why.split() == why.encode(errors="replace").decode().split()

@@ -1,4 +1,4 @@
-"""Asking hosts with all their tools: what this machine says, what is kept, saved and loaded."""
+"""Probing hosts with all their tools: this machine's reply, the cache, saved and loaded replies."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import MachineNoteCode
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
-from ddlrun.remote.probe import failures, group
+from ddlrun.remote.probe import group, render_failures
 from ddlrun.report.machines import differences, render_groups
 from tests.mpi.test_launch import running, wait_for
 from tests.support.shapes import machine
@@ -22,18 +22,19 @@ from tests.support.shapes import machine
 Ddlrun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def answered(known: str = "") -> str:
+def probe_here(key: str = "") -> str:
+    """Return this machine's reply to a probe that knows the key of an earlier reply."""
     return subprocess.run(
-        ["sh", "-s"], input=full_script(known), capture_output=True, text=True, check=True, cwd="/"
+        ["sh", "-s"], input=full_script(key), capture_output=True, text=True, check=True, cwd="/"
     ).stdout
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return answered()
+    return probe_here()
 
 
-def test_this_machine_says_the_same_whatever_tool_is_asked(text: str) -> None:
+def test_all_tools_describe_the_same_machine(text: str) -> None:
     sections = dict(parse_answer(text, "h").sections)
     whole = machine_of(sections, "h")
     assert whole.source == "hwloc"
@@ -52,23 +53,22 @@ def test_this_machine_says_the_same_whatever_tool_is_asked(text: str) -> None:
         machine_of({}, "h")
 
 
-def test_lstopo_and_sys_that_disagree_are_told_of(text: str) -> None:
+def test_a_difference_between_lstopo_and_sys_is_noted(text: str) -> None:
     sections = dict(parse_answer(text, "h").sections)
-    other = subprocess.run(["lstopo", "-i", "core:2 pu:1", "--of", "xml"], capture_output=True, text=True, check=True)
-    found = machine_of({**sections, "lstopo.xml": other.stdout}, "h")
-    if not found.packaged:  # where this machine happens to look like that, there is nothing to tell
-        assert found.cores == machine_of(sections, "h").cores or found.notes[-1].code is MachineNoteCode.CORES_DIFFER
+    other = subprocess.run(["lstopo", "-i", "core:3 pu:1", "--of", "xml"], capture_output=True, text=True, check=True)
+    probed = machine_of({**sections, "lstopo.xml": other.stdout}, "h")
+    assert probed.notes[-1].code is MachineNoteCode.CORES_DIFFER
 
 
-def test_a_host_that_is_as_it_was_says_only_that(text: str) -> None:
+def test_an_unchanged_host_replies_only_that(text: str) -> None:
     key = parse_answer(text, "h").key
-    again = parse_answer(answered(key), "h")
-    assert (again.same, again.key, set(again.sections)) == (True, key, {SYSFS})
-    assert not parse_answer(answered("1"), "h").same
+    second = parse_answer(probe_here(key), "h")
+    assert (second.same, second.key, set(second.sections)) == (True, key, {SYSFS})
+    assert not parse_answer(probe_here("1"), "h").same
 
 
 @given(st.data())
-def test_an_answer_that_stops_is_an_error(text: str, data: st.DataObject) -> None:
+def test_an_incomplete_reply_is_an_error(text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(text.rstrip()) - 1))
     with pytest.raises(UnreachableError, match="host h: its answer stops"):
         parse_answer(text[:cut], "h")
@@ -76,7 +76,7 @@ def test_an_answer_that_stops_is_an_error(text: str, data: st.DataObject) -> Non
 
 @pytest.fixture
 def ddlrun(tmp_path: Path) -> Ddlrun:
-    """Run ddlrun with a cache of its own, and tools of ours before the machine's."""
+    """Return a function that runs ddlrun with its own cache, and with stand-in tools first on PATH."""
     (tmp_path / "bin").mkdir()
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
 
@@ -89,33 +89,33 @@ def ddlrun(tmp_path: Path) -> Ddlrun:
 
 
 def tool(tmp_path: Path, name: str, body: str) -> Path:
-    """Put a program on the path that counts how often it is asked."""
+    """Put a program on PATH that counts its calls; return the file with the count."""
     path = tmp_path / "bin" / name
-    path.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/{name}.count\n{body}\n")
+    path.write_text(f"#!/bin/sh\necho called >> {tmp_path}/{name}.count\n{body}\n")
     path.chmod(0o755)
     return tmp_path / f"{name}.count"
 
 
-def times(count: Path) -> int:
+def calls(count: Path) -> int:
     return len(count.read_text().splitlines()) if count.exists() else 0
 
 
-def test_answers_are_kept_until_the_machine_changes(ddlrun: Ddlrun, tmp_path: Path) -> None:
-    asked = tool(tmp_path, "lscpu", 'exec /usr/bin/lscpu "$@"')
+def test_replies_are_cached_until_the_machine_changes(ddlrun: Ddlrun, tmp_path: Path) -> None:
+    count = tool(tmp_path, "lscpu", 'exec /usr/bin/lscpu "$@"')
     first = ddlrun("probe")
-    assert (first.returncode, times(asked)) == (0, 2)
+    assert (first.returncode, calls(count)) == (0, 2)
     assert ddlrun("probe").stdout == first.stdout
-    assert times(asked) == 2
+    assert calls(count) == 2
     ddlrun("probe", "--refresh")
-    assert times(asked) == 4
+    assert calls(count) == 4
     changed = ddlrun("probe", before=("taskset", "-c", str(max(os.sched_getaffinity(0)))))
-    assert times(asked) == 6
+    assert calls(count) == 6
     assert len(os.sched_getaffinity(0)) == 1 or "1 cores usable" in changed.stdout
-    kept = next((tmp_path / "cache" / "ddlrun" / "hosts").iterdir())
-    os.utime(kept, (0, 0))
+    cached = next((tmp_path / "cache" / "ddlrun" / "hosts").iterdir())
+    os.utime(cached, (0, 0))
     ddlrun("probe")
-    assert times(asked) == 8
-    kept.write_bytes(b"\xff broken")
+    assert calls(count) == 8
+    cached.write_bytes(b"\xff broken")
     assert ddlrun("probe").stdout == first.stdout
 
 
@@ -127,7 +127,7 @@ def test_a_tool_that_fails_or_reads_our_script_does_no_harm(ddlrun: Ddlrun, tmp_
     assert "(sysfs)" in done.stdout
 
 
-def test_what_nvidia_smi_says_is_taken(ddlrun: Ddlrun, tmp_path: Path) -> None:
+def test_output_of_nvidia_smi(ddlrun: Ddlrun, tmp_path: Path) -> None:
     header = "\\tGPU0\\tGPU1\\tmlx5_0\\tCPU Affinity\\tNUMA Affinity"
     rows = "GPU0\\t X \\tNV1\\tPIX\\t0\\t0\\nGPU1\\tNV1\\t X \\tSYS\\t0\\t0\\n"
     listed = "0, GPU-1, 00000000:17:00.0, V100\\n1, GPU-2, 00000000:65:00.0, V100\\n"
@@ -138,12 +138,12 @@ def test_what_nvidia_smi_says_is_taken(ddlrun: Ddlrun, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_saved_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
+def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
-    asked = ddlrun("probe", "localhost", "--save", folder)
-    assert asked.returncode == 0
+    probed = ddlrun("probe", "localhost", "--save", folder)
+    assert probed.returncode == 0
     assert {path.name for path in (tmp_path / "saved" / "localhost").iterdir()} >= {SYSFS, "lstopo.xml", "lscpu.txt"}
-    assert ddlrun("probe", "--load", folder).stdout == asked.stdout
+    assert ddlrun("probe", "--load", folder).stdout == probed.stdout
     assert ddlrun("show", "placement", "--load", folder, "--accelerators", "core").returncode == 0
     assert ddlrun("gen-rankfile", "1", "localhost", "--load", folder).stdout.endswith("rank 0=localhost slot=0:0-1\n")
     assert ddlrun("show", "machines", "--machine", f"{folder}/localhost").returncode == 0
@@ -170,7 +170,7 @@ def test_captured_machines_side_by_side(ddlrun: Ddlrun, capture: Callable[[str],
             "NUMA nodes 0,8 instead of NUMA nodes 0,8,252-255; 256 GiB instead of 320 GiB"
         ),
     ]
-    # Each rank goes where its own host has its GPU, and lint knows what each host has.
+    # Each rank is placed by its own host's machine, and lint checks against it.
     ranks = ddlrun("gen-rankfile", "4x3", "n[1-3]", "--load", str(tmp_path / "saved"))
     assert "rank 0=n1 slot=0:0-10\n" in ranks.stdout
     assert "rank 1=n2 slot=0:0-9\n" in ranks.stdout
@@ -184,11 +184,11 @@ def test_captured_machines_side_by_side(ddlrun: Ddlrun, capture: Callable[[str],
 
 def test_hosts_that_fail_alike_are_one_line() -> None:
     many = {f"n{i}": f"ssh: no route to n{i}" for i in range(1, 7)}
-    assert failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
+    assert render_failures({**many, "m": "no answer in time"}, "ssh -p 2") == [
         "hosts n[1-6]: ssh: no route to n1; try: ssh -p 2 n1 true",
         "host m: no answer in time; try: ssh -p 2 m true",
     ]
-    assert len(failures(dict(list(many.items())[:3]), "ssh")) == 3
+    assert len(render_failures(dict(list(many.items())[:3]), "ssh")) == 3
 
 
 def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
@@ -197,17 +197,18 @@ def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> 
     assert not (tmp_path / "saved").exists()
 
 
-def test_what_differs_is_said_in_words() -> None:
-    one = machine("minsky")
-    half = one._replace(cores=tuple(core._replace(usable=core.logical_index < 5) for core in one.cores))
-    assert differences(half, one) == ["usable cores 0-4 instead of all cores usable"]
-    assert differences(one._replace(gpus=one.gpus[:3]), one)[0] == "3 GPUs instead of 4 GPUs"
-    groups = group({"a": half, "b": one, "c": one})
+def test_differences_in_words() -> None:
+    whole = machine("minsky")
+    half = whole._replace(cores=tuple(core._replace(usable=core.logical_index < 5) for core in whole.cores))
+    assert differences(half, whole) == ["usable cores 0-4 instead of all cores usable"]
+    assert differences(whole._replace(gpus=whole.gpus[:3]), whole)[0] == "3 GPUs instead of 4 GPUs"
+    groups = group({"a": half, "b": whole, "c": whole})
     assert [list(names) for _, names in groups] == [["b", "c"], ["a"]]
     assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups)
 
 
-# What logging and others do at a fork, whose exceptions Python drops; and before anybody knows of the process.
+# Moments of an interrupt: in a fork handler, as logging has, whose exceptions Python drops; and before the new
+# process is recorded anywhere.
 MOMENTS = {
     "fork": "os.register_at_fork(after_in_parent=interrupt)",
     "start": "sys.setprofile(lambda frame, event, _: "
@@ -216,7 +217,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_ctrl_c_while_a_process_starts_is_heard_and_leaves_none(moment: str, tmp_path: Path) -> None:
+def test_a_ctrl_c_while_a_process_starts_ends_ddlrun_and_the_process(moment: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent"
     nap = f"60.{os.getpid()}"
     agent.write_text(f"#!/bin/sh\nexec sleep {nap}\n")
@@ -235,7 +236,7 @@ sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--timeout", "30"
 main()
 """
     environ = os.environ | {"OMPI_MCA_plm_rsh_agent": str(agent)}
-    with (tmp_path / "said").open("w") as said:  # a pipe would be waited for until the last process has closed it
-        done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=said, stderr=said, check=False)
-    assert (done.returncode, (tmp_path / "said").read_text().strip()) == (130, "")
+    with (tmp_path / "output").open("w") as output:  # a pipe would stay open until the last process has closed it
+        done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=output, stderr=output, check=False)
+    assert (done.returncode, (tmp_path / "output").read_text().strip()) == (130, "")
     wait_for(lambda: not running(nap))

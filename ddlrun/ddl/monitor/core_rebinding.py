@@ -139,7 +139,7 @@ class CoreRebinding:
             self._log.write(event=finding.verdict.value, rank=finding.rank, host=host, score=finding.score, **more)
 
     def _report(self, text: str) -> None:
-        sys.stderr.write(f"ddlrun.ddl: rank {self._rank} on {self._hosts[self._rank]} {text}\n")
+        sys.stderr.write(f"ddlrun.ddl.monitor: rank {self._rank} on {self._hosts[self._rank]} {text}\n")
         sys.stderr.flush()
 
 

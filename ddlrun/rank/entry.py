@@ -1,0 +1,95 @@
+"""The start of a keeper: it sets up its rank, connects to ddlrun and starts the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.rank import program, protocol
+from ddlrun.rank.binding import bind_rank
+from ddlrun.rank.connection import connect
+from ddlrun.rank.framework_environment import set_framework_variables
+from ddlrun.rank.keeper import Keeper
+from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
+from ddlrun.rank.settings import KeeperSettings
+from ddlrun.rank.signals import SignalQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable
+
+CONNECT_SECONDS = 5.0
+# When all keepers connect at once, ddlrun accepts at least this many per second.
+CONNECTIONS_PER_SECOND = 2000
+
+
+def main(argv: list[str]) -> None:
+    """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started."""
+    prctl = load_prctl()
+    parent = os.getppid()
+    rank, local_rank, size = (_number(f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "LOCAL_RANK", "SIZE"))
+    # Open MPI 4 puts the folder of its mpirun before the user's.
+    os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
+    if rank == 0 and "DDLRUN_STDIN" in os.environ:
+        _replace_stdin(os.environ["DDLRUN_STDIN"])
+    report, problems = bind_rank(rank, local_rank, size)
+    strict = bool(problems) and "DDLRUN_STRICT_BINDING" in os.environ
+    host = os.uname().nodename
+    label = f"rank {rank} on {host}"
+    problems += [f"{label}: {problem}" for problem in set_framework_variables(rank, local_rank, size)]
+    channel = os.environ.pop(protocol.ADDRESSES, "")
+    if not channel:
+        _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
+    grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
+    connected = _connect(channel, label, size)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signals = SignalQueue()
+    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, label, prctl)
+    settings = KeeperSettings(label=label, parent=parent, grace=grace, heartbeat=heartbeat)
+    keeper = Keeper(connected, running, signals, settings)
+    keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
+    if report:
+        keeper.send(protocol.BOUND, report)
+    for problem in problems:
+        keeper.send(protocol.NOTE, problem)
+    keeper.run()
+
+
+def _run_by_hand(
+    argv: list[str], label: str, problems: list[str], *, strict: bool, prctl: Callable[[int, int], object]
+) -> None:
+    """Become the program without a keeper, where no ddlrun waits for one: mpirun was started by hand."""
+    for problem in problems:
+        program.complain(problem)
+    if strict:
+        os._exit(PreflightError.exit_code)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it outlasts exec
+    program.become(argv, label)
+
+
+def _connect(channel: str, label: str, size: int) -> _socket.socket:
+    """Connect to ddlrun, or exit."""
+    try:
+        return connect(channel, CONNECT_SECONDS + max(size, 0) / CONNECTIONS_PER_SECOND)
+    except OSError as error:
+        program.complain(f"{label} cannot reach ddlrun: {error}")
+        os._exit(UnreachableError.exit_code)
+
+
+def _replace_stdin(source: str) -> None:
+    """Make `PATH@OFFSET` the standard input: Open MPI 5's mpirun never passes on the end of its own."""
+    path, _, offset = source.partition("@")
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        file = os.open(os.devnull, os.O_RDONLY)
+    if offset:
+        os.lseek(file, int(offset), os.SEEK_SET)
+    os.dup2(file, 0)
+
+
+def _number(name: str) -> int:
+    return int(os.environ.get(name, "-1"))

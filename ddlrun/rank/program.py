@@ -1,0 +1,154 @@
+"""The user's program: its process, the pipes that it writes to, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from ddlrun.rank import protocol
+from ddlrun.rank.prctl import PR_SET_PDEATHSIG
+from ddlrun.rank.processes import count_oom_kills, explain_kill
+from ddlrun.rank.signals import restore_defaults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHUNK = 1 << 16
+TAIL = 16 << 10
+HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
+
+
+class Program:
+    """The user's program, running or ended."""
+
+    def __init__(self, pid: int, pipes: dict[int, bytes], *, oom_kills: int, status: int | None = None) -> None:
+        """Take charge of a process.
+
+        Args:
+            pid: The process; 0 if the program was refused.
+            pipes: Read end -> the kind of message for the data.
+            oom_kills: The value of `count_oom_kills` before the start.
+            status: The wait status, if the program counts as ended.
+        """
+        self.pid = pid
+        self.pipes = pipes
+        self.status = status
+        self._started_at = self._ended_at = time.monotonic()
+        self._oom_kills_before = oom_kills
+        self._error_tail = b""
+        self._max_rss_kib = 0
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended the program, 0 if none did."""
+        return os.WTERMSIG(self.status) if self.status is not None and os.WIFSIGNALED(self.status) else 0
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code, or 128 + the signal; 0 while the program runs."""
+        if self.status is None:
+            return 0
+        return 128 + self.signal if self.signal else os.WEXITSTATUS(self.status)
+
+    @property
+    def ended_at(self) -> float:
+        """The time of the end, as time.monotonic() has it."""
+        return self._ended_at
+
+    def read(self, fd: int) -> bytes:
+        """Return the output that a pipe holds, empty if there is none; close the pipe at its end."""
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self.close_pipe(fd)
+        elif self.pipes[fd] == protocol.ERR:
+            self._error_tail = (self._error_tail + data)[-TAIL:]
+        return data
+
+    def close_pipe(self, fd: int) -> None:
+        """Close a pipe unless that has been done."""
+        if self.pipes.pop(fd, None) is not None:
+            os.close(fd)
+
+    def reap_children(self) -> bool:
+        """Reap every child that has ended, adopted ones too; return True if the program was among them."""
+        ended = False
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
+            if pid == self.pid:
+                self.status = status
+                self._ended_at = time.monotonic()
+                ended = True
+
+    def report_end(self, *, ordered: bool, why: str) -> protocol.ProgramEnd:
+        """Return the report of the program's end.
+
+        Args:
+            ordered: The program ended because the keeper had sent it SIGTERM.
+            why: The explanation, if there is one; the kernel's of a SIGKILL comes first.
+        """
+        oom_kills = count_oom_kills() - self._oom_kills_before
+        if self.signal == signal.SIGKILL and not ordered:
+            why = explain_kill(self.pid, oom_kills) or why
+        return protocol.ProgramEnd(
+            code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self._started_at, 3),
+            max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), why=why,
+            tail=self._error_tail if self.status else b"",
+        )  # fmt: skip
+
+
+def refuse(code: int) -> Program:
+    """Return the record of a program that was not started and counts as ended with an exit code."""
+    return Program(0, {}, oom_kills=count_oom_kills(), status=code << 8)
+
+
+def start(argv: list[str], label: str, prctl: Callable[[int, int], object]) -> Program:
+    """Start the program in a process group of its own, its output in pipes; it dies with its keeper."""
+    oom_kills = count_oom_kills()
+    out, err = os.pipe(), os.pipe()
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(1)
+        os.dup2(out[1], 1)
+        os.dup2(err[1], 2)
+        restore_defaults()
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        become(argv, label)
+    pipes = {}
+    for kind, (read_end, write_end) in ((protocol.OUT, out), (protocol.ERR, err)):
+        os.close(write_end)
+        os.set_blocking(read_end, False)
+        pipes[read_end] = kind
+    return Program(pid, pipes, oom_kills=oom_kills)
+
+
+def become(argv: list[str], label: str) -> None:
+    """Replace this process by the program; exit with 127 if there is none, with 126 if it cannot be run."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would not change that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
+    except OSError as error:
+        complain(f"{label}: cannot start {argv[0]!r}: {error.strerror}")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def complain(text: str) -> None:
+    """Print a message of ddlrun's to standard error."""
+    sys.stderr.write(f"ddlrun: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,15 @@
+"""The settings of a keeper."""
+
+
+class KeeperSettings:
+    """The facts about a rank and its job that the keeper needs."""
+
+    def __init__(self, *, label: str, parent: int, grace: float, heartbeat: float) -> None:
+        self.label = label
+        """The rank and its host, for messages."""
+        self.parent = parent
+        """The process that started the keeper: mpirun or its daemon."""
+        self.grace = grace
+        """Seconds from SIGTERM to SIGKILL where no message gives them."""
+        self.heartbeat = heartbeat
+        """Seconds of silence after which ddlrun counts as lost; 0: no limit."""

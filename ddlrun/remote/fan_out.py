@@ -1,0 +1,117 @@
+"""One sh script per host, on all hosts at once: by ssh, a scheduler's command or an agent."""
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ddlrun.rank.process_stat import read_stat
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.remote.slurm_step import run_in_step
+
+FANOUT = 128
+CONNECT_SECONDS = 10.0
+# Seconds; the kernel records the start of a process no more precisely.
+CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def run_on_hosts(scripts: Mapping[str, str], agents: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
+    """Run each host's sh script there, all at once; no password is ever asked for.
+
+    Args:
+        scripts: Host -> script.
+        agents: The launcher of programs on the hosts.
+        timeout: The time limit for all of them, in seconds.
+    """
+    if agents.launcher == "srun":
+        return run_in_step(scripts, agents.words, timeout)
+    return _run_by_cluster_shell(scripts, agents, timeout)
+
+
+def _run_by_cluster_shell(
+    scripts: Mapping[str, str], agents: AgentLauncher, timeout: float
+) -> dict[str, FinishedProcess]:
+    """Start the launcher once per host; hosts with the same script share a ClusterShell worker."""
+    from ClusterShell.Task import task_self  # noqa: PLC0415 - 40 ms, for jobs over several hosts alone
+
+    task = task_self()
+    task.set_info("fanout", FANOUT)
+    task.set_info("ssh_options", " ".join(agents.words))
+    task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
+    task.set_default("stderr", True)
+    hosts_by_script: dict[str, list[str]] = {}
+    for name, script in scripts.items():
+        hosts_by_script.setdefault(script, []).append(name)
+    workers: dict[str, Any] = {}  # ClusterShell has no types
+    for script, names in hosts_by_script.items():
+        workers |= dict.fromkeys(names, _start_worker(task, script, names, agents, timeout=timeout))
+    _resume(task)
+    codes: dict[str, int] = {}
+    for code, nodes in task.iter_retcodes():
+        codes.update(dict.fromkeys(nodes, code))
+    return {
+        name: FinishedProcess(codes.get(name), _decode(worker.node_buffer(name)), _decode(worker.node_error(name)))
+        for name, worker in workers.items()
+    }
+
+
+def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLauncher, *, timeout: float) -> Any:  # noqa: ANN401 - as above
+    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - see _run_by_cluster_shell
+
+    nodes = NodeSet.fromlist(list(names))
+    if agents.launcher == "ssh":
+        worker = task.shell("exec sh -s", nodes=nodes, timeout=timeout, stdin=True)
+    else:
+        command = _launcher_command(script, agents)
+        worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=False)
+    worker.write(script.encode())
+    worker.set_write_eof()
+    return worker
+
+
+def _launcher_command(script: str, agents: AgentLauncher) -> str:
+    """Return the command that ClusterShell runs for each host, with %h for the host's name."""
+    # As an argument for agents: that of Kubernetes passes no standard input on.
+    argument = shlex.join([f"exec sh -c {shlex.quote(script)}"])
+    remote_command = argument if agents.launcher == "agent" else "sh -s"
+    return f"exec {shlex.join(agents.shown)} @host {remote_command}".replace("%", "%%").replace("@host", "%h", 1)
+
+
+def _resume(task: Any) -> None:  # noqa: ANN401 - as above
+    """Run a task to its end; a Ctrl-C or SIGTERM leaves no ssh behind."""
+    started = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        task.resume()
+    except BaseException as error:  # noqa: BLE001 - another one may be raised
+        with suppress(Exception):  # it may have interrupted an update of ClusterShell's own lists
+            task.abort(kill=True)
+        _kill_children(started)  # those that are not in ClusterShell's lists yet
+        raise _find_interrupt(error) from None
+
+
+def _find_interrupt(error: BaseException) -> BaseException:
+    """Return the KeyboardInterrupt or SystemExit during whose handling ClusterShell failed, else the error itself."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception):
+            return cause
+        cause = cause.__context__
+    return error
+
+
+def _kill_children(since: float) -> None:
+    """Kill the descendants that were started since a time (CLOCK_BOOTTIME); mpirun and its guard are older."""
+    import psutil  # noqa: PLC0415 - 20 ms, where nothing else helps
+
+    for child in psutil.Process().children(recursive=True):
+        stat = read_stat(child.pid)  # psutil's own start time is up to a second too early
+        if stat is not None and stat.start_ticks * CLOCK_TICK >= since - CLOCK_TICK:
+            with suppress(psutil.Error, OSError):
+                child.kill()
+
+
+def _decode(buffer: bytes | None) -> str:
+    return bytes(buffer or b"").decode(errors="replace")

@@ -1,0 +1,144 @@
+"""One sh script per host of a Slurm job, in a single step: srun over all hosts."""
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from ddlrun.errors import InputError
+from ddlrun.hosts import fold, parse_hosts
+from ddlrun.remote.daemon_variables import PARTS
+from ddlrun.remote.processes import FinishedProcess, start_command
+
+CANCEL_SECONDS = 3.0
+# A host that is down is reported as "down", one that does not respond has a "*" behind its state.
+DOWN = r"down|fail|.*\*$"
+
+
+def run_in_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> dict[str, FinishedProcess]:
+    """Run each host's script in one step over all hosts; a step per host would keep Slurm's controller busy.
+
+    One host that is down fails the whole step: it gets the reason as its reply, and the step is repeated
+    with the others.
+
+    Args:
+        scripts: Host -> script.
+        words: The first arguments of srun.
+        timeout: The time limit in seconds, for all steps together.
+    """
+    end = time.monotonic() + timeout
+    replies: dict[str, FinishedProcess] = {}
+    while remaining := {name: script for name, script in scripts.items() if name not in replies}:
+        code, out, err = _run_step(remaining, words, end - time.monotonic())
+        replies |= split_labels(out, err)
+        failed = {name: reason for name, reason in _failed_hosts(err, remaining).items() if name in remaining}
+        replies |= {name: FinishedProcess(code, "", reason) for name, reason in failed.items()}
+        if not failed or time.monotonic() > end - 1:
+            errors = "\n".join(line for line in err.splitlines() if line.startswith("srun: "))
+            missing = FinishedProcess(code if errors else None, "", errors)
+            return {name: replies.get(name, missing) for name in scripts}
+    return replies
+
+
+def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) -> tuple[int, str, str]:
+    """Run one step; return srun's exit code and what it wrote to both streams."""
+    count = str(len(scripts))
+    argv = [
+        "env", *(word for name in PARTS for word in ("-u", name)),
+        "srun", *words, "--overlap", "--immediate=5", "--label", "--quiet", "--mpi=none", "--cpu-bind=none",
+        "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={fold(scripts)}",
+        "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
+    ]  # fmt: skip
+    try:
+        process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return 127, "", f"srun: {error.strerror}"
+    try:
+        out, err = process.communicate(join_scripts(scripts), max(0.1, timeout))
+    except subprocess.TimeoutExpired:
+        out, err = _cancel(process)
+    except BaseException:
+        _cancel(process)
+        raise
+    return process.returncode, out, err
+
+
+def _cancel(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End srun by SIGTERM, which ends its step; SIGKILL would leave the step."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=CANCEL_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the hosts on which a step could not start, and the reasons.
+
+    srun names those whose task failed. For a step that could not be created, Slurm is queried for hosts that
+    are down, and for hosts that the job has lost: a host that was down and is up again is idle for Slurm.
+    """
+    reasons = dict(re.findall(r"srun: error: Task launch for \S+ failed on node (\S+?): (.*)", errors))
+    if step := re.search(r"Unable to create step for job (\d+)", errors):
+        reasons |= _query_hosts(step[1], names)
+    return reasons
+
+
+def _query_hosts(job: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the hosts that are down or not in the job any more, and the reasons."""
+    states = start_command(["sinfo", "--noheader", "--Node", f"--nodes={fold(names)}", "--format=%N %T"])
+    lines = start_command(["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"])().out.splitlines()
+    hosts_of_job = [words[1] for words in map(str.split, lines) if len(words) == 2 and words[0] == job]
+    reasons: dict[str, str] = {}
+    with suppress(InputError):  # a list that only Slurm can read says nothing about lost hosts
+        lost = set(names) - set(parse_hosts(hosts_of_job[0]).names) if hosts_of_job else ()
+        reasons |= dict.fromkeys(lost, "it is not in the Slurm job any more")
+    rows = (line.split() for line in states().out.splitlines())
+    state_of = {row[0]: row[1] for row in rows if len(row) == 2}
+    return reasons | {name: f"Slurm says: {state}" for name, state in state_of.items() if re.match(DOWN, state)}
+
+
+def join_scripts(scripts: Mapping[str, str]) -> str:
+    """Return one sh script that runs each host's own, chosen by SLURMD_NODENAME.
+
+    The end that all scripts share is written once. The first line of the output names the host, the last one
+    the exit code.
+    """
+    texts = list(scripts.values())
+    shared = os.path.commonprefix([script[::-1] for script in texts])[::-1]  # noqa: RUF071 - characters
+    heads: dict[str, list[str]] = {}
+    for name, script in scripts.items():
+        heads.setdefault(script[: len(script) - len(shared)], []).append(name)
+    cases = "".join(f"{'|'.join(names)}) head={shlex.quote(head)} ;;\n" for head, names in heads.items())
+    return (
+        f'echo "@host $SLURMD_NODENAME"\ncase $SLURMD_NODENAME in\n{cases}*) exit 1 ;;\nesac\n'
+        f'( eval "$head"{shlex.quote(shared)} ) </dev/null\necho "@code $?"\n'
+    )
+
+
+def split_labels(out: str, err: str) -> dict[str, FinishedProcess]:
+    r"""Return host -> the result of its part of a joined script, from the output of `srun --label`.
+
+    >>> split_labels("0: @host n1\n0: text\n0: @code 3\n", "0: error\n")
+    {'n1': FinishedProcess(code=3, out='text\n', err='error\n')}
+    """
+    texts: list[dict[int, list[str]]] = [{}, {}]
+    for stream, output in enumerate((out, err)):
+        for line in output.splitlines(keepends=True):
+            if match := re.match(r" *([0-9]+): ?", line):
+                texts[stream].setdefault(int(match[1]), []).append(line[match.end() :])
+    results = {}
+    for task, lines in texts[0].items():
+        if not lines[0].startswith("@host "):
+            continue
+        code = int(lines.pop()[6:]) if lines[-1].startswith("@code ") else None
+        result = FinishedProcess(code, "".join(lines[1:]), "".join(texts[1].get(task, ())))
+        results[lines[0][6:].strip()] = result
+    return results

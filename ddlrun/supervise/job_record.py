@@ -1,0 +1,84 @@
+"""The record of a job: its ranks' bindings and ends, and the hosts that were lost."""
+
+from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, root_of
+
+
+class JobRecord:
+    """The facts about a job that its outcome is made of."""
+
+    def __init__(self) -> None:
+        self.bindings: list[str] = []
+        """The reports of the ranks' bindings: see rank.binding.bind_rank."""
+        self.ends: dict[int, RankEnd] = {}
+        """Rank -> the end of its program."""
+        self.lost_ranks: list[str] = []
+        """Ranks whose keepers never reported an end."""
+        self.dead_hosts: set[str] = set()
+        """Hosts that went away."""
+        self.unswept: set[str] = set()
+        """Hosts on which a keeper was killed, so that its program's children may still run."""
+
+    def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
+        """Record the end of a rank's program."""
+        self.ends[rank] = RankEnd(
+            rank=rank,
+            host=peer.host,
+            local_rank=peer.local_rank,
+            exit_code=end.code,
+            signal=end.signal or None,
+            seconds=end.seconds,
+            max_rss_kib=end.max_rss_kib,
+            ordered=bool(end.ordered),
+            why=end.why,
+            tail=end.tail.decode(errors="replace"),
+        )
+
+    def add_lost(self, peer: KeeperConnection) -> None:
+        """Record a rank whose keeper is gone."""
+        self.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
+
+    def blame_mpirun(self, mpirun: MpirunProcess) -> EndReason:
+        """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost."""
+        reason, lost_host = ended_by_mpirun(mpirun.exit_code, mpirun.output, self.ends)
+        if lost_host is not None:
+            self.dead_hosts.add(lost_host)
+        return reason
+
+    def explain_end(self, mpirun: MpirunProcess, ranks: int) -> EndReason:
+        """Return the reason for the end of a job that ddlrun did not end; exit code 0 for success."""
+        clean = mpirun.exit_code == 0 or mpirun.terminated
+        if clean and len(self.ends) == ranks:
+            return EndReason(0)
+        reason = self.blame_mpirun(mpirun)
+        if reason.exit_code == 1 and clean:
+            return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
+        return reason
+
+    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun_output: str) -> Outcome:
+        """Return the outcome.
+
+        Args:
+            reason: The reason for the end; exit code 0 for success.
+            seconds: The duration of the job.
+            until_end: The part of it before the job began to end.
+            mpirun_output: The last of mpirun's output.
+        """
+        by_rank = reason.reason is None and reason.signal is None
+        root = root_of(self.ends.values()) if by_rank else None
+        return Outcome(
+            exit_code=reason.exit_code if root is None else root.exit_code,
+            signal=reason.signal,
+            seconds=seconds,
+            reason=reason.reason,
+            root=root,
+            ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
+            lost=tuple(self.lost_ranks),
+            mpirun_said=mpirun_output if reason.exit_code else "",
+            until_end=until_end,
+            wanted=reason.requested,
+            dead=tuple(sorted(self.dead_hosts)),
+        )

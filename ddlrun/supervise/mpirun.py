@@ -1,0 +1,84 @@
+"""The mpirun of a job: its output and its end."""
+
+import os
+from contextlib import suppress
+
+from ddlrun.remote.mpirun_process import Process, TimeoutExpired
+from ddlrun.remote.sessions import end_session
+
+# The last bytes of its output are stored: they may hold the reason for its end.
+MOST_STORED = 1 << 18
+CHUNK = 1 << 16
+
+
+class MpirunProcess:
+    """A running mpirun, or one that has ended."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.pipes = {
+            pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
+        }
+        """Descriptor -> 0 (standard output) or 1 (standard error)."""
+        self._output = b""
+        self.terminated = False
+        """Whether SIGTERM was sent to it."""
+        self._ended_at: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, or minus the signal that ended it; 0 while it runs."""
+        return self._process.returncode or 0
+
+    @property
+    def output(self) -> str:
+        """The last of its output."""
+        return self._output.decode(errors="replace")
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait up to some seconds for its end: its children notice the end before it can be waited for."""
+        with suppress(TimeoutExpired):
+            self._process.wait(seconds)
+        return not self.running
+
+    def seconds_since_end(self, now: float) -> float:
+        """Return the seconds since this was first called after its end."""
+        if self._ended_at is None:
+            self._ended_at = now
+        return now - self._ended_at
+
+    def read(self, fd: int) -> bytes:
+        """Return the bytes that a pipe holds now, and store them."""
+        chunk = read_now(fd)
+        self._output = (self._output + chunk)[-MOST_STORED:]
+        return chunk
+
+    def terminate(self) -> None:
+        """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""
+        if not self.terminated and self.running:
+            self.terminated = True
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill its whole session on this host."""
+        end_session(self._process.pid)
+
+    def end(self, now: float, *, term_at: float, kill_at: float) -> None:
+        """Send what is due unless it has ended: SIGTERM from one time on, SIGKILL from another."""
+        if now > term_at and self.running:
+            self.terminate()
+            if now > kill_at:
+                self.kill()
+
+
+def read_now(fd: int) -> bytes:
+    """Return the bytes that a non-blocking descriptor holds now, none if there are none."""
+    try:
+        return os.read(fd, CHUNK)
+    except BlockingIOError:
+        return b""

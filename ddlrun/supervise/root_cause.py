@@ -1,0 +1,79 @@
+"""The cause of a job's end: a rank that failed, a host that was lost, mpirun itself, or a request."""
+
+import signal
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ddlrun.errors import UnreachableError
+from ddlrun.plan.outcome import RankEnd
+from ddlrun.process_managers.openmpi import improper_end, lost_host
+
+# The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
+SOCKET_CLOSED = 14
+# 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
+ORDERED_CODES = (130, 137, 143)
+# Errors of a rank that has lost another one, which is then the cause.
+COLLATERAL = (
+    "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
+    "remote process exited", "NCCL communicator was aborted", "Socket closed", "Horovod has been shut down",
+    "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
+)  # fmt: skip
+
+
+class EndReason(NamedTuple):
+    """The reason for the end of a job before its ranks end by themselves."""
+
+    exit_code: int
+    """ddlrun's exit code."""
+    reason: str | None = None
+    """In words; None: the ranks' ends say it."""
+    signal: int | None = None
+    """The signal that did it."""
+    requested: bool = False
+    """Whether the user or a limit requested the end."""
+
+
+def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
+    """Return the end that caused the others: the first failure that does not blame another rank.
+
+    A dying process closes its sockets before its keeper notices. Another rank may fail because of that, and
+    ddlrun's order reach the first one's keeper meanwhile. The cause is then the rank that was ordered to end but
+    has an exit code of its own.
+    """
+    listed = list(ends)
+    failed = [end for end in listed if end.exit_code and not end.ordered]
+    ordered = [end for end in listed if end.exit_code and end.ordered and end.exit_code not in ORDERED_CODES]
+    return next((end for end in (*failed, *ordered) if not _is_collateral(end)), next(iter(failed), None))
+
+
+def _is_collateral(end: RankEnd) -> bool:
+    return end.exit_code == SOCKET_CLOSED or any(error in end.tail for error in COLLATERAL)
+
+
+def ended_by_mpirun(exit_code: int, output: str, ends: Mapping[int, RankEnd]) -> tuple[EndReason, str | None]:
+    """Return the reason why mpirun ended while ranks were running, or failed without a rank's failure.
+
+    Args:
+        exit_code: mpirun's exit code, or minus the signal that ended it.
+        output: The last of its output.
+        ends: The ends of ranks so far.
+
+    Returns:
+        The reason, and the host that mpirun lost, if it lost one.
+    """
+    lost = lost_host(output)
+    if lost is not None:
+        host, connection = lost
+        causes = "something there was killed, the host went down, or the network failed"
+        code = UnreachableError.exit_code
+        return EndReason(code, f"mpirun lost host {host}, {connection}: {causes}"), host
+    improper = improper_end(output)
+    if improper is not None:
+        rank, host = improper
+        with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
+        text = f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
+        return EndReason(exit_code or 1, text), None
+    if exit_code < 0:
+        number = -exit_code
+        return EndReason(128 + number, f"mpirun was killed by {signal.Signals(number).name}", number), None
+    return EndReason(exit_code or 1, None if exit_code else "mpirun ended while ranks were still running"), None

@@ -1,0 +1,147 @@
+"""ddlrun's own output streams and log files, written without blocking and with bounded memory."""
+
+import errno
+import os
+import re
+import select
+import stat
+from collections.abc import Callable
+from typing import IO
+
+# With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
+MOST_WAITING = 1 << 20
+# Beyond this many, bytes are dropped: the ranks of a job that is being ended are read in any case.
+MOST_STORED = 8 * MOST_WAITING
+# A descriptor that is ready takes this much (PIPE_BUF) without blocking.
+READY_BYTES = 4096
+
+
+def tag_lines(block: bytes, tag: bytes) -> bytes:
+    r"""Put a tag before each line; a carriage return ends a line, too.
+
+    >>> tag_lines(b"a\nb\r\n50%\r60%\r", b"[0] ")
+    b'[0] a\n[0] b\r\n[0] 50%\r[0] 60%\r'
+    """
+    if not tag or not block:
+        return block
+    if b"\r" not in block:
+        return tag + block[:-1].replace(b"\n", b"\n" + tag) + block[-1:]
+    return tag + re.sub(rb"(\r\n|\n|\r(?!\n))(?=[\s\S])", lambda match: match[0] + tag, block)
+
+
+class LineMerger:
+    """The lines of several owners in one stream: another owner's output ends an unfinished line."""
+
+    def __init__(self) -> None:
+        self._owner: int | None = None
+
+    @property
+    def inside_a_line(self) -> bool:
+        """Whether the last line is unfinished."""
+        return self._owner is not None
+
+    def join(self, owner: int, block: bytes, tag: bytes) -> bytes:
+        """Return the bytes to write for a block of an owner's lines."""
+        if not block:
+            return b""
+        before = self._owner
+        self._owner = None if block.endswith((b"\n", b"\r")) else owner
+        tagged = tag_lines(block, tag)
+        if before is None:
+            return tagged
+        return tagged[len(tag) :] if before == owner else b"\n" + tagged
+
+
+class OutputStream:
+    """Standard output or standard error; what it does not take at once is stored."""
+
+    def __init__(self, fd: int, *, colour: bool = False) -> None:
+        self.fd, self.colour = fd, colour
+        self.closed = False
+        """Whether it can be written no more."""
+        self.error: str | None = None
+        """The reason for that; None: its reader is gone."""
+        self.lines = LineMerger()
+        self.dropped = 0
+        """The number of bytes that were dropped."""
+        self._waiting = bytearray()
+        self._out = fd
+        self._regular = False
+        try:
+            self._regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            if os.isatty(fd):  # a file description of its own: the shell's has to go on blocking
+                self._out = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):  # as after su: the terminal is another user's
+            return
+        except OSError:
+            self.closed = True
+
+    @property
+    def waiting(self) -> int:
+        """The number of bytes that were not taken yet."""
+        return len(self._waiting)
+
+    def write(self, text: bytes) -> None:
+        """Write as much as the stream takes now, and store the rest for `flush`."""
+        if self.closed:
+            return
+        if len(self._waiting) > MOST_STORED:
+            self.dropped += len(text)
+            return
+        self._waiting += text
+        self.flush()
+
+    def close(self) -> None:
+        """Close the file description that was opened here."""
+        if self._out != self.fd:
+            os.close(self._out)
+            self._out = self.fd
+
+    def flush(self) -> None:
+        """Write as much as the stream takes now; if its reader is gone, it is `closed`."""
+        try:
+            while self._waiting and not self.closed:
+                if not self._regular and not select.select([], [self._out], [], 0)[1]:
+                    return
+                size = len(self._waiting) if self._regular else READY_BYTES
+                del self._waiting[: os.write(self._out, self._waiting[:size])]
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            self.closed = True
+            self.error = error.strerror if isinstance(error, OSError) and error.errno != errno.EPIPE else None
+            self._waiting.clear()
+
+
+class OutputLog:
+    """A log file. After a failure, as on a full disk, it is given up with a message, and the job goes on."""
+
+    def __init__(self, path: str, complain: Callable[[str], None]) -> None:
+        self._path, self._complain = path, complain
+        self._mode = "wb"
+        self.lines = LineMerger()
+        self._file: IO[bytes] | None = None
+        self._failed = False
+
+    def write(self, block: bytes) -> None:
+        """Append a block; an empty one creates the file."""
+        if self._failed:
+            return
+        try:
+            if self._file is None:
+                self._file = open(self._path, self._mode, buffering=0, opener=_open_private)  # noqa: SIM115 - `close`
+                self._mode = "ab"
+            self._file.write(block)
+        except OSError as error:
+            self._failed = True
+            self._complain(f"no more log in {self._path}: {error.strerror}")
+
+    def close(self) -> None:
+        """Close the file; the next block opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
