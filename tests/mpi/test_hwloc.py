@@ -19,6 +19,9 @@ from tests.conftest import CAPTURES
 from tests.support.shapes import as_hwloc2
 
 FILES = sorted(path.name for path in (CAPTURES / "hwloc-xml").glob("*.xml")) or ["none"]
+INDEX = (CAPTURES / "INDEX.md").read_text().splitlines() if (CAPTURES / "INDEX.md").exists() else []
+# The index has packages, totals and NUMA nodes of these; lstopo is asked about all.
+INDEXED = [name for name in FILES if any(line.startswith(f"| {name} |") for line in INDEX)] or ["none"]
 # The index counts the PUs that its own allowed_cpuset (16 of 64) forbids; lstopo does not.
 FORBIDDEN_BUT_COUNTED = "hwloc-irregulargroups-disallowed.xml"
 
@@ -29,13 +32,13 @@ def parsed(capture: Callable[[str], Path], name: str) -> Machine:
 
 def index_row(capture: Callable[[str], Path], name: str) -> list[str]:
     """Return the cells of a file in INDEX.md: packages, totals, NUMA nodes."""
-    text = capture("INDEX.md").read_text()
-    row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    capture("INDEX.md")
+    row = next(line for line in INDEX if line.startswith(f"| {name} |"))
     cells = [cell.strip() for cell in row.split("|")]
     return [cells[3], cells[5], cells[6]]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", INDEXED)
 def test_a_captured_machine_agrees_with_the_index(capture: Callable[[str], Path], name: str) -> None:
     machine = parsed(capture, name)
     packages, totals, nodes = index_row(capture, name)
