@@ -10,8 +10,8 @@ from ddlrun.cli import measurement_job
 from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
 from ddlrun.errors import InputError
-from ddlrun.network.quantities import parse_bytes
 from ddlrun.report.bench import render_bench
+from ddlrun.units import parse_bytes
 
 # Seconds.
 LEAST_BUDGET = 5.0

@@ -27,12 +27,12 @@ from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.network.quantities import parse_seconds
 from ddlrun.remote.probe import check_distinct
 from ddlrun.remote.processes import read_lines
 from ddlrun.report.progress import progress
 from ddlrun.runs.store import default_run_dir
 from ddlrun.topology import parse_topology
+from ddlrun.units import parse_seconds
 
 measuring_options = option_group(
     option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),

@@ -18,10 +18,10 @@ from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import TrainingStep, forecasts, indivisible, mistakes, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
-from ddlrun.network.quantities import parse_bytes, parse_seconds
 from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import ForecastReport, prospect_dict, render_prospect
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import parse_bytes, parse_seconds
 
 MODEL = "resnet50"
 

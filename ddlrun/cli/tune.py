@@ -19,10 +19,10 @@ from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.network.presets import MODELS
-from ddlrun.network.quantities import parse_seconds
 from ddlrun.plan.tuning_profile import Profile, file_name, kept, parse_profiles, render_profiles
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
+from ddlrun.units import parse_seconds
 
 # Seconds.
 LEAST_BUDGET = 6.0

@@ -22,8 +22,8 @@ from ddlrun.measure.tuning import StepBenchmark, TuningSearch, found_dict
 from ddlrun.network.candidates import TuningSpace, usual
 from ddlrun.network.fabric import parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
-from ddlrun.network.quantities import shown_bytes, shown_seconds, shown_size
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import render_bytes, render_seconds, render_size
 
 # What a rank has of an array at most, with the results of collectives and MPI's own.
 COPIES = 4
@@ -106,7 +106,7 @@ def bench(comm: MPI.Intracomm) -> None:
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
 
     def show(cell: Cell, share: float) -> None:
-        shower(comm)(f"{cell.collective} {cell.algorithm} {shown_size(cell.size)}", share)
+        shower(comm)(f"{cell.collective} {cell.algorithm} {render_size(cell.size)}", share)
 
     def least(collective: str, size: int) -> float:
         return least_seconds(collective, size, topology, fabric)
@@ -169,7 +169,7 @@ def tune(comm: MPI.Intracomm) -> None:
     if alone(comm):
         return
     needed, there = plan["gradient"] * ranks_here(comm), memory()
-    problem = "" if needed < there else f"{shown_bytes(needed)} of gradients on a host of {shown_bytes(there)}"
+    problem = "" if needed < there else f"{render_bytes(needed)} of gradients on a host of {render_bytes(there)}"
     problem = comm.allreduce(problem, MPI.MAX)
     if problem:
         say("result", {"problem": problem}) if comm.rank == 0 else None
@@ -182,7 +182,7 @@ def tune(comm: MPI.Intracomm) -> None:
     plain = usual(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
     expected = space.expected(plain)
     if expected > plan["budget"] and not plan["exhaustive"]:
-        words = f"plan expects {shown_seconds(expected)} for one step; give a longer --budget or a smaller --gradient"
+        words = f"plan expects {render_seconds(expected)} for one step; give a longer --budget or a smaller --gradient"
         say("result", {"problem": words}) if comm.rank == 0 else None
         return
     left = float(comm.bcast(plan["budget"] - (time.perf_counter() - start)))

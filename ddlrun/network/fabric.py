@@ -24,7 +24,7 @@ import math
 from typing import Any, NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.network.quantities import parse_bytes, parse_rate, parse_seconds
+from ddlrun.units import parse_bytes, parse_rate, parse_seconds
 
 LEVELS = ("host", "nic", "uplink", "aisle")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import fold
-from ddlrun.network.quantities import shown_rate
+from ddlrun.units import render_rate
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _speed(there: Mapping[str, Sequence[Address]]) -> int:
 
 
 def _shown(there: Mapping[str, Sequence[Address]]) -> str:
-    return shown_rate(1e6 / 8 * _speed(there))
+    return render_rate(1e6 / 8 * _speed(there))
 
 
 def network_variables(network: Network, major: int, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds, shown_size
+from ddlrun.units import render_bytes, render_rate, render_seconds, render_size
 
 NAMES = {"host": "inside a host", "nic": "between hosts", "uplink": "between racks"}
 
@@ -14,10 +14,10 @@ def render_bench(found: dict[str, Any]) -> str:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    yield f"{found['topology']}, {shown_seconds(found['seconds'])}"
+    yield f"{found['topology']}, {render_seconds(found['seconds'])}"
     rows = [["link", "latency", "a pair alone", "all at once"]]
     rows += [
-        [NAMES[level], shown_seconds(link["latency"]), shown_rate(link["alone"]), shown_rate(link["together"])]
+        [NAMES[level], render_seconds(link["latency"]), render_rate(link["alone"]), render_rate(link["together"])]
         for level, link in found["links"].items()
     ]
     yield from aligned(rows) if found["links"] else ()
@@ -45,8 +45,8 @@ def _table(collective: str, measured: Sequence[dict[str, Any]]) -> Iterator[str]
     for size, there in by_size.items():
         best = min(there.values(), key=lambda one: float(one["seconds"]))
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
-        times = [shown_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
-        rows.append([shown_size(size), *times, *(f"{shown_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
+        times = [render_seconds(there[name]["seconds"]) if name in there else "" for name in algorithms]
+        rows.append([render_size(size), *times, *(f"{render_bytes(best[key])}/s" for key in ("algbw", "busbw")), share])
     yield from aligned(rows)
 
 
@@ -62,7 +62,7 @@ def _left(cells: Sequence[tuple[str, str, int]], every: Iterable[tuple[str, str]
                 by_size.setdefault(size, []).append(algorithm)
         there = sum(name == collective for name, _ in every)
         parts = [
-            f"{'' if len(some) == there else ' '.join(some) + ' '}from {shown_size(size)}"
+            f"{'' if len(some) == there else ' '.join(some) + ' '}from {render_size(size)}"
             for size, some in by_size.items()
         ]
         yield f"{collective.replace('_', '-')} {', '.join(parts)}"

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from ddlrun.network.fabric import LEVELS, Fabric
 from ddlrun.network.forecast import Forecast, OrderPenalties, TrainingStep, UnevenData
-from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
 from ddlrun.topology import RankOrder, Topology, describe
+from ddlrun.units import render_bytes, render_rate, render_seconds
 
 # One screen.
 MOST_ROWS = 16
@@ -55,13 +55,13 @@ def _head(prospect: ForecastReport) -> Iterator[str]:
         if used and link.capacity == math.inf:
             yield f"  {NAMES[level]}: not said, so no limit" + (", and no time" if level == "host" else "")
         elif used:
-            rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else shown_rate(link.bandwidth)
+            rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else render_rate(link.bandwidth)
             times = f"{link.parallel} x " if link.parallel > 1 else ""
             share = f" ({100 * link.payload:.1f} % of it data)" if link.payload < 1 else ""
-            latency = f", {shown_seconds(link.latency)} a message" if link.latency else ""
+            latency = f", {render_seconds(link.latency)} a message" if link.latency else ""
             yield f"  {NAMES[level]}: {times}{rate}{share} each way{latency}"
-    compute = "" if work.compute is None else f"; computing {shown_seconds(work.compute, 4)}, {_overlap(work.overlap)}"
-    yield f"gradients: {shown_bytes(work.gradient)} ({prospect.gradient_source}), mode {work.mode}{compute}"
+    compute = "" if work.compute is None else f"; computing {render_seconds(work.compute, 4)}, {_overlap(work.overlap)}"
+    yield f"gradients: {render_bytes(work.gradient)} ({prospect.gradient_source}), mode {work.mode}{compute}"
 
 
 def _overlap(share: float) -> str:
@@ -85,10 +85,10 @@ def _table(prospect: ForecastReport) -> Iterator[str]:
     rows = [[*heads, "step", "efficiency"] if steps else heads]
     for one in shown(prospect.found, prospect.topology):
         row = [f"{one.topology}{' *' if one.topology == prospect.topology else ''}", f"{one.cost.steps}"]
-        row += [shown_bytes(one.cost.volumes[LEVELS.index(level)]) for level in levels]
-        row += [LIMITS.get(one.cost.busiest, one.cost.busiest), shown_seconds(one.cost.seconds)]
+        row += [render_bytes(one.cost.volumes[LEVELS.index(level)]) for level in levels]
+        row += [LIMITS.get(one.cost.busiest, one.cost.busiest), render_seconds(one.cost.seconds)]
         if one.step is not None and one.efficiency is not None:
-            row += [shown_seconds(one.step, 4), f"{100 * one.efficiency:.1f} %"]
+            row += [render_seconds(one.step, 4), f"{100 * one.efficiency:.1f} %"]
         rows.append(row)
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
@@ -134,7 +134,7 @@ def _counted(count: int, what: str) -> str:
 def _attained(own: Forecast, data: UnevenData) -> str:
     if own.efficiency is None or own.step is None:
         return ""
-    epoch = shown_seconds(data.steps * own.step)
+    epoch = render_seconds(data.steps * own.step)
     return f"; with the allreduce {100 * own.efficiency * data.ceiling:.1f} %, an epoch {epoch}"
 
 

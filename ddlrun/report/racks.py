@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
-from ddlrun.network.quantities import shown_rate, shown_seconds
+from ddlrun.units import render_rate, render_seconds
 
 NAMES = ("rack", "aisle", "hall")
 
@@ -61,7 +61,7 @@ def render_hierarchy(hierarchy: MeasuredHierarchy) -> str:
 
 def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
     found, count = hierarchy.found, len(hierarchy.hosts)
-    spent = f"{found['rounds']} rounds of pairs, {shown_seconds(found['seconds'])}"
+    spent = f"{found['rounds']} rounds of pairs, {render_seconds(found['seconds'])}"
     if not hierarchy.certain:
         yield f"{count} hosts, racks not certain ({spent})"
         for level in found["levels"]:
@@ -84,17 +84,17 @@ def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
 def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
     near, far = hierarchy.found["latency"]
     if not hierarchy.found["levels"]:
-        yield f"a pair, all at once: {shown_rate(hierarchy.found['rate'])} each way"
+        yield f"a pair, all at once: {render_rate(hierarchy.found['rate'])} each way"
     for number, level in enumerate(hierarchy.found["levels"]):
         name = NAMES[min(number, len(NAMES) - 1)]
         yield (
-            f"a pair in one {name}, all at once: {shown_rate(level['inside'])} each way; "
-            f"across: {shown_rate(level['across'])}, {level['inside'] / level['across']:.2g} times less"
+            f"a pair in one {name}, all at once: {render_rate(level['inside'])} each way; "
+            f"across: {render_rate(level['across'])}, {level['inside'] / level['across']:.2g} times less"
         )
     if far is None:
-        yield f"latency: {shown_seconds(near)}"
+        yield f"latency: {render_seconds(near)}"
     elif near is not None:
-        yield f"latency in a rack {shown_seconds(near)}, across {shown_seconds(far)}"
+        yield f"latency in a rack {render_seconds(near)}, across {render_seconds(far)}"
     if (told := hierarchy.told()) is not None:
         other = "; ".join(fold(host.name for host in rack) for rack in by_rack(hierarchy.hosts).values())
         yield f"{told[0]} says {'the same racks' if told[1] else f'other racks: {other}'}"

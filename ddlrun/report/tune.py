@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
 from ddlrun.report.bench import NAMES, aligned
+from ddlrun.units import render_bytes, render_rate, render_seconds
 
 MOST_ROWS = 12
 
@@ -15,30 +15,30 @@ def render_tune(found: dict[str, Any]) -> str:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    size, took = shown_bytes(found["gradient"]), shown_seconds(found["seconds"])
+    size, took = render_bytes(found["gradient"]), render_seconds(found["seconds"])
     yield f"{found['topology']}, gradients of {size}, searched for {took}"
-    links = [f"{NAMES[level]} {shown_rate(link['together'])}" for level, link in found["links"].items()]
+    links = [f"{NAMES[level]} {render_rate(link['together'])}" for level, link in found["links"].items()]
     if links:
         yield f"links: {', '.join(links)}"
     yield ""
     measured, best, usual = found["measured"], found["best"], found["usual"]
     rows = [["XxYxZ", "mode", "sizes", "step", "plan expects", "runs"]]
     rows += [
-        [row["topology"], row["mode"], row["tuning"], shown_seconds(row["seconds"]), shown_seconds(row["expected"]),
+        [row["topology"], row["mode"], row["tuning"], render_seconds(row["seconds"]), render_seconds(row["expected"]),
          str(row["runs"])]
         for row in measured[:MOST_ROWS]
     ]  # fmt: skip
     yield from aligned(rows)
     if len(measured) > MOST_ROWS:
-        yield f"... and {len(measured) - MOST_ROWS} more that took up to {shown_seconds(measured[-1]['seconds'])}"
+        yield f"... and {len(measured) - MOST_ROWS} more that took up to {render_seconds(measured[-1]['seconds'])}"
     if not found["complete"]:
         yield "the budget ended the search; with a longer --budget it would go on"
     yield ""
-    took = f"{shown_seconds(best['seconds'])} a step"
+    took = f"{render_seconds(best['seconds'])} a step"
     words = f"{best['topology']}, mode {best['mode']}, {best['tuning']}: {took}"
     if best["seconds"] < usual:
         times = f"{usual / best['seconds']:.2f} times that"
-        yield f"best:    {words}; as launch does by itself: {shown_seconds(usual)}, {times}"
+        yield f"best:    {words}; as launch does by itself: {render_seconds(usual)}, {times}"
     else:
         yield f"best:    {words}, which is what launch does by itself"
     if "horovod" in found:
@@ -52,5 +52,5 @@ def _horovod(found: dict[str, Any]) -> str:
     words = ", ".join(f"{name}={value}" for name, value in best["variables"].items())
     end = "" if found["complete"] else "; the budget ended the search"
     if not words:
-        return f"Horovod: {shown_seconds(usual)} a step with its own fusion and cycle, and nothing better{end}"
-    return f"Horovod: {words}: {shown_seconds(best['seconds'])} a step; with its own: {shown_seconds(usual)}{end}"
+        return f"Horovod: {render_seconds(usual)} a step with its own fusion and cycle, and nothing better{end}"
+    return f"Horovod: {words}: {render_seconds(best['seconds'])} a step; with its own: {render_seconds(usual)}{end}"
