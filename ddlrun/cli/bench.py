@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from ddlrun.cli import measurement_job
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
 from ddlrun.units import parse_bytes
@@ -49,7 +49,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         raise InputError(f"--modes {options['modes']!r}: write some of {MODES}")
     _check_plot(options["plot"])
     if options["save_network"]:
-        measurement_job.check_place(options["save_network"], "--save-network")
+        check_writable(options["save_network"], "--save-network")
     listed = measurement_job.measured_hosts(hosts, options)
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
@@ -75,6 +75,6 @@ def _check_plot(path: str | None) -> None:
         return
     if not path.endswith((".svg", ".png")):
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
-    measurement_job.check_place(path, "--plot")
+    check_writable(path, "--plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")

@@ -74,16 +74,6 @@ def shape_words(options: Mapping[str, Any]) -> list[str]:
     return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
 
 
-def check_place(path: str, option: str) -> None:
-    """Raise InputError where a file could not be written in the end: before minutes are spent."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"{option} {path}: there is no folder {folder}")
-    special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
-    if os.path.isdir(path) or not os.access(path if special else folder, os.W_OK):
-        raise InputError(f"{option} {path}: no file can be written there")
-
-
 def read_budget(text: str, least: float) -> float:
     """Return seconds. Raises InputError on fewer than the links alone may take."""
     budget = parse_seconds(text, "--budget")

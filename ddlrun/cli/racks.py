@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measurement_job import LEAST_HOSTS, check_place, measure, measuring_options
+from ddlrun.cli.measurement_job import LEAST_HOSTS, measure, measuring_options
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.remote.probe import check_distinct
@@ -36,7 +36,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if len(listed) < LEAST_HOSTS:
         raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
     if options["output"]:
-        check_place(options["output"], "--output")
+        check_writable(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
     found = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
     hierarchy = MeasuredHierarchy(listed, found)

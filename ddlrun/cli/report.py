@@ -6,8 +6,8 @@ import time
 
 import click
 
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.report.html import render_page

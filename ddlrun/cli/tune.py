@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from ddlrun.cli import measurement_job
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import MODEL, read_gradient
 from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
@@ -133,7 +133,7 @@ def _place(wanted: str | None, hosts: Sequence[str]) -> str | None:
         except OSError as error:
             raise InputError(f"{folder}: {error.strerror}; name a file for the profile: --save FILE") from error
         wanted = f"{folder}/{file_name(hosts)}"
-    measurement_job.check_place(wanted, "--save")
+    check_writable(wanted, "--save")
     return wanted
 
 
