@@ -16,7 +16,9 @@ from ddlrun.environment.exports import MOST_CHARACTERS, rank_variables
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.mapping.rankfile import render
-from ddlrun.network.subnet_selection import Address, choose_network, network_variables
+from ddlrun.network.addresses import Address
+from ddlrun.network.subnet_selection import choose_network
+from ddlrun.network.variables import network_variables
 from ddlrun.plan import placement_dict
 from ddlrun.preflight.findings import Level, render_lines
 from ddlrun.preflight.judge import NAMES
@@ -110,7 +112,7 @@ def chosen(hosts: HostList, _: Path) -> None:
     }
     network = choose_network(every)
     assert network.subnets == ("10.0.0.0/8",)
-    assert len(network.said) < 10_000
+    assert len(network.summary) < 10_000
     assert all(len(value) < MOST_CHARACTERS for value in network_variables(network, 4)[0].values())
 
 
