@@ -96,7 +96,7 @@ def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg:
     for note in (*settings.notes, *filter(None, [settings.profiles.said]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
-        from ddlrun.report.picture import render_svg  # noqa: PLC0415 - for --svg alone
+        from ddlrun.report.svg import render_svg  # noqa: PLC0415 - for --svg alone
 
         write_atomically(svg, [render_svg(placement)], "--svg")
     if what == "topology":

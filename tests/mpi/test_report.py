@@ -135,7 +135,7 @@ def test_the_page_of_a_failed_run_says_all_that_its_folder_knows(failed: Path, t
     assert "4x1x1: 4 ranks on localhost" in text
     assert re.search(r"The run failed with exit code 1 after [\d.]+ s: rank 1 on \S+\.", text)
     assert "ValueError: no such <b>batch</b> & so on" in text
-    assert "None was made: all ranks are on this machine" in text
+    assert "No check was made: all ranks are on this machine" in text
     assert "MY_TOKEN <redacted>" in text
     assert "geheim" not in page
     assert re.search(r"The last report: iterations 26 to 31, mode r, [\d.]+ ms each dimension .* X 4 ring 0\.18 ", text)
@@ -143,7 +143,7 @@ def test_the_page_of_a_failed_run_says_all_that_its_folder_knows(failed: Path, t
     events = [json.loads(line) for line in (failed / "ddl.jsonl").read_text().splitlines()]
     assert (2, "slow") in [(one.get("rank"), one["event"]) for one in events]
     assert re.search(r"2 \S+ slow [\d.]+ ", text)
-    assert re.search(r"they said .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
+    assert re.search(r"Their own messages .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
 
 
 def test_a_trace_has_each_phase_of_each_rank(failed: Path, tmp_path: Path) -> None:
@@ -211,18 +211,18 @@ def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:
         job.communicate(b"\n", timeout=60)
     assert job.returncode == 0
     page = Path(going.stdout.strip())
-    assert "The run goes on." in read(page.read_text())
+    assert "The run is under way." in read(page.read_text())
     run = page.parent
     identity = json.loads((run / "plan.json").read_text())["run_id"]
     for name in (identity, identity[:-2], str(run), run.name):
         assert (report(name, **state).stdout, job.returncode) == (f"{page}\n", 0)
     text = read(page.read_text())
-    assert "The run ended well after" in text
-    assert "Nothing is known of them: run with DDL_OPTIONS='-dump_iter 100'" in text
+    assert "The run succeeded after" in text
+    assert "No reports: run with DDL_OPTIONS='-dump_iter 100'" in text
     page.unlink()
     traced = report(run, "--trace", tmp_path / "t.json")
     assert (traced.returncode, page.exists(), (tmp_path / "t.json").exists()) == (2, True, False)
-    assert "no phases of an allreduce: scripts that use ddlrun.ddl keep them under DDL_OPTIONS" in traced.stderr
+    assert "no phases of an allreduce: scripts that use ddlrun.ddl write them with DDL_OPTIONS" in traced.stderr
     elsewhere = tmp_path / "elsewhere"
     subprocess.run([*launch, "--run-dir", str(elsewhere), "true"], env={**os.environ, **state}, check=True)
     assert report(**state).stdout == f"{elsewhere}/report.html\n"
@@ -243,7 +243,7 @@ def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:
     assert "an older ddlrun wrote this folder: it has no time of start and no check" in text
     assert "outcome.json was not written to its end" in text
     assert re.search(r"2 of \d+ lines of ddl.jsonl cannot be read", text)
-    assert "The run has no end in its folder: ddlrun was killed, runs on another host, or had no room" in text
+    assert "The run has no recorded end: ddlrun was killed, runs on another host, or could not write" in text
     (old / "outcome.json").unlink()
     (old / "stderr.log").unlink()
     assert "The run was planned, and not started." in read(page_of(old, tmp_path))
@@ -270,7 +270,7 @@ def test_the_page_of_hosts_has_their_check_and_all_dimensions(cluster: Cluster, 
     done = cluster.run("h1", argv, cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stderr
     text = read(page_of(tmp_path / "run", tmp_path, "--trace", tmp_path / "trace.json"))
-    assert "1x2x2: 4 ranks on h[1-4] The run ended well after" in text
+    assert "1x2x2: 4 ranks on h[1-4] The run succeeded after" in text
     assert re.search(r"tcp h\[1-4\] ok Environment Set by ddlrun", text)
     assert re.search(r"Y 2 ring 0\.\d+ [\d.]+ [\d.]+ Z 2 ring 0\.", text)
     assert re.search(r"3 h4 slow [\d.]+ ", text)

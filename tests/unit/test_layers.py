@@ -36,7 +36,7 @@ ALLOWED = {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
         "rank", "remote", "schedulers", "topology", "units",
     },
-    "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units"},
+    "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units", "wording"},
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
     "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
     "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},

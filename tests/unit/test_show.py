@@ -10,7 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ddlrun.machine.preset import parse_machine
-from ddlrun.report.picture import ASCII, render_placement, render_svg
+from ddlrun.report.picture import ASCII, render_placement
+from ddlrun.report.svg import render_svg
 from tests.support.shapes import machine, placement
 
 JOB = ["--machine", "s822lc", "--topology", "4x2x3", "-H", "n[1-6]"]
