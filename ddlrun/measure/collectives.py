@@ -15,8 +15,9 @@ from mpi4py import MPI
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.learner import Learner
-from ddlrun.network.cost import CostModel, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric
+from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import Topology
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")

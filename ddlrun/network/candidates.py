@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, dimension_algorithm
-from ddlrun.network.cost import CostModel, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric
 from ddlrun.network.forecast import decompositions
+from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import Topology
 
 # Mode b is r, except for small arrays, which it leaves to MPI, and on GPUs, where it uses NCCL, as n does.

@@ -4,8 +4,9 @@ import math
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
-from ddlrun.network.cost import Cost, CostModel, axes_of, blocks_of, interleaved
+from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link
+from ddlrun.network.message_counts import axes_of, blocks_of, interleaved
 from ddlrun.topology import Topology
 
 

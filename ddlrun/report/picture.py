@@ -25,7 +25,7 @@ UNICODE = BoxStyle()
 ASCII = BoxStyle("+-+", "+-+", "|", "->")
 
 
-class _HostDrawing(NamedTuple):
+class _TextDrawing(NamedTuple):
     """The local ranks of a host, those on each core, and the style of its boxes."""
 
     local_ranks: Sequence[LocalRankPlacement]
@@ -51,7 +51,7 @@ def _machine_lines(
     machine: Machine, local_ranks: Sequence[LocalRankPlacement], width: int, style: BoxStyle
 ) -> Iterator[str]:
     boxes = boxes_of(machine)
-    drawing = _HostDrawing(local_ranks, owners_of(local_ranks), style)
+    drawing = _TextDrawing(local_ranks, owners_of(local_ranks), style)
     blocks = [list(_box_lines(box, drawing)) for box in boxes.packages]
     widest = max(len(block[0]) for block in blocks)
     per_row = max(1, (width - 2) // (widest + 1))
@@ -71,7 +71,7 @@ def _blank(block: Sequence[str], style: BoxStyle) -> str:
     return f"{style.side}{' ' * (len(block[0]) - 2)}{style.side}"
 
 
-def _box_lines(box: PackageBox, drawing: _HostDrawing) -> Iterator[str]:
+def _box_lines(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
     style = drawing.style
     content = list(_content(box, drawing))
     title = f" package {box.package} "
@@ -82,7 +82,7 @@ def _box_lines(box: PackageBox, drawing: _HostDrawing) -> Iterator[str]:
     yield style.bottom[0] + style.bottom[1] * inner + style.bottom[2]
 
 
-def _content(box: PackageBox, drawing: _HostDrawing) -> Iterator[str]:
+def _content(box: PackageBox, drawing: _TextDrawing) -> Iterator[str]:
     labels = [f"NUMA {node}" if box.labelled and node is not None else "" for node, _ in box.nodes]
     margin = max(map(len, labels)) + 1 if box.labelled else 0
     for label, (_, cores) in zip(labels, box.nodes, strict=True):

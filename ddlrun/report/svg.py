@@ -1,4 +1,4 @@
-"""Placement as an SVG picture: machines as boxes, one drawing for hosts that are alike."""
+"""Placement as an SVG picture: machines as boxes, one occupancy for hosts that are alike."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class _Part(NamedTuple):
     height: float
 
 
-class _HostDrawing(NamedTuple):
+class _Occupancy(NamedTuple):
     """The local ranks of a host, and those on each core."""
 
     local_ranks: Sequence[LocalRankPlacement]
@@ -66,11 +66,11 @@ def render_groups(groups: Iterable[tuple[str, Machine, Sequence[LocalRankPlaceme
 
 def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: float) -> _Part:
     boxes = boxes_of(machine)
-    drawing = _HostDrawing(local_ranks, owners_of(local_ranks))
+    occupancy = _Occupancy(local_ranks, owners_of(local_ranks))
     elements: list[str] = []
     left, height = 10.0, 0.0
     for box in boxes.packages:
-        drawn = _box(box, drawing, left, top)
+        drawn = _box(box, occupancy, left, top)
         elements += drawn.elements
         left += drawn.width + 10
         height = max(height, drawn.height)
@@ -81,7 +81,7 @@ def _machine(machine: Machine, local_ranks: Sequence[LocalRankPlacement], top: f
     return _Part(elements, left, height)
 
 
-def _box(box: PackageBox, drawing: _HostDrawing, left: float, top: float) -> _Part:
+def _box(box: PackageBox, occupancy: _Occupancy, left: float, top: float) -> _Part:
     elements: list[str] = []
     y = top + 24.0
     columns = min(ROW // 2, max(len(cores) for _, cores in box.nodes))
@@ -91,9 +91,9 @@ def _box(box: PackageBox, drawing: _HostDrawing, left: float, top: float) -> _Pa
             y += 16
         for place, core in enumerate(cores):
             x = left + 8 + place % columns * _STEP
-            elements.append(_core(core, drawing.owners, x, y + place // columns * _STEP))
+            elements.append(_core(core, occupancy.owners, x, y + place // columns * _STEP))
         y += -(-len(cores) // columns) * _STEP + 4
-    for label, colour in _devices(box, drawing.local_ranks):
+    for label, colour in _devices(box, occupancy.local_ranks):
         elements.append(f'<rect x="{left + 8:.0f}" y="{y:.0f}" width="10" height="10" fill="{colour}" stroke="#555"/>')
         elements.append(_text(left + 24, y + 10, label))
         y += 17

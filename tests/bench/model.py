@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, AllreduceAlgorithm, MessageClass, default_algorithm
-from ddlrun.network.cost import CostModel, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric, Link
+from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import parse_topology
 from tests.bench.allreduce import busy, cluster_of, quiet, told
 from tests.bench.cells import NIC_BUCKET, UPLINK_BUCKET, Cell

@@ -15,8 +15,9 @@ from typing import Any
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
 from ddlrun.mapping.rankfile import render
-from ddlrun.network.cost import CostModel, GridAxis, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.forecast import wiring_of
+from ddlrun.network.message_counts import GridAxis, axes_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.preflight.findings import Level
 from ddlrun.preflight.judge import NAMES

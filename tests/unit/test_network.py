@@ -14,9 +14,10 @@ from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of
 from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
-from ddlrun.network.cost import CostModel, axes_of, blocks_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
 from ddlrun.network.forecast import OrderPenalties, OrderPenalty, TrainingStep, forecast, order_penalties, uneven_data
+from ddlrun.network.message_counts import axes_of, blocks_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.topology import RankOrder, Topology
 
