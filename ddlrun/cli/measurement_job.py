@@ -140,7 +140,7 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
             if not isinstance(error, Exception):  # Ctrl-C, a TERM
                 shutil.rmtree(run_dir, ignore_errors=True)
                 with suppress(OSError):
-                    _echo("ddlrun: interrupted; nothing is kept\n")
+                    _echo("ddlrun: interrupted; no results are saved\n")
             raise
     if code or not isinstance(result, dict):
         raise MeasurementError(code or 1)

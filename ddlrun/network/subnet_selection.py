@@ -76,8 +76,13 @@ def choose_network(
     ]
     usable = sorted((subnet for subnet, reason in reasons.items() if not reason), key=lambda name: _rank(subnets[name]))
     if not usable:
-        return Network((), {}, {}, reason="left to MPI: the hosts share no subnet; name one: --network",
-                       rejected=tuple(rejected))  # fmt: skip
+        return Network(
+            subnets=(),
+            interfaces={},
+            addresses={},
+            reason="left to MPI: the hosts share no subnet; name one: --network",
+            rejected=tuple(rejected),
+        )
     best, *others = usable
     speed = _speed(subnets[best])
     for other in others:
@@ -106,7 +111,7 @@ def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | N
     used = {address.subnet for matching in by_host.values() for address in matching}
     unused = {address.subnet: address for own in addresses.values() for address in own if address.subnet not in used}
     rejected = [
-        RejectedSubnet(subnet, _local_kind(address) or "not asked for", local=_local_kind(address) is not None)
+        RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_local_kind(address) is not None)
         for subnet, address in unused.items()
     ]
     chosen = _network(by_host, option, tuple(rejected))._replace(requested=True)

@@ -173,7 +173,7 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
     assert running(mine)
     job.send_signal(signal.SIGINT)
     _, errors = job.communicate(timeout=60)
-    assert (job.returncode, errors.strip()) == (130, "ddlrun: interrupted; nothing is kept")
+    assert (job.returncode, errors.strip()) == (130, "ddlrun: interrupted; no results are saved")
     assert not running(mine)
     assert not [*(tmp_path / "ddlrun" / "runs").iterdir()]
 

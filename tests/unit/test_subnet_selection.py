@@ -134,7 +134,7 @@ def test_options_overrule_the_choice() -> None:
     by_name = choose_network(hosts, interfaces=("eth1", "ens3"))
     assert by_name.subnets == ("10.8.0.0/24",)
     assert by_name.reason == "--network-interface eth1,ens3"
-    assert rejected(by_name)["10.0.0.0/16"] == "not asked for"
+    assert rejected(by_name)["10.0.0.0/16"] == "not requested"
 
 
 def test_a_host_without_an_address_there_is_named() -> None:
