@@ -79,7 +79,7 @@ MODEL = "resnet50"
     "Work", "--images", type=COUNT, metavar="N", help="Images of an epoch; shows the loss where they do not divide."
 )
 @option("Work", "--batch", type=COUNT, metavar="N", help="Images per learner and step; default: 1.")
-@option("Show", "--json", "as_json", is_flag=True, help="Print all decompositions as JSON.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print all decompositions as JSON.")
 def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     """Predict every XxYxZ of a job: allreduce, step, bytes over each level, and the penalty of a wrong order.
 
