@@ -73,7 +73,9 @@ def predict(name: str, nic: int, uplink: int) -> float:
     mode, _, text = name.partition("=")[0].partition(":")
     shape = parse_topology(text or WIRING)
     case = MessageClass(MIB * 2**20, "float32", whole=True, blocking=True)
-    algorithm = AllreduceAlgorithm("flat") if mode == "mpi" else default_algorithm(mode, BETWEEN_HOSTS, shape.dims, case)
+    algorithm = (
+        AllreduceAlgorithm("flat") if mode == "mpi" else default_algorithm(mode, BETWEEN_HOSTS, shape.dims, case)
+    )
     return CostModel(axes_of(shape), parse_topology(WIRING), fabric(nic, uplink)).cost(algorithm, case.size).seconds
 
 
