@@ -1,17 +1,18 @@
-"""ddlrun bench: what links carry, and what collectives make of them."""
+"""ddlrun bench: measure links, and collectives on them."""
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from ddlrun.cli import measurement_job
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
-from ddlrun.network.quantities import parse_bytes
 from ddlrun.report.bench import render_bench
+from ddlrun.units import parse_bytes
 
 # Seconds.
 LEAST_BUDGET = 5.0
@@ -23,51 +24,45 @@ MODES = "rbnmcp"
 @click.argument("hosts", required=False)
 @measurement_job.measuring_options
 @measurement_job.shape_options
-@option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Time for all, as in 90s or 5m.")
+@option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Total time, as in 90s or 5m.")
 @option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
-@option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL beside MPI's own.")
-@option(
-    "Answers",
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print JSON: everything that was measured; bytes, seconds, bytes/s.",
-)
-@option("Answers", "--save-network", metavar="FILE", help="Write the links for ddlrun plan --network FILE.")
-@option("Answers", "--plot", metavar="FILE", help="Draw bus bandwidth over size as SVG or PNG; needs ddlrun[plots].")
+@option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL besides MPI's own.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print all measurements as JSON, in bytes, seconds, bytes/s.")
+@option("Output", "--save-network", metavar="FILE", help="Write the links for ddlrun plan --network FILE.")
+@option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size as SVG or PNG; needs ddlrun[plots].")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Measure links of HOSTS, and MPI's and DDL's collectives on them.
+    """Measure the links of HOSTS, and the collectives of MPI and DDL on them.
 
-    HOSTS as for launch. Latency and bandwidth inside a host, inside a rack and between racks; then allreduce,
-    reduce-scatter, allgather and broadcast with algorithm and bus bandwidth as nccl-tests has them, and the share of
-    what the measured links would allow. What the budget leaves out is said.
+    HOSTS as for launch. First the latency and bandwidth inside a host, inside a rack and between racks; then
+    allreduce, reduce-scatter, allgather and broadcast with the algorithm and bus bandwidth of nccl-tests, and their
+    share of the limit that the measured links set. Sizes that exceed the budget are left out and listed.
     """
     budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
-    modes = "".join(dict.fromkeys(options["modes"]))
-    if not modes or set(modes) - set(MODES):
-        raise InputError(f"--modes {options['modes']!r}: write some of {MODES}")
+    modes = _read_modes(options["modes"])
     _check_plot(options["plot"])
     if options["save_network"]:
-        measurement_job.check_place(options["save_network"], "--save-network")
+        check_writable(options["save_network"], "--save-network")
     listed = measurement_job.measured_hosts(hosts, options)
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
-    found = measurement_job.measure(listed, options, measurement_job.shape_words(options), ["bench", plan])
-    if found["odd"]:
-        click.echo(f"ddlrun: note: {found['odd']}", err=True)
-    click.echo(json.dumps(found, indent=2) + "\n" if options["as_json"] else render_bench(found), nl=False)
+    result = measurement_job.measure(listed, options, measurement_job.shape_words(options), ["bench", plan])
+    if result["odd"]:
+        click.echo(f"ddlrun: note: {result['odd']}", err=True)
+    click.echo(json.dumps(result, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
     if options["save_network"]:
-        write_atomically(options["save_network"], [found["network"]], "--save-network")
+        write_atomically(options["save_network"], [result["network"]], "--save-network")
     if options["plot"]:
-        from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
-
-        try:
-            draw_bench(found, options["plot"])
-        except OSError as error:
-            raise InputError(f"--plot {options['plot']}: {error.strerror}") from error
+        _draw(result, options["plot"])
     return 0
+
+
+def _read_modes(text: str) -> str:
+    modes = "".join(dict.fromkeys(text))
+    if not modes or set(modes) - set(MODES):
+        raise InputError(f"--modes {text!r}: write some of {MODES}")
+    return modes
 
 
 def _check_plot(path: str | None) -> None:
@@ -75,6 +70,15 @@ def _check_plot(path: str | None) -> None:
         return
     if not path.endswith((".svg", ".png")):
         raise InputError(f"--plot {path}: name a file that ends in .svg or .png")
-    measurement_job.check_place(path, "--plot")
+    check_writable(path, "--plot")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")
+
+
+def _draw(result: Mapping[str, Any], path: str) -> None:
+    from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
+
+    try:
+        draw_bench(result, path)
+    except OSError as error:
+        raise InputError(f"--plot {path}: {error.strerror}") from error

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -10,6 +10,7 @@ import click
 from ddlrun import __version__
 from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_way
 from ddlrun.cli.options import Sections, hostfile_option, option, placement_options, read_policy, ssh_options
+from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
@@ -121,34 +122,3 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
     if machine is None:
         machine = probe(read_hosts("localhost", None), reach(SSH))["localhost"]
     return machines_of(hosts, machine)
-
-
-def write_atomically(path: str, blocks: Iterable[str], option: str = "-o") -> None:
-    """Write blocks to a new file beside `path`, then put it in its place. Raises InputError where it cannot."""
-    import tempfile  # noqa: PLC0415 - 8 ms, for -o alone
-
-    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe is written to, never replaced
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.writelines(blocks)
-        except OSError as error:
-            raise InputError(f"{option} {path}: {error.strerror}") from error
-        return
-    path = os.path.realpath(path)
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
-    except OSError as error:
-        raise InputError(f"{option} {path}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(blocks)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(handle, 0o666 & ~umask)
-        os.replace(name, path)
-    except OSError as error:
-        os.unlink(name)
-        raise InputError(f"{option} {path}: {error.strerror}") from error
-    except BaseException:
-        os.unlink(name)
-        raise

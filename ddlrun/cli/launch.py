@@ -24,7 +24,7 @@ from ddlrun.plan.planner import check, check_root, make_plan
 from ddlrun.plan.settings import Settings, adapt, again
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import await_names, is_local
-from ddlrun.report.outcome import render_outcome, taken_port
+from ddlrun.report.outcome import find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.store import link_last_run, make_output_folder, write_report, write_run_dir
 from ddlrun.schedulers import read_job_end
@@ -127,7 +127,7 @@ def _run_until_done(job: "_Job", mpirun: Callable[[], Mpirun]) -> int:
                 click.echo(f"ddlrun: no restart: {problem}", err=True)
             break
         outcome = _run(job, plan, run)
-        port = taken_port(outcome, plan.ports)
+        port = find_port_in_use(outcome, plan.ports)
         if port is not None and attempt == 0:  # the ranks never met
             click.echo(f"ddlrun: another process took port {port} meanwhile; starting again with others", err=True)
             restarts += 1

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_way
 from ddlrun.cli.options import COUNT, Sections, option, ssh_options
+from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.lint_findings import LintFinding

@@ -1,4 +1,4 @@
-"""What racks and bench share: a measuring job by `ddlrun launch`, one line of JSON after the other."""
+"""The measuring job of racks, bench and tune: a run of `ddlrun launch` whose rank 0 prints lines of JSON."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from ddlrun.cli.inputs import read_job_hosts
 from ddlrun.cli.job_options import AcceleratorsType
 from ddlrun.cli.options import (
     COUNT,
+    hostfile_option,
     network_options,
     option,
     option_group,
@@ -27,40 +28,46 @@ from ddlrun.hosts import HostList, render_hostfile
 from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.network.quantities import parse_seconds
 from ddlrun.remote.probe import check_distinct
 from ddlrun.remote.processes import read_lines
 from ddlrun.report.progress import progress
 from ddlrun.runs.store import default_run_dir
 from ddlrun.topology import parse_topology
+from ddlrun.units import parse_seconds
 
 measuring_options = option_group(
-    option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line."),
+    hostfile_option,
     ssh_options,
     scheduler_options,
     start_timeout_option,
     network_options,
-    option("Hosts", "--tcp", is_flag=True, help="TCP between hosts, whatever else there is: no RDMA."),
+    option("Hosts", "--tcp", is_flag=True, help="Use TCP between hosts, without RDMA."),
     option("Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."),
-    option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as launch finds it."),
-    option("MPI", "--allow-run-as-root", is_flag=True, help="Start as root, too; in a container that is usual."),
+    option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as for launch."),
+    option("MPI", "--allow-run-as-root", is_flag=True, help="Allow starting as root, as is usual in containers."),
 )
 shape_options = option_group(
     option(
         "Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch."
     ),
     option(
-        "Shape", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core", help="X, as for launch."
+        "Shape",
+        "--accelerators",
+        type=AcceleratorsType(),
+        metavar="N|gpu|package|numa|core",
+        help="X, ranks per host, as for launch.",
     ),
-    option("Shape", "--racks", type=COUNT, help="Z: racks."),
-    option("Placement", "--overload", is_flag=True, help="More ranks than cores may share cores."),
+    option("Shape", "--racks", type=COUNT, help="Z, number of racks."),
+    option(
+        "Placement", "--overload", is_flag=True, help="Let ranks share cores where there are more ranks than cores."
+    ),
 )
-# What each program needs of launch: no ports; where GPUs count, no more ranks than GPUs.
+# Program -> --framework of launch: the one that reserves no ports, and limits ranks by GPUs only where they count.
 FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
-# So many can load an uplink.
+# Fewer cannot load an uplink.
 LEAST_HOSTS = 4
-NO_RACKS = "nothing says the racks of these hosts, so they count as one; ddlrun racks HOSTS -o FILE finds them"
-# Options that launch gets as they are.
+NO_RACKS = "the racks of these hosts are unknown, so they count as one rack; ddlrun racks HOSTS -o FILE finds them"
+# Options that are passed on to launch unchanged.
 PASSED = (
     "ssh_port", "ssh_identity_file", "scheduler", "launcher", "start_timeout", "network", "network_interface", "tcp",
     "skip_checks", "mpirun", "allow_run_as_root",
@@ -68,32 +75,22 @@ PASSED = (
 
 
 def shape_words(options: Mapping[str, Any]) -> list[str]:
-    """Return what launch is told of the shape, with ranks that are contiguous on hosts."""
+    """Return the options of launch for the shape, with ranks that are contiguous on hosts."""
     words = [word for name in ("topology", "accelerators", "racks") if options[name]
              for word in (f"--{name}", str(options[name]))]  # fmt: skip
     return [*words, "--rank-order", "host", *(["--overload"] if options["overload"] else [])]
 
 
-def check_place(path: str, option: str) -> None:
-    """Raise InputError where a file could not be written in the end: before minutes are spent."""
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise InputError(f"{option} {path}: there is no folder {folder}")
-    special = os.path.exists(path) and not os.path.isfile(path)  # a device or a pipe
-    if os.path.isdir(path) or not os.access(path if special else folder, os.W_OK):
-        raise InputError(f"{option} {path}: no file can be written there")
-
-
 def read_budget(text: str, least: float) -> float:
-    """Return seconds. Raises InputError on fewer than the links alone may take."""
+    """Parse --budget; return seconds. Raises InputError on less than the links alone may take."""
     budget = parse_seconds(text, "--budget")
     if budget < least:
-        raise InputError(f"--budget {text}: too little can be measured in that; give {least:g}s or more")
+        raise InputError(f"--budget {text}: too short to measure anything; give {least:g}s or more")
     return budget
 
 
 def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostList:
-    """Return the hosts that take part, in the order that launch finds: rack by rack, where racks are known."""
+    """Return the hosts of the job in the order of launch: rack by rack, where racks are known."""
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     hosts = arrange(TopologyRequest(shape, racks=options["racks"]), read_job_hosts(expression, options)[0]).hosts
     check_distinct(hosts, os.uname().nodename)
@@ -105,13 +102,13 @@ def measured_hosts(expression: str | None, options: Mapping[str, Any]) -> HostLi
 
 
 def rack_numbers(hosts: HostList) -> list[int]:
-    """Return the rack of each host by number; nothing where any is unknown."""
+    """Return the number of each host's rack; an empty list where a rack is unknown."""
     racks = [host.rack for host in hosts]
     return [] if None in racks else [racks.index(rack) for rack in racks]
 
 
 class MeasurementError(DdlrunError):
-    """The measuring job failed; it has said why."""
+    """The measuring job failed, and has printed the reason."""
 
     def __init__(self, code: int) -> None:
         super().__init__()
@@ -121,8 +118,8 @@ class MeasurementError(DdlrunError):
 def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], program: Sequence[str]) -> Any:  # noqa: ANN401
     """Run `python -m ddlrun.measure PROGRAM` on the hosts; return its result.
 
-    `words` are more options of launch. Slots that may be cores are not passed on: launch would take them for ranks.
-    Raises MeasuringError where the job fails, whose folder stays then; InputError where it says what it lacks.
+    `words` are further options of launch. Slots that may be cores are not passed on: launch would use them as ranks.
+    Raises MeasurementError where the job fails, whose run folder then stays; InputError on a problem that it reports.
     """
     run_dir = default_run_dir(os.environ).path
     with tempfile.TemporaryDirectory(prefix="ddlrun-measure-") as folder:
@@ -138,12 +135,12 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         try:
             with progress(shown=os.isatty(2) and os.environ.get("TERM") != "dumb") as show:
-                code, result = read_lines(argv, lambda lines: _heard(lines, show), _complain)
+                code, result = read_lines(argv, lambda lines: _read_result(lines, show), _echo)
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C, a TERM
                 shutil.rmtree(run_dir, ignore_errors=True)
                 with suppress(OSError):
-                    _complain("ddlrun: interrupted; nothing is kept\n")
+                    _echo("ddlrun: interrupted; no results are saved\n")
             raise
     if code or not isinstance(result, dict):
         raise MeasurementError(code or 1)
@@ -153,8 +150,8 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
     return result
 
 
-def _complain(line: str) -> None:
-    """Print what the job says beside a progress bar."""
+def _echo(line: str) -> None:
+    """Print a line of the job to standard error."""
     click.echo(line, nl=False, err=True)
 
 
@@ -167,18 +164,18 @@ def _passed(options: dict[str, Any]) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", str(value))
 
 
-def _heard(lines: Iterator[str], show: Callable[[str, float | None], None]) -> object:
-    """Show progress; return the result. What else is said goes to standard error."""
+def _read_result(lines: Iterator[str], show: Callable[[str, float | None], None]) -> object:
+    """Show progress; return the result. Lines that are no messages go to standard error."""
     result = None
     for line in lines:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            _complain(line)
-        elif "progress" in said:
-            show(*said["progress"])
+            message = None
+        if not isinstance(message, dict):
+            _echo(line)
+        elif "progress" in message:
+            show(*message["progress"])
         else:
-            result = said.get("result")
+            result = message.get("result")
     return result

@@ -1,4 +1,4 @@
-"""ddlrun plan: every decomposition of a job on a network, before it runs and wherever that is."""
+"""ddlrun plan: predict every decomposition of a job on a network; no host need be reachable."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
 from ddlrun.network.fabric import Fabric, parse_fabric
-from ddlrun.network.forecast import TrainingStep, forecasts, indivisible, mistakes, wiring_of
+from ddlrun.network.forecast import TrainingStep, forecasts, order_penalties, uneven_data, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
-from ddlrun.network.quantities import parse_bytes, parse_seconds
 from ddlrun.remote.agent import apply_job_names
-from ddlrun.report.forecast import ForecastReport, prospect_dict, render_prospect
+from ddlrun.report.forecast import Epoch, ForecastReport, forecast_dict, render_forecast
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import parse_bytes, parse_seconds
 
 MODEL = "resnet50"
 
@@ -29,10 +29,10 @@ MODEL = "resnet50"
 @click.command("plan", cls=Sections)
 @click.argument("hosts", required=False)
 @option(
-    "Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one a line; rack= words say their racks."
+    "Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one per line, with rack= words for racks."
 )
 @option("Hosts", "--topology", metavar="XxYxZ", help="The cluster: X accelerators per host, Y hosts per rack, Z racks.")
-@option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="So many hosts; nobody has to be there.")
+@option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="Number of hosts; none need exist.")
 @option(
     "Hosts",
     "--gpus-per-host",
@@ -40,23 +40,31 @@ MODEL = "resnet50"
     "accelerators",
     type=COUNT,
     metavar="N",
-    help="X: learners per host; default: as launch.",
+    help="X, learners per host; default: as for launch.",
 )
-@option("Hosts", "--racks", type=COUNT, metavar="N", help="Z: racks of the hosts; default: as hosts or network say.")
-@option("Hosts", "--machine", metavar="PRESET|FILE", help="What each host is made of, as for launch.")
-@option("Hosts", "--load", metavar="DIR", help="Take the machines that ddlrun probe --save wrote.")
+@option(
+    "Hosts",
+    "--racks",
+    type=COUNT,
+    metavar="N",
+    help="Z, number of racks; default: those of the hosts or of the network.",
+)
+@option("Hosts", "--machine", metavar="PRESET|FILE", help="Description of each host, as for launch.")
+@option("Hosts", "--load", metavar="DIR", help="Read the machines that ddlrun probe --save wrote.")
 @ssh_options
 @scheduler_options
 @option(
     "Network",
     "--network",
     metavar="FILE|PRESETS",
-    help="Its links: a YAML file, or inside a host, NICs, uplinks as in nvlink3,8x200gbe,2:1 or 100gbe; there are "
-    f"{', '.join((*INSIDE, *BETWEEN))}.",
+    help="Links: a YAML file, or presets for the inside of a host, the NICs and the uplinks, as in 100gbe or "
+    f"nvlink3,8x200gbe,2:1. Presets: {', '.join((*INSIDE, *BETWEEN))}.",
 )
-@option("Work", "--gradient", metavar="SIZE", help="Bytes that a step averages, as in 100MB.")
-@option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Those of a model in float32; default: {MODEL}.")
-@option("Work", "--compute", metavar="TIME", help="What a step computes, as in 120ms: for step time and efficiency.")
+@option("Work", "--gradient", metavar="SIZE", help="Size of a step's gradients, as in 100MB.")
+@option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Gradients of a model in float32; default: {MODEL}.")
+@option(
+    "Work", "--compute", metavar="TIME", help="Computing time of a step, as in 120ms; adds step time and efficiency."
+)
 @option(
     "Work",
     "--overlap",
@@ -64,122 +72,143 @@ MODEL = "resnet50"
     default=0.0,
     show_default=True,
     metavar="SHARE",
-    help="Share of it during which gradients travel already: 0 after it, 0.6 with a backward pass of 60 %.",
+    help="Share of the computing time during which gradients travel: 0 after it, 0.6 if the backward pass is 60 %.",
 )
-@option("Work", "--mode", type=click.Choice(MODES), default="p", show_default=True, help="The mode of DDL.")
-@option("Work", "--images", type=COUNT, metavar="N", help="Images of an epoch: what they lose if they do not divide.")
-@option("Work", "--batch", type=COUNT, metavar="N", help="Images of a learner and step; default: 1.")
-@option("Show", "--json", "as_json", is_flag=True, help="Print JSON: all decompositions.")
+@option("Work", "--mode", type=click.Choice(MODES), default="p", show_default=True, help="Mode of DDL.")
+@option(
+    "Work", "--images", type=COUNT, metavar="N", help="Images of an epoch; shows the loss where they do not divide."
+)
+@option("Work", "--batch", type=COUNT, metavar="N", help="Images per learner and step; default: 1.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print all decompositions as JSON.")
 def command(**options: Any) -> None:  # noqa: ANN401 - click's own
-    """Predict every XxYxZ of a job: allreduce, step, bytes over each level, and what a wrong order costs.
+    """Predict every XxYxZ of a job: allreduce, step, bytes over each level, and the penalty of a wrong order.
 
-    HOSTS as for launch: a list such as n[01-06], @HOSTFILE, or those of the scheduler's job; or say what a
-    cluster is like that is not there: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
+    HOSTS as for launch: a list such as n[01-06], @HOSTFILE, or those of the scheduler's job. Or describe a cluster
+    that does not exist: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
     """
     if options["overlap"] and not options["compute"]:
-        raise InputError(f"--overlap {options['overlap']:g}: a share of what? give --compute TIME")
+        raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")
     if options["batch"] and not options["images"]:
-        raise InputError(f"--batch {options['batch']}: of how many images? give --images N")
-    described = _described(options["network"])
-    found = _cluster(options, described.hosts_per_rack if described else None)
-    topology = found.topology
-    fabric = described or parse_links(
-        options["network"], topology.dims[1] if topology.hosts > topology.dims[1] else None
-    )
-    fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or found.per_rack)
+        raise InputError(f"--batch {options['batch']} divides the images of an epoch; give --images N")
+    described = _read_network(options["network"])
+    cluster = _cluster(options, described.hosts_per_rack if described else None)
+    topology = cluster.topology
+    if described is None:
+        fabric = parse_links(options["network"], topology.dims[1] if topology.hosts > topology.dims[1] else None)
+    else:
+        fabric = described
+    fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)
     gradient, source = read_gradient(options)
     compute = parse_seconds(options["compute"], "--compute") if options["compute"] else None
     work = TrainingStep(gradient, options["mode"], compute, options["overlap"])
     wiring = wiring_of(topology, fabric)
-    prospect = ForecastReport(
-        topology, found.reason, wiring, fabric, work, source, forecasts(topology, wiring, fabric, work),
-        mistakes(topology, wiring),
-    )  # fmt: skip
-    if options["images"]:
-        batch = options["batch"] or 1
-        data = indivisible(options["images"], topology.size, batch)
-        prospect = prospect._replace(data=data, images=options["images"], batch=batch)
+    report = ForecastReport(
+        topology=topology,
+        reason=cluster.reason,
+        wiring=wiring,
+        fabric=fabric,
+        work=work,
+        gradient_source=source,
+        forecasts=forecasts(topology, wiring, fabric, work),
+        penalties=order_penalties(topology, wiring),
+        epoch=_epoch(options, topology),
+    )
     if options["as_json"]:
-        click.echo(json.dumps(prospect_dict(prospect), indent=2))
+        click.echo(json.dumps(forecast_dict(report), indent=2))
     else:
-        click.echo(render_prospect(prospect), nl=False)
+        click.echo(render_forecast(report), nl=False)
+
+
+def _epoch(options: Mapping[str, Any], topology: Topology) -> Epoch | None:
+    if not options["images"]:
+        return None
+    batch = options["batch"] or 1
+    return Epoch(options["images"], batch, uneven_data(options["images"], topology.size, batch))
 
 
 class ClusterTopology(NamedTuple):
-    """The topology that launch would take, why, and how many hosts its largest rack has (None: nobody says)."""
+    """The topology that launch would use, the reason, and the hosts of the largest rack (None: unknown)."""
 
     topology: Topology
     reason: str
     per_rack: int | None = None
 
 
-def _described(text: str | None) -> Fabric | None:
+def _read_network(text: str | None) -> Fabric | None:
     """Return the network of a file, None where presets are named. Raises InputError."""
     if text is None:
-        raise InputError(
-            "--network: say what links there are: a YAML file, or presets such as 100gbe, or nvlink3,8x200gbe,2:1"
-        )
+        raise InputError("--network is missing: name a YAML file, or presets such as 100gbe or nvlink3,8x200gbe,2:1")
     is_file = "/" in text or text.endswith((".yaml", ".yml")) or os.path.isfile(text)
     return parse_fabric(read_text(text, "network"), f"network {text}") if is_file else None
 
 
 def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
-    """Return the cluster: hosts that are named, the job's, or what is described; `per_rack` as the network says."""
+    """Return the cluster of the named hosts, of the job, or of the numbers given; `per_rack`: the network's."""
     named = options["hosts"] or options["hostfile"]
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     if options["count"] and named:
         raise InputError(f"--hosts {options['count']}, but hosts are named too; leave one of them out")
     if options["count"] or (shape is not None and not named):
         return _on_paper(shape, options, per_rack)
-    wish = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
+    request = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
     job = find_job(options["scheduler"], named=bool(named))
     hosts = apply_job_names(read_hosts(options["hosts"], options["hostfile"], job=job), job)
-    arranged = arrange(wish._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
+    arranged = arrange(request._replace(gpus=job.gpus if job is not None else None), hosts, choose=job is not None)
     for note in arranged.notes:
         click.echo(f"ddlrun: note: {note}", err=True)
-    stated = wish.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
+    stated = request.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
     way = read_way(options, job, arranged.hosts)
     machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)
     if shape is None:
-        asked = f"--racks {wish.racks}" if wish.racks else shape_reason(arranged.hosts)
-        reason = f"X: {reason}; Y, Z: {asked}"
-        profile = None if wish.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
+        racks_reason = f"--racks {request.racks}" if request.racks else shape_reason(arranged.hosts)
+        reason = f"X: {reason}; Y, Z: {racks_reason}"
+        profile = None if request.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
         if profile is not None and profile.topology != topology:
             reason += f", but for the {profile}, {profile.topology}"
     return ClusterTopology(topology, reason, largest)
 
 
 def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
-    """Return the cluster that is described by numbers. Raises InputError where they contradict each other."""
+    """Return the cluster given by numbers. Raises InputError where they contradict each other."""
     x, count, racks = options["accelerators"], options["count"], options["racks"]
     if shape is not None:
-        _, y, *others = shape.dims
-        said = {"gpus-per-host": (x, shape.dims[0]), "hosts": (count, shape.hosts), "racks": (racks, math.prod(others))}
-        wrong = {name: pair for name, pair in said.items() if pair[0] not in (None, pair[1])}
-        if wrong:
-            raise InputError(
-                *(
-                    f"--topology {shape} has {there} {name.replace('-', ' ')}, but --{name} says {value}; leave one out"
-                    for name, (value, there) in wrong.items()
-                )
-            )
+        _check_numbers(shape, options)
         return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
-        raise InputError(f"--hosts {count}: how many learners has each? give --gpus-per-host N")
-    reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts, as the network says"
+        raise InputError(f"--hosts {count} leaves the learners of each host open; give --gpus-per-host N")
     if racks is None and per_rack is None:
         return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
+    reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts in the network's description"
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
-        raise InputError(f"--hosts {count} are no equal {reason}; take a multiple, or say the shape: --topology XxYxZ")
+        raise InputError(
+            f"--hosts {count} cannot be divided evenly: {reason}; give a multiple, or the shape: --topology XxYxZ"
+        )
     return ClusterTopology(Topology((x, y, count // y)), reason)
 
 
+def _check_numbers(shape: Topology, options: Mapping[str, Any]) -> None:
+    """Raise InputError where --gpus-per-host, --hosts or --racks contradict the shape."""
+    _, _, *others = shape.dims
+    values = {
+        "gpus-per-host": (options["accelerators"], shape.dims[0]),
+        "hosts": (options["count"], shape.hosts),
+        "racks": (options["racks"], math.prod(others)),
+    }
+    problems = [
+        f"--topology {shape} has {expected} {name.replace('-', ' ')}, but --{name} is {value}; leave one out"
+        for name, (value, expected) in values.items()
+        if value not in (None, expected)
+    ]
+    if problems:
+        raise InputError(*problems)
+
+
 def read_gradient(options: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the bytes that a step averages, and where they are from."""
+    """Return the bytes of a step's gradients, and the source of the figure."""
     if options["gradient"] and options["model"]:
         raise InputError(f"--gradient {options['gradient']} and --model {options['model']}: leave one of them out")
     if options["gradient"]:

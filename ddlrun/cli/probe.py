@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
 from ddlrun.cli.options import Sections, hostfile_option, option, probe_timeout_option, scheduler_options, ssh_options
+from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine

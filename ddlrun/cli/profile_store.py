@@ -1,4 +1,4 @@
-"""Where tune keeps profiles, and those that a launch finds there."""
+"""Store of tuning profiles: written by tune, read by launch and plan."""
 
 import os
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from ddlrun.remote.probe import is_local
 from ddlrun.runs.store import state_folder
 
 
-def read_profiles(wanted: str, hosts: Sequence[str]) -> Profiles:
-    """Return the profiles of a file, or those that tune has kept for these hosts; of those that are damaged, why."""
-    if wanted == "none":
+def read_profiles(source: str, hosts: Sequence[str]) -> Profiles:
+    """Return the profiles of a file, or with "auto" those stored for these hosts; a damaged store gives a note."""
+    if source == "none":
         return Profiles()
     names = profile_names(hosts)
-    if wanted != "auto":
-        known = parse_profiles(read_text(wanted, "profile"), f"profile {wanted}")
-        moved = any(one.hosts != names and set(one.hosts) == set(names) for one in known)
-        said = f"--profile {wanted} was made with these hosts in another order, so perhaps with other racks"
-        return Profiles(known, wanted, said=said if moved else "")
+    if source != "auto":
+        profiles = parse_profiles(read_text(source, "profile"), f"profile {source}")
+        moved = any(profile.hosts != names and set(profile.hosts) == set(names) for profile in profiles)
+        note = f"--profile {source} was made with these hosts in another order, so perhaps with other racks"
+        return Profiles(profiles, source, said=note if moved else "")
     folder = profile_folder()
     path = f"{folder}/{file_name(names)}" if os.path.isdir(folder) else ""
     if not os.path.exists(path):
         return Profiles()
     try:
-        known = parse_profiles(read_text(path, "profile"), f"profile {path}")
+        profiles = parse_profiles(read_text(path, "profile"), f"profile {path}")
     except InputError as error:
         return Profiles(said=f"{error}; going on without it")
-    return Profiles(tuple(one for one in known if one.hosts == names))
+    return Profiles(tuple(profile for profile in profiles if profile.hosts == names))
 
 
 def profile_names(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that profiles know hosts by: this machine's own instead of localhost, as homes are shared."""
+    """Return the names of hosts in profiles: this machine's own name for localhost, as home folders are shared."""
     own = os.uname().nodename
     return tuple(own if is_local(name, own) else name for name in hosts)
 
 
 def profile_folder() -> str:
-    """Return where tune keeps what it found."""
+    """Return the folder in which tune stores profiles."""
     return f"{state_folder(os.environ)}/profiles"

@@ -1,4 +1,4 @@
-"""ddlrun racks: find which hosts share an uplink, by measuring."""
+"""ddlrun racks: find the racks of hosts by measuring."""
 
 import json
 import os
@@ -6,40 +6,40 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.measurement_job import LEAST_HOSTS, check_place, measure, measuring_options
+from ddlrun.cli.measurement_job import LEAST_HOSTS, measure, measuring_options
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.remote.probe import check_distinct
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
 
-# Ranks give cores away while they wait: they may share them with other work.
+# Ranks yield their cores while they wait, so that other work can share them.
 YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
 
 
 @click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
 @measuring_options
-@option("Answers", "-o", "--output", metavar="FILE", help="Write a hostfile: rack by rack, with rack= words.")
-@option("Answers", "--json", "as_json", is_flag=True, help="Print JSON: the levels, rates and doubts.")
+@option("Output", "-o", "--output", metavar="FILE", help="Write a hostfile: rack by rack, with rack= words.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the levels, rates and doubts as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """Find the racks of HOSTS by measuring which of them share an uplink.
 
-    All hosts talk at once, in changing pairs: pairs in one rack keep their rate, pairs across racks slow each
-    other down. HOSTS as for launch: a list such as n[01-16], @HOSTFILE, or those of the scheduler's job. The exit
-    code is 1, and nothing is written, where the racks are not certain.
+    All hosts send at the same time, in changing pairs: pairs inside a rack keep their rate, pairs across racks slow
+    each other down. HOSTS as for launch: a list such as n[01-16], @HOSTFILE, or those of the scheduler's job. If the
+    racks are not certain, the exit code is 1 and no file is written.
     """
     listed, _ = read_job_hosts(hosts, options)
     check_distinct(listed, os.uname().nodename)
     if len(listed) < LEAST_HOSTS:
         raise InputError(f"{listed.source}: {len(listed)} of at least {LEAST_HOSTS} hosts; fewer cannot load an uplink")
     if options["output"]:
-        check_place(options["output"], "--output")
+        check_writable(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
-    found = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
-    hierarchy = MeasuredHierarchy(listed, found)
+    result = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
+    hierarchy = MeasuredHierarchy(listed, result)
     if options["as_json"]:
         click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))
     else:

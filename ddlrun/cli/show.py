@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ddlrun.cli.compatible_options import translate
-from ddlrun.cli.gen_rankfile import write_atomically
 from ddlrun.cli.inputs import read_machines
 from ddlrun.cli.job_options import job_options, read_program, read_settings
 from ddlrun.cli.options import Sections, option
+from ddlrun.cli.output_files import write_atomically
 from ddlrun.environment.exports import redacted
 from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
@@ -96,7 +96,7 @@ def _placed(what: str, settings: Settings, machines: Mapping[str, Machine], svg:
     for note in (*settings.notes, *filter(None, [settings.profiles.said]), *placement_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if svg:
-        from ddlrun.report.picture import render_svg  # noqa: PLC0415 - for --svg alone
+        from ddlrun.report.svg import render_svg  # noqa: PLC0415 - for --svg alone
 
         write_atomically(svg, [render_svg(placement)], "--svg")
     if what == "topology":

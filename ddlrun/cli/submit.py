@@ -21,8 +21,8 @@ from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render
-from ddlrun.schedulers.submit.units import parse_memory, parse_time
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import parse_memory, parse_time_limit
 
 # Launch's --scheduler selects the job that ddlrun runs in, submit's the scheduler that gets the job.
 LAUNCH_OPTIONS = tuple(param for param in launch.params if isinstance(param, Option) and param.name != "scheduler")
@@ -181,7 +181,7 @@ def _make_batch(
         folder=os.getcwd(),
         name=_job_name(scheduler, options["job_name"], script),
         log=options["log"] or scheduler.log,
-        seconds=parse_time(options["time"]) if options["time"] else None,
+        seconds=parse_time_limit(options["time"]) if options["time"] else None,
         queue=options["queue"],
         account=options["account"],
         exclusive=options["exclusive"],

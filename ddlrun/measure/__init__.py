@@ -1,4 +1,4 @@
-"""What measures a network: ranks of an MPI job that `ddlrun racks` and `ddlrun bench` start, and what they find.
+"""Measurement of a network by the ranks of an MPI job, which racks, bench and tune start.
 
-Rank 0 prints JSON, a line each: {"progress": [done, of, words]} now and then, {"result": {...}} at the end.
+Rank 0 prints one JSON object per line: {"progress": [words, share]} at intervals, {"result": {...}} at the end.
 """

@@ -1,10 +1,10 @@
-"""python -m ddlrun.measure racks, or bench, tune or horovod PLAN: a rank of the measuring job."""
+"""A rank of the measuring job: python -m ddlrun.measure racks, or bench, tune or horovod PLAN."""
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,31 +15,23 @@ from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
 from ddlrun.measure.fusion import tune_horovod
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.links import fabric_of, measure_links
+from ddlrun.measure.messages import progress_of, send, send_result
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
-from ddlrun.measure.tuning import StepBenchmark, TuningSearch, found_dict
-from ddlrun.network.candidates import TuningSpace, usual
-from ddlrun.network.fabric import parse_fabric, render_fabric
+from ddlrun.measure.tuning import StepBenchmark, TuningSearch, result_dict
+from ddlrun.network.candidates import TuningSpace, default_candidate
+from ddlrun.network.fabric import Fabric, parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
-from ddlrun.network.quantities import shown_bytes, shown_seconds, shown_size
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import render_bytes, render_seconds, render_size
 
-# What a rank has of an array at most, with the results of collectives and MPI's own.
+# Copies of an array in a rank's memory, at most: with the results of collectives and MPI's own buffers.
 COPIES = 4
-# So much faster may a pair across racks be than one inside, by chance.
+# A pair across racks may by chance be up to this factor faster than one inside.
 FASTER = 1.3
 
-
-def say(what: str, found: object) -> None:
-    """Print a line of JSON."""
-    sys.stdout.write(json.dumps({what: found}) + "\n")
-    sys.stdout.flush()
-
-
-def shower(comm: MPI.Intracomm) -> Callable[[str, float], None]:
-    """Return what tells how far all are; one rank does."""
-    return lambda words, share: say("progress", [words, share]) if comm.rank == 0 else None
+Links = dict[str, dict[str, float]]
 
 
 def racks(comm: MPI.Intracomm) -> None:
@@ -52,38 +44,42 @@ def racks(comm: MPI.Intracomm) -> None:
     likely = max(24, 2 * min(comm.size, 64))
 
     def measure(pairs: Sequence[Pair]) -> list[float]:
-        say("progress", [f"round {len(rates) + 1}: {len(pairs)} pairs at once", min(len(rates) / likely, 0.99)])
+        send("progress", [f"round {len(rates) + 1}: {len(pairs)} pairs at once", min(len(rates) / likely, 0.99)])
         rates.append(traffic(pairs))
         return rates[-1]
 
     traffic.warm_up([(host, host + 1) for host in range(0, comm.size - 1, 2)])
-    found = find_levels(comm.size, measure)
+    hierarchy = find_levels(comm.size, measure)
     traffic.end()
-    usually = float(np.median(np.concatenate(rates)))
-    say("result", told(found, traffic, time.perf_counter() - start) | {"rate": usually})
-
-
-def told(found: HierarchyResult, traffic: Traffic, seconds: float) -> dict[str, Any]:
-    """Return what was found as JSON can carry it; latencies of pairs inside of the first level's groups and across."""
-    groups = found.levels[0].groups if found.levels else ()
-    place = {host: number for number, group in enumerate(groups) for host in group}
-    near = [late for (one, other), late in traffic.latencies.items() if not groups or place[one] == place[other]]
-    far = [late for (one, other), late in traffic.latencies.items() if groups and place[one] != place[other]]
-    return {
-        "levels": [level._asdict() for level in found.levels],
-        "rounds": found.rounds,
-        "seconds": seconds,
-        "latency": [float(np.median(some)) if some else None for some in (near, far)],
+    result = {
+        "levels": [level._asdict() for level in hierarchy.levels],
+        "rounds": hierarchy.rounds,
+        "seconds": time.perf_counter() - start,
+        "latency": latencies(hierarchy, traffic),
+        "rate": float(np.median(np.concatenate(rates))),
     }
+    send_result(comm, result)
 
 
-def links_of(comm: MPI.Intracomm, topology: Topology, racks: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Measure the links; all ranks get what was found."""
+def latencies(hierarchy: HierarchyResult, traffic: Traffic) -> list[float | None]:
+    """Return the median latencies of pairs inside the groups of the first level, and across; None where none met."""
+    groups = hierarchy.levels[0].groups if hierarchy.levels else ()
+    group_of = {host: number for number, group in enumerate(groups) for host in group}
+    inside: list[float] = []
+    across: list[float] = []
+    for (host, other), latency in traffic.latencies.items():
+        same_group = not groups or group_of[host] == group_of[other]
+        (inside if same_group else across).append(latency)
+    return [float(np.median(values)) if values else None for values in (inside, across)]
+
+
+def links_of(comm: MPI.Intracomm, topology: Topology, rack_numbers: Sequence[int]) -> Links:
+    """Measure the links; all ranks get the result."""
     traffic = Traffic(comm)
-    links: dict[str, dict[str, float]] = {}
+    links: Links = {}
     if comm.rank == 0:
-        say("progress", ["links", None])
-        links = measure_links(traffic, topology, racks)
+        send("progress", ["links", None])
+        links = measure_links(traffic, topology, rack_numbers)
         traffic.end()
     else:
         traffic.serve()
@@ -93,63 +89,78 @@ def links_of(comm: MPI.Intracomm, topology: Topology, racks: Sequence[int]) -> d
 def bench(comm: MPI.Intracomm) -> None:
     """Time links, then collectives.
 
-    The plan is JSON: {"budget": seconds, "sizes": [bytes, ...], "modes": "rp", "racks": each host's by number, or []}.
+    The plan is JSON: {"budget": seconds, "sizes": [bytes, ...], "modes": "rp", "racks": the number of each host's rack,
+    or []}.
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
-    if alone(comm):
+    if is_alone(comm):
         return
     collectives = Collectives(comm, plan["modes"], os.environ)
     topology = collectives.topology
     links = links_of(comm, topology, plan["racks"])
     fabric = fabric_of(links, topology, "ddlrun bench", plan["racks"])
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
+    report = progress_of(comm)
 
-    def show(cell: Cell, share: float) -> None:
-        shower(comm)(f"{cell.collective} {cell.algorithm} {shown_size(cell.size)}", share)
+    def progress(cell: Cell, share: float) -> None:
+        report(f"{cell.collective} {cell.algorithm} {render_size(cell.size)}", share)
 
     def least(collective: str, size: int) -> float:
         return least_seconds(collective, size, topology, fabric)
 
-    room = comm.allreduce(memory() / COPIES / ranks_here(comm), MPI.MIN)
-    cells = [cell for cell in cells_of(collectives, plan["sizes"]) if cell.size < room]
-    found, left_out = Timer(comm, collectives, left, least).run(cells, show)
-    left_out += [cell for cell in cells_of(collectives, plan["sizes"]) if cell.size >= room]
-    for one in found:
-        # Of one host the link is its memory, and what that carries depends on what is in its caches.
-        limit = least(one["collective"], one["bytes"]) if topology.hosts > 1 else 0.0
-        one |= {
-            "algbw": one["bytes"] / one["seconds"],
-            "busbw": bus_bandwidth(one["collective"], one["bytes"], one["seconds"], comm.size),
-            "share": limit / one["seconds"] if limit else None,
-        }
+    room = comm.allreduce(memory() / COPIES / ranks_on_host(comm), MPI.MIN)
+    cells = cells_of(collectives, plan["sizes"])
+    timer = Timer(comm, collectives, left, least)
+    measured, left_out = timer.run([cell for cell in cells if cell.size < room], progress)
+    left_out += [cell for cell in cells if cell.size >= room]
     collectives.free()
-    if comm.rank == 0:
-        told = {"topology": str(topology), "links": links, "network": render_fabric(fabric), "measured": found}
-        more = {"left_out": left_out, "odd": odd(links), "seconds": time.perf_counter() - start}
-        say("result", told | more)
+    result = {
+        "topology": str(topology),
+        "links": links,
+        "network": render_fabric(fabric),
+        "measured": [row | bandwidths(row, topology, fabric) for row in measured],
+        "left_out": left_out,
+        "odd": odd_racks(links),
+        "seconds": time.perf_counter() - start,
+    }
+    send_result(comm, result)
 
 
-def odd(links: dict[str, dict[str, float]]) -> str:
-    """Say what cannot be where racks are as they were said."""
+def bandwidths(row: Mapping[str, Any], topology: Topology, fabric: Fabric) -> dict[str, float | None]:
+    """Return nccl-tests' bandwidths of a measurement, and its share of the limit that the links set.
+
+    On a single host there is no share: its link is the memory, whose rate depends on what the caches hold.
+    """
+    collective, size, seconds = row["collective"], row["bytes"], row["seconds"]
+    limit = least_seconds(collective, size, topology, fabric) if topology.hosts > 1 else 0.0
+    return {
+        "algbw": size / seconds,
+        "busbw": bus_bandwidth(collective, size, seconds, topology.size),
+        "share": limit / seconds if limit else None,
+    }
+
+
+def odd_racks(links: Links) -> str:
+    """Return a note where rates contradict the declared racks; empty otherwise."""
     inside, across = (links[level]["alone"] if level in links else 0.0 for level in ("nic", "uplink"))
     if not inside or across < FASTER * inside:
         return ""
     return (
-        f"a pair across racks reaches {across / inside:.2g} times what one inside of a rack does: are the racks as "
-        "they were said? ddlrun racks finds them"
+        f"a pair across racks is {across / inside:.2g} times as fast as a pair inside a rack: the declared racks are "
+        "probably wrong; ddlrun racks finds them"
     )
 
 
-def alone(comm: MPI.Intracomm) -> bool:
-    """Tell whether there is one rank alone, and say what is to be done."""
+def is_alone(comm: MPI.Intracomm) -> bool:
+    """Return True, after the result that says so, if the job has a single rank."""
     if comm.size == 1:
-        say("result", {"problem": "one rank has nobody to talk to; name hosts, or say --accelerators core"})
+        send("result", {"problem": "a single rank has no partner; name hosts, or give --accelerators core"})
     return comm.size == 1
 
 
-def ranks_here(comm: MPI.Intracomm) -> int:
-    """Return how many ranks this host has."""
+def ranks_on_host(comm: MPI.Intracomm) -> int:
+    """Return the number of ranks on this host."""
     return int(comm.Split_type(MPI.COMM_TYPE_SHARED).size)
 
 
@@ -159,50 +170,58 @@ def memory() -> int:
 
 
 def tune(comm: MPI.Intracomm) -> None:
-    """Look for the best way to average a step's gradients.
+    """Search for the settings that average a step's gradients fastest.
 
-    The plan is JSON: {"budget": seconds, "gradient": bytes, "lead": seconds of the backward pass that gradients can
-    hide in, "links": YAML or "" to measure them, "racks": as for bench, "exhaustive": whether to measure everything}.
+    The plan is JSON: {"budget": seconds, "gradient": bytes, "lead": seconds of the backward pass during which gradients
+    travel, "links": YAML or "" to measure them, "racks": as for bench, "exhaustive": whether to measure everything}.
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
-    if alone(comm):
+    if is_alone(comm):
         return
-    needed, there = plan["gradient"] * ranks_here(comm), memory()
-    problem = "" if needed < there else f"{shown_bytes(needed)} of gradients on a host of {shown_bytes(there)}"
-    problem = comm.allreduce(problem, MPI.MAX)
+    problem = memory_problem(comm, plan["gradient"])
     if problem:
-        say("result", {"problem": problem}) if comm.rank == 0 else None
+        send_result(comm, {"problem": problem})
         return
     topology = parse_topology(os.environ["DDLRUN_TOPOLOGY"])
-    racks = plan["racks"]
-    links = {} if plan["links"] else links_of(comm, topology, racks)
-    fabric = parse_fabric(plan["links"], "") if plan["links"] else fabric_of(links, topology, "ddlrun tune", racks)
+    links = {} if plan["links"] else links_of(comm, topology, plan["racks"])
+    if plan["links"]:
+        fabric = parse_fabric(plan["links"], "")
+    else:
+        fabric = fabric_of(links, topology, "ddlrun tune", plan["racks"])
     space = TuningSpace(topology, wiring_of(topology, fabric), fabric, plan["gradient"])
-    plain = usual(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
-    expected = space.expected(plain)
+    default = default_candidate(topology, ONE_HOST if topology.hosts == 1 else BETWEEN_HOSTS)
+    expected = space.predict(default)
     if expected > plan["budget"] and not plan["exhaustive"]:
-        words = f"plan expects {shown_seconds(expected)} for one step; give a longer --budget or a smaller --gradient"
-        say("result", {"problem": words}) if comm.rank == 0 else None
+        words = f"plan expects {render_seconds(expected)} for one step; give a longer --budget or a smaller --gradient"
+        send_result(comm, {"problem": words})
         return
     left = float(comm.bcast(plan["budget"] - (time.perf_counter() - start)))
     step = StepBenchmark(comm, plan["gradient"], plan["lead"], os.environ)
-    search = TuningSearch(comm, step, max(left, 1e-3), shower(comm))
-    found = search.run_all(plain, space) if plan["exhaustive"] else search.run(plain, space)
+    search = TuningSearch(comm, step, max(left, 1e-3), progress_of(comm))
+    best = search.run_all(default, space) if plan["exhaustive"] else search.run(default, space)
     step.free()
-    if comm.rank == 0:
-        told = found_dict(found, space) | {"links": links, "major": MPI.get_vendor()[1][0]}
-        usually = found.seen[plain]
-        say("result", told | {"topology": str(topology), "usual": float(np.median(usually)),
-                              "seconds": time.perf_counter() - start})  # fmt: skip
+    result = result_dict(best, space) | {
+        "links": links,
+        "major": MPI.get_vendor()[1][0],
+        "topology": str(topology),
+        "usual": float(np.median(best.samples[default])),
+        "seconds": time.perf_counter() - start,
+    }
+    send_result(comm, result)
+
+
+def memory_problem(comm: MPI.Intracomm, gradient: int) -> str:
+    """Return an error where the gradients of all ranks of a host exceed its memory; the same on all ranks."""
+    needed, available = gradient * ranks_on_host(comm), memory()
+    problem = f"{render_bytes(needed)} of gradients on a host of {render_bytes(available)}"
+    return str(comm.allreduce("" if needed < available else problem, MPI.MAX))
 
 
 def horovod(comm: MPI.Intracomm) -> None:
-    """Look for the best settings of Horovod; the plan is JSON: {"budget": seconds, "gradient": bytes}."""
+    """Search for the best settings of Horovod; the plan is JSON: {"budget": seconds, "gradient": bytes}."""
     plan = json.loads(sys.argv[2])
-    found = tune_horovod(comm, plan["gradient"], plan["budget"], shower(comm))
-    if comm.rank == 0:
-        say("result", found)
+    send_result(comm, tune_horovod(comm, plan["gradient"], plan["budget"], progress_of(comm)))
 
 
 if __name__ == "__main__":

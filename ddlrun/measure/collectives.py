@@ -1,9 +1,8 @@
-"""Collectives that are timed: MPI's own and those of ddlrun.ddl, on float32; and nccl-tests' bandwidths.
+"""Collectives to time, MPI's own and those of ddlrun.ddl, on float32; and the bandwidths of nccl-tests.
 
-nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is S/t; the bus bandwidth is that times a factor, so that it
-can be compared with a link's rate, however many (n) ranks there are: allreduce 2(n - 1)/n, reduce-scatter and
-allgather (n - 1)/n, broadcast 1. S is the array's bytes; of reduce-scatter the array that goes in, of allgather the
-one that comes out.
+nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is S/t; the bus bandwidth is that times a factor which makes it
+comparable with the rate of a link for any number n of ranks: allreduce 2(n - 1)/n, reduce-scatter and allgather
+(n - 1)/n, broadcast 1. S is the bytes of the array: the input of a reduce-scatter, the output of an allgather.
 """
 
 import math
@@ -16,8 +15,9 @@ from mpi4py import MPI
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.learner import Learner
-from ddlrun.network.cost import CostModel, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric
+from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import Topology
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast")
@@ -30,12 +30,13 @@ FACTORS: dict[str, Callable[[int], float]] = {
 ITEM = 4
 Array = Any
 Run = Callable[[Array], Array]
-"""Do the collective on an array of the ranks' product of elements; return where its result stands, all ones at first
-make: ranks for allreduce and reduce-scatter, else 1."""
+"""Run the collective on an array; return its result.
+
+If all elements are 1, those of the result are the number of ranks for allreduce and reduce-scatter, else 1."""
 
 
 def bus_bandwidth(collective: str, size: int, seconds: float, ranks: int) -> float:
-    """Return bytes/s as nccl-tests' busbw.
+    """Return the bus bandwidth of nccl-tests in bytes/s.
 
     >>> bus_bandwidth("allreduce", 1000, 1.0, 4)
     1500.0
@@ -44,14 +45,14 @@ def bus_bandwidth(collective: str, size: int, seconds: float, ranks: int) -> flo
 
 
 def least_seconds(collective: str, size: int, topology: Topology, fabric: Fabric) -> float:
-    """Return what the busiest link takes for the least bytes that it has to carry, latency left out.
+    """Return the time of the busiest link for the least bytes that it must carry, without latency.
 
-    The allreduce's are those of network.cost along the dimensions; a reduce-scatter or an allgather is half of that;
-    of a broadcast all of the array enters each host, and each rack.
+    Those of an allreduce are the volumes of network.cost along the dimensions; a reduce-scatter or an allgather has
+    half of them; a broadcast sends the whole array into each host, and each rack.
     """
     if collective == "broadcast":
-        levels = [topology.accelerators > 1, topology.hosts > 1, topology.hosts > topology.dims[1], False]
-        volumes = [float(size * there) for there in levels]
+        crossed = (topology.accelerators > 1, topology.hosts > 1, topology.hosts > topology.dims[1], False)
+        volumes = [float(size) if crosses else 0.0 for crosses in crossed]
     else:
         share = 1.0 if collective == "allreduce" else 0.5
         cost = CostModel(axes_of(topology), topology, fabric).cost(AllreduceAlgorithm("native"), size)
@@ -60,7 +61,7 @@ def least_seconds(collective: str, size: int, topology: Topology, fabric: Fabric
 
 
 class Collectives:
-    """What can be timed: (collective, algorithm) -> Run. All ranks make one; `free` it before MPI ends."""
+    """The collectives of all ranks, (collective, algorithm) -> Run; `free` them before MPI ends."""
 
     def __init__(self, comm: MPI.Intracomm, modes: str, environ: Mapping[str, str]) -> None:
         self._comm = comm
@@ -73,7 +74,8 @@ class Collectives:
         self.runs["allgather", "mpi"] = self._allgather
         self.runs |= {("allgather", mode): _allgather(learner) for mode, learner in self._learners.items()}
         self.runs["broadcast", "mpi"] = self._broadcast
-        self.runs |= {("broadcast", mode): _broadcast(one) for mode, one in [*self._learners.items()][:1]}
+        first, learner = next(iter(self._learners.items()))  # all modes broadcast alike
+        self.runs["broadcast", first] = _broadcast(learner)
 
     def free(self) -> None:
         """Free the communicators."""
@@ -81,17 +83,17 @@ class Collectives:
             learner.free()
 
     def array(self, collective: str, size: int) -> Array:
-        """Return an array of at least so many bytes; blocks of one size for all ranks where MPI wants that."""
+        """Return an array of at least `size` bytes, a multiple of the ranks where MPI needs blocks of one size."""
         ranks = self._comm.size
         count = max(size // ITEM, 1)
         return np.ones(count if collective in ("allreduce", "broadcast") else math.ceil(count / ranks) * ranks, "f4")
 
-    def right(self, collective: str, run: Run, x: Array) -> bool:
-        """Do it once with ones; tell whether all ranks have what they should."""
+    def is_correct(self, collective: str, run: Run, x: Array) -> bool:
+        """Run a collective once on ones; return True if the result is correct on all ranks."""
         x[:] = 1
-        exact = self._comm.size if collective in ("allreduce", "reduce_scatter") else 1
-        good = bool((run(x) == exact).all())
-        return bool(self._comm.allreduce(good, MPI.LAND))
+        expected = self._comm.size if collective in ("allreduce", "reduce_scatter") else 1
+        correct = bool((run(x) == expected).all())
+        return bool(self._comm.allreduce(correct, MPI.LAND))
 
     def _allreduce(self, x: Array) -> Array:
         self._comm.Allreduce(MPI.IN_PLACE, x)

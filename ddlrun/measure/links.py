@@ -1,4 +1,4 @@
-"""What the links of each level carry: pairs of learners alone, and all that share a link at once."""
+"""Rates of the links of each level: a pair of learners alone, and all pairs that share a link at once."""
 
 from collections.abc import Sequence
 
@@ -8,55 +8,66 @@ from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.topology import Topology
 
 
-def pairs_of(topology: Topology, racks: Sequence[int] = ()) -> dict[str, list[Pair]]:
-    """Return the pairs that load one link of each level, ranks contiguous on hosts.
+def pairs_of(topology: Topology, rack_numbers: Sequence[int] = ()) -> dict[str, list[Pair]]:
+    """Return the pairs of ranks that load one link of each level; ranks are contiguous on hosts.
 
-    A host's own link: neighbours inside the first host. A NIC: all learners of a host with those of one in its rack.
-    An uplink: all of the first rack with as many of another one. `racks` numbers the rack of each host; without it
-    they are as the topology has them, Y hosts in each.
+    - host: neighbours on the first host
+    - nic: all learners of a host with those of another in its rack
+    - uplink: all learners of the first rack with as many of another one
+
+    `rack_numbers` has the rack of each host; without it racks are those of the topology, Y hosts each.
     """
     x, y = topology.dims[:2]
-    where = racks or [host // y for host in range(topology.hosts)]
+    rack_of = rack_numbers or [host // y for host in range(topology.hosts)]
     members: dict[int, list[int]] = {}
-    for host, rack in enumerate(where):
+    for host, rack in enumerate(rack_of):
         members.setdefault(rack, []).append(host)
-    larger = max(members.values(), key=len)
+    largest = max(members.values(), key=len)
     first, *others = members.values()
     across = list(zip(first, others[0], strict=False)) if others else []
 
     def ranks(hosts: Sequence[Pair]) -> list[Pair]:
-        return [(one * x + local, other * x + local) for one, other in hosts for local in range(x)]
+        return [(host * x + local, other * x + local) for host, other in hosts for local in range(x)]
 
-    pairs = {"host": [(rank, rank + 1) for rank in range(0, x - 1, 2)]}
-    pairs |= {"nic": ranks([(larger[0], larger[1])] if len(larger) > 1 else []), "uplink": ranks(across)}
-    return {level: some for level, some in pairs.items() if some}
+    pairs = {
+        "host": [(rank, rank + 1) for rank in range(0, x - 1, 2)],
+        "nic": ranks([(largest[0], largest[1])] if len(largest) > 1 else []),
+        "uplink": ranks(across),
+    }
+    return {level: of_level for level, of_level in pairs.items() if of_level}
 
 
-def measure_links(traffic: Traffic, topology: Topology, racks: Sequence[int] = ()) -> dict[str, dict[str, float]]:
-    """Return for each level the seconds of a message and the bytes/s of a pair alone, and of all that share the link.
+def measure_links(
+    traffic: Traffic, topology: Topology, rack_numbers: Sequence[int] = ()
+) -> dict[str, dict[str, float]]:
+    """Return the latency of each level, and the bytes/s of a pair alone and of all that share the link.
 
-    Of a NIC that is nowhere alone (one host a rack) the uplink's figures are its own.
+    With one host per rack a NIC is never alone: then the figures of the uplink are reported as those of the NIC.
     """
-    found = {}
-    for level, pairs in pairs_of(topology, racks).items():
+    links = {}
+    for level, pairs in pairs_of(topology, rack_numbers).items():
         traffic.warm_up(pairs[:1])
         alone = max(traffic(pairs[:1])[0] for _ in range(2))
         if len(pairs) > 1:
             traffic.warm_up(pairs)
         together = max(sum(traffic(pairs)) for _ in range(2))
-        found[level] = {"latency": traffic.latencies[pairs[0]], "alone": alone, "together": together}
-    if "uplink" in found and "nic" not in found:
-        found["nic"] = found.pop("uplink")
-    return found
+        links[level] = {"latency": traffic.latencies[pairs[0]], "alone": alone, "together": together}
+    if "uplink" in links and "nic" not in links:
+        links["nic"] = links.pop("uplink")
+    return links
 
 
-def fabric_of(links: dict[str, dict[str, float]], topology: Topology, source: str, racks: Sequence[int] = ()) -> Fabric:
-    """Return the measured links as `ddlrun plan --network` takes them: what data got, so no payload."""
-    made = []
+def fabric_of(
+    links: dict[str, dict[str, float]], topology: Topology, source: str, rack_numbers: Sequence[int] = ()
+) -> Fabric:
+    """Return the measured links for `ddlrun plan --network`; the rates are those of data, so without a payload."""
+    levels = []
     for level in LEVELS:
-        one = links.get(level)
-        rate = 0.0 if one is None else one["alone" if level == "host" else "together"]
-        made.append(Link() if one is None else Link(rate, one["latency"]))
-    largest = max(map(racks.count, racks), default=topology.dims[1])
+        link = links.get(level)
+        if link is None:
+            levels.append(Link())
+        else:
+            levels.append(Link(link["alone" if level == "host" else "together"], link["latency"]))
+    largest = max(map(rack_numbers.count, rack_numbers), default=topology.dims[1])
     per_rack = largest if "uplink" in links else None
-    return Fabric(tuple(made), "measured", source, per_rack)
+    return Fabric(tuple(levels), name="measured", source=source, hosts_per_rack=per_rack)

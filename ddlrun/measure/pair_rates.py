@@ -1,4 +1,4 @@
-"""What hosts, or racks of them, reached together so far, and the groups that it shows."""
+"""Rates of pairs of hosts, or of racks, and the groups that they show."""
 
 from collections.abc import Sequence
 
@@ -9,39 +9,39 @@ Pair = tuple[int, int]
 Unit = tuple[int, ...]
 Floats = NDArray[np.float64]
 
-# What pairs across reach together must be less than this share of what the same hosts reach inside.
+# Pairs across groups must together stay below this share of the rate that the same hosts reach inside.
 SLOW = 0.8
-# Two merges that are so far apart, as shares of the full rate, may be a rack's border.
+# Two merges whose heights, as shares of the full rate, differ by this may be the border of a rack.
 GAP = 0.1
 
 
 class PairRates:
-    """What units reached together so far, bytes/s."""
+    """The rates that pairs of units have reached so far, bytes/s."""
 
     def __init__(self, units: int) -> None:
-        self._seen: list[tuple[Pair, float]] = []
+        self._measured: list[tuple[Pair, float]] = []
         self._units = units
 
     def add(self, pairs: Sequence[Pair], rates: Sequence[float]) -> None:
-        """Keep what pairs reached."""
-        self._seen += zip(pairs, rates, strict=True)
+        """Add the rates of pairs."""
+        self._measured += zip(pairs, rates, strict=True)
 
     def full(self) -> Floats:
-        """Return each unit's full rate: its best but one, or what half of all units reach, if its best is no less.
+        """Return the full rate of each unit: its second best, or the median of all second bests if that is higher.
 
-        A single rate may be too high: a shaper lets pass at once what it has saved.
+        The best rate alone may be too high, as a shaper lets a burst pass at line rate; it is the upper bound.
         """
         best = np.zeros((2, self._units))
-        for pair, rate in self._seen:
+        for pair, rate in self._measured:
             for unit in pair:
                 best[:, unit] = sorted((*best[:, unit], rate))[1:]
         full: Floats = np.minimum(best[1], np.maximum(best[0], np.median(best[0])))
         return full
 
     def groups(self) -> list[Unit] | None:
-        """Return the groups whose members are close; None where nobody is closer than others.
+        """Return the groups of units that are faster with each other than with others; None if there are none.
 
-        Average linkage on the mean share of the full rate, cut at the first gap that is half as wide as the widest.
+        Average linkage on the mean share of the full rate, cut at the first gap at least half as wide as the widest.
         """
         sums, counts = self._shares()
         groups: list[list[int]] = [[unit] for unit in range(self._units)]
@@ -51,68 +51,70 @@ class PairRates:
             with np.errstate(invalid="ignore", divide="ignore"):
                 near = np.where((counts > 0) & np.outer(alive, alive), sums / counts, -1.0)
             np.fill_diagonal(near, -2.0)
-            one, other = (int(at) for at in np.unravel_index(int(near.argmax()), near.shape))
-            heights.append(max(float(near[one, other]), 0.0))
+            first, second = (int(at) for at in np.unravel_index(int(near.argmax()), near.shape))
+            heights.append(max(float(near[first, second]), 0.0))
             for matrix in (sums, counts):
-                matrix[one] += matrix[other]
-                matrix[:, one] += matrix[:, other]
-            alive[other] = False
-            groups[one] += groups[other]
+                matrix[first] += matrix[second]
+                matrix[:, first] += matrix[:, second]
+            alive[second] = False
+            groups[first] += groups[second]
             partitions.append([tuple(sorted(group)) for group, here in zip(groups, alive, strict=True) if here])
         gaps = [high - low for high, low in zip(heights, heights[1:], strict=False)]
         widest = max(gaps, default=0.0)
         if widest < GAP:
             return None
-        first = next(number for number, gap in enumerate(gaps) if gap >= widest / 2)
-        return sorted(partitions[first + 1])
+        cut = next(number for number, gap in enumerate(gaps) if gap >= widest / 2)
+        return sorted(partitions[cut + 1])
 
     def doubts(self, groups: Sequence[Unit], border: float) -> list[tuple[str, Unit]]:
-        """Return which units do not behave as groups do, and how.
+        """Return the units that contradict the groups, with the reasons.
 
-        `border` parts full rates from slow ones, as shares of what both units could do; medians count.
+        `border` separates full rates from slow ones, as a share of the lower full rate of two units; medians count.
         """
-        place = {unit: number for number, group in enumerate(groups) for unit in group}
-        units: dict[Pair, list[float]] = {}
-        pairs: dict[Pair, list[float]] = {}
-        for ((one, other), _), share in zip(self._seen, self.shares(self._seen), strict=True):
-            units.setdefault((one, place[other]), []).append(share)
-            units.setdefault((other, place[one]), []).append(share)
-            if place[one] != place[other]:
-                pairs.setdefault((min(place[one], place[other]), max(place[one], place[other])), []).append(share)
-        fast = {key for key, shares in units.items() if np.median(shares) > border}
-        near = {number for key, shares in pairs.items() if np.median(shares) > border for number in key}
-        everyone = range(len(groups))
-        alone = [group[0] for group in groups if len(group) == 1]
-        # Two that are alone share no uplink with anybody, so nothing but themselves can make them slow.
-        slow = {one for one in alone for other in alone if (one, place[other]) in {*units} - fast and one != other}
-        lost = {number for number in everyone for other in everyone[number + 1 :] if (number, other) not in pairs}
-        found = {
-            "slow inside their rack": {one for one, number in units if place[one] == number} - {
-                one for one, number in fast if place[one] == number
+        group_of = {unit: number for number, group in enumerate(groups) for unit in group}
+        with_group: dict[Pair, list[float]] = {}
+        between: dict[Pair, list[float]] = {}
+        for ((unit, other), _), share in zip(self._measured, self.shares(self._measured), strict=True):
+            own, its = group_of[unit], group_of[other]
+            with_group.setdefault((unit, its), []).append(share)
+            with_group.setdefault((other, own), []).append(share)
+            if own != its:
+                between.setdefault((min(own, its), max(own, its)), []).append(share)
+        fast = {key for key, shares in with_group.items() if np.median(shares) > border}
+        near = {number for key, shares in between.items() if np.median(shares) > border for number in key}
+        numbers = range(len(groups))
+        unmet = {number for number in numbers for other in numbers[number + 1 :] if (number, other) not in between}
+        # Units of one share no uplink with others, so two of them that are slow together are slow by themselves.
+        single = [group[0] for group in groups if len(group) == 1]
+        slow = with_group.keys() - fast
+        doubts = {
+            "slow inside their rack": {unit for unit, number in with_group if group_of[unit] == number}
+            - {unit for unit, number in fast if group_of[unit] == number},
+            "as fast with another rack": {unit for unit, number in fast if group_of[unit] != number},
+            "hardly slower with another rack": {unit for unit, number in group_of.items() if number in near},
+            "slow with another host that is alone": {
+                unit for unit in single for other in single if (unit, group_of[other]) in slow and unit != other
             },
-            "as fast with another rack": {one for one, number in fast if place[one] != number},
-            "hardly slower with another rack": {unit for unit, number in place.items() if number in near},
-            "slow with whoever is alone, too": slow,
-            "never met another rack": {unit for unit, number in place.items() if number in lost},
-        }  # fmt: skip
-        return [(why, tuple(sorted(some))) for why, some in found.items() if some]
+            "never paired with another rack": {unit for unit, number in group_of.items() if number in unmet},
+        }
+        return [(reason, tuple(sorted(units))) for reason, units in doubts.items() if units]
 
     def slow(self) -> float:
-        """Return how many of all meetings were slow."""
-        return float(np.mean(self.shares(self._seen) < SLOW))
+        """Return the share of all pairs that were slow."""
+        return float(np.mean(self.shares(self._measured) < SLOW))
 
-    def shares(self, seen: Sequence[tuple[Pair, float]]) -> Floats:
-        """Return rates as shares of what both units could do."""
+    def shares(self, measured: Sequence[tuple[Pair, float]]) -> Floats:
+        """Return rates as shares of the lower full rate of the two units."""
         full = self.full()
-        ones, others = np.array([pair for pair, _ in seen]).T
-        rates = np.array([rate for _, rate in seen])
-        shares: Floats = np.minimum(rates / np.minimum(full[ones], full[others]), 1.0)
+        units, others = np.array([pair for pair, _ in measured]).T
+        rates = np.array([rate for _, rate in measured])
+        shares: Floats = np.minimum(rates / np.minimum(full[units], full[others]), 1.0)
         return shares
 
     def _shares(self) -> tuple[Floats, Floats]:
         sums, counts = np.zeros((self._units,) * 2), np.zeros((self._units,) * 2)
-        for ((one, other), _), share in zip(self._seen, self.shares(self._seen), strict=True):
-            for at in ((one, other), (other, one)):
+        for ((unit, other), _), share in zip(self._measured, self.shares(self._measured), strict=True):
+            for at in ((unit, other), (other, unit)):
                 sums[at] += share
                 counts[at] += 1
         return sums, counts

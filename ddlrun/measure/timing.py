@@ -1,4 +1,4 @@
-"""Collectives timed inside a budget: each until its median is stable, or its share of the time is spent."""
+"""Collectives timed within a budget: each until its median is stable, or its share of the time is spent."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,19 +9,19 @@ from mpi4py import MPI
 
 from ddlrun.measure.collectives import Array, Collectives, Run
 
-# Samples of at least so many seconds, of some runs in a row.
+# A sample is the mean of several runs in a row that take at least this long together.
 SAMPLE_SECONDS = 2e-4
 MOST_IN_A_ROW = 100
 LEAST_SAMPLES, MOST_SAMPLES = 5, 100
-# Half of the middle half of all samples, over the root of their number: what the median is uncertain by.
+# Half the interquartile range over the root of the number of samples, as a share of the median: its uncertainty.
 STABLE = 0.01
-# Mode p looks for the best way in so many runs.
+# The runs in which mode p explores.
 EXPLORING = 40
 LARGE = 1 << 18
 
 
 class Cell(NamedTuple):
-    """What is timed."""
+    """A measurement to make: a collective, an algorithm, and bytes."""
 
     collective: str
     algorithm: str
@@ -30,49 +30,52 @@ class Cell(NamedTuple):
 
 def cells_of(collectives: Collectives, sizes: Sequence[int]) -> list[Cell]:
     """Return all cells, small sizes first."""
-    return [Cell(*one, size) for size in sorted(sizes) for one in collectives.runs]
+    return [Cell(*name, size) for size in sorted(sizes) for name in collectives.runs]
 
 
 class Timer:
-    """Times cells on all ranks; only differences of a rank's own clock, of which the slowest counts."""
+    """Times cells on all ranks by differences of each rank's own clock; the slowest rank counts."""
 
     def __init__(
         self, comm: MPI.Intracomm, collectives: Collectives, budget: float, least: Callable[[str, int], float]
     ) -> None:
         self._comm, self._collectives, self._least = comm, collectives, least
         self._end = float(comm.bcast(time.perf_counter() + budget))
-        self._known: dict[tuple[str, str], tuple[int, float]] = {}
+        self._last: dict[tuple[str, str], tuple[int, float]] = {}
 
-    def run(self, cells: Sequence[Cell], say: Callable[[Cell, float], None]) -> tuple[list[dict[str, Any]], list[Cell]]:
-        """Return what was measured, and cells that would have taken more than their share of what is left."""
-        found, left_out = [], []
+    def run(
+        self, cells: Sequence[Cell], progress: Callable[[Cell, float], None]
+    ) -> tuple[list[dict[str, Any]], list[Cell]]:
+        """Return the measurements, and the cells left out: they would take more than their share of the time left."""
+        measured, left_out = [], []
         for number, cell in enumerate(cells):
-            say(cell, number / len(cells))
+            progress(cell, number / len(cells))
             share = (self._end - self._now()) / (len(cells) - number)
             if 2 * self._expected(cell) > share:
                 left_out.append(cell)
                 continue
-            found.append(cell._asdict() | self._time(cell, share))
-        return found, left_out
+            measured.append(cell._asdict() | self._time(cell, share))
+        return measured, left_out
 
     def _now(self) -> float:
-        """Return rank 0's time, the same on all ranks; it decides when to end."""
+        """Return the time of rank 0's clock, by which all ranks decide alike."""
         return float(self._comm.bcast(time.perf_counter()))
 
     def _expected(self, cell: Cell) -> float:
-        """Return what a run takes at least: as the links allow, and as long as the last, smaller size has taken.
+        """Return a lower bound of a run's seconds: the limit of the links, and the time of the last, smaller size.
 
-        Once bytes and not messages take the time, it grows as the size does.
+        From LARGE on, where bytes and not messages take the time, the time grows with the size.
         """
-        size, seconds = self._known.get(cell[:2], (cell.size, 0.0))
-        grown = seconds * cell.size / size if size >= LARGE else seconds
-        return max(grown, self._least(cell.collective, cell.size))
+        size, seconds = self._last.get(cell[:2], (cell.size, 0.0))
+        scaled = seconds * cell.size / size if size >= LARGE else seconds
+        return max(scaled, self._least(cell.collective, cell.size))
 
     def _time(self, cell: Cell, share: float) -> dict[str, Any]:
         run = self._collectives.runs[cell[:2]]
         x = self._collectives.array(cell.collective, cell.size)
         end = self._now() + share
-        right = self._collectives.right(cell.collective, run, x)  # the first one opens connections, and takes longer
+        # The first run opens connections and takes longer.
+        correct = self._collectives.is_correct(cell.collective, run, x)
         x[:] = 0
         once = self._sample(run, x, 1)
         if cell.algorithm == "p":
@@ -82,11 +85,13 @@ class Timer:
                 once = self._sample(run, x, 1)
         row = int(min(max(SAMPLE_SECONDS / once, 1), MOST_IN_A_ROW))
         samples: list[float] = []
-        while not samples or (len(samples) < MOST_SAMPLES and self._now() < end and not stable(samples)):
+        while not samples or (len(samples) < MOST_SAMPLES and self._now() < end and not is_stable(samples)):
             samples.append(self._sample(run, x, row))
         low, median, high = (float(part) for part in np.quantile(samples, (0.25, 0.5, 0.75)))
-        self._known[cell[:2]] = cell.size, median
-        return {"bytes": x.nbytes, "seconds": median, "quartiles": [low, high], "samples": len(samples), "right": right}
+        self._last[cell[:2]] = cell.size, median
+        return {
+            "bytes": x.nbytes, "seconds": median, "quartiles": [low, high], "samples": len(samples), "right": correct,
+        }  # fmt: skip
 
     def _sample(self, run: Run, x: Array, row: int) -> float:
         self._comm.Barrier()
@@ -96,10 +101,10 @@ class Timer:
         return float(self._comm.allreduce((time.perf_counter() - start) / row, MPI.MAX))
 
 
-def stable(samples: Sequence[float]) -> bool:
-    """Tell whether the median will hardly change any more.
+def is_stable(samples: Sequence[float]) -> bool:
+    """Return True if further samples would hardly change the median.
 
-    >>> stable([1.0] * 4), stable([1.0] * 5)
+    >>> is_stable([1.0] * 4), is_stable([1.0] * 5)
     (False, True)
     """
     if len(samples) < LEAST_SAMPLES:

@@ -1,4 +1,4 @@
-"""Hosts that talk in pairs, one rank each, as rank 0 says."""
+"""Traffic between pairs of ranks, directed by rank 0."""
 
 import ast
 import os
@@ -11,30 +11,30 @@ from mpi4py import MPI
 
 from ddlrun.measure.pair_rates import Pair
 
-# Seconds before what counts: shapers let some bytes pass at once, TCP finds its rate; and seconds that count.
+# Seconds before the measurement, in which shapers empty their buckets and TCP finds its rate; and seconds measured.
 LEAD, SECONDS = 0.1, 0.2
-# An exchange of about so many seconds keeps pairs in step and costs little beside the bytes.
+# The duration of an exchange: short enough to keep pairs in step, long enough for its overhead not to count.
 EXCHANGE_SECONDS = 0.005
 SMALLEST, LARGEST = 1 << 15, 1 << 24
 PINGS = 8
 MOST_TRIES = 4
-# Bytes/s; slower links leave time to sleep between two looks, to whoever shares the cores.
-LEISURE = 1e9
+# Below this rate, in bytes/s, a rank sleeps between two polls and leaves its core to others.
+SLOW_LINK = 1e9
 NAP = 1e-4
 
 
 class Traffic:
-    """All ranks make one; rank 0 calls it, the others `serve` until rank 0 has ended."""
+    """Traffic of all ranks: rank 0 calls it, the others `serve` until rank 0 calls `end`."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._chunk = 2 * SMALLEST
         self._nap = NAP
         self.latencies: dict[Pair, float] = {}
-        """Seconds of a message of a byte, the least of all; of pairs that have met."""
+        """Pair -> the least seconds of a message of one byte."""
 
     def __call__(self, pairs: Sequence[Pair]) -> list[float]:
-        """Let these pairs of ranks exchange at once; return the bytes/s of each, one direction."""
+        """Let pairs of ranks exchange data at the same time; return the bytes/s of each pair, one direction."""
         rates, latencies = self._round(pairs)
         for pair, latency in zip(pairs, latencies, strict=True):
             key = (min(pair), max(pair))
@@ -42,35 +42,36 @@ class Traffic:
         return rates
 
     def warm_up(self, pairs: Sequence[Pair]) -> None:
-        """Find how much an exchange carries in EXCHANGE_SECONDS over the links between these pairs."""
+        """Find the bytes of an exchange that takes EXCHANGE_SECONDS between these pairs."""
         self._chunk, self._nap = 2 * SMALLEST, NAP
         for _ in range(MOST_TRIES):
             rate = float(np.median(self._round(pairs)[0]))
             before = self._chunk
-            self._nap = NAP if rate < LEISURE else 0.0
+            self._nap = NAP if rate < SLOW_LINK else 0.0
             self._chunk = int(min(max(rate * EXCHANGE_SECONDS, SMALLEST), LARGEST))
             if self._chunk < 2 * before:
                 break
 
     def serve(self) -> None:
-        """Do what rank 0 says, until it ends."""
-        while (told := self._tell(None)) is not None:
-            self._take_part(*told)
+        """Take part in the rounds of rank 0 until it ends."""
+        while (order := self._broadcast(None)) is not None:
+            self._take_part(*order)
 
     def end(self) -> None:
-        """Let the others return from `serve`."""
-        self._tell(None)
+        """Let the other ranks return from `serve`."""
+        self._broadcast(None)
 
     def _round(self, pairs: Sequence[Pair]) -> tuple[list[float], list[float]]:
-        told = self._tell((list(pairs), self._chunk, self._nap))
-        found = self._take_part(*told)
-        ends = [(found[one], found[other]) for one, other in pairs]
+        """Run one round; return the rate and the latency of each pair, the lower ones of its two ranks."""
+        order = self._broadcast((list(pairs), self._chunk, self._nap))
+        results = self._take_part(*order)
+        ends = [(results[rank], results[other]) for rank, other in pairs]
         return [min(a[0], b[0]) for a, b in ends], [min(a[1], b[1]) for a, b in ends]
 
-    def _tell(self, what: Any) -> Any:  # noqa: ANN401 - a tuple, or None
-        """Send rank 0's word to all; who waits for it, sleeps."""
+    def _broadcast(self, order: Any) -> Any:  # noqa: ANN401 - a tuple, or None
+        """Broadcast an order of rank 0; the other ranks sleep while they wait for it."""
         size = np.zeros(1, np.int64)
-        text = repr(what).encode() if self._comm.rank == 0 else b""
+        text = repr(order).encode() if self._comm.rank == 0 else b""
         size[0] = len(text)
         self._await(self._comm.Ibcast(size))
         buffer = bytearray(text or bytes(int(size[0])))
@@ -87,16 +88,18 @@ class Traffic:
     def _take_part(self, pairs: Sequence[Pair], chunk: int, nap: float) -> list[tuple[float, float]]:
         self._nap = nap
         own = next((pair for pair in pairs if self._comm.rank in pair), None)
-        peer = None if own is None else own[own[0] == self._comm.rank]
+        peer = None
+        if own is not None:
+            peer = own[1] if own[0] == self._comm.rank else own[0]
         latency = self._ping(peer) if peer is not None else 0.0
         self._await(self._comm.Ibarrier())
         rate = self._exchange(peer, chunk) if peer is not None else 0.0
-        answers = np.empty((self._comm.size, 2))
-        self._await(self._comm.Igather(np.array([rate, latency]), answers))
-        return [(float(one[0]), float(one[1])) for one in answers]
+        results = np.empty((self._comm.size, 2))
+        self._await(self._comm.Igather(np.array([rate, latency]), results))
+        return [(float(rate), float(latency)) for rate, latency in results]
 
     def _ping(self, peer: int) -> float:
-        """Return the seconds of a message; the first one opens the connection."""
+        """Return the least seconds of a message; the first one opens the connection."""
         times = []
         byte, back = bytearray(1), bytearray(1)
         for _ in range(PINGS):
@@ -111,7 +114,7 @@ class Traffic:
         return min(times)
 
     def _exchange(self, peer: int, chunk: int) -> float:
-        """Exchange chunks in step, until one of both has seen enough; the first byte says whether it has."""
+        """Return the bytes/s of chunks exchanged in step until one rank is done and clears the first byte."""
         out, back = np.zeros(chunk, np.uint8), np.empty(chunk, np.uint8)
         begin = now = mark = time.perf_counter()
         count, going = -1, True

@@ -1,68 +1,70 @@
-"""A step's gradients averaged in many ways on all ranks, and the search for the way that takes least."""
+"""Search for the settings with which all ranks average a step's gradients fastest."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from ddlrun.ddl.bootstrap import start_learner
-from ddlrun.measure.timing import stable
-from ddlrun.network.candidates import KNOBS, Candidate, TuningSpace
+from ddlrun.measure.messages import Progress
+from ddlrun.measure.timing import is_stable
+from ddlrun.network.candidates import SETTINGS, Candidate, TuningSpace
 
 if TYPE_CHECKING:
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.learner import Learner
 
 
-# Candidates that took this many times the best one's time at first sight are not measured again.
+# A candidate whose best time exceeds that of the fastest by this factor is not measured again.
 HOPELESS = 1.25
 RUNS = 3
-# So many of the best go on from knob to knob, and into the final.
+# The number of fastest candidates from which the search continues, and which reach the final.
 WIDTH = 3
 FINAL_RUNS = 15
-# Shares of the time after which the search, and the final, begin nothing more.
+# The search starts no measurement after this share of the budget; the rest is for the final.
 SEARCH = 0.75
-# What is usual stays unless something is better by more than noise.
+# The default settings stay unless another candidate takes less than this share of their time.
 BETTER = 0.98
-# Gradients become ready at so many moments of a backward pass.
+# The number of times during a backward pass at which the messages under way are advanced.
 MOMENTS = 64
 
 
 class StepBenchmark:
-    """What a training step does with its gradients: each bucket starts when it is ready, then all are waited for."""
+    """The gradients of a training step: each bucket starts when it is ready, then all are waited for."""
 
     def __init__(self, comm: MPI.Intracomm, gradient: int, lead: float, environ: Mapping[str, str]) -> None:
         self._comm, self._lead, self._environ = comm, lead, environ
         self._row = np.zeros(max(gradient // 4, 1), "f4")
         self._learners: dict[Candidate, Learner] = {}
 
-    def __call__(self, one: Candidate) -> float:
-        """Return the seconds of the slowest rank from the end of the backward pass, or the start where it has none."""
-        if one not in self._learners:
-            known = {other.topology for other in self._learners}
-            self._learners[one] = start_learner(f"-mode {one.mode}:{one.topology}", None, one.tuning, self._environ)
-            if one.topology not in known or not one.chunk:  # connections open, mode p explores
-                self._once(one)
+    def __call__(self, candidate: Candidate) -> float:
+        """Return the slowest rank's seconds from the end of the backward pass, or from the start without one."""
+        if candidate not in self._learners:
+            topologies = {other.topology for other in self._learners}
+            options = f"-mode {candidate.mode}:{candidate.topology}"
+            self._learners[candidate] = start_learner(options, None, candidate.tuning, self._environ)
+            if candidate.topology not in topologies or not candidate.chunk:  # connections open, mode p explores
+                self._run_once(candidate)
         self._row[:] = self._comm.rank
         self._comm.Barrier()
-        took = float(self._comm.allreduce(self._once(one) - self._lead, MPI.MAX))
+        seconds = float(self._comm.allreduce(self._run_once(candidate) - self._lead, MPI.MAX))
         if not self._comm.allreduce(bool(np.allclose(self._row, (self._comm.size - 1) / 2)), MPI.LAND):
-            raise RuntimeError(f"{one}: averages are wrong")
-        return took
+            raise RuntimeError(f"{candidate}: averages are wrong")
+        return seconds
 
-    def forget(self, one: Candidate) -> None:
-        """Free what a candidate has taken; all ranks together."""
-        self._learners.pop(one).free()
+    def forget(self, candidate: Candidate) -> None:
+        """Free the communicators of a candidate; all ranks call it together."""
+        self._learners.pop(candidate).free()
 
     def free(self) -> None:
         """Free all communicators."""
         while self._learners:
             self._learners.popitem()[1].free()
 
-    def _once(self, one: Candidate) -> float:
-        learner, length = self._learners[one], max(min(one.bucket, self._row.nbytes) // 4, 1)
+    def _run_once(self, candidate: Candidate) -> float:
+        learner, length = self._learners[candidate], max(min(candidate.bucket, self._row.nbytes) // 4, 1)
         buckets = [self._row[at : at + length] for at in range(0, len(self._row), length)]
         handles: list[Handle] = []
         start = now = time.perf_counter()
@@ -80,109 +82,118 @@ class StepBenchmark:
 
 
 class CandidateTimer(Protocol):
-    """What is searched for the least of."""
+    """The function to minimise."""
 
-    def __call__(self, one: Candidate) -> float:
+    def __call__(self, candidate: Candidate) -> float:
         """Return seconds, the same on all ranks."""
 
-    def forget(self, one: Candidate) -> None:
-        """Take note that it will not be asked for again."""
+    def forget(self, candidate: Candidate) -> None:
+        """Free a candidate that will not be measured again."""
 
 
 class TuningResult(NamedTuple):
-    """All that was measured (seconds, in their order), the best one, and whether the time was enough."""
+    """All measurements (seconds, in their order), the best candidate, and whether the time was enough."""
 
-    seen: dict[Candidate, list[float]]
+    samples: dict[Candidate, list[float]]
     best: Candidate
     complete: bool
 
 
 class TuningSearch:
-    """Looks for the best candidate; all ranks decide alike, by rank 0's clock and the slowest rank's seconds."""
+    """Search for the best candidate; all ranks decide alike, by rank 0's clock and the slowest rank's seconds."""
 
-    def __init__(
-        self, comm: MPI.Intracomm, measure: CandidateTimer, budget: float, say: Callable[[str, float], None]
-    ) -> None:
-        self._comm, self._measure, self._say = comm, measure, say
+    def __init__(self, comm: MPI.Intracomm, measure: CandidateTimer, budget: float, progress: Progress) -> None:
+        self._comm, self._measure, self._progress = comm, measure, progress
         self._start, self._budget = self._now(), budget
-        self._seen: dict[Candidate, list[float]] = {}
+        self._samples: dict[Candidate, list[float]] = {}
         self._complete = True
 
-    def run(self, usual: Candidate, space: TuningSpace) -> TuningResult:
-        """Measure the best few of plan, then from knob to knob what differs in it from the best of those."""
-        best = self._race(usual, [usual, *space.first()], space)
-        for knob in KNOBS:
-            best = self._race(usual, [*best, *(near for one in best for near in space.near(one, knob))], space)
-        return self._final(usual)
+    def run(self, default: Candidate, space: TuningSpace) -> TuningResult:
+        """Measure the candidates that plan expects most of; then vary one setting of the fastest after another."""
+        best = self._race(default, [default, *space.first()], space)
+        for setting in SETTINGS:
+            near = (neighbour for candidate in best for neighbour in space.near(candidate, setting))
+            best = self._race(default, [*best, *near], space)
+        return self._final(default)
 
-    def run_all(self, usual: Candidate, space: TuningSpace) -> TuningResult:
-        """Measure everything, whatever the time."""
+    def run_all(self, default: Candidate, space: TuningSpace) -> TuningResult:
+        """Measure all candidates, without a time limit."""
         self._budget = float("inf")
-        self._race(usual, [usual, *space.everything()], space)
-        return self._final(usual)
+        self._race(default, [default, *space.all_candidates()], space)
+        return self._final(default)
 
-    def _final(self, usual: Candidate) -> TuningResult:
-        few = list(dict.fromkeys([*self._fastest(), usual]))
-        while not all(stable(self._seen[one]) for one in few) and len(self._seen[few[0]]) < FINAL_RUNS:
-            if not self._left(1.0, sum(map(self._time, few))):
+    def _final(self, default: Candidate) -> TuningResult:
+        """Measure the fastest candidates and the default in turn until their medians are stable; return the winner."""
+        finalists = list(dict.fromkeys([*self._fastest(), default]))
+        while not all(is_stable(self._samples[candidate]) for candidate in finalists):
+            if len(self._samples[finalists[0]]) >= FINAL_RUNS or not self._left(1.0, sum(map(self._time, finalists))):
                 break
-            for one in few:
-                self._try(one)
-        best = min(few, key=self._time)
-        kept = self._time(best) >= BETTER * self._time(usual)
-        return TuningResult(self._seen, usual if kept else best, self._complete)
+            for candidate in finalists:
+                self._try(candidate)
+        best = min(finalists, key=self._time)
+        if self._time(best) >= BETTER * self._time(default):
+            best = default
+        return TuningResult(self._samples, best, self._complete)
 
-    def _race(self, usual: Candidate, candidates: Sequence[Candidate], space: TuningSpace) -> list[Candidate]:
-        """Measure each, the hopeful ones and the usual one again; return the fastest few of all so far."""
-        for number in range(RUNS):
-            for one in dict.fromkeys(candidates):
-                seen = self._seen.get(one, [])
-                if len(seen) > number or (number and one != usual and (not seen or not self._hopeful(one))):
-                    continue
-                if self._seen and not self._left(SEARCH, self._time(one) if seen else space.expected(one)):
+    def _race(self, default: Candidate, candidates: Sequence[Candidate], space: TuningSpace) -> list[Candidate]:
+        """Measure each candidate once, the hopeful ones and the default again; return the fastest so far."""
+        for run in range(RUNS):
+            for candidate in self._due(run, default, candidates):
+                samples = self._samples.get(candidate, [])
+                expected = self._time(candidate) if samples else space.predict(candidate)
+                if self._samples and not self._left(SEARCH, expected):
                     self._complete = False
                     continue
-                self._try(one)
-                if one != usual and not self._hopeful(one):
-                    self._measure.forget(one)
+                self._try(candidate)
+                if candidate != default and not self._is_hopeful(candidate):
+                    self._measure.forget(candidate)
         return self._fastest()
 
-    def _hopeful(self, one: Candidate) -> bool:
-        return min(self._seen[one]) <= HOPELESS * min(map(min, self._seen.values()))
+    def _due(self, run: int, default: Candidate, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Yield the candidates without a sample for a run: all in the first, the hopeful and the default later."""
+        for candidate in dict.fromkeys(candidates):
+            samples = self._samples.get(candidate, [])
+            if len(samples) > run:
+                continue
+            if run == 0 or candidate == default or (samples and self._is_hopeful(candidate)):
+                yield candidate
+
+    def _is_hopeful(self, candidate: Candidate) -> bool:
+        return min(self._samples[candidate]) <= HOPELESS * min(map(min, self._samples.values()))
 
     def _fastest(self) -> list[Candidate]:
-        hopeful = [one for one in self._seen if self._hopeful(one)]
+        hopeful = [candidate for candidate in self._samples if self._is_hopeful(candidate)]
         return sorted(hopeful, key=self._time)[:WIDTH]
 
-    def _try(self, one: Candidate) -> None:
+    def _try(self, candidate: Candidate) -> None:
         spent = min((self._now() - self._start) / self._budget, 1.0)
-        self._say(f"{one.topology} mode {one.mode} {one.tuning}", spent)
-        self._seen.setdefault(one, []).append(self._measure(one))
+        self._progress(f"{candidate.topology} mode {candidate.mode} {candidate.tuning}", spent)
+        self._samples.setdefault(candidate, []).append(self._measure(candidate))
 
-    def _time(self, one: Candidate) -> float:
-        return float(np.median(self._seen[one]))
+    def _time(self, candidate: Candidate) -> float:
+        return float(np.median(self._samples[candidate]))
 
     def _left(self, share: float, seconds: float) -> bool:
-        """Tell whether so many seconds more end before this share of the budget does."""
+        """Return True if `seconds` from now are within this share of the budget."""
         return self._now() - self._start + seconds < share * self._budget
 
     def _now(self) -> float:
         return float(self._comm.bcast(time.perf_counter()))
 
 
-def found_dict(found: TuningResult, space: TuningSpace) -> dict[str, Any]:
-    """Return what was found as JSON can carry it."""
+def result_dict(result: TuningResult, space: TuningSpace) -> dict[str, Any]:
+    """Return a result as JSON, the fastest candidate first."""
     rows = [
         {
-            "topology": str(one.topology), "mode": one.mode, "tuning": one.tuning,
-            "seconds": float(np.median(seconds)), "runs": len(seconds), "expected": space.expected(one),
+            "topology": str(candidate.topology), "mode": candidate.mode, "tuning": candidate.tuning,
+            "seconds": float(np.median(seconds)), "runs": len(seconds), "expected": space.predict(candidate),
         }
-        for one, seconds in found.seen.items()
+        for candidate, seconds in result.samples.items()
     ]  # fmt: skip
-    best = found.best
+    best = result.best
     return {
         "measured": sorted(rows, key=lambda row: float(str(row["seconds"]))),
         "best": {"topology": str(best.topology), "mode": best.mode, "tuning": best.tuning,
-                 "seconds": float(np.median(found.seen[best]))},
-        "complete": found.complete,
+                 "seconds": float(np.median(result.samples[best]))},
+        "complete": result.complete,
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""What a job talks over: the hosts' subnets, the links of a cluster, and what an allreduce costs there."""
+"""The network of a job: the hosts' subnets, the links of a cluster, and the cost of an allreduce there."""

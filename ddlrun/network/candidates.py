@@ -1,26 +1,27 @@
-"""What `ddlrun tune` tries: decompositions, modes of DDL, sizes of chunks and buckets; what plan expects of each."""
+"""Candidates of `ddlrun tune`: decompositions, modes of DDL, sizes of chunks and buckets, and their predicted time."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import CHUNKS, DEPTHS, KIB, MIB, AllreduceAlgorithm, Tuning, dimension_algorithm
-from ddlrun.network.cost import CostModel, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric
 from ddlrun.network.forecast import decompositions
+from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import Topology
 
-# b is r, but for small arrays, which it leaves to MPI, and GPUs, where it takes NCCL, as n does.
+# Mode b is r, except for small arrays, which it leaves to MPI, and on GPUs, where it uses NCCL, as n does.
 MODES = "pbcm"
 ALL_DEPTHS = (8, *DEPTHS)
 BUCKETS = tuple(mib * MIB for mib in (4, 1, 16, 64))
-# Decompositions and modes that plan expects to take this many times the best one's time are not measured.
+# Decompositions and modes with more than this factor of the best predicted time are not measured.
 FAR = 1.5
 MOST = 12
-KNOBS = ("chunk", "depth", "bucket")
+SETTINGS = ("chunk", "depth", "bucket")
 
 
 class Candidate(NamedTuple):
-    """A way to average a step's gradients; `chunk` 0: as mode p finds by itself. Sizes in bytes."""
+    """Settings for averaging a step's gradients; `chunk` 0: mode p chooses chunk and depth. Sizes in bytes."""
 
     topology: Topology
     mode: str = "p"
@@ -30,9 +31,9 @@ class Candidate(NamedTuple):
 
     @property
     def tuning(self) -> str:
-        """Write DDLRUN_DDL_TUNING.
+        """The value of DDLRUN_DDL_TUNING.
 
-        >>> Candidate(Topology((2, 2)), "r", 98304, 8).tuning
+        >>> Candidate(Topology((2, 2)), "r", chunk=98304, depth=8).tuning
         'chunk=96K,depth=8,bucket=4M'
         """
         sizes = f"chunk={self.chunk // KIB}K,depth={self.depth}," if self.chunk else ""
@@ -40,37 +41,36 @@ class Candidate(NamedTuple):
 
 
 class TuningSpace(NamedTuple):
-    """The job: its topology, its wiring (learners a host, hosts a rack, racks), the links, bytes of gradients."""
+    """A job to tune: its topology, its wiring (learners per host, hosts per rack, racks), links, bytes of gradients."""
 
     topology: Topology
     wiring: Topology
     fabric: Fabric
     gradient: int
 
-    def expected(self, one: Candidate) -> float:
-        """Return the seconds that the model of network.cost expects."""
-        model = CostModel(axes_of(one.topology), self.wiring, self.fabric)
-        bucket = min(one.bucket, self.gradient)
-        if one.mode == "m":
+    def predict(self, candidate: Candidate) -> float:
+        """Return the seconds that the model of network.cost predicts."""
+        model = CostModel(axes_of(candidate.topology), self.wiring, self.fabric)
+        bucket = min(candidate.bucket, self.gradient)
+        if candidate.mode == "m":
             return self.gradient / bucket * model.cost(AllreduceAlgorithm("native"), bucket).seconds
-        if not one.chunk:
-            return model.best(one.mode, self.gradient, blocking=False).seconds
-        algorithms = tuple(dimension_algorithm(one.mode, size) for size in one.topology.dims)
-        return model.cost(
-            AllreduceAlgorithm("chunks", algorithms, min(one.chunk, bucket), one.depth), self.gradient
-        ).seconds
+        if not candidate.chunk:
+            return model.best(candidate.mode, self.gradient, blocking=False).seconds
+        names = tuple(dimension_algorithm(candidate.mode, size) for size in candidate.topology.dims)
+        chunks = AllreduceAlgorithm("chunks", names, min(candidate.chunk, bucket), candidate.depth)
+        return model.cost(chunks, self.gradient).seconds
 
     def shapes(self) -> list[Topology]:
-        """Return the decompositions that differ: 2x4x1 and 2x1x4 are one, and the job's own stands for its like."""
-        found = {_longer_than_one(self.topology): self.topology}
-        for one in decompositions(self.topology):
-            found.setdefault(_longer_than_one(one), one)
-        return list(found.values())
+        """Return the decompositions that differ: 2x4x1 and 2x1x4 are equal; of equal ones the job's own is taken."""
+        shapes = {_longer_than_one(self.topology): self.topology}
+        for shape in decompositions(self.topology):
+            shapes.setdefault(_longer_than_one(shape), shape)
+        return list(shapes.values())
 
-    def everything(self) -> list[Candidate]:
-        """Return each candidate that differs from the others in what it does."""
+    def all_candidates(self) -> list[Candidate]:
+        """Return every candidate; no two of them do the same."""
         return [
-            Candidate(shape, mode, chunk, depth, bucket)
+            Candidate(shape, mode, chunk=chunk, depth=depth, bucket=bucket)
             for shape in self.shapes()
             for mode in _modes(shape)
             for bucket in self._values("bucket")
@@ -80,30 +80,32 @@ class TuningSpace(NamedTuple):
         ]
 
     def first(self) -> list[Candidate]:
-        """Return the best few decompositions and modes, each with the chunks that plan expects most of, best first."""
+        """Return the decompositions and modes with the least predicted time, each with its best chunks; best first."""
         groups: dict[tuple[Topology, str], list[Candidate]] = {}
-        for one in self.everything():
-            if one.bucket == self._values("bucket")[0]:
-                groups.setdefault((one.topology, one.mode), []).append(one)
-        best = sorted((min(group, key=self.expected) for group in groups.values()), key=self.expected)
-        return [one for one in best if self.expected(one) <= FAR * self.expected(best[0])][:MOST]
+        for candidate in self.all_candidates():
+            if candidate.bucket == self._values("bucket")[0]:
+                groups.setdefault((candidate.topology, candidate.mode), []).append(candidate)
+        best = sorted((min(group, key=self.predict) for group in groups.values()), key=self.predict)
+        limit = FAR * self.predict(best[0])
+        return [candidate for candidate in best if self.predict(candidate) <= limit][:MOST]
 
-    def near(self, one: Candidate, knob: str) -> Iterator[Candidate]:
-        """Yield what differs in one of KNOBS alone."""
-        if one.chunk or knob == "bucket":
-            values = one._asdict()
-            yield from (Candidate(**values | {knob: size}) for size in self._values(knob) if size != values[knob])
+    def near(self, candidate: Candidate, setting: str) -> Iterator[Candidate]:
+        """Yield the candidates that differ in one of SETTINGS alone."""
+        if candidate.chunk or setting == "bucket":
+            values = candidate._asdict()
+            sizes = (size for size in self._values(setting) if size != values[setting])
+            yield from (Candidate(**values | {setting: size}) for size in sizes)
 
-    def _values(self, knob: str) -> tuple[int, ...]:
-        if knob == "depth":
+    def _values(self, setting: str) -> tuple[int, ...]:
+        if setting == "depth":
             return ALL_DEPTHS
-        values = BUCKETS if knob == "bucket" else tuple(CHUNKS)
+        values = BUCKETS if setting == "bucket" else tuple(CHUNKS)
         whole = next((value for value in sorted(values) if value >= self.gradient), max(values))
         return tuple(value for value in values if value <= whole)
 
 
-def usual(topology: Topology, tuning: Tuning) -> Candidate:
-    """Return what launch does without a profile: mode p, which explores for itself."""
+def default_candidate(topology: Topology, tuning: Tuning) -> Candidate:
+    """Return the settings of a launch without a profile: mode p, which explores by itself."""
     return Candidate(topology, bucket=tuning.bucket)
 
 
@@ -112,9 +114,11 @@ def _longer_than_one(shape: Topology) -> tuple[int, ...]:
 
 
 def _modes(shape: Topology) -> list[str]:
-    """Return modes whose algorithms differ: two learners exchange halves, whatever it is called."""
-    found: dict[tuple[str, ...], str] = {}
+    """Return the modes whose algorithms differ; in a dimension of two learners all of them exchange halves."""
+    modes: dict[tuple[str, ...], str] = {}
     for mode in MODES:
-        name = ("native",) if mode == "m" else tuple(dimension_algorithm(mode, size) for size in shape.dims if size > 2)
-        found.setdefault(name, mode)
-    return list(found.values())
+        names = (
+            ("native",) if mode == "m" else tuple(dimension_algorithm(mode, size) for size in shape.dims if size > 2)
+        )
+        modes.setdefault(names, mode)
+    return list(modes.values())

@@ -1,18 +1,19 @@
-"""A job on a network before it runs: every decomposition, what a step takes, what a wrong order costs."""
+"""Forecast of a job on a network: every decomposition, the time of a step, the penalty of a wrong order."""
 
 import math
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
-from ddlrun.network.cost import Cost, CostModel, axes_of, blocks_of, interleaved
+from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link
+from ddlrun.network.message_counts import axes_of, blocks_of, interleaved
 from ddlrun.topology import Topology
 
 
 class TrainingStep(NamedTuple):
-    """What a step is: bytes of gradients, the mode of DDL, seconds of computing (None: not said).
+    """A step of training: bytes of gradients, the mode of DDL, seconds of computing (None: not given).
 
-    `overlap`: the share of the computing during which gradients already travel; 0: they wait for its end.
+    `overlap`: the share of the computing time during which gradients travel; 0: they travel after it.
     """
 
     gradient: int
@@ -22,7 +23,7 @@ class TrainingStep(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """A decomposition: what its allreduce costs, seconds of a step, and computing as a share of it."""
+    """A decomposition: the cost of its allreduce, the seconds of a step, and computing as a share of the step."""
 
     topology: Topology
     cost: Cost
@@ -31,25 +32,32 @@ class Forecast(NamedTuple):
 
 
 class UnevenData(NamedTuple):
-    """Data that do not divide: steps of an epoch, and the best efficiency that they leave."""
+    """Data that learners cannot share evenly: the steps of an epoch, and the best efficiency that they allow."""
 
     steps: int
     ceiling: float
 
 
-class OrderPenalties(NamedTuple):
-    """What a wrong order of hosts or ranks would cost, as times the bytes through the busiest link of a level.
+class OrderPenalty(NamedTuple):
+    """The level whose busiest link carries more bytes, and by what factor."""
 
-    `hosts`: hosts of all racks in turn, (level, times); `ranks`: a flat collective (MPI_Allreduce) under ranks in ddl
-    order instead of host order. None where that changes nothing.
+    level: str
+    factor: float
+
+
+class OrderPenalties(NamedTuple):
+    """Penalties of a wrong order; None where it changes nothing.
+
+    `hosts`: hosts are listed across racks; `ranks`: a flat collective (MPI_Allreduce) with ranks in ddl order instead
+    of host order.
     """
 
-    hosts: tuple[str, float] | None
-    ranks: tuple[str, float] | None
+    hosts: OrderPenalty | None
+    ranks: OrderPenalty | None
 
 
 def decompositions(topology: Topology) -> list[Topology]:
-    """Return every X x Y x Z with X as it is and Y x Z hosts; and the topology itself, where it has aisles."""
+    """Return every X x Y x Z with the same X and Y x Z hosts; and the topology itself, where it has aisles."""
     x, hosts = topology.accelerators, topology.hosts
     small = [size for size in range(1, math.isqrt(hosts) + 1) if hosts % size == 0]
     sizes = sorted({*small, *(hosts // size for size in small)}, reverse=True)
@@ -58,7 +66,14 @@ def decompositions(topology: Topology) -> list[Topology]:
 
 
 def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> Forecast:
-    """Return what a decomposition costs on a network wired as XxYxZ: learners a host, hosts a rack, racks."""
+    """Return the forecast of one decomposition.
+
+    Args:
+        topology: the decomposition.
+        wiring: learners per host, hosts per rack, racks.
+        fabric: the links.
+        work: the gradients and the computing time of a step.
+    """
     cost = CostModel(axes_of(topology), wiring, fabric).best(work.mode, work.gradient, blocking=not work.overlap)
     if work.compute is None:
         return Forecast(topology, cost, None, None)
@@ -67,48 +82,47 @@ def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: Trainin
 
 
 def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> list[Forecast]:
-    """Return all decompositions, the fastest first; of those that are as fast, `topology` comes first."""
-    found = [forecast(one, wiring, fabric, work) for one in decompositions(topology)]
-    return sorted(found, key=lambda one: (_shown(one), one.topology != topology, one.cost.seconds))
+    """Return all decompositions, the fastest first; `topology` comes first of those that print the same time."""
+    unsorted = [forecast(shape, wiring, fabric, work) for shape in decompositions(topology)]
+    return sorted(unsorted, key=lambda entry: (_printed(entry), entry.topology != topology, entry.cost.seconds))
 
 
-def _shown(one: Forecast) -> float:
-    """Return the seconds of the allreduce, or of a step where it is known, with the digits that are shown."""
-    return float(f"{one.cost.seconds:.3g}" if one.step is None else f"{one.step:.4g}")
+def _printed(entry: Forecast) -> float:
+    """Return the seconds of a step, or of the allreduce where no step is known, rounded as they are printed."""
+    return float(f"{entry.cost.seconds:.3g}" if entry.step is None else f"{entry.step:.4g}")
 
 
-def indivisible(items: int, learners: int, batch: int = 1) -> UnevenData:
-    """Return what is left where items do not divide: every learner takes as many steps as the one with most.
+def uneven_data(items: int, learners: int, batch: int = 1) -> UnevenData:
+    """Return the loss from items that do not divide: every learner takes as many steps as the one with the most items.
 
-    >>> indivisible(228, 16)
+    >>> uneven_data(228, 16)
     UnevenData(steps=15, ceiling=0.95)
     """
     steps = -(-items // (learners * batch))
     return UnevenData(steps, items / (steps * learners * batch))
 
 
-def mistakes(topology: Topology, wiring: Topology) -> OrderPenalties:
-    """Return what a wrong order of hosts, or of ranks for a flat collective, would move more than the right one.
+def order_penalties(topology: Topology, wiring: Topology) -> OrderPenalties:
+    """Return the penalties of a wrong order of hosts, and of ranks for a flat collective.
 
-    In ddl order every next rank is in another rack (or, where there is one rack, on another host), so what a ring
-    sends through a link is sent by each learner below it: 9.8 instead of 2.5 s for the network of
-    docs/explanation/network.md, where 8.7 and 2.9 were measured.
+    In ddl order rank + 1 is in another rack (or, with one rack, on another host), so a ring sends
+    through a link the messages of every learner below it; in host order it sends those of one.
     """
     right, wrong = (
         CostModel(axes, wiring, Fabric((Link(),) * len(LEVELS))).cost(AllreduceAlgorithm("native"), 1).volumes
         for axes in (axes_of(topology), interleaved(topology))
     )
-    times = {level: wrong[level] / right[level] for level in range(1, len(LEVELS)) if right[level]}
-    hosts = max((level for level, more in times.items() if more > 1), default=None)
+    factors = {level: wrong[level] / right[level] for level in range(1, len(LEVELS)) if right[level]}
+    hosts = max((level for level, factor in factors.items() if factor > 1), default=None)
     ranks = max((level for level, block in enumerate(blocks_of(wiring)) if 1 < block < topology.size), default=None)
     return OrderPenalties(
-        None if hosts is None else (LEVELS[hosts], times[hosts]),
-        None if ranks is None else (LEVELS[ranks], float(blocks_of(wiring)[ranks])),
+        None if hosts is None else OrderPenalty(LEVELS[hosts], factors[hosts]),
+        None if ranks is None else OrderPenalty(LEVELS[ranks], float(blocks_of(wiring)[ranks])),
     )
 
 
 def wiring_of(topology: Topology, fabric: Fabric) -> Topology:
-    """Return learners a host, hosts a rack, racks an aisle: what the fabric says of racks, else as the topology is."""
+    """Return learners per host, hosts per rack, racks per aisle: the fabric's racks, or else the topology's."""
     x, y, z, *_ = topology.dims
     per_rack = min(fabric.hosts_per_rack or y, topology.hosts)
     racks = -(-topology.hosts // per_rack)

@@ -1,204 +1,141 @@
-"""Each host's addresses -> the subnet that a job uses, and the variables that say so to MPI, NCCL and Gloo."""
+"""Selection of the network that a job uses, from the addresses of its hosts."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import fold
-from ddlrun.network.quantities import shown_rate
+from ddlrun.network.addresses import Address
+from ddlrun.units import render_rate
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
-# POSIX sh that prints a line an address, `@net NAME ADDRESS/PREFIX STATE SPEED KIND`; it writes nothing.
-# Without `ip` it prints what hostname, /proc/net/route and /proc/net/if_inet6 say.  SPEED is in Mbit/s, -1: unknown.
-SCRIPT = r"""
-net() {
-  there=/sys/class/net/$1 state=unknown speed=-1 kind=virtual
-  { read -r state <"$there/operstate"; read -r speed <"$there/speed"; } 2>/dev/null
-  [ -n "$speed" ] || speed=-1
-  if [ -d "$there/bridge" ]; then
-    kind=bridge
-    for port in "$there"/brif/*; do [ ! -e "/sys/class/net/${port##*/}/device" ] || kind=device; done
-  elif [ -e "$there/device" ] || [ -d "$there/bonding" ]; then
-    kind=device
-    for rate in "$there"/device/infiniband/*/ports/*/rate; do
-      [ "$speed" -gt 0 ] || ! read -r gigabits _ <"$rate" || speed=$((${gigabits%%.*} * 1000))
-    done 2>/dev/null
-  fi
-  echo "@net $1 $2 $state $speed $kind"
-}
-if command -v ip >/dev/null 2>&1; then
-  ip -o addr show 2>/dev/null | while read -r _ name family address rest; do
-    case $family,$rest in
-      *,*' temporary '*|*,*' deprecated '*|*,*' tentative '*) ;;
-      inet,*|inet6,*) net "$name" "$address" ;;
-    esac
-  done
-else
-  echo "@ips $(hostname -I 2>/dev/null)"
-  while read -r name to gateway _ _ _ _ mask _; do echo "@route $name $to $gateway $mask"; done </proc/net/route
-  while read -r address _ prefix _ _ name; do echo "@inet6 $name $address $prefix"; done </proc/net/if_inet6
-  for name in /sys/class/net/*; do net "${name##*/}" -; done
-fi 2>/dev/null
-"""
-
 # More hosts, or subnets, are counted instead of named.
 MOST_NAMED = 64
-# What container and virtual machine software calls its bridges; their addresses lead nowhere else.
+# The names that container and virtual machine software gives its bridges, whose addresses are local to a host.
 BRIDGES = r"(docker|virbr|br-|lxc|lxdbr|cni|flannel|podman|veth|vmnet|vboxnet|kube-|cali|cilium|weave)"
 
 
-class Address(NamedTuple):
-    """One address of a host, and of its interface: whether it is up, its speed in Mbit/s (-1: not known) and kind."""
+class RejectedSubnet(NamedTuple):
+    """A subnet that is not used; `local`: loopback or link-local, which MPI leaves out too."""
 
-    interface: str
-    ip: str
-    prefix: int
-    up: bool = True
-    speed: int = -1
-    kind: str = "device"
-
-    @property
-    def subnet(self) -> str:
-        """The subnet as CIDR."""
-        import ipaddress  # noqa: PLC0415 - 3 ms, for jobs over several hosts alone
-
-        return str(ipaddress.ip_interface(f"{self.ip}/{self.prefix}").network)
+    subnet: str
+    reason: str
+    local: bool = False
 
 
 class Network(NamedTuple):
-    """What a job talks over: its subnets, each host's interfaces and address there, and why; empty: left to MPI."""
+    """The network that a job uses; without subnets the choice is left to MPI.
+
+    `interfaces` and `addresses` are those of each host there; `requested`: the user named it; `daemons`: mpirun's own
+    host is on it too, so that its daemons can use it.
+    """
 
     subnets: tuple[str, ...]
     interfaces: Mapping[str, tuple[str, ...]]
     addresses: Mapping[str, str]
     reason: str
-    rejected: tuple[tuple[str, str], ...] = ()
-    """Subnets that are not used, and why."""
+    rejected: tuple[RejectedSubnet, ...] = ()
+    requested: bool = False
     daemons: bool = True
-    """Whether mpirun's own host is there too, so that its daemons can use it."""
 
     @property
-    def matters(self) -> bool:
-        """Whether it must be said: it was asked for, or MPI (which leaves out loopback) could choose otherwise."""
-        asked = self.reason.startswith("--")
-        return bool(self.subnets) and (asked or any(why not in _OBVIOUS.values() for _, why in self.rejected))
+    def needs_variables(self) -> bool:
+        """Whether MPI must be given the subnets: the user named them, or MPI could choose others."""
+        return bool(self.subnets) and (self.requested or not all(rejected.local for rejected in self.rejected))
 
     @property
-    def said(self) -> str:
-        """What is used and why, what is not and why not, in one line."""
+    def summary(self) -> str:
+        """The subnets that are used and those that are not, with the reasons, in one line."""
         chosen = f"{', '.join(self.subnets)}: {self.reason}" if self.subnets else self.reason
-        more = len(self.rejected) - MOST_NAMED
-        left = [f"and {more} subnets more"] if more > 0 else []
-        return "; ".join([chosen, *(f"not {subnet}: {why}" for subnet, why in self.rejected[:MOST_NAMED]), *left])
-
-
-_OBVIOUS = {"loopback": "loopback", "link_local": "link-local"}
-
-
-def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Parse what SCRIPT printed; lines that are none of its own are left out.
-
-    >>> parse_addresses("@net eth0 10.0.0.1/16 up 10000 device")
-    (Address(interface='eth0', ip='10.0.0.1', prefix=16, up=True, speed=10000, kind='device'),)
-    """
-    lines = [line.split() for line in text.splitlines() if line.startswith("@")]
-    links = {words[1]: words[3:6] for words in lines if words[0] == "@net" and len(words) == 6}
-    named = [(words[1], words[2]) for words in lines if words[0] == "@net" and len(words) == 6 and words[2] != "-"]
-    found = []
-    for name, address in (*named, *_without_ip(lines)):
-        ip, _, prefix = address.partition("/")
-        state, speed, kind = links.get(name, ("unknown", "-1", "virtual"))
-        if prefix.isdigit() or not prefix:
-            whole = 128 if ":" in ip else 32
-            fast = int(speed) if speed.isdigit() else -1
-            found.append(Address(name, ip, int(prefix or whole), state != "down", fast, kind))
-    return tuple(found)
-
-
-def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
-    """Yield interface and address as the kernel's tables have them: each of a host's IPv4 addresses by its route."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
-    routes = []
-    for words in lines:
-        if words[0] == "@route" and len(words) == 5 and re.fullmatch(r"0+", words[3]) and words[4] != "00000000":
-            to, mask = (int.from_bytes(bytes.fromhex(word)[::-1], "big") for word in (words[2], words[4]))
-            routes.append((words[1], ipaddress.ip_network((to, mask.bit_count()))))
-        elif words[0] == "@inet6" and len(words) == 4:
-            yield words[1], f"{ipaddress.IPv6Address(int(words[2], 16))}/{int(words[3], 16)}"
-    for ip in (ip for words in lines if words[0] == "@ips" for ip in words[1:] if "." in ip):
-        for name, network in routes:
-            if ipaddress.ip_address(ip) in network:
-                yield name, f"{ip}/{network.prefixlen}"
-                break
+        parts = [chosen, *(f"not {rejected.subnet}: {rejected.reason}" for rejected in self.rejected[:MOST_NAMED])]
+        if len(self.rejected) > MOST_NAMED:
+            parts.append(f"and {len(self.rejected) - MOST_NAMED} more subnets")
+        return "; ".join(parts)
 
 
 def choose_network(
-    addresses: Mapping[str, Sequence[Address]], wanted: str | None = None, interfaces: Sequence[str] = ()
+    addresses: Mapping[str, Sequence[Address]], cidr: str | None = None, interfaces: Sequence[str] = ()
 ) -> Network:
-    """Return what the hosts (host -> its addresses) talk over: the fastest subnet that all of them share.
+    """Return the network of hosts (host -> its addresses): the fastest subnet that all of them share.
 
-    A subnet is as fast as its slowest host. `wanted` (CIDR) and `interfaces` (names; each host uses those that it
-    has) overrule. Raises InputError on a CIDR that is none, PreflightError naming the hosts that are not on it.
+    A subnet is as fast as its slowest host. `cidr` and `interfaces` (names; each host uses those that it has) overrule
+    the choice. Raises InputError on a malformed CIDR, PreflightError naming the hosts without an address there.
     """
-    if wanted is not None or interfaces:
-        return _as_told(addresses, wanted, interfaces)
+    if cidr is not None or interfaces:
+        return _requested_network(addresses, cidr, interfaces)
     subnets = _by_subnet(addresses)
-    rejected = {subnet: why for subnet, there in subnets.items() if (why := _why_not(there, addresses))}
-    usable = sorted((subnet for subnet in subnets if subnet not in rejected), key=lambda one: _rank(subnets[one]))
+    reasons = {subnet: _rejection(members, addresses) for subnet, members in subnets.items()}
+    rejected = [
+        RejectedSubnet(subnet, reason, local=_local_kind(next(iter(subnets[subnet].values()))[0]) is not None)
+        for subnet, reason in reasons.items()
+        if reason
+    ]
+    usable = sorted((subnet for subnet, reason in reasons.items() if not reason), key=lambda name: _rank(subnets[name]))
     if not usable:
         return Network(
-            (), {}, {}, "left to MPI: the hosts share no subnet; name one: --network", tuple(rejected.items())
+            subnets=(),
+            interfaces={},
+            addresses={},
+            reason="left to MPI: the hosts share no subnet; name one: --network",
+            rejected=tuple(rejected),
         )
-    best = usable[0]
+    best, *others = usable
     speed = _speed(subnets[best])
-    for other in usable[1:]:
+    for other in others:
         slower = 0 < _speed(subnets[other]) < speed
-        rejected[other] = f"slower: {_shown(subnets[other])}" if slower else f"{best} does as well"
-    why = "the only usable subnet that all hosts share" if len(usable) == 1 else "the fastest that all hosts share"
-    return _network(subnets[best], f"{why}{f', {_shown(subnets[best])}' if speed > 0 else ''}", tuple(rejected.items()))
+        reason = f"slower: {_render_speed(subnets[other])}" if slower else f"{best} does as well"
+        rejected.append(RejectedSubnet(other, reason))
+    reason = "the fastest that all hosts share" if others else "the only usable subnet that all hosts share"
+    if speed > 0:
+        reason += f", {_render_speed(subnets[best])}"
+    return _network(subnets[best], reason, tuple(rejected))
 
 
-def _as_told(addresses: Mapping[str, Sequence[Address]], wanted: str | None, names: Sequence[str]) -> Network:
-    within = None if wanted is None else parse_cidr(wanted)
-    by_host = {host: list(_matching(there, within, names)) for host, there in addresses.items()}
-    words = [f"--network {wanted}"] * (wanted is not None) + [f"--network-interface {','.join(names)}"] * bool(names)
-    option = " ".join(words)
-    missing = [host for host, there in by_host.items() if not there]
+def _requested_network(addresses: Mapping[str, Sequence[Address]], cidr: str | None, names: Sequence[str]) -> Network:
+    within = None if cidr is None else parse_cidr(cidr)
+    by_host = {host: list(_matching(own, within, names)) for host, own in addresses.items()}
+    options = [] if cidr is None else [f"--network {cidr}"]
+    if names:
+        options.append(f"--network-interface {','.join(names)}")
+    option = " ".join(options)
+    missing = [host for host, matching in by_host.items() if not matching]
     if missing:
-        have = ", ".join(f"{one.interface} {one.ip}/{one.prefix}" for one in addresses[missing[0]] if not _plain(one))
-        one = f"{missing[0]} has " if len(missing) > 1 else "there is "
-        raise PreflightError(f"{option}: no address on {fold(missing)}; {one}{have or 'none'}")
-    used = {one.subnet for there in by_host.values() for one in there}
-    every = [one for there in addresses.values() for one in there if one.subnet not in used]
-    rejected = {one.subnet: _plain(one) or "not asked for" for one in every}
-    chosen = _network(by_host, option, tuple(rejected.items()))
+        present = [address for address in addresses[missing[0]] if not _local_kind(address)]
+        there = ", ".join(f"{address.interface} {address.ip}/{address.prefix}" for address in present)
+        subject = f"{missing[0]} has " if len(missing) > 1 else "there is "
+        raise PreflightError(f"{option}: no address on {fold(missing)}; {subject}{there or 'none'}")
+    used = {address.subnet for matching in by_host.values() for address in matching}
+    unused = {address.subnet: address for own in addresses.values() for address in own if address.subnet not in used}
+    rejected = [
+        RejectedSubnet(subnet, _local_kind(address) or "not requested", local=_local_kind(address) is not None)
+        for subnet, address in unused.items()
+    ]
+    chosen = _network(by_host, option, tuple(rejected))._replace(requested=True)
     return chosen if within is None else chosen._replace(subnets=(str(within),))
 
 
 def _matching(
-    there: Iterable[Address], within: "IPv4Network | IPv6Network | None", names: Sequence[str]
+    addresses: Iterable[Address], within: "IPv4Network | IPv6Network | None", names: Sequence[str]
 ) -> Iterator[Address]:
-    """Yield the addresses that are asked for; of an interface with both kinds, the IPv4 ones."""
+    """Yield the addresses that were requested; where IPv4 and IPv6 addresses match, the IPv4 ones."""
     import ipaddress  # noqa: PLC0415 - see Address
 
-    found = [
-        one
-        for one in there
-        if one.up and not _plain(one) and (not names or one.interface in names)
-        if within is None or ipaddress.ip_address(one.ip) in within
+    matching = [
+        address
+        for address in addresses
+        if address.up and not _local_kind(address) and (not names or address.interface in names)
+        if within is None or ipaddress.ip_address(address.ip) in within
     ]
-    old = [one for one in found if ":" not in one.ip]
-    yield from old or found
+    ipv4 = [address for address in matching if ":" not in address.ip]
+    yield from ipv4 or matching
 
 
 def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
-    """Parse what --network takes. Raises InputError."""
+    """Parse the subnet of --network. Raises InputError."""
     import ipaddress  # noqa: PLC0415 - see Address
 
     try:
@@ -207,151 +144,76 @@ def parse_cidr(text: str) -> "IPv4Network | IPv6Network":
         raise InputError(f"--network {text!r} is no subnet; write it as in 10.0.0.0/16 or fd00::/64") from error
 
 
-def on(address: Address, subnets: Iterable[str]) -> bool:
-    """Tell whether an address is in one of the subnets."""
-    import ipaddress  # noqa: PLC0415 - see Address
-
-    return any(ipaddress.ip_address(address.ip) in ipaddress.ip_network(subnet) for subnet in subnets)
-
-
-def _network(by_host: Mapping[str, Sequence[Address]], reason: str, rejected: tuple[tuple[str, str], ...]) -> Network:
+def _network(by_host: Mapping[str, Sequence[Address]], reason: str, rejected: tuple[RejectedSubnet, ...]) -> Network:
     return Network(
-        tuple(dict.fromkeys(one.subnet for there in by_host.values() for one in there)),
-        {host: tuple(dict.fromkeys(one.interface for one in there)) for host, there in by_host.items()},
-        {host: max(there, key=lambda one: one.speed).ip for host, there in by_host.items()},
-        reason,
-        rejected,
+        subnets=tuple(dict.fromkeys(address.subnet for own in by_host.values() for address in own)),
+        interfaces={host: tuple(dict.fromkeys(address.interface for address in own)) for host, own in by_host.items()},
+        addresses={host: max(own, key=lambda address: address.speed).ip for host, own in by_host.items()},
+        reason=reason,
+        rejected=rejected,
     )
 
 
 def _by_subnet(addresses: Mapping[str, Sequence[Address]]) -> dict[str, dict[str, list[Address]]]:
     """Return subnet -> host -> its addresses there."""
     subnets: dict[str, dict[str, list[Address]]] = {}
-    for host, there in addresses.items():
-        for one in there:
-            subnets.setdefault(one.subnet, {}).setdefault(host, []).append(one)
+    for host, own in addresses.items():
+        for address in own:
+            subnets.setdefault(address.subnet, {}).setdefault(host, []).append(address)
     return subnets
 
 
-def _plain(address: Address) -> str | None:
-    """Say why an address can be nobody's network, by itself alone."""
+def _local_kind(address: Address) -> str | None:
+    """Return the kind of an address that reaches no other network: loopback or link-local; None for others."""
     import ipaddress  # noqa: PLC0415 - see Address
 
     ip = ipaddress.ip_address(address.ip)
-    return next((why for kind, why in _OBVIOUS.items() if getattr(ip, f"is_{kind}")), None)
+    if ip.is_loopback:
+        return "loopback"
+    return "link-local" if ip.is_link_local else None
 
 
-def _why_not(there: Mapping[str, Sequence[Address]], hosts: Collection[str]) -> str | None:
-    """Say why the hosts cannot use a subnet; None: they can."""
-    every = [(host, one) for host, addresses in there.items() for one in addresses]
-    if why := _plain(every[0][1]):
-        return why
-    for _, one in every:
-        if re.match(BRIDGES, one.interface):
-            return f"{one.interface} is a bridge for containers or virtual machines"
-    owners: dict[str, set[str]] = {}
-    for host, one in every:
-        owners.setdefault(one.ip, set()).add(host)
-    for ip, same in owners.items():
-        if len(same) > 1:
-            what = f"{every[0][1].interface} is a bridge, and " if every[0][1].kind == "bridge" else ""
-            return f"{what}{ip} is the address of {fold(sorted(same))} alike"
-    down = [f"{one.interface} is down on {host}" for host, one in every if not one.up]
-    missing = len(hosts) - len(there)
-    if missing > MOST_NAMED:  # there may be a subnet a host
-        return f"not on {next(host for host in hosts if host not in there)} and {missing - 1} more"
+def _rejection(members: Mapping[str, Sequence[Address]], hosts: Collection[str]) -> str | None:
+    """Return the reason why the hosts cannot use a subnet with these members; None if they can."""
+    every = [(host, address) for host, addresses in members.items() for address in addresses]
+    if kind := _local_kind(every[0][1]):
+        return kind
+    for _, address in every:
+        if re.match(BRIDGES, address.interface):
+            return f"{address.interface} is a bridge for containers or virtual machines"
+    if duplicate := _duplicate(every):
+        return duplicate
+    missing = len(hosts) - len(members)
+    absent = (host for host in hosts if host not in members)
+    if missing > MOST_NAMED:  # each host may have a subnet of its own: linear in the hosts, not quadratic
+        return f"not on {next(absent)} and {missing - 1} more"
     if missing:
-        return f"not on {fold(host for host in hosts if host not in there)}"
-    return down[0] if down else None
+        return f"not on {fold(absent)}"
+    return next((f"{address.interface} is down on {host}" for host, address in every if not address.up), None)
 
 
-def _rank(there: Mapping[str, Sequence[Address]]) -> tuple[int, bool, bool]:
-    every = [one for addresses in there.values() for one in addresses]
-    return -_speed(there), any(one.kind != "device" for one in every), ":" in every[0].ip
+def _duplicate(every: Sequence[tuple[str, Address]]) -> str | None:
+    """Return a sentence on an address that several hosts have, as bridges of the same software do."""
+    owners: dict[str, set[str]] = {}
+    for host, address in every:
+        owners.setdefault(address.ip, set()).add(host)
+    first = every[0][1]
+    for ip, hosts in owners.items():
+        if len(hosts) > 1:
+            kind = f"{first.interface} is a bridge, and " if first.kind == "bridge" else ""
+            return f"{kind}{ip} is the address of {fold(sorted(hosts))} alike"
+    return None
 
 
-def _speed(there: Mapping[str, Sequence[Address]]) -> int:
-    return min(max(one.speed for one in addresses) for addresses in there.values())
+def _rank(members: Mapping[str, Sequence[Address]]) -> tuple[int, bool, bool]:
+    """Return the key that sorts subnets: the fastest first, devices before virtual interfaces, IPv4 before IPv6."""
+    every = [address for addresses in members.values() for address in addresses]
+    return -_speed(members), any(address.kind != "device" for address in every), ":" in every[0].ip
 
 
-def _shown(there: Mapping[str, Sequence[Address]]) -> str:
-    return shown_rate(1e6 / 8 * _speed(there))
+def _speed(members: Mapping[str, Sequence[Address]]) -> int:
+    return min(max(address.speed for address in addresses) for addresses in members.values())
 
 
-def network_variables(network: Network, major: int, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that keep MPI, NCCL and Gloo to a network, and notes on what they cannot say.
-
-    MPI gets the subnets. Of IPv6 it gets the interfaces: Open MPI 4.1.4 and 5.0.11 know no IPv6 subnet and stop, and
-    they stop at an interface that one host has not got. UCX is told where no host has an RDMA device.
-    """
-    if len(network.interfaces) == 1 or not network.subnets:
-        return {}, []
-    daemons = {4: "OMPI_MCA_oob_tcp_if_include", 5: "PRTE_MCA_prte_if_include"}[major]
-    kinds = set(network.interfaces.values())
-    names = ",".join(sorted({name for kind in kinds for name in kind}))
-    notes = []
-    where = ",".join(network.subnets)
-    if ":" in where:
-        where = names if len(kinds) == 1 else ""
-    elif len(network.subnets) > 1 and len(kinds) == 1:  # a subnet that one host is not on is a warning
-        where = names
-    variables = {"OMPI_MCA_btl_tcp_if_include": where} if where else {}
-    if where and network.daemons:
-        variables[daemons] = where
-    if not where:
-        notes.append("network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts")
-    if not kinds:  # nobody asked the hosts
-        return variables, notes
-    variables["NCCL_SOCKET_IFNAME"] = f"={names}"
-    if len(kinds) == 1:
-        variables["GLOO_SOCKET_IFNAME"] = names
-        if not rdma:
-            variables["UCX_NET_DEVICES"] = names
-    else:
-        listed = " ".join(f"{host}={','.join(there)}" for host, there in network.interfaces.items())
-        if len(listed) <= MOST_CHARACTERS:
-            variables["DDLRUN_IFNAMES"] = listed
-            notes.append("GLOO_SOCKET_IFNAME: set on each host, as their interfaces differ in name")
-        else:
-            notes.append("GLOO_SOCKET_IFNAME: left to Gloo, as the interfaces of so many hosts fit into no variable")
-    return variables, notes
-
-
-def tcp_variables(major: int) -> dict[str, str]:
-    """Return the variables that keep MPI, UCX and NCCL to TCP, shared memory inside of hosts."""
-    return {
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": {4: "self,vader,tcp", 5: "self,sm,tcp"}[major],
-        "UCX_TLS": "tcp,self,sm",
-        "NCCL_IB_DISABLE": "1",
-    }
-
-
-# As a word of mpirun's, or in a line of a file that is no comment.
-_CHOSEN = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
-
-
-def decide(
-    network: Network | None,
-    major: int,
-    environ: Mapping[str, str],
-    chosen: Iterable[str],
-    *,
-    rdma: bool,
-) -> tuple[dict[str, str], list[str]]:
-    """Return what is set for a network, and notes on what the user or the site has set already, which stays.
-
-    `chosen` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
-    """
-    if network is None or not network.matters:
-        return {}, []
-    variables, notes = network_variables(network, major, rdma=rdma)
-    for name in sorted(variables):
-        other = name.replace("_include", "_exclude")  # Open MPI stops at both
-        said = next((one for one in (name, other) if one in environ), None)
-        if said is None and "_MCA_" in name and any(re.search(_CHOSEN, text) for text in chosen):
-            said = "tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file"
-        if said is not None:
-            del variables[name]
-            notes.append(f"{said}: left as you set it")
-    return variables, list(dict.fromkeys(notes))
+def _render_speed(members: Mapping[str, Sequence[Address]]) -> str:
+    return render_rate(1e6 / 8 * _speed(members))

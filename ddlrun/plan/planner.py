@@ -11,7 +11,8 @@ from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rankfile import check_names
 from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, check_request, choose_topology
-from ddlrun.network.subnet_selection import Network, tcp_variables
+from ddlrun.network.subnet_selection import Network
+from ddlrun.network.variables import tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.rank_environment import surroundings
 from ddlrun.plan.settings import Settings

@@ -11,7 +11,8 @@ from ddlrun.environment.horovod_hierarchical import HorovodContext, asked_hierar
 from ddlrun.environment.rendezvous_ports import choose_ports
 from ddlrun.errors import InputError
 from ddlrun.mapping.placement import Placement
-from ddlrun.network.subnet_selection import Network, decide
+from ddlrun.network.subnet_selection import Network
+from ddlrun.network.variables import choose_variables
 from ddlrun.plan.settings import Settings
 from ddlrun.process_managers.installation import ask_builds, mpi4py_library
 from ddlrun.process_managers.openmpi import OVERRULING, Mpirun, Transport
@@ -56,12 +57,12 @@ def surroundings(
     taken = {**environ, **settings.variables}
     han, idle = _hierarchical(settings, mpirun, placement, taken, files)
     rdma = any(machine.rdma_devices for machine in placement.machines) and not settings.tcp
-    over, more = decide(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
+    over, more = choose_variables(network, mpirun.major, taken, (*settings.mpi_args, *files.values()), rdma=rdma)
     variables = over | ranks | han | tuned.variables | own
     variables |= mpi4py_library(mpirun.path, {**environ, **variables}) | dict(transport.variables)
     variables |= _daemons(settings, mpirun, placement, environ)
     exports, removed, unset = _exports(settings, {**environ, **variables})
-    used = "left to MPI" if network is None else network.said + ("" if over else "; left to MPI")
+    used = "left to MPI" if network is None else network.summary + ("" if over else "; left to MPI")
     warnings = (*words, *said, *idle)
     return RankEnvironment(
         variables, exports, removed, (*notes, found, *warnings, *more, *unset), warnings, ports, used

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.errors import InputError
-from ddlrun.network.quantities import shown_bytes
 from ddlrun.topology import Topology, parse_topology
+from ddlrun.units import render_bytes
 
 HOROVOD = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
 
@@ -32,7 +32,7 @@ class Profile(NamedTuple):
     when: str
 
     def __str__(self) -> str:
-        return f"profile of {self.when} for gradients of {shown_bytes(self.gradient)}"
+        return f"profile of {self.when} for gradients of {render_bytes(self.gradient)}"
 
     def same_job(self, topology: Topology, major: int | None) -> bool:
         """Tell whether it is for as many ranks a host, as many hosts and this Open MPI (None: any)."""

@@ -7,7 +7,7 @@ from ddlrun.environment.rendezvous_ports import parse_ports
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
-from ddlrun.network.subnet_selection import Address, parse_addresses
+from ddlrun.network.addresses import Address, parse_addresses
 
 START, END = "@facts begin", "@facts end"
 # A part of the command line of every keeper.

@@ -4,7 +4,7 @@ import shlex
 
 from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
 from ddlrun.machine.sysfs import SCRIPT as MACHINE
-from ddlrun.network.subnet_selection import SCRIPT as NETWORK
+from ddlrun.network.addresses import SCRIPT as NETWORK
 from ddlrun.preflight.facts import END, START, FactsRequest
 
 PACKAGES = ("mpi4py", "torch", "horovod")

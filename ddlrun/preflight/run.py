@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ddlrun.errors import HostError, PreflightError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.network.subnet_selection import Network, choose_network, on
+from ddlrun.network.addresses import is_on
+from ddlrun.network.subnet_selection import Network, choose_network
 from ddlrun.preflight.facts import FactsRequest, HostFacts, parse_facts
 from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
@@ -137,7 +138,7 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
     findings += judge(facts, request.only)
     network, network_findings = _choose_network(facts.hosts, request)
-    own_addresses = (address for address in facts.here.addresses if network and on(address, network.subnets))
+    own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
     if network and facts.here_name not in hosts.names:
         network = network._replace(daemons=own is not None)
@@ -205,7 +206,7 @@ def _choose_network(
     if "network" not in request.only:
         return network, []
     code = FindingCode.NETWORK if network.subnets else FindingCode.NO_COMMON_NETWORK
-    return network, [PreflightFinding(host, "network", code, {"summary": network.said}) for host in facts]
+    return network, [PreflightFinding(host, "network", code, {"summary": network.summary}) for host in facts]
 
 
 def names_to_resolve(hosts: Sequence[str], here: str) -> dict[str, tuple[str, ...]]:

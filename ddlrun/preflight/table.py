@@ -66,7 +66,9 @@ def report_json(report: PreflightReport) -> str:
     network = report.network
     network_values = network and {
         "subnets": network.subnets, "interfaces": network.interfaces, "addresses": network.addresses,
-        "reason": network.reason, "rejected": [{"subnet": subnet, "why": why} for subnet, why in network.rejected],
+        "reason": network.reason, "rejected": [
+            {"subnet": rejected.subnet, "why": rejected.reason} for rejected in network.rejected
+        ],
     }  # fmt: skip
     findings = [finding.as_dict() for finding in report.findings]
     return json.dumps({"exit_code": report.exit_code, "network": network_values, "findings": findings}, indent=2) + "\n"

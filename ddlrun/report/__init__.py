@@ -1,1 +1,1 @@
-"""Plan and Outcome -> what a person reads. Pure: text in, text out."""
+"""Reports: plans, outcomes and measurements as text, JSON and HTML. Pure: values in, text out."""

@@ -1,4 +1,4 @@
-"""Lines over iterations -> where a template draws them."""
+"""Charts of values over iterations: the coordinates that a template draws."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ MOST_POINTS, MOST_LINES = 400, 32
 
 
 class ChartFrame(NamedTuple):
-    """A chart's size in pixels, and where the lines' edges are in it."""
+    """The size of a chart, and the edges of its plot area, in pixels."""
 
     width: int = 440
     height: int = 230
@@ -19,8 +19,11 @@ class ChartFrame(NamedTuple):
     bottom: int = 190
 
 
+FRAME = ChartFrame()
+
+
 class ChartLine(NamedTuple):
-    """Values at each iteration (None: not known), and what they are of; `rank` None: of no single rank."""
+    """A series: its name, its value at each iteration (None: unknown), and its rank if it is that of one rank."""
 
     name: str
     values: Sequence[float | None]
@@ -28,66 +31,92 @@ class ChartLine(NamedTuple):
 
 
 class RenderedLine(NamedTuple):
-    """A line as the template draws it: `points` of an SVG polyline, `style` a number, `middle` the median."""
+    """A line for the template: the points of an SVG polyline, the number of its style, its median as text."""
 
     name: str
     points: str
     rank: int | None
     style: int
-    middle: str
+    median: str
 
 
 class Chart(NamedTuple):
-    """A chart; ticks are (place in pixels, text). `note` says what is left out, if anything."""
+    """A chart; ticks are (pixels, text). `note`: the lines and points that are left out; empty if none are."""
 
     title: str
-    said: str
+    caption: str
     lines: tuple[RenderedLine, ...]
-    across: tuple[tuple[float, str], ...]
-    up: tuple[tuple[float, str], ...]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
     note: str
-    frame: ChartFrame = ChartFrame()
+    frame: ChartFrame = FRAME
 
 
-def chart(title: str, said: str, unit: str, iterations: Sequence[int], lines: Sequence[ChartLine]) -> Chart:
-    """Draw lines over iterations, at least one; of many lines those with the largest values, of many points some."""
-    shown = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
+class ChartText(NamedTuple):
+    """The title of a chart, its caption, and the unit of its values."""
+
+    title: str
+    caption: str
+    unit: str
+
+
+def draw_chart(text: ChartText, iterations: Sequence[int], lines: Sequence[ChartLine]) -> Chart:
+    """Draw lines over iterations.
+
+    Of more than MOST_LINES lines those with the largest values are drawn; of more than MOST_POINTS points every n-th.
+    """
+    drawn = sorted(lines, key=lambda line: -_largest(line))[:MOST_LINES] if len(lines) > MOST_LINES else list(lines)
     every = -(-len(iterations) // MOST_POINTS)
-    kept = range(0, len(iterations), every)
-    top = max((_largest(line) for line in shown), default=0.0)
-    up = ticks(0.0, top)
-    low, high = iterations[0], iterations[-1]
-    across = ticks(low, high, whole=True)
-    frame = ChartFrame()
-
-    def x(iteration: float) -> float:
-        share = (iteration - low) / (high - low) if high > low else 0.5
-        return round(frame.left + (frame.right - frame.left) * share, 1)
-
-    def y(value: float) -> float:
-        return round(frame.bottom - (frame.bottom - frame.top) * value / up[-1], 1)
-
-    def points(values: Sequence[float | None]) -> str:
-        known = ((iterations[at], values[at]) for at in kept)
-        drawn = [f"{x(when)},{y(value)}" for when, value in known if value is not None]
-        return " ".join(drawn * 2 if len(drawn) == 1 else drawn)  # a line of one point would not be seen
-
-    drawn = tuple(
-        RenderedLine(
-            line.name, points(line.values), line.rank, number if line.rank is None else line.rank, _middle(line, unit)
-        )
-        for number, line in enumerate(shown)
-    )
-    left = f"the {len(shown)} highest of {len(lines)} ranks are drawn" if len(shown) < len(lines) else ""
-    thinned = f"every {every} reports" if every > 1 else ""
+    scale = _Scale(iterations[0], iterations[-1], ticks(0.0, max((_largest(line) for line in drawn), default=0.0)))
+    notes = []
+    if len(drawn) < len(lines):
+        notes.append(f"the {len(drawn)} highest of {len(lines)} ranks are drawn")
+    if every > 1:
+        notes.append(f"1 of every {every} reports")
     return Chart(
-        title, said, drawn, tuple((x(at), f"{at:g}") for at in across),
-        tuple((y(at), f"{at:g}") for at in up), ", ".join(filter(None, (left, thinned))),
-    )  # fmt: skip
+        title=text.title,
+        caption=text.caption,
+        lines=tuple(
+            RenderedLine(
+                name=line.name,
+                points=_points(scale, iterations, line.values, every),
+                rank=line.rank,
+                style=number if line.rank is None else line.rank,
+                median=_median(line, text.unit),
+            )
+            for number, line in enumerate(drawn)
+        ),
+        x_ticks=tuple((scale.x(at), f"{at:g}") for at in ticks(scale.first, scale.last, whole=True)),
+        y_ticks=tuple((scale.y(at), f"{at:g}") for at in scale.y_ticks),
+        note=", ".join(notes),
+    )
+
+
+class _Scale(NamedTuple):
+    """The iterations and the ticks that the plot area spans."""
+
+    first: int
+    last: int
+    y_ticks: Sequence[float]
+
+    def x(self, iteration: float) -> float:
+        """Return the pixel of an iteration."""
+        share = (iteration - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return round(FRAME.left + (FRAME.right - FRAME.left) * share, 1)
+
+    def y(self, value: float) -> float:
+        """Return the pixel of a value."""
+        return round(FRAME.bottom - (FRAME.bottom - FRAME.top) * value / self.y_ticks[-1], 1)
+
+
+def _points(scale: _Scale, iterations: Sequence[int], values: Sequence[float | None], every: int) -> str:
+    samples = ((iterations[at], values[at]) for at in range(0, len(iterations), every))
+    points = [f"{scale.x(iteration)},{scale.y(value)}" for iteration, value in samples if value is not None]
+    return " ".join(points * 2 if len(points) == 1 else points)  # a line of one point would be invisible
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Return round numbers, at most 6: from `low` until one is not below `high`; `whole`: all inside.
+    """Return up to 6 round numbers from `low` to the first not below `high`; `whole`: integers inside the range.
 
     >>> ticks(0, 4.3), ticks(6, 56, whole=True)
     ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 50.0])
@@ -106,6 +135,6 @@ def _largest(line: ChartLine) -> float:
     return max((value for value in line.values if value is not None), default=0.0)
 
 
-def _middle(line: ChartLine, unit: str) -> str:
-    known = [value for value in line.values if value is not None]
-    return f"{statistics.median(known):.3g} {unit}" if known else "-"
+def _median(line: ChartLine, unit: str) -> str:
+    values = [value for value in line.values if value is not None]
+    return f"{statistics.median(values):.3g} {unit}" if values else "-"

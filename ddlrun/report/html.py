@@ -1,24 +1,26 @@
-"""A run's record -> one HTML page that needs nothing else."""
+"""HTML page of a run: one file without references to others."""
 
 import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ddlrun.report.chart import Chart, ChartLine, chart
-from ddlrun.report.outcome import in_words
-from ddlrun.report.picture import LEGEND, draw
-from ddlrun.report.plan import shown_cores
+from ddlrun.report.boxes import MARKS
+from ddlrun.report.chart import Chart, ChartLine, ChartText, draw_chart
+from ddlrun.report.outcome import render_end
+from ddlrun.report.plan import render_cores
 from ddlrun.report.record import Fields, RankRecord, RecordedRun
+from ddlrun.report.svg import render_groups
 
 MOST_RANKS = 1024
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
+LEGEND = f"Each square is a core: {MARKS}"
 CAUSES = {"queue": "others run on its CPUs"}
-WHATS = {"slow": "slow", "better": "faster after the move", "not better": "no gain by the move"}
+FINDINGS = {"slow": "slow", "better": "faster after the move", "not better": "no gain by the move"}
 
 
 class RankRow(NamedTuple):
-    """A rank as the table shows it; `level` is ok, dim or failure, `slow`: a check found it so."""
+    """A rank in the table; `level` is ok, dim or failure; `slow`: a check found the rank slow."""
 
     rank: RankRecord
     place: Fields
@@ -32,7 +34,7 @@ class RankRow(NamedTuple):
 
 
 def render_page(record: RecordedRun, *, going: bool, now: float) -> str:
-    """Write the page; `going`: the run had not ended `now` (seconds since 1970)."""
+    """Render the page of a run; `going`: it was under way at `now` (seconds since 1970)."""
     import jinja2  # noqa: PLC0415 - 40 ms, for pages alone
 
     environment = jinja2.Environment(
@@ -44,8 +46,8 @@ def render_page(record: RecordedRun, *, going: bool, now: float) -> str:
     shown = [row for row in rows if row.rank.number < MOST_RANKS or row.slow or row.level == "failure"]
     return environment.get_template("page.html").render(
         record=record, plan=record.plan, outcome=record.outcome, now=now, level=_level(record, going=going),
-        status=_status(record, going=going), picture=draw(record.groups), legend=_legend(), rows=shown,
-        left=len(rows) - len(shown), charts=list(_charts(record)), slow=_slow(record),
+        status=_status(record, going=going), picture=render_groups(record.groups), legend=LEGEND, rows=shown,
+        left_out=len(rows) - len(shown), charts=list(_charts(record)), slow=_slow(record),
         last=record.dumps[-1] if record.dumps else None, program=_program(record),
     )  # fmt: skip
 
@@ -57,83 +59,102 @@ def _level(record: RecordedRun, *, going: bool) -> str:
 
 
 def _status(record: RecordedRun, *, going: bool) -> str:
+    """Return the predicate of the sentence `The run ...`."""
     outcome = record.outcome
-    if outcome is None and not record.started:
-        return "was planned, and not started"
     if outcome is None:
-        return (
-            "goes on" if going else "has no end in its folder: ddlrun was killed, runs on another host, or had no room"
-        )
-    took = f"after {outcome['seconds']:.1f} s"
+        if not record.started:
+            return "was planned, and not started"
+        if going:
+            return "is under way"
+        return "has no recorded end: ddlrun was killed, runs on another host, or could not write"
+    duration = f"after {outcome['seconds']:.1f} s"
     if not outcome["exit_code"]:
-        return f"ended well {took}"
-    root = outcome["root"]
-    why = f": rank {root['rank']} on {root['host']}" if root else f": {outcome['reason']}" if outcome["reason"] else ""
-    return f"{'was ended' if outcome['wanted'] else 'failed'} with exit code {outcome['exit_code']} {took}{why}"
+        return f"succeeded {duration}"
+    reason = ""
+    if outcome["root"]:
+        reason = f": rank {outcome['root']['rank']} on {outcome['root']['host']}"
+    elif outcome["reason"]:
+        reason = f": {outcome['reason']}"
+    return f"{'was ended' if outcome['wanted'] else 'failed'} with exit code {outcome['exit_code']} {duration}{reason}"
 
 
 def _program(record: RecordedRun) -> Sequence[str]:
+    """Return the user's part of the command: the words after ddlrun's own script, where it has one."""
     words = list(record.plan["command"])
     start = next((at for at, word in enumerate(words) if word.endswith("/ddlrun/rank/start.py")), -1)
     return words[start + 1 :] if start >= 0 else words
 
 
-def _legend() -> str:
-    return LEGEND.replace("a character a core: ", "Each square is a core: ")
-
-
 def _rows(record: RecordedRun) -> Iterator[RankRow]:
-    slow = {one["rank"] for one in record.findings if one["event"] == "slow"}
+    slow = {finding["rank"] for finding in record.findings if finding["event"] == "slow"}
     last = record.dumps[-1] if record.dumps else None
     for rank in record.ranks:
-        seat = record.groups[rank.group].seats[rank.planned["local_rank"]]
-        known = last is not None and rank.number < len(last["compute"])
-        bound, end = rank.bound, rank.end
-        bad = bool(end and end.exit_code and not end.ordered)
+        placed = record.groups[rank.group].local_ranks[rank.planned["local_rank"]]
+        measured = last if last is not None and rank.number < len(last["compute"]) else None
+        text, level = _end(rank)
         yield RankRow(
-            rank, rank.planned, shown_cores(seat.cores),
-            "" if bound is None else bound["problem"] or bound["cpus"],
-            f"{1e3 * last['compute'][rank.number]:.2f}" if last and known else "",
-            f"{100 * last['jitter'][rank.number]:.1f}" if last and known else "",
-            "" if end is None else in_words(end) + (", on order" if end.ordered else ""),
-            "failure" if bad else "dim" if end and end.exit_code else "ok", rank.number in slow,
-        )  # fmt: skip
+            rank=rank,
+            place=rank.planned,
+            cores=render_cores(placed.cores),
+            bound="" if rank.bound is None else rank.bound["problem"] or rank.bound["cpus"],
+            compute=f"{1e3 * measured['compute'][rank.number]:.2f}" if measured else "",
+            jitter=f"{100 * measured['jitter'][rank.number]:.1f}" if measured else "",
+            end=text,
+            level=level,
+            slow=rank.number in slow,
+        )
+
+
+def _end(rank: RankRecord) -> tuple[str, str]:
+    """Return the end of a rank as text, and its level."""
+    end = rank.end
+    if end is None:
+        return "", "ok"
+    if end.exit_code == 0:
+        return render_end(end), "ok"
+    return (f"{render_end(end)}, ended by ddlrun", "dim") if end.ordered else (render_end(end), "failure")
 
 
 def _charts(record: RecordedRun) -> Iterator[Chart]:
     dumps = record.dumps
     if not dumps:
         return
-    iterations, before = [], 0
-    for dump in dumps:  # they count from 1 again after another ddl.init()
-        before += dump["last"] - dump["first"] + 1
-        iterations.append(before)
-    ranks = range(len(dumps[0]["compute"]))
-
-    def by_rank(what: str, times: float) -> list[ChartLine]:
-        return [
-            ChartLine(
-                f"rank {rank}", [times * dump[what][rank] if rank < len(dump[what]) else None for dump in dumps], rank
-            )
-            for rank in ranks
-        ]
-
-    names = list(dict.fromkeys(_dimension(one) for dump in dumps for one in dump["dimensions"]))
+    iterations, total = [], 0
+    for dump in dumps:  # after another ddl.init() they count from 1 again
+        total += dump["last"] - dump["first"] + 1
+        iterations.append(total)
+    names = list(dict.fromkeys(_dimension(entry) for dump in dumps for entry in dump["dimensions"]))
     rates = [ChartLine(name, [_rate(dump, name) for dump in dumps]) for name in names]
-    yield chart("Bandwidth by dimension", "MB a second that a learner sends", "MB/s", iterations, rates)
-    middle = [(_median(dump["compute"]), _median(dump["reduce"])) for dump in dumps]
-    parts = [ChartLine(name, [1e3 * one[at] for one in middle]) for at, name in enumerate(("computing", "reducing"))]
-    yield chart("An iteration", "ms, median of all ranks", "ms", iterations, parts)
-    yield chart("Computing by rank", "ms of an iteration", "ms", iterations, by_rank("compute", 1e3))
-    yield chart("Jitter by rank", "% of the computing time", "%", iterations, by_rank("jitter", 100.0))
+    text = ChartText("Bandwidth by dimension", "MB per second that a learner sends", "MB/s")
+    yield draw_chart(text, iterations, rates)
+    medians = [(_median(dump["compute"]), _median(dump["reduce"])) for dump in dumps]
+    parts = [
+        ChartLine("computing", [1e3 * compute for compute, _ in medians]),
+        ChartLine("reducing", [1e3 * reduce for _, reduce in medians]),
+    ]
+    yield draw_chart(ChartText("An iteration", "ms, median of all ranks", "ms"), iterations, parts)
+    text = ChartText("Computing by rank", "ms per iteration", "ms")
+    yield draw_chart(text, iterations, _by_rank(dumps, "compute", 1e3))
+    text = ChartText("Jitter by rank", "% of the computing time", "%")
+    yield draw_chart(text, iterations, _by_rank(dumps, "jitter", 100.0))
 
 
-def _dimension(one: Fields) -> str:
-    return f"{one['dimension']} {one['algorithm']}"
+def _by_rank(dumps: Sequence[Fields], field: str, factor: float) -> list[ChartLine]:
+    """Return one line per rank; a later report may have fewer ranks than the first."""
+    return [
+        ChartLine(
+            f"rank {rank}", [factor * dump[field][rank] if rank < len(dump[field]) else None for dump in dumps], rank
+        )
+        for rank in range(len(dumps[0]["compute"]))
+    ]
+
+
+def _dimension(entry: Fields) -> str:
+    return f"{entry['dimension']} {entry['algorithm']}"
 
 
 def _rate(dump: Fields, name: str) -> float | None:
-    return next((one["rate"] / 1e6 for one in dump["dimensions"] if _dimension(one) == name), None)
+    return next((entry["rate"] / 1e6 for entry in dump["dimensions"] if _dimension(entry) == name), None)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -143,11 +164,11 @@ def _median(values: Sequence[float]) -> float:
 def _slow(record: RecordedRun) -> list[dict[str, Any]]:
     return [
         {
-            **one,
-            "what": WHATS.get(one["event"], one["event"]),
-            "why": CAUSES.get(one.get("cause", ""), one.get("cause", "")),
+            **finding,
+            "finding": FINDINGS.get(finding["event"], finding["event"]),
+            "cause": CAUSES.get(finding.get("cause", ""), finding.get("cause", "")),
         }
-        for one in record.findings
+        for finding in record.findings
     ]
 
 

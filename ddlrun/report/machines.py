@@ -1,18 +1,21 @@
-"""Machines as text: hosts that look the same together, odd ones with what differs."""
+"""Machines as text: equal hosts as one group, with the differences of the others."""
 
 from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.wording import counted
 
 
 def render_groups(groups: Sequence[tuple[Machine, Sequence[str]]]) -> str:
-    """Write groups of hosts, the largest first; the others say what they have otherwise than it."""
+    """Render groups of hosts, the largest first; each of the others lists its differences from it."""
     usual = groups[0][0]
     lines: list[str] = []
     for machine, names in groups:
-        lines.append(f"{fold(names)}: {machine}{''.join(f', {more}' for more in _more(machine))} ({machine.source})")
+        lines.append(
+            f"{fold(names)}: {machine}{''.join(f', {extra}' for extra in _extras(machine))} ({machine.source})"
+        )
         if machine != usual:
             lines.append(f"  differs from {fold(groups[0][1])}: {'; '.join(differences(machine, usual))}")
         lines += (f"  note: {note}" for note in machine.notes)
@@ -20,25 +23,25 @@ def render_groups(groups: Sequence[tuple[Machine, Sequence[str]]]) -> str:
 
 
 def differences(machine: Machine, usual: Machine) -> list[str]:
-    """Say what a machine has otherwise than another, in a few words each.
+    """Return the differences of a machine from the usual one, in a few words each.
 
-    >>> one = Machine((), (), None, "a", measured=True, memory=256)
-    >>> differences(one._replace(memory=512), one)
+    >>> usual = Machine((), (), None, "a", measured=True, memory=256)
+    >>> differences(usual._replace(memory=512), usual)
     ['512 GiB instead of 256 GiB']
     """
-    told = zip(_told(machine), _told(usual), strict=True)
-    found = [f"{mine} instead of {theirs}" for mine, theirs in told if mine != theirs]
-    return found or ["the numbering of CPUs or devices"]
+    facts = zip(_facts(machine), _facts(usual), strict=True)
+    differing = [f"{fact} instead of {other}" for fact, other in facts if fact != other]
+    return differing or ["the numbering of CPUs or devices"]
 
 
-def _told(machine: Machine) -> Iterator[str]:
+def _facts(machine: Machine) -> Iterator[str]:
     packages = [len(package) for package in machine.packages]
     usable = [core.logical_index for core in machine.cores if core.usable]
     yield f"packages of {'+'.join(map(str, packages))} cores"
     yield f"SMT{'/'.join(sorted({str(len(core.pus)) for core in machine.cores}))}"
     yield f"usable cores {cpu_list(usable)}" if len(usable) < len(machine.cores) else "all cores usable"
     yield f"NUMA nodes {cpu_list(machine.numa_nodes)}"
-    yield f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
+    yield counted(len(machine.gpus), "GPU")
     homes = [str(gpu.numa_node) for gpu in machine.gpus]
     yield f"GPUs on NUMA nodes {','.join(homes)}" if homes else "no GPU"
     addresses = [gpu.pci_address or "?" for gpu in machine.gpus]
@@ -49,10 +52,10 @@ def _told(machine: Machine) -> Iterator[str]:
     yield f"read by {machine.source}"
 
 
-def _more(machine: Machine) -> Iterator[str]:
+def _extras(machine: Machine) -> Iterator[str]:
     if machine.nics:
         rdma = sum(nic.rdma is not None for nic in machine.nics)
-        yield f"{len(machine.nics)} NIC{'s' * (len(machine.nics) > 1)}" + (f" ({rdma} RDMA)" if rdma else "")
+        yield counted(len(machine.nics), "NIC") + (f" ({rdma} RDMA)" if rdma else "")
     if machine.memory:
         yield f"{machine.memory} GiB"
     usable = sum(core.usable for core in machine.cores)

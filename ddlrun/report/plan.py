@@ -1,4 +1,4 @@
-"""A Plan as text: where every rank goes, and why."""
+"""A plan as text: the placement of every rank, and the reasons."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,13 +9,14 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
+from ddlrun.wording import counted
 
-# More local ranks than this are summed up.
+# More local ranks than this are counted instead of listed.
 MOST_ROWS = 16
 
 
 def render_plan(plan: Plan, command: str, *, full: bool) -> str:
-    """Write a plan; `full` adds the reasons and the command."""
+    """Render a plan; `full` adds the reasons and the command."""
     lines = list(_placement_lines(plan.placement, plan.reason))
     if not full:
         lines += (f"note: {note}" for note in placement_notes(plan.placement))
@@ -36,7 +37,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
 
 def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:
     topology = placement.topology
-    ranks = f"{topology.size} rank{'s' * (topology.size > 1)}"
+    ranks = counted(topology.size, "rank")
     yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host ({reason})"
     for indexes, machine, seats in placement.groups():
         names = fold(placement.hosts.names[index] for index in indexes)
@@ -54,17 +55,17 @@ def _rows(
         packages = sorted({core.package for core in seat.cores})
         gpu = [str(seat.gpu.number) if seat.gpu else "-"] if gpus else []
         yield (
-            str(seat.local_rank), shown_ranks(ranks), ",".join(map(str, packages)),
-            shown_cores(seat.cores), *gpu, str(seat.threads),
+            str(seat.local_rank), render_ranks(ranks), ",".join(map(str, packages)),
+            render_cores(seat.cores), *gpu, str(seat.threads),
         )  # fmt: skip
     if len(seats) > MOST_ROWS:
         yield (f"... {len(seats) - MOST_ROWS} more",)
 
 
-def shown_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks that are evenly spaced shortly.
+def render_ranks(ranks: Sequence[int]) -> str:
+    """Render ranks, shortened where they are evenly spaced.
 
-    >>> shown_ranks([0, 4, 8, 12]), shown_ranks([3, 4, 5]), shown_ranks([7])
+    >>> render_ranks([0, 4, 8, 12]), render_ranks([3, 4, 5]), render_ranks([7])
     ('0,4..12', '3-5', '7')
     """
     steps = {high - low for low, high in zip(ranks, ranks[1:], strict=False)}
@@ -75,8 +76,8 @@ def shown_ranks(ranks: Sequence[int]) -> str:
     return ",".join(map(str, ranks[:8])) + (",..." if len(ranks) > 8 else "")
 
 
-def shown_cores(cores: Sequence[Core]) -> str:
-    """Write cores as a person counts them: inside their package."""
+def render_cores(cores: Sequence[Core]) -> str:
+    """Render cores by their index inside their package."""
     runs: list[list[Core]] = []
     for core in cores:
         if runs and (runs[-1][1].package, runs[-1][1].index_in_package + 1) == (core.package, core.index_in_package):

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Callable[[str, float | None], None]]:
-    """Yield what shows words and the share that is done (None: nobody knows), or nothing."""
+    """Yield a callback that shows a description and the share done (None: unknown); without `shown` it does nothing."""
     if not shown:
-        yield lambda _words, _share: None
+        yield lambda _description, _share: None
         return
     from rich.console import Console  # noqa: PLC0415 - on a terminal alone
     from rich.progress import Progress  # noqa: PLC0415
@@ -16,7 +16,7 @@ def progress(*, shown: bool) -> Iterator[Callable[[str, float | None], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
-        def show(words: str, share: float | None) -> None:
-            bar.update(task, description=words, total=None if share is None else 1.0, completed=share or 0.0)
+        def update(description: str, share: float | None) -> None:
+            bar.update(task, description=description, total=None if share is None else 1.0, completed=share or 0.0)
 
-        yield show
+        yield update

@@ -1,4 +1,4 @@
-"""Racks that were found by measuring, as a hostfile, as text and as JSON."""
+"""Measured racks as a hostfile, as text and as JSON."""
 
 import math
 from collections.abc import Iterator
@@ -6,72 +6,79 @@ from typing import Any, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
-from ddlrun.network.quantities import shown_rate, shown_seconds
+from ddlrun.units import render_rate, render_seconds
 
 NAMES = ("rack", "aisle", "hall")
 
 
+class RackComparison(NamedTuple):
+    """The source that declares racks (a scheduler, a hostfile), and whether the measured racks are the same."""
+
+    source: str
+    same: bool
+
+
 class MeasuredHierarchy(NamedTuple):
-    """Hosts, with racks where a scheduler or hostfile says them, and what ddlrun.measure found of them."""
+    """Hosts, with their declared racks where there are any, and the JSON result of ddlrun.measure for them."""
 
     hosts: HostList
-    found: dict[str, Any]
+    result: dict[str, Any]
 
     @property
     def certain(self) -> bool:
-        """Whether all levels are beyond doubt."""
-        return not any(level["doubts"] for level in self.found["levels"])
+        """Whether no level is in doubt."""
+        return not any(level["doubts"] for level in self.result["levels"])
 
     def racks(self) -> list[tuple[str, ...]]:
-        """Return the hosts of each rack, racks of one aisle beside each other; one rack where the network is flat."""
+        """Return the hosts of each rack, racks of one aisle next to each other; one rack where the network is flat."""
         names = self.hosts.names
-        levels = self.found["levels"]
+        levels = self.result["levels"]
         if not levels:
             return [names]
-        # A group of the last level has its racks one after the other.
+        # A group of the last level lists its racks one after another.
         order = [host for group in levels[-1]["groups"] for host in group]
         place = {host: at for at, host in enumerate(order)}
         racks = sorted(levels[0]["groups"], key=lambda group: min(place[host] for host in group))
         return [tuple(names[host] for host in sorted(group)) for group in racks]
 
     def ordered(self) -> list[Host]:
-        """Return the hosts rack by rack, with slots as they were."""
+        """Return the hosts rack by rack, with their slots."""
         slots = {host.name: host.slots for host in self.hosts}
         return [Host(name, slots[name], f"r{number}") for number, rack in enumerate(self.racks(), 1) for name in rack]
 
     def shape(self) -> tuple[int, int]:
-        """Return Y and Z: hosts of a group that leaves no rack, and how many of them there are."""
+        """Return Y and Z: the greatest common divisor of the racks' sizes and its count; without one, a single rack."""
         racks = self.racks()
         common = math.gcd(*map(len, racks))
         return (common, len(self.hosts) // common) if common > 1 or len(racks) == 1 else (len(self.hosts), 1)
 
-    def told(self) -> tuple[str, bool] | None:
-        """Return who else says racks, and whether they are the same; None: nobody."""
+    def compare(self) -> RackComparison | None:
+        """Compare the racks with the declared ones; None where none are declared."""
         racks = by_rack(self.hosts)
         if not racks:
             return None
-        said = {frozenset(host.name for host in rack) for rack in racks.values()}
-        return self.hosts.source, said == set(map(frozenset, self.racks()))
+        declared = {frozenset(host.name for host in rack) for rack in racks.values()}
+        return RackComparison(self.hosts.source, declared == set(map(frozenset, self.racks())))
 
 
 def render_hierarchy(hierarchy: MeasuredHierarchy) -> str:
-    """Write what was found on one screen."""
+    """Render the racks, the rates that show them, and doubts, on one screen."""
     return "".join(f"{line}\n" for line in _lines(hierarchy))
 
 
 def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
-    found, count = hierarchy.found, len(hierarchy.hosts)
-    spent = f"{found['rounds']} rounds of pairs, {shown_seconds(found['seconds'])}"
+    result, count = hierarchy.result, len(hierarchy.hosts)
+    spent = f"{result['rounds']} rounds of pairs, {render_seconds(result['seconds'])}"
     if not hierarchy.certain:
         yield f"{count} hosts, racks not certain ({spent})"
-        for level in found["levels"]:
-            for why, some in level["doubts"]:
-                yield f"  {why}: {fold(hierarchy.hosts.names[host] for host in some)}"
+        for level in result["levels"]:
+            for reason, hosts in level["doubts"]:
+                yield f"  {reason}: {fold(hierarchy.hosts.names[host] for host in hosts)}"
         yield "other jobs on these hosts or links? run it again when they are quiet"
         return
     racks = hierarchy.racks()
     if len(racks) == 1:
-        yield f"{count} hosts, flat: nobody slows others down ({spent})"
+        yield f"{count} hosts, flat: no host slows others down ({spent})"
     else:
         yield f"{count} hosts in {len(racks)} racks ({spent})"
         for number, rack in enumerate(racks, 1):
@@ -82,28 +89,28 @@ def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
 
 
 def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
-    near, far = hierarchy.found["latency"]
-    if not hierarchy.found["levels"]:
-        yield f"a pair, all at once: {shown_rate(hierarchy.found['rate'])} each way"
-    for number, level in enumerate(hierarchy.found["levels"]):
+    near, far = hierarchy.result["latency"]
+    if not hierarchy.result["levels"]:
+        yield f"a pair, all at once: {render_rate(hierarchy.result['rate'])} per direction"
+    for number, level in enumerate(hierarchy.result["levels"]):
         name = NAMES[min(number, len(NAMES) - 1)]
         yield (
-            f"a pair in one {name}, all at once: {shown_rate(level['inside'])} each way; "
-            f"across: {shown_rate(level['across'])}, {level['inside'] / level['across']:.2g} times less"
+            f"a pair in one {name}, all at once: {render_rate(level['inside'])} per direction; "
+            f"across: {render_rate(level['across'])}, {level['inside'] / level['across']:.2g} times less"
         )
     if far is None:
-        yield f"latency: {shown_seconds(near)}"
+        yield f"latency: {render_seconds(near)}"
     elif near is not None:
-        yield f"latency in a rack {shown_seconds(near)}, across {shown_seconds(far)}"
-    if (told := hierarchy.told()) is not None:
-        other = "; ".join(fold(host.name for host in rack) for rack in by_rack(hierarchy.hosts).values())
-        yield f"{told[0]} says {'the same racks' if told[1] else f'other racks: {other}'}"
+        yield f"latency in a rack {render_seconds(near)}, across {render_seconds(far)}"
+    if (comparison := hierarchy.compare()) is not None:
+        declared = "; ".join(fold(host.name for host in rack) for rack in by_rack(hierarchy.hosts).values())
+        yield f"racks of {comparison.source}: {'the same' if comparison.same else declared}"
 
 
 def hierarchy_dict(hierarchy: MeasuredHierarchy) -> dict[str, Any]:
-    """Return what `--json` prints: bytes/s of a pair each way, seconds; hosts by name."""
-    names, found = hierarchy.hosts.names, hierarchy.found
-    told = hierarchy.told()
+    """Return the JSON of --json: bytes/s of a pair per direction, seconds, names of hosts."""
+    names, result = hierarchy.hosts.names, hierarchy.result
+    comparison = hierarchy.compare()
     y, z = hierarchy.shape()
     return {
         "certain": hierarchy.certain,
@@ -113,12 +120,14 @@ def hierarchy_dict(hierarchy: MeasuredHierarchy) -> dict[str, Any]:
             {
                 "groups": [[names[host] for host in group] for group in level["groups"]],
                 "inside": level["inside"], "across": level["across"],
-                "doubts": [{"why": why, "hosts": [names[host] for host in some]} for why, some in level["doubts"]],
+                "doubts": [
+                    {"why": reason, "hosts": [names[host] for host in hosts]} for reason, hosts in level["doubts"]
+                ],
             }
-            for level in found["levels"]
+            for level in result["levels"]
         ],
-        "latency": dict(zip(("inside", "across"), found["latency"], strict=True)),
-        "said": None if told is None else {"by": told[0], "same": told[1]},
-        "rounds": found["rounds"],
-        "seconds": found["seconds"],
+        "latency": dict(zip(("inside", "across"), result["latency"], strict=True)),
+        "said": None if comparison is None else {"by": comparison.source, "same": comparison.same},
+        "rounds": result["rounds"],
+        "seconds": result["seconds"],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The files of a run folder -> what a page and a trace are made of. Pure: texts in, values out."""
+"""Record of a run, parsed from the files of its folder. Pure: texts in, values out."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ Fields = Mapping[str, Any]
 
 
 class HostGroup(NamedTuple):
-    """Hosts that look the same together: their names folded, their machine, what each local rank got."""
+    """Equal hosts: their names folded, their machine, and the placement of each local rank."""
 
     names: str
     machine: Machine
-    seats: tuple[LocalRankPlacement, ...]
+    local_ranks: tuple[LocalRankPlacement, ...]
 
 
 class RankRecord(NamedTuple):
-    """One rank: `planned` as in plan.json, the group of its host, `bound` as in binding.json, how it ended."""
+    """A rank: `planned` as in plan.json, the number of its host's group, `bound` as in binding.json, and its end."""
 
     number: int
     planned: Fields
@@ -32,11 +32,20 @@ class RankRecord(NamedTuple):
 
 
 class RecordedRun(NamedTuple):
-    """A run as its folder tells it.
+    """A run as recorded in its folder.
 
-    `plan`, `outcome` and `check` are the JSON of those files (None: not there), `dumps` and `findings` the reports of
-    -dump_iter and -rebind_iter in their order, `said` what learners wrote about being slow and moving, `failure` the
-    report of a failed run, `gaps` what the folder lacks, and why; `started` is False where only the plan was written.
+    Attributes:
+        path: the run folder.
+        plan: the JSON of plan.json; `check` and `outcome` likewise (None: no such file).
+        groups: equal hosts.
+        ranks: all ranks in order.
+        environment: names of the variables that are passed on.
+        dumps: the reports of -dump_iter in order.
+        findings: the findings of -rebind_iter in order.
+        messages: what learners printed on their slowness and moves.
+        failure: the report of a failed run, else empty.
+        gaps: what the folder lacks, and why.
+        started: False where only the plan was written.
     """
 
     path: str
@@ -48,7 +57,7 @@ class RecordedRun(NamedTuple):
     outcome: Fields | None
     dumps: tuple[Fields, ...]
     findings: tuple[Fields, ...]
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
     failure: str
     gaps: tuple[str, ...]
     started: bool
@@ -59,7 +68,7 @@ class RecordedRun(NamedTuple):
         return fold(host["name"] for host in self.plan["hosts"])
 
 
-# What a page cannot do without, in plan.json, outcome.json and the events of ddl.jsonl.
+# The keys that a page needs of plan.json, outcome.json and the events of ddl.jsonl.
 PLAN = "topology rank_order hosts hosts_source ranks machines reasons notes mpirun command variables removed run_id"
 OUTCOME = "exit_code seconds reason root ends wanted"
 ITERATIONS = "first last mode seconds compute reduce jitter most_jitter dimensions"
@@ -67,19 +76,19 @@ FINDING = "rank host score"
 
 
 def parse_record(path: str, texts: Mapping[str, str]) -> RecordedRun:
-    """Parse the texts of a run folder's files, by name; `path` is the folder's.
+    """Parse the files of the run folder `path`, given as name -> text.
 
-    Raises InputError where plan.json, which all else hangs on, cannot be understood, or outcome.json.
+    Raises InputError where plan.json or outcome.json is malformed; damage to other files is a gap.
     """
     plan: Any = None
     gaps: list[str] = []
     try:
-        plan = _needed(json.loads(texts["plan.json"]), PLAN)
+        plan = _require(json.loads(texts["plan.json"]), PLAN)
         groups = _parse_groups(plan)
         check, binding, outcome = (
             _parse_json(name, texts, gaps) for name in ("check.json", "binding.json", "outcome.json")
         )
-        ranks = _parse_ranks(plan, binding, outcome and _needed(outcome, OUTCOME))
+        ranks = _parse_ranks(plan, binding, outcome and _require(outcome, OUTCOME))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         version = f" ({plan['version']})" if isinstance(plan, dict) and "version" in plan else ""
         raise InputError(
@@ -88,39 +97,50 @@ def parse_record(path: str, texts: Mapping[str, str]) -> RecordedRun:
         ) from error
     if "version" not in plan:
         gaps.append("an older ddlrun wrote this folder: it has no time of start and no check")
-    events = _parse_journal(texts.get("ddl.jsonl", ""), gaps)
+    events = _parse_events(texts.get("ddl.jsonl", ""), gaps)
     return RecordedRun(
-        path, plan, groups, ranks, tuple(texts.get("environment", "").split()), check, outcome,
-        tuple(one for one in events if one["event"] == "iterations"),
-        tuple(one for one in events if one["event"] != "iterations"), tuple(texts.get("stderr.log", "").splitlines()),
-        texts.get("report.txt", ""), tuple(gaps), "stderr.log" in texts,
-    )  # fmt: skip
+        path=path,
+        plan=plan,
+        groups=groups,
+        ranks=ranks,
+        environment=tuple(texts.get("environment", "").split()),
+        check=check,
+        outcome=outcome,
+        dumps=tuple(event for event in events if event["event"] == "iterations"),
+        findings=tuple(event for event in events if event["event"] != "iterations"),
+        messages=tuple(texts.get("stderr.log", "").splitlines()),
+        failure=texts.get("report.txt", ""),
+        gaps=tuple(gaps),
+        started="stderr.log" in texts,
+    )
 
 
-def _needed(found: Any, keys: str) -> Fields:  # noqa: ANN401 - JSON
-    """Return a JSON object that has all of the keys. Raises KeyError or TypeError."""
-    for key in keys.split():
-        found[key]
-    return dict(found)
+def _require(value: Any, keys: str) -> Fields:  # noqa: ANN401 - JSON
+    """Return a JSON object if it has all of the keys. Raises KeyError or TypeError."""
+    fields = dict(value)
+    missing = [key for key in keys.split() if key not in fields]
+    if missing:
+        raise KeyError(missing[0])
+    return fields
 
 
 def _parse_json(name: str, texts: Mapping[str, str], gaps: list[str]) -> Fields | None:
-    """Return a file's JSON; where a full disk or a kill cut it short, nothing, and a gap."""
+    """Return the JSON object of a file; None, with a gap, where a full disk or a kill cut the file short."""
     try:
-        found = json.loads(texts[name]) if name in texts else None
+        value = json.loads(texts[name]) if name in texts else None
     except ValueError:
         gaps.append(f"{name} was not written to its end")
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _parse_journal(text: str, gaps: list[str]) -> list[Fields]:
+def _parse_events(text: str, gaps: list[str]) -> list[Fields]:
     events: list[Fields] = []
     lines = text.splitlines()
     for line in lines:
         try:
-            event = _needed(json.loads(line), "event time")
-            events.append(_needed(event, ITERATIONS if event["event"] == "iterations" else FINDING))
+            event = _require(json.loads(line), "event time")
+            events.append(_require(event, ITERATIONS if event["event"] == "iterations" else FINDING))
         except (ValueError, KeyError, TypeError):
             continue
     if len(events) < len(lines):
@@ -132,47 +152,58 @@ def _parse_groups(plan: Fields) -> tuple[HostGroup, ...]:
     by_host: dict[str, list[Fields]] = {}
     for rank in plan["ranks"]:
         by_host.setdefault(rank["host"], []).append(rank)
-    found = []
-    for told in plan["machines"]:
-        machine = _parse_machine(told)
-        found.append(HostGroup(fold(told["hosts"]), machine, _parse_seats(machine, by_host[told["hosts"][0]])))
-    return tuple(found)
+    groups = []
+    for fields in plan["machines"]:
+        machine = _parse_machine(fields)
+        local_ranks = _parse_local_ranks(machine, by_host[fields["hosts"][0]])
+        groups.append(HostGroup(fold(fields["hosts"]), machine, local_ranks))
+    return tuple(groups)
 
 
-def _parse_machine(told: Fields) -> Machine:
-    """Parse what `machine_dict` wrote."""
+def _parse_machine(fields: Fields) -> Machine:
+    """Parse the JSON of `machine_dict`."""
     cores = tuple(
         Core(core["core"], package, index, core["numa_node"], tuple(map(PU, core["pus"])), core["usable"])
-        for package, inside in enumerate(told["packages"])
-        for index, core in enumerate(inside)
+        for package, members in enumerate(fields["packages"])
+        for index, core in enumerate(members)
     )
     return Machine(
-        cores, tuple(GPU(**{**gpu, "nics": tuple(gpu["nics"])}) for gpu in told["gpus"]),
-        None if told["nics"] is None else tuple(NIC(**nic) for nic in told["nics"]), told["source"], told["measured"],
-        tuple(told["numa_nodes"]), memory=told["memory_gib"],
-    )  # fmt: skip
+        cores=cores,
+        gpus=tuple(GPU(**{**gpu, "nics": tuple(gpu["nics"])}) for gpu in fields["gpus"]),
+        nics=None if fields["nics"] is None else tuple(NIC(**nic) for nic in fields["nics"]),
+        source=fields["source"],
+        measured=fields["measured"],
+        numa_nodes=tuple(fields["numa_nodes"]),
+        memory=fields["memory_gib"],
+    )
 
 
-def _parse_seats(machine: Machine, ranks: Sequence[Fields]) -> tuple[LocalRankPlacement, ...]:
+def _parse_local_ranks(machine: Machine, ranks: Sequence[Fields]) -> tuple[LocalRankPlacement, ...]:
     cores = {core.logical_index: core for core in machine.cores}
     gpus = {gpu.number: gpu for gpu in machine.gpus}
     return tuple(
         LocalRankPlacement(
-            one["local_rank"],
-            tuple(cores[index] for index in one["cores"]),
-            gpus.get(one["gpu"]),
-            one["threads"],
-            tuple(one["nics"]),
+            rank["local_rank"],
+            cores=tuple(cores[index] for index in rank["cores"]),
+            gpu=gpus.get(rank["gpu"]),
+            threads=rank["threads"],
+            nics=tuple(rank["nics"]),
         )
-        for one in ranks
+        for rank in ranks
     )
 
 
 def _parse_ranks(plan: Fields, binding: Fields | None, outcome: Fields | None) -> tuple[RankRecord, ...]:
-    group_of = {name: number for number, told in enumerate(plan["machines"]) for name in told["hosts"]}
-    bound = {one["rank"]: one for one in (binding or {}).get("bindings", ())}
-    ends = {one["rank"]: RankEnd(**one) for one in (outcome or {}).get("ends", ())}
+    group_of = {host: number for number, group in enumerate(plan["machines"]) for host in group["hosts"]}
+    bound = {fields["rank"]: fields for fields in (binding or {}).get("bindings", ())}
+    ends = {fields["rank"]: RankEnd(**fields) for fields in (outcome or {}).get("ends", ())}
     return tuple(
-        RankRecord(one["rank"], one, group_of[one["host"]], bound.get(one["rank"]), ends.get(one["rank"]))
-        for one in sorted(plan["ranks"], key=lambda one: int(one["rank"]))
+        RankRecord(
+            number=planned["rank"],
+            planned=planned,
+            group=group_of[planned["host"]],
+            bound=bound.get(planned["rank"]),
+            end=ends.get(planned["rank"]),
+        )
+        for planned in sorted(plan["ranks"], key=lambda planned: int(planned["rank"]))
     )

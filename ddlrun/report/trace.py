@@ -1,7 +1,7 @@
-"""A run's iterations and the phases of their allreduces as Chrome trace events, which Perfetto opens.
+"""Iterations of a run and the phases of their allreduces as Chrome trace events, which Perfetto opens.
 
 The format: "Trace Event Format", JSON object format: complete events ("ph": "X") with `ts` and `dur` in microseconds,
-metadata events ("M") that name processes and threads. A rank is a process here, a phase of a dimension a thread.
+metadata events ("M") that name processes and threads. Here a rank is a process, and a phase of a dimension a thread.
 """
 
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from typing import Any
 from ddlrun.errors import InputError
 from ddlrun.report.record import Fields, RecordedRun
 
-ROWS = 64  # more threads than a rank has phases: ids of threads differ over all ranks
+ROWS = 64  # thread ids per rank, more than a rank has phases, so that the ids of all ranks differ
 
 
-def trace(record: RecordedRun) -> dict[str, Any]:
-    """Return a trace of all reports that tell phases. Raises InputError where there are none."""
+def chrome_trace(record: RecordedRun) -> dict[str, Any]:
+    """Return the trace of all reports with phases. Raises InputError where none has any."""
     dumps = [dump for dump in record.dumps if "phases" in dump]
     if not dumps:
         raise InputError(
-            f"--trace: run folder {record.path} has no phases of an allreduce: scripts that use ddlrun.ddl "
-            "keep them under DDL_OPTIONS='-dump_iter N', in the folder of a run that rank 0's host can write to"
+            f"--trace: run folder {record.path} has no phases of an allreduce: scripts that use ddlrun.ddl write them "
+            "with DDL_OPTIONS='-dump_iter N', if rank 0's host can write to the run folder"
         )
     start = min(dump["start"] for dump in dumps)
     names = list(dict.fromkeys(_name(phase) for dump in dumps for phase in dump["phases"]))
@@ -48,14 +48,14 @@ def _metadata(record: RecordedRun, names: list[str]) -> Iterator[dict[str, Any]]
 
 
 def _events(dump: Fields, start: float, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of one report, which is of the last of its iterations."""
-    more = 1e6 * (dump["start"] - start)
-    rows = [("iteration", 0, dump), *((_name(one), 1 + names.index(_name(one)), one) for one in dump["phases"])]
+    """Yield the events of one report: those of its last iteration."""
+    offset = 1e6 * (dump["start"] - start)
+    rows = [("iteration", 0, dump), *((_name(phase), 1 + names.index(_name(phase)), phase) for phase in dump["phases"])]
     for name, row, spans in rows:
         for rank, (begin, end) in enumerate(zip(spans["begin"], spans["end"], strict=True)):
             if begin is not None and end is not None:
                 yield {
                     "ph": "X", "name": name, "cat": "ddl", "pid": rank + 1, "tid": (rank + 1) * ROWS + row,
-                    "ts": round(more + 1e6 * begin, 3), "dur": round(1e6 * (end - begin), 3),
+                    "ts": round(offset + 1e6 * begin, 3), "dur": round(1e6 * (end - begin), 3),
                     "args": {"iteration": dump["last"], "mode": dump["mode"]},
                 }  # fmt: skip

@@ -1,56 +1,61 @@
-"""What ddlrun tune has found, as text."""
+"""Results of ddlrun tune as text."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from ddlrun.network.quantities import shown_bytes, shown_rate, shown_seconds
-from ddlrun.report.bench import NAMES, aligned
+from ddlrun.report.bench import NAMES
+from ddlrun.report.table import aligned
+from ddlrun.units import render_bytes, render_rate, render_seconds
 
 MOST_ROWS = 12
 
 
-def render_tune(found: dict[str, Any]) -> str:
-    """Write the links, the fastest of what was tried, and what was kept."""
-    return "".join(f"{line}\n" for line in _lines(found))
+def render_tune(result: dict[str, Any]) -> str:
+    """Render the links, the fastest candidates, and the settings that were saved."""
+    return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    size, took = shown_bytes(found["gradient"]), shown_seconds(found["seconds"])
-    yield f"{found['topology']}, gradients of {size}, searched for {took}"
-    links = [f"{NAMES[level]} {shown_rate(link['together'])}" for level, link in found["links"].items()]
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    size, seconds = render_bytes(result["gradient"]), render_seconds(result["seconds"])
+    yield f"{result['topology']}, gradients of {size}, searched for {seconds}"
+    links = [f"{NAMES[level]} {render_rate(link['together'])}" for level, link in result["links"].items()]
     if links:
         yield f"links: {', '.join(links)}"
     yield ""
-    measured, best, usual = found["measured"], found["best"], found["usual"]
+    measured = result["measured"]
     rows = [["XxYxZ", "mode", "sizes", "step", "plan expects", "runs"]]
     rows += [
-        [row["topology"], row["mode"], row["tuning"], shown_seconds(row["seconds"]), shown_seconds(row["expected"]),
+        [row["topology"], row["mode"], row["tuning"], render_seconds(row["seconds"]), render_seconds(row["expected"]),
          str(row["runs"])]
         for row in measured[:MOST_ROWS]
     ]  # fmt: skip
     yield from aligned(rows)
     if len(measured) > MOST_ROWS:
-        yield f"... and {len(measured) - MOST_ROWS} more that took up to {shown_seconds(measured[-1]['seconds'])}"
-    if not found["complete"]:
-        yield "the budget ended the search; with a longer --budget it would go on"
+        slowest = render_seconds(measured[-1]["seconds"])
+        yield f"... and {len(measured) - MOST_ROWS} more, the slowest with {slowest}"
+    if not result["complete"]:
+        yield "the budget ended the search; give a longer --budget to continue"
     yield ""
-    took = f"{shown_seconds(best['seconds'])} a step"
-    words = f"{best['topology']}, mode {best['mode']}, {best['tuning']}: {took}"
+    yield _best(result["best"], result["usual"])
+    if "horovod" in result:
+        yield _horovod(result["horovod"])
+    if result["profile"]:
+        yield f"saved:   {result['profile']}"
+
+
+def _best(best: dict[str, Any], usual: float) -> str:
+    settings = f"{best['topology']}, mode {best['mode']}, {best['tuning']}: {render_seconds(best['seconds'])} per step"
     if best["seconds"] < usual:
-        times = f"{usual / best['seconds']:.2f} times that"
-        yield f"best:    {words}; as launch does by itself: {shown_seconds(usual)}, {times}"
-    else:
-        yield f"best:    {words}, which is what launch does by itself"
-    if "horovod" in found:
-        yield _horovod(found["horovod"])
-    if found["profile"]:
-        yield f"kept in: {found['profile']}"
+        factor = f"{usual / best['seconds']:.2f} times that"
+        return f"best:    {settings}; launch without a profile: {render_seconds(usual)}, {factor}"
+    return f"best:    {settings}, as launch without a profile"
 
 
-def _horovod(found: dict[str, Any]) -> str:
-    best, usual = found["best"], found["usual"]
-    words = ", ".join(f"{name}={value}" for name, value in best["variables"].items())
-    end = "" if found["complete"] else "; the budget ended the search"
-    if not words:
-        return f"Horovod: {shown_seconds(usual)} a step with its own fusion and cycle, and nothing better{end}"
-    return f"Horovod: {words}: {shown_seconds(best['seconds'])} a step; with its own: {shown_seconds(usual)}{end}"
+def _horovod(result: dict[str, Any]) -> str:
+    best, usual = result["best"], result["usual"]
+    variables = ", ".join(f"{name}={value}" for name, value in best["variables"].items())
+    end = "" if result["complete"] else "; the budget ended the search"
+    if not variables:
+        return f"Horovod: {render_seconds(usual)} per step with its defaults; nothing better was found{end}"
+    seconds = f"{render_seconds(best['seconds'])} per step; with its defaults: {render_seconds(usual)}"
+    return f"Horovod: {variables}: {seconds}{end}"

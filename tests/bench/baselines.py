@@ -1,8 +1,8 @@
-"""What ddlrun's allreduce is compared with. All ranks make these and call their methods together.
+"""Allreduces to compare ddlrun's with. All ranks make them and call their methods together.
 
-`mpi` is MPI_Allreduce on the world, `mpi-host` on a communicator in host order: whatever Open MPI chooses, coll/tuned
-in 4.1, coll/han between hosts in 5.0. `tuned` and `han` are these components chosen by hand, `tuned-best` the best of
-tuned's algorithms, chosen anew at each size. `two-level` does by MPI what Horovod's hierarchical allreduce does.
+`mpi` is MPI_Allreduce on the world, `mpi-host` on a communicator in host order, with the component that Open MPI
+chooses: coll/tuned in 4.1, coll/han between hosts in 5.0. `tuned` and `han` force these components; `tuned-best` is the
+best of tuned's algorithms at each size. `two-level` is Horovod's hierarchical allreduce by calls of MPI.
 """
 
 import contextlib
@@ -24,44 +24,45 @@ WORLD = MPI.COMM_WORLD
 Array = np.ndarray[Any, Any]
 # Recursive doubling, ring, segmented ring, Rabenseifner; basic linear and reduce + broadcast are left out.
 FORCED = (3, 4, 5, 6)
-SEGMENT = 2**20  # what tuned takes by itself for the segmented ring
-# From this size in bytes on, an algorithm that takes twice as long as the best is not tried at larger ones.
-TELLING = 2**20
+SEGMENT = 2**20  # the default of tuned for the segmented ring
+# An algorithm that takes twice as long as the best at this size in bytes, or above, is not tried at larger sizes.
+DECISIVE = 2**20
 
 
 class Algorithm:
     """An allreduce of float32."""
 
     note = ""
-    # How far off a sum may be, relative: nothing, but where it travels in 16 bits.
-    off = 0.0
+    # The relative error that is allowed: none, except where data travel in 16 bits.
+    tolerance = 0.0
 
-    def get_ready(self, count: int, repeat: int) -> None:
+    def prepare(self, count: int, repeat: int) -> None:
         """Prepare for arrays of `count` elements that will be reduced `repeat` times in a row."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return what must be around the runs, and is not timed."""
+        """Return the context of the runs, which is not timed."""
         return nullcontext()
 
     def run(self, x: Array) -> Array:
         """Return the sum, in x or elsewhere."""
         raise NotImplementedError
 
-    def right(self, result: Array, exact: Array) -> bool:
-        """Say whether a sum is what it should be."""
-        return bool((np.abs(result - exact) <= self.off * exact).all())
+    def is_correct(self, result: Array, exact: Array) -> bool:
+        """Return True if a sum is correct."""
+        return bool((np.abs(result - exact) <= self.tolerance * exact).all())
 
 
 class Ours(Algorithm):
-    """ddlrun's own, by a mode or a whole DDL string, with a tuning."""
+    """The allreduce of ddlrun in a mode, or by a DDL string, with a tuning."""
 
     def __init__(self, text: str) -> None:
         mode, _, tuning = text.partition("=")
         self._learner = start_learner(f"-mode {mode}", WORLD, tuning, os.environ)
-        self.off = WORLD.size * 2.0**-8 * ("wire=" in tuning)
+        if "wire=" in tuning:
+            self.tolerance = WORLD.size * 2.0**-8
 
-    def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
-        self.run(np.zeros(count, np.float32))  # mode p explores at the first of each size
+    def prepare(self, count: int, repeat: int) -> None:  # noqa: ARG002 - of Algorithm
+        self.run(np.zeros(count, np.float32))  # mode p explores in the first run at a size
 
     def run(self, x: Array) -> Array:
         self._learner.all_reduce(x, "sum", "", True)
@@ -80,9 +81,9 @@ class Native(Algorithm):
 
 
 class OutOfPlace(Native):
-    """The same from one array to another: coll/han of Open MPI 4.1.4 crashes in place."""
+    """MPI_Allreduce from one array to another: coll/han of Open MPI 4.1.4 crashes in place."""
 
-    def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
+    def prepare(self, count: int, repeat: int) -> None:  # noqa: ARG002 - of Algorithm
         self._sum = np.zeros(count, np.float32)
 
     def run(self, x: Array) -> Array:
@@ -91,23 +92,23 @@ class OutOfPlace(Native):
 
 
 class BestForced(Algorithm):
-    """The best of coll/tuned's algorithms at each size, by a run or three of each."""
+    """The best of coll/tuned's algorithms at each size, by one to three runs of each."""
 
     def __init__(self) -> None:
-        self._comms = {number: force(WORLD, number, SEGMENT * (number == 5)) for number in FORCED}
+        self._comms = {number: force(WORLD, number, SEGMENT if number == 5 else 0) for number in FORCED}
         self._left = list(FORCED)
         self._best = FORCED[0]
 
-    def get_ready(self, count: int, repeat: int) -> None:
+    def prepare(self, count: int, repeat: int) -> None:
         x = np.zeros(count, np.float32)
-        took = {number: self._seconds(number, x, repeat) for number in self._left}
-        least = min(took.values())
-        for number in [number for number in took if took[number] < 1.2 * least] * 2:
-            took[number] = min(took[number], self._seconds(number, x, repeat))
-        self._best = min(took, key=took.__getitem__)
-        self.note = f"algorithm {self._best} of " + ", ".join(f"{number}: {took[number]:.3g} s" for number in took)
-        if x.nbytes >= TELLING:
-            self._left = [number for number in took if took[number] < 2 * took[self._best]]
+        times = {number: self._seconds(number, x, repeat) for number in self._left}
+        least = min(times.values())
+        for number in [number for number in times if times[number] < 1.2 * least] * 2:
+            times[number] = min(times[number], self._seconds(number, x, repeat))
+        self._best = min(times, key=times.__getitem__)
+        self.note = f"algorithm {self._best} of " + ", ".join(f"{number}: {times[number]:.3g} s" for number in times)
+        if x.nbytes >= DECISIVE:
+            self._left = [number for number in times if times[number] < 2 * times[self._best]]
 
     def run(self, x: Array) -> Array:
         self._comms[self._best].Allreduce(MPI.IN_PLACE, x)
@@ -128,7 +129,7 @@ class TwoLevel(Algorithm):
     def __init__(self, grid: Grid) -> None:
         self._local, self._across = grid.communicator("X"), grid.communicator(grid.axes.replace("X", ""))
 
-    def get_ready(self, count: int, repeat: int) -> None:  # noqa: ARG002 - as all
+    def prepare(self, count: int, repeat: int) -> None:  # noqa: ARG002 - of Algorithm
         bounds = block_bounds(count, self._local.size)
         self._counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
         self._piece = np.zeros(self._counts[self._local.rank], np.float32)
@@ -141,10 +142,10 @@ class TwoLevel(Algorithm):
 
 
 class Horovod(Algorithm):
-    """Horovod's, on torch tensors; its thread talks to the others all the time, so it lives in its turns alone."""
+    """Horovod's allreduce, on torch tensors; initialised for its turns alone, as its thread sends all the time."""
 
     def __init__(self) -> None:
-        import horovod.torch as hvd  # noqa: PLC0415 - not everybody has it
+        import horovod.torch as hvd  # noqa: PLC0415 - optional
         import torch  # noqa: PLC0415 - it takes a second
 
         torch.set_num_threads(1)
@@ -175,8 +176,8 @@ class Gloo(Algorithm):
         torch.set_num_threads(1)
         address = WORLD.bcast("127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname()))
         port = WORLD.bcast(free_port(address) if WORLD.rank == 0 else 0)
-        at = f"tcp://{address}:{port}"
-        dist.init_process_group("gloo", init_method=at, rank=WORLD.rank, world_size=WORLD.size)
+        url = f"tcp://{address}:{port}"
+        dist.init_process_group("gloo", init_method=url, rank=WORLD.rank, world_size=WORLD.size)
         self._dist, self._tensor = dist, torch.from_numpy
 
     def run(self, x: Array) -> Array:
@@ -191,8 +192,8 @@ def free_port(address: str) -> int:
         return port
 
 
-def algorithm(text: str) -> Algorithm:
-    """Make one by its name, else by a DDL mode with `=TUNING`. Raises ImportError where its package is missing."""
+def make_algorithm(text: str) -> Algorithm:
+    """Make an algorithm by its name, or by a DDL mode with `=TUNING`. Raises ImportError if its package is missing."""
     learner = start_learner("-mode r", WORLD, "", os.environ)
     grid = learner.grid
     makers: dict[str, Callable[[], Algorithm]] = {

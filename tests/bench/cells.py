@@ -1,11 +1,11 @@
-"""What tests.bench.allreduce measures: hosts, rates, sizes, algorithms; and the least that an allreduce takes there."""
+"""Cells of tests.bench.allreduce: hosts, rates, sizes, algorithms, and the limit of an allreduce there."""
 
 from typing import NamedTuple
 
 PAYLOAD = 1448 / 1514
-# What shapers let pass at once, as tests.cluster.cluster makes them.
+# The bursts that the shapers of tests.cluster.cluster let pass.
 NIC_BUCKET, UPLINK_BUCKET = 512 * 1024, 128 * 1024
-# Above this size, in MiB, only `large` takes part: each run of the others takes 12 seconds and more.
+# Above this size, in MiB, only the algorithms in `large` run: a run of the others takes 12 seconds or more.
 LARGE = 16
 
 ALL = ("p", "mpi", "tuned-best", "han", "horovod", "gloo", "two-level")
@@ -15,7 +15,7 @@ SOME = ("p", "mpi", "mpi-host", "horovod")
 
 
 class Cell(NamedTuple):
-    """A cluster of X learners a host x Y hosts a rack x Z racks, rates in Mbit/s, and what runs there in one job."""
+    """A cluster of X learners per host x Y hosts per rack x Z racks, rates in Mbit/s, and the runs of one job there."""
 
     name: str
     learners: int = 2
@@ -29,8 +29,8 @@ class Cell(NamedTuple):
     names: tuple[str, ...] = ALL
     large: tuple[str, ...] = ("p", "mpi")
     rounds: int = 7
-    budget: float = 7  # seconds of an algorithm and size after which 3 runs are enough
-    in_a_row: int = 1  # smaller arrays are reduced so often in a row that they make up so many MiB, at most 256 times
+    budget: float = 7  # seconds per algorithm and size after which 3 runs are enough
+    in_a_row: int = 1  # MiB that smaller arrays add up to in a row, at most 256 times
 
     @property
     def shape(self) -> str:
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
     @property
     def one_host(self) -> bool:
-        """Say whether it is this machine itself, over shared memory."""
+        """Whether the host is this machine, with shared memory."""
         return self.hosts * self.racks == 1
 
     @property
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
         return self.names if mib <= LARGE else tuple(name for name in self.names if name in self.large)
 
     def limit(self, mib: float) -> float:
-        """Return T*, the seconds that the busiest link needs at least; 0 where there is none worth the name."""
+        """Return T*, the least seconds of the busiest link; 0 where there is no meaningful limit."""
         if self.one_host:
             return 0
         size, hosts = mib * 2**20 / PAYLOAD, self.hosts * self.racks
@@ -82,7 +82,7 @@ TABLE = (
     _16._replace(name="sixteen-4-ddl", order="ddl", mib=(4,), names=SOME),
 )
 
-# Whether mode p finds the best: beside it, all that it chooses from first.
+# Does mode p find the best? Beside it run the candidates of its first choice.
 _FIXED = tuple(f"p=chunk={chunk},flat=0" for chunk in ("32K", "64K", "96K", "128K", "256K", "512K", "1M", "4M"))
 _P = Cell("", mib=(1 / 4, 1, 4, 16), names=("p", "mpi-host", "m", *_FIXED))
 EXPLORED = (

@@ -1,8 +1,8 @@
-"""Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables and judges nothing.
+"""Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables without goals.
 
 On a CUDA device: the largest image that a 3D U-Net trains on, with and without; images/s at the largest that fits
-without; bytes copied a second as a share of what a plain pinned copy reaches in the same run. --gib keeps torch to so
-much of the device. In any case: the processor time that hooks cost for each tensor that is saved, copies left out.
+without; bytes copied per second as a share of the rate of a plain pinned copy in the same run. --gib limits the memory
+that torch uses. On any machine: the processor time of the hooks for each saved tensor, without copies.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ROUNDS = 7
 
 
 class Nowhere:
-    """A device whose copies take no time, and bring nothing: what is left is bookkeeping."""
+    """A device whose copies take no time and move nothing, so that only bookkeeping is measured."""
 
     capacity = 1 << 40
 
@@ -57,7 +57,7 @@ TENSORS, TENSOR_BYTES = 1000, 4096
 
 
 def host_side() -> None:
-    """Print processor time for each tensor saved and fetched, beyond the same pass without hooks."""
+    """Print the processor time per saved and fetched tensor, in excess of a pass without hooks."""
 
     def one_pass() -> None:
         x = torch.zeros(TENSOR_BYTES // 4, requires_grad=True).clone()
@@ -65,26 +65,26 @@ def host_side() -> None:
             x = x.sin()  # saves its input
         x.sum().backward()
 
-    ways: dict[str, Callable[[], Any]] = {
+    variants: dict[str, Callable[[], Any]] = {
         "hooks that do nothing": lambda: saved_tensors_hooks(lambda x: x.detach(), lambda x: x),
-        "too small to leave": lambda: LMS(1000, 0.5, device=Nowhere(0)),
+        "too small to swap": lambda: LMS(1000, 0.5, device=Nowhere(0)),
         "the device has room": lambda: LMS(1, 0.5, device=Nowhere(0)),
-        "leaves and comes back": lambda: LMS(1, 0.5, device=Nowhere(0.8)),
+        "swapped out and in": lambda: LMS(1, 0.5, device=Nowhere(0.8)),
     }
-    samples: dict[str, list[float]] = {name: [] for name in ("", *ways)}
+    samples: dict[str, list[float]] = {name: [] for name in ("", *variants)}
     for _ in range(ROUNDS + 1):
-        for name, kept in samples.items():
+        for name, times in samples.items():
             start = time.process_time()
             if name:
-                with ways[name]():
+                with variants[name]():
                     one_pass()
             else:
                 one_pass()
-            kept.append(time.process_time() - start)
+            times.append(time.process_time() - start)
     bare = statistics.median(samples.pop("")[1:])
     print(f"{TENSORS} tensors, median of {ROUNDS} passes in turn; without hooks {bare / TENSORS * 1e6:.1f} us each")
-    for name, kept in samples.items():
-        print(f"  {name:24} +{(statistics.median(kept[1:]) - bare) / TENSORS * 1e6:5.1f} us a tensor")
+    for name, times in samples.items():
+        print(f"  {name:24} +{(statistics.median(times[1:]) - bare) / TENSORS * 1e6:5.1f} us per tensor")
 
 
 class UNet(nn.Module):
@@ -98,13 +98,13 @@ class UNet(nn.Module):
         self.last = nn.Conv3d(width, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        outputs = []
         for number, level in enumerate(self.down):
             x = level(x if number == 0 else nn.functional.max_pool3d(x, 2))
-            kept.append(x)
-        kept.pop()
+            outputs.append(x)
+        outputs.pop()
         for level in self.up:
-            x = level(torch.cat([nn.functional.interpolate(x, scale_factor=2), kept.pop()], 1))
+            x = level(torch.cat([nn.functional.interpolate(x, scale_factor=2), outputs.pop()], 1))
         return self.last(x)  # type: ignore[no-any-return]
 
 
@@ -121,7 +121,7 @@ def step(net: nn.Module, edge: int, large: LMS) -> None:
 
 
 def trains(net: nn.Module, edge: int, large: LMS) -> bool:
-    """Tell whether an image of that edge fits."""
+    """Return True if an image with this edge fits."""
     try:
         step(net, edge, large)
         torch.cuda.synchronize()
@@ -145,19 +145,19 @@ def largest(net: nn.Module, make: Callable[[], LMS]) -> int:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Return the median time of some calls, after a first."""
-    found = []
+    """Return the median time of ROUNDS calls, after one to warm up."""
+    times = []
     for _ in range(ROUNDS + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         work()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 def limits() -> tuple[float, float]:
-    """Return bytes a second of a plain pinned copy, out and back."""
+    """Return the bytes per second of plain pinned copies to the host and back."""
     host, there = torch.empty(256 * MIB, dtype=torch.uint8, pin_memory=True), torch.empty(256 * MIB, dtype=torch.uint8)
     there = there.cuda()
     out = seconds(lambda: host.copy_(there, non_blocking=True))
@@ -187,13 +187,13 @@ def device_side(gib: float | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, help="keep to so many GiB of the device")
+    parser.add_argument("--gib", type=float, help="use up to N GiB of the device", metavar="N")
     gib = parser.parse_args().gib
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         device_side(gib)
     else:
-        print("no CUDA device: images, throughput and copies cannot be measured here; what the host does can")
+        print("no CUDA device: only the processor time of the host is measured")
     host_side()
 
 

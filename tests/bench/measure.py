@@ -6,36 +6,39 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+BESIDE = Path(sys.executable).parent
+DDLRUN = [str(BESIDE / "ddlrun")] if (BESIDE / "ddlrun").exists() else [sys.executable, "-m", "ddlrun"]
 ROUNDS = 7
 _HEADINGS = ("", "median", "min", "max", "ratio", "goal", "met")
 Sample = Callable[[], float]
 
 
-class Failed(Exception):  # noqa: N818 - it reads as a word in the table
-    """A sample that could not be taken, and why."""
+class Failed(Exception):  # noqa: N818 - shown in the table
+    """A sample could not be taken, for the reason given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What was measured of one thing, or why nothing was."""
+    """The samples of one command, or the reason why there are none."""
 
     values: tuple[float, ...]
-    why_not: str = ""
+    reason: str = ""
 
     @property
     def median(self) -> float:
         return statistics.median(self.values)
 
     def against(self, other: "Series", how: Callable[[float, float], float]) -> "Series":
-        """Combine with another series that was taken in turn with this one, pair by pair."""
+        """Combine with another series, sampled in turn with this one, pair by pair."""
         pairs = zip(self.values, other.values, strict=False)
-        return Series(tuple(how(mine, theirs) for mine, theirs in pairs), self.why_not or other.why_not)
+        return Series(tuple(how(mine, theirs) for mine, theirs in pairs), self.reason or other.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table; `base` is what its ratio is to."""
+    """A row of a table; `base` is the series that its ratio refers to."""
 
     name: str
     series: Series
@@ -45,16 +48,16 @@ class Row:
 
 
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; raises Failed with the last line that it said."""
+    """Run a command to its end. Raises Failed with the last line of its output."""
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Failed(f"failed with {done.returncode}: {said[-1] if said else 'nothing said'}")
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Failed(f"failed with {done.returncode}: {lines[-1] if lines else 'no output'}")
     return done
 
 
 def wall(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Sample:
-    """Return a sampler of a command's time in ms, from before its start to after its end."""
+    """Return a sampler of a command's wall-clock time in ms."""
 
     def sample() -> float:
         start = time.perf_counter()
@@ -65,9 +68,9 @@ def wall(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Sample:
 
 
 def interleaved(samplers: Mapping[str, Sample], rounds: int = ROUNDS) -> dict[str, Series]:
-    """Warm each up once, then take one sample of each in turn, `rounds` times over."""
+    """Run each sampler once to warm up, then `rounds` times in turn."""
     failed: dict[str, str] = {}
-    taken: dict[str, list[float]] = {name: [] for name in samplers}
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(rounds + 1):
         for name, sample in samplers.items():
             if name in failed:
@@ -76,9 +79,10 @@ def interleaved(samplers: Mapping[str, Sample], rounds: int = ROUNDS) -> dict[st
                 value = sample()
             except Failed as error:
                 failed[name] = str(error)
-            else:
-                taken[name] += [value] * (number > 0)
-    return {name: Series(() if name in failed else tuple(taken[name]), failed.get(name, "")) for name in samplers}
+                continue
+            if number > 0:
+                samples[name].append(value)
+    return {name: Series(() if name in failed else tuple(samples[name]), failed.get(name, "")) for name in samplers}
 
 
 def show(title: str, rows: Sequence[Row]) -> None:
@@ -96,7 +100,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
 def _cells(row: Row) -> tuple[str, ...]:
     series = row.series
     if not series.values:
-        return (row.name, series.why_not)
+        return (row.name, series.reason)
     figures = (_figure(value, row.unit) for value in (series.median, min(series.values), max(series.values)))
     ratio = f"{series.median / row.base.median:.2f}" if row.base and row.base.values else ""
     if row.goal is None:

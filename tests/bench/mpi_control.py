@@ -1,4 +1,4 @@
-"""Open MPI's parameters at run time, by MPI_T, and communicators that only some of its components serve."""
+"""Parameters of Open MPI at run time, by MPI_T, and communicators with selected collective components."""
 
 import ctypes
 from pathlib import Path
@@ -11,7 +11,7 @@ class ControlError(Exception):
 
 
 def write_control(name: str, value: int) -> None:
-    """Set an integer parameter such as coll_tuned_allreduce_algorithm; communicators that are made from now on heed it.
+    """Set an integer parameter such as coll_tuned_allreduce_algorithm; communicators made later use it.
 
     Raises ControlError where the library has no such parameter.
     """
@@ -26,29 +26,29 @@ def write_control(name: str, value: int) -> None:
 
 
 def prefer(comm: MPI.Intracomm, components: str) -> MPI.Intracomm:
-    """Return a duplicate for which Open MPI chooses among its collective components as told ("tuned,^han").
+    """Return a duplicate for which Open MPI chooses among the given collective components ("tuned,^han").
 
-    coll/han makes its own communicators by the same key.
+    coll/han itself makes communicators by this key.
     """
     info = MPI.Info.Create()
     info.Set("ompi_comm_coll_preference", components)
-    made = comm.Dup(info)
+    duplicate = comm.Dup(info)
     info.Free()
-    return made
+    return duplicate
 
 
 def force(comm: MPI.Intracomm, algorithm: int, segment: int = 0) -> MPI.Intracomm:
-    """Return a duplicate on which coll/tuned does each allreduce by one algorithm, in segments of some bytes.
+    """Return a duplicate on which coll/tuned uses one algorithm for each allreduce, in segments of `segment` bytes.
 
     The job must have started with OMPI_MCA_coll_tuned_use_dynamic_rules=1.
     """
-    wanted = {"coll_tuned_allreduce_algorithm": algorithm, "coll_tuned_allreduce_algorithm_segmentsize": segment}
-    for name, value in wanted.items():
+    values = {"coll_tuned_allreduce_algorithm": algorithm, "coll_tuned_allreduce_algorithm_segmentsize": segment}
+    for name, value in values.items():
         write_control(name, value)
-    made = prefer(comm, "tuned,^han")
-    for name in wanted:
+    duplicate = prefer(comm, "tuned,^han")
+    for name in values:
         write_control(name, 0)
-    return made
+    return duplicate
 
 
 def _library() -> str:
@@ -61,4 +61,4 @@ def _library() -> str:
 
 def _check(code: int, name: str) -> None:
     if code:
-        raise ControlError(f"{name}: MPI_T says {code}")
+        raise ControlError(f"{name}: MPI_T returned {code}")

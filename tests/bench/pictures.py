@@ -1,7 +1,7 @@
-"""Draw what tests.bench.allreduce measured: `python -m tests.bench.pictures FILE FOLDER`, FILE as `--json` wrote it.
+"""Pictures of the results of tests.bench.allreduce --json FILE: `python -m tests.bench.pictures FILE FOLDER`.
 
 Writes FOLDER/allreduce-share.svg, the share of the limit that each algorithm reaches at 16 MiB, and
-FOLDER/allreduce-sizes.svg, time against size, in terms of the limit. They turn dark where the reader's browser is.
+FOLDER/allreduce-sizes.svg, time against size, in terms of the limit. They follow the dark mode of the browser.
 """
 
 import json
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 MIB = 16
-# Okabe and Ito's colours, which the colour-blind tell apart; then what each becomes on dark paper.
+# The palette of Okabe and Ito, for colour-blind readers; then the colours of dark mode.
 INK, PAPER, FAINT, GRID = "#1f2328", "#ffffff", "#59636e", "#d0d7de"
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#00805e", "#a64d79"
 DARK = {
@@ -39,7 +39,7 @@ LABELS = {
     "tuned-best": "best of tuned's", "han": "coll/han", "horovod": "Horovod", "gloo": "torch, gloo",
     "two-level": "two levels, MPI",
 }  # fmt: skip
-# Order of ranks -> colour, hatch, where the bar is in its row.
+# Rank order -> colour, hatch, position of the bar in its row.
 ORDERS = {"host": (BLUE, "", -0.2), "ddl": (ORANGE, "////", 0.2)}
 # Lines of the second picture: (algorithm, order) -> label, colour, dashes, marker.
 LINES = {
@@ -51,7 +51,7 @@ LINES = {
 }
 
 
-# Behind a number that stands on a line.
+# The background of a number on a line.
 UNDER = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
 
 
@@ -68,30 +68,30 @@ class Place(NamedTuple):
         return f"{self.shape}, NIC {self.nic}, uplink {self.uplink} Mbit/s, {self.openmpi.replace(' v', ' ')}"
 
 
-# Order, algorithm, MiB -> what was measured.
-Found = dict[tuple[str, str, float], dict[str, Any]]
+# Rank order, algorithm, MiB -> result.
+Results = dict[tuple[str, str, float], dict[str, Any]]
 
 
-def read(lines: Iterable[str]) -> dict[Place, Found]:
-    """Return what was measured between hosts; of the same twice, the later."""
-    places: dict[Place, Found] = {}
-    for one in map(json.loads, lines):
-        place = Place(one["shape"], one["nic"], one["uplink"], one["openmpi"])
-        if one["least"]:
-            places.setdefault(place, {})[one["order"], one["algorithm"], one["mib"]] = one
+def read(lines: Iterable[str]) -> dict[Place, Results]:
+    """Return the results between hosts; a later result replaces an earlier one of the same cell."""
+    places: dict[Place, Results] = {}
+    for result in map(json.loads, lines):
+        place = Place(result["shape"], result["nic"], result["uplink"], result["openmpi"])
+        if result["least"]:
+            places.setdefault(place, {})[result["order"], result["algorithm"], result["mib"]] = result
     return places
 
 
-def seconds(one: Mapping[str, Any]) -> float:
-    return float(statistics.median(one["seconds"]))
+def seconds(result: Mapping[str, Any]) -> float:
+    return float(statistics.median(result["seconds"]))
 
 
-def shares(found: Found) -> dict[str, dict[str, float]]:
+def shares(results: Results) -> dict[str, dict[str, float]]:
     """Return algorithm -> order -> percent of the limit, the best in host order first."""
     table: dict[str, dict[str, float]] = {}
-    for (order, name, mib), one in found.items():
+    for (order, name, mib), result in results.items():
         if mib == MIB:
-            table.setdefault(name, {})[order] = 100 * one["limit"] / seconds(one)
+            table.setdefault(name, {})[order] = 100 * result["limit"] / seconds(result)
     return dict(sorted(table.items(), key=lambda item: -item[1].get("host", item[1].get("ddl", 0))))
 
 
@@ -110,9 +110,9 @@ def share_panel(axes: Axes, title: str, table: Mapping[str, Mapping[str, float]]
     axes.tick_params(length=0)
 
 
-def draw_shares(places: Mapping[Place, Found]) -> Figure:
-    """Draw bars of each algorithm's share of the limit, a panel for each cluster."""
-    tables = [(place.title, table) for place, found in places.items() if (table := shares(found))]
+def draw_shares(places: Mapping[Place, Results]) -> Figure:
+    """Draw bars of each algorithm's share of the limit, one panel per cluster."""
+    tables = [(place.title, table) for place, results in places.items() if (table := shares(results))]
     rows = [len(table) for _, table in tables]
     figure = Figure(figsize=(9, 0.3 * max(rows) * math.ceil(len(rows) / 2) + 1.2), layout="constrained")
     panels = list(figure.subplots(math.ceil(len(rows) / 2), 2, squeeze=False).flat)
@@ -126,24 +126,27 @@ def draw_shares(places: Mapping[Place, Found]) -> Figure:
     return figure
 
 
-def curve(found: Found, name: str, order: str) -> list[tuple[float, float]]:
+def curve(results: Results, name: str, order: str) -> list[tuple[float, float]]:
     """Return (MiB, times the limit) of an algorithm, where there is a limit."""
-    mine = ((mib, one) for (an_order, a_name, mib), one in found.items() if (a_name, an_order) == (name, order))
-    return sorted((mib, seconds(one) / one["limit"]) for mib, one in mine if one["limit"])
+    return sorted(
+        (mib, seconds(result) / result["limit"])
+        for (of_order, of_name, mib), result in results.items()
+        if (of_name, of_order) == (name, order) and result["limit"]
+    )
 
 
-def draw_sizes(place: Place, found: Found) -> Figure:
-    """Draw how many times the limit each takes against size, each line with its name at its end."""
+def draw_sizes(place: Place, results: Results) -> Figure:
+    """Draw the time of each algorithm, in multiples of the limit, against size; each line has its name at its end."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     ends: list[tuple[str, str, float, float]] = []
     for (name, order), (label, colour, dashes, marker) in LINES.items():
-        points = curve(found, name, order)
+        points = curve(results, name, order)
         if points:
             axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, marker=marker, markersize=4)
             ends.append((label, colour, *points[-1]))
     axes.axhline(1, color=INK, linewidth=1, dashes=(4, 3))
-    sizes = sorted({mib for _, _, mib in found})
+    sizes = sorted({mib for _, _, mib in results})
     axes.set(xscale="log", xlabel="MiB of float32", ylabel="time / T*, the limit", title=place.title)
     axes.set_ylim(0)
     axes.set_xlim(right=1.4 * sizes[-1])
@@ -155,7 +158,7 @@ def draw_sizes(place: Place, found: Found) -> Figure:
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
-    """Move values up until none is closer to the one below than `gap`."""
+    """Move values up until each is at least `gap` above the one below."""
     moved = list(values)
     order = sorted(range(len(values)), key=values.__getitem__)
     for below, above in zip(order, order[1:], strict=False):
@@ -164,7 +167,7 @@ def apart(values: Sequence[float], gap: float) -> list[float]:
 
 
 def name_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]]) -> None:
-    """Write each name beside its line's end, none over another."""
+    """Write each name beside the end of its line, without overlaps."""
     right = 1.7 * max(x for _, _, x, _ in ends)
     heights = apart([y for *_, y in ends], 0.055 * axes.get_ylim()[1])
     for (label, colour, x, y), height in zip(ends, heights, strict=True):
@@ -175,7 +178,7 @@ def name_ends(axes: Axes, ends: Sequence[tuple[str, str, float, float]]) -> None
 
 
 def svg(figure: Figure, title: str) -> str:
-    """Return the picture's text: with the words as words, the same for the same data, dark where the reader is."""
+    """Return a picture as SVG: with text as text, reproducible, with rules for dark mode."""
     text = StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Title": title})
     short = re.sub(r"<!--.*?-->| transform=\"rotate\(-0 [^\"]*\"|(?m:^ +)", "", text.getvalue(), flags=re.DOTALL)
@@ -184,9 +187,9 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def dark_rule(light: str, dark: str) -> str:
-    """Return CSS that turns what is filled or drawn in one colour into the other."""
-    selectors = {what: f'[style*="{what}: {light}"],[{what}="{light}"]' for what in ("fill", "stroke")}
-    return "".join(f"{selector}{{{what}:{dark}!important}}" for what, selector in selectors.items())
+    """Return CSS that replaces one colour of fills and strokes by another."""
+    selectors = {name: f'[style*="{name}: {light}"],[{name}="{light}"]' for name in ("fill", "stroke")}
+    return "".join(f"{selector}{{{name}:{dark}!important}}" for name, selector in selectors.items())
 
 
 def main() -> None:
@@ -194,8 +197,8 @@ def main() -> None:
     with mpl.rc_context(STYLE), file.open() as lines:
         places = read(lines)
         pictures = {"share": svg(draw_shares(places), f"Share of the limit that allreduces reach, {MIB} MiB")}
-        place, found = max(places.items(), key=lambda item: len(item[1]))
-        pictures["sizes"] = svg(draw_sizes(place, found), "How many times the limit allreduces take, against size")
+        place, results = max(places.items(), key=lambda item: len(item[1]))
+        pictures["sizes"] = svg(draw_sizes(place, results), "How many times the limit allreduces take, against size")
     for name, text in pictures.items():
         (folder / f"allreduce-{name}.svg").write_text(text)
 

@@ -1,9 +1,10 @@
-"""Where others would put one rank a GPU, beside ddlrun: `python -m tests.bench.placements`. A row a captured machine.
+"""Placements of one rank per GPU by other tools, beside ddlrun: `python -m tests.bench.placements`.
 
-mpirun 4.1 is asked itself (ppr, as people write it by hand). mpibind is its published rule: ranks over the
-NUMA nodes that have GPUs, each a part of the node's cores; the numbers agree with those of its own test suite for
-Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding is what PyTorch's documentation says of `node` (all
-cores of the GPU's node) and `exclusive` (those divided among the ranks there); the GPU is that of the local rank.
+One row per captured machine. mpirun 4.1 itself is run (ppr, as users write it by hand). mpibind is its published rule:
+ranks over the NUMA nodes that have GPUs, each with a part of the node's cores; the results agree with those of its own
+test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding follows PyTorch's documentation of
+`node` (all cores of the GPU's node) and `exclusive` (these cores divided among the ranks there); the GPU is that of the
+local rank.
 """
 
 import os
@@ -39,7 +40,7 @@ def by_node(machine: Machine, gpu: int) -> list[Core]:
     return [core for core in machine.cores if core.numa_node == machine.gpus[gpu].numa_node]
 
 
-def dealt(cores: Sequence[Core], ranks: int) -> list[Sequence[Core]]:
+def divide(cores: Sequence[Core], ranks: int) -> list[Sequence[Core]]:
     ends = [rank * len(cores) // ranks for rank in range(ranks + 1)]
     return [cores[low:high] for low, high in zip(ends, ends[1:], strict=False)]
 
@@ -49,7 +50,7 @@ def mpibind(machine: Machine) -> Shares:
     inside = {node: [core for core in machine.cores if core.numa_node == node] for node in nodes}
     ends = [place * len(machine.gpus) // len(nodes) for place in range(len(nodes) + 1)]
     counts = [high - low for low, high in zip(ends, ends[1:], strict=False)]
-    return [share for node, count in zip(nodes, counts, strict=True) for share in dealt(inside[node], count)]
+    return [share for node, count in zip(nodes, counts, strict=True) for share in divide(inside[node], count)]
 
 
 def torchrun_node(machine: Machine) -> Shares:
@@ -60,31 +61,33 @@ def torchrun_exclusive(machine: Machine) -> Shares:
     shares: dict[int, Sequence[Core]] = {}
     for node in {gpu.numa_node for gpu in machine.gpus}:
         ranks = [rank for rank, gpu in enumerate(machine.gpus) if gpu.numa_node == node]
-        shares |= dict(zip(ranks, dealt(by_node(machine, ranks[0]), len(ranks)), strict=True))
+        shares |= dict(zip(ranks, divide(by_node(machine, ranks[0]), len(ranks)), strict=True))
     return [shares[rank] for rank in range(len(machine.gpus))]
 
 
 def ppr(machine: Machine, path: Path) -> Shares:
-    """Ask mpirun 4.1: as many ranks a package as there are, each with an equal part of its cores."""
+    """Return the cores by mpirun 4.1: ranks divided among packages, each with an equal part of the package's cores."""
     ranks, packages = len(machine.gpus), len(machine.packages)
     per_package = -(-ranks // packages)
-    each = len(machine.packages[0]) // per_package
+    cores = len(machine.packages[0]) // per_package
     argv = [MPIRUNS[4], "--allow-run-as-root", "-np", str(ranks), "-H", f"a:{ranks}"]
     options = oracle.OPTIONS[4].replace(" --rankfile ranks", "").split()
     with tempfile.TemporaryDirectory() as folder:
-        xml = oracle._machine_xml(str(path))  # noqa: SLF001 - the oracle's own parts
+        xml = oracle._machine_xml(str(path))  # noqa: SLF001 - parts of the oracle
         Path(folder, "machine.xml").write_text(xml)
         shim = {"LD_PRELOAD": f"{oracle._folder()}/shim.so"}  # noqa: SLF001
         env = {**os.environ, "HOME": folder, "TMPDIR": folder, **shim}
-        mapping = ["--map-by", f"ppr:{per_package}:socket:pe={each}", "--bind-to", "core"]
+        mapping = ["--map-by", f"ppr:{per_package}:socket:pe={cores}", "--bind-to", "core"]
         done = oracle._run([*argv, *options, *mapping, "true"], cwd=folder, env=env)  # noqa: SLF001
-        found = dict(oracle._parse_map(done.stdout, oracle._cores_of_pus(xml)))  # noqa: SLF001
+        mapped = dict(oracle._parse_map(done.stdout, oracle._cores_of_pus(xml)))  # noqa: SLF001
     at = {(core.package, core.index_in_package): core for core in machine.cores}
-    return [[at[package, index] for package, cores in found[r][1].items() for index in cores] for r in range(ranks)]
+    return [
+        [at[package, index] for package, indexes in mapped[r][1].items() for index in indexes] for r in range(ranks)
+    ]
 
 
-def judged(machine: Machine, shares: Shares) -> str:
-    """Say how many ranks are beside their GPU, and what cores they have."""
+def summarize(machine: Machine, shares: Shares) -> str:
+    """Return the number of ranks beside their GPU, the cores of a rank, and the idle cores."""
     gpus = machine.gpus
     node = sum(all(c.numa_node == gpu.numa_node for c in share) for gpu, share in zip(gpus, shares, strict=True))
     package = sum(all(c.package == gpu.package for c in share) for gpu, share in zip(gpus, shares, strict=True))
@@ -98,18 +101,21 @@ def judged(machine: Machine, shares: Shares) -> str:
 
 def main() -> None:
     if not CAPTURES.is_dir():
-        sys.exit(f"{CAPTURES} is not there; DDLRUN_CAPTURES names the folder of captured outputs")
+        sys.exit(f"{CAPTURES} does not exist; set DDLRUN_CAPTURES to the folder of captured outputs")
     rules: Mapping[str, Callable[[Machine], Shares]] = {
         "ddlrun": ours, "mpibind": mpibind, "torchrun node": torchrun_node, "torchrun exclusive": torchrun_exclusive,
     }  # fmt: skip
-    print("ranks on the package / on the NUMA node of their GPU, cores of a rank, cores that no rank has")
+    print("ranks on the package / on the NUMA node of their GPU, cores of a rank, cores without a rank")
     print(f"| machine | {' | '.join(['mpirun ppr', *rules])} |")
     print("|" + "---|" * (len(rules) + 2))
     for name, file in MACHINES.items():
         with tempfile.TemporaryDirectory() as folder:
             path = as_hwloc2(CAPTURES / "hwloc-xml" / file, Path(folder))
             machine = parse_hwloc(path.read_text(errors="replace"), file)
-            cells = [judged(machine, ppr(machine, path)), *(judged(machine, rule(machine)) for rule in rules.values())]
+            cells = [
+                summarize(machine, ppr(machine, path)),
+                *(summarize(machine, rule(machine)) for rule in rules.values()),
+            ]
         print(f"| {name} | {' | '.join(cells)} |")
 
 

@@ -1,7 +1,7 @@
-"""What -dump_iter and -rebind_iter cost, and what they find: `python -m tests.bench.rebind`.
+"""Cost and findings of -dump_iter and -rebind_iter: `python -m tests.bench.rebind`.
 
-Costs are CPU seconds, measured by themselves and set against an iteration: no job on a machine of two cores repeats to
-0.1 %.
+Costs are CPU seconds of each part, compared with the time of an iteration: on a machine of two cores no job repeats to
+within 0.1 %.
 """
 
 import io
@@ -31,7 +31,7 @@ SLOW_RANKS = ROOT / "tests" / "ddl" / "slow_ranks.py"
 ROUNDS, CALLS, EVERY = 25, 400, 100
 MIB = 2**20
 TRIALS, CHECKED = 300, 10_000
-# Two ranks exchange rows as the library does; rank 0 prints the least microseconds from posting a row to acting on all.
+# Two ranks exchange rows as the library does; rank 0 prints the least microseconds from posting a row to the check.
 EXCHANGE = """
 import time, numpy as np
 from mpi4py import MPI
@@ -51,7 +51,7 @@ if MPI.COMM_WORLD.rank == 0: print(min(took) * 1e6)
 
 
 def seconds_of(call: Callable[[], object], times: int) -> float:
-    """Return the CPU seconds of a call: what else runs on this machine does not count."""
+    """Return the CPU seconds of a call, without those of other processes."""
     start = time.thread_time()
     for _ in range(times):
         call()
@@ -59,25 +59,25 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def per_iteration() -> tuple[float, float]:
-    """Return the seconds that following adds to one iteration, and what a report every 100 adds to that."""
-    x, found = np.ones(16), []
+    """Return the seconds per iteration that monitoring adds, and that a report every EVERY iterations adds."""
+    x, samples = np.ones(16), []
     for options in ("", f"-dump_iter {10**9}", f"-dump_iter {EVERY}") * ROUNDS:
         with redirect_stderr(io.StringIO()), ddl.init(options):
-            found.append(seconds_of(lambda: ddl.all_reduce(x, in_place=True), CALLS))
-    plain, followed, reported = (statistics.median(found[at::3]) for at in range(3))
-    return followed - plain, max(reported - followed, 0.0)
+            samples.append(seconds_of(lambda: ddl.all_reduce(x, in_place=True), CALLS))
+    plain, monitored, reported = (statistics.median(samples[at::3]) for at in range(3))
+    return monitored - plain, max(reported - monitored, 0.0)
 
 
 def per_step() -> float:
-    """Return the seconds that the engine's meter takes for one step of one chunk."""
+    """Return the seconds of the traffic meter for one step of one chunk."""
     meter = TrafficMeter({1: 0}, ["ring"])
     step = ScheduleStep(sends=(Message(1, 0, 9),), receives=(Message(1, 9, 18),))
 
-    def one() -> None:
+    def measure_step() -> None:
         meter.begin(step, 4)
         meter.end(step)
 
-    return statistics.median(seconds_of(one, CALLS) for _ in range(ROUNDS))
+    return statistics.median(seconds_of(measure_step, CALLS) for _ in range(ROUNDS))
 
 
 def exchanged() -> float:
@@ -88,68 +88,69 @@ def exchanged() -> float:
 
 
 def moved(threads: int) -> tuple[float, float]:
-    """Return the median and most seconds that moving so many threads takes."""
-    cpus, wake, taken = sorted(os.sched_getaffinity(0)), threading.Event(), []
+    """Return the median and the longest time of moving a process with this many threads."""
+    cpus, wake, times = sorted(os.sched_getaffinity(0)), threading.Event(), []
     others = [threading.Thread(target=wake.wait) for _ in range(threads - 1)]
     for thread in others:
         thread.start()
     for turn in range(ROUNDS):
         start = time.perf_counter()
         count = move_threads(frozenset({cpus[turn % len(cpus)]}))
-        taken.append(time.perf_counter() - start)
-        assert count >= threads  # numpy has some of its own
+        times.append(time.perf_counter() - start)
+        assert count >= threads  # numpy has threads of its own
     load = seconds_of(read_load, ROUNDS)
-    print(f"reading the load of {threads} threads: {load * 1e6:.0f} us, for a learner under suspicion, once a check")
+    print(f"reading the load of {threads} threads: {load * 1e6:.0f} us, once per check of a slow learner")
     move_threads(frozenset(cpus))
     wake.set()
-    return statistics.median(taken), max(taken)
+    return statistics.median(times), max(times)
 
 
 def costs() -> None:
-    followed, reported = per_iteration()
+    monitored, reported = per_iteration()
     step, row = per_step(), exchanged()
-    print(f"following an iteration: {followed * 1e6:.2f} us; a report every {EVERY}: {reported * 1e6:.2f} us more each")
+    print(f"monitoring: {monitored * 1e6:.2f} us per iteration; a report every {EVERY}: {reported * 1e6:.2f} us more")
     print(
-        f"a check of two ranks, exchange and all: {row * 1e6:.0f} us; a step of one chunk, metered: {step * 1e6:.2f} us"
+        f"a check of two ranks with its exchange: {row * 1e6:.0f} us; a step of one chunk, metered: {step * 1e6:.2f} us"
     )
     # 16 MiB: chunks of 96 KiB over 2x2x2 (6 steps), of 512 KiB over two ranks of one host (2 steps).
-    for what, whole, chunk, steps in (
+    for name, whole, chunk, steps in (
         ("a step of 100 ms", 0.1, 96 * 1024, 6),
         ("16 MiB over links of 200 and 100 Mbit/s alone", 1.42, 96 * 1024, 6),
         ("16 MiB between two ranks of a host alone", 0.0022, 512 * 1024, 2),
     ):
         metered = step * steps * -(-16 * MIB // chunk)
-        added = followed + reported + (2 * row + metered) / EVERY
-        print(f"  both every {EVERY} iterations, share of {what}: {added / whole:.4%}")
+        added = monitored + reported + (2 * row + metered) / EVERY
+        print(f"  both every {EVERY} iterations, share of {name}: {added / whole:.4%}")
     middle, most = moved(64)
     print(f"moving 64 threads: {middle * 1e3:.2f} ms, at most {most * 1e3:.2f} (goal 1)")
 
 
 def detection() -> None:
-    print("found at the third check, of so many learners, checks every so many iterations (noise 5 %; hosts +-1.5 %)")
+    print("share of slow learners found at the third check (noise 5 %; hosts +-1.5 %); every: iterations per check")
     print("learners  every   8 % slow  10 % slow  12 % slow   false alarms")
     for learners in (2, 3, 8, 32):
         for window in (20, 100):
-            rates = [found(learners, window, slow) for slow in (1.08, 1.10, 1.12)]
-            watch = StragglerDetector()
+            rates = [detection_rate(learners, window, slow) for slow in (1.08, 1.10, 1.12)]
+            detector = StragglerDetector()
             series = checks(1, learners=learners, window=window, number=CHECKED)
-            alarms = sum(len(watch.check(rows)) for rows in series)
+            alarms = sum(len(detector.check(rows)) for rows in series)
             shown = "  ".join(f"{rate:9.1%}" for rate in rates)
             print(f"{learners:8}  {window:5}  {shown}   {alarms} in {CHECKED} checks", flush=True)
 
 
-def found(learners: int, window: int, slow: float) -> float:
+def detection_rate(learners: int, window: int, slow: float) -> float:
     count = 0
     for seed in range(TRIALS):
-        watch = StragglerDetector()
+        detector = StragglerDetector()
         for rows in checks(seed, learners=learners, window=window, number=3, slow=slow):
-            told = watch.check(rows)
-        count += any(one.rank == learners - 1 for one in told)
+            findings = detector.check(rows)
+        if any(finding.rank == learners - 1 for finding in findings):
+            count += 1
     return count / TRIALS
 
 
 def cure() -> None:
-    """Put a busy process on a learner's core, and show what its work takes before and after the move."""
+    """Put a busy process on a learner's core, and show the time of its work before and after the move."""
     for major, mpirun in MPIRUNS.items():
         argv = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--allow-run-as-root", "--no-tag-output"]
         argv += ["-np", "2", "--overload", "--reserve-cores", str(len(os.sched_getaffinity(0)) - 1)]

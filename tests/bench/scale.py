@@ -1,15 +1,15 @@
-"""What thousands of hosts cost before the first rank runs: `python -m tests.bench.scale PART...`, tables in Markdown.
+"""Cost of thousands of hosts before the first rank runs: `python -m tests.bench.scale PART...`, tables in Markdown.
 
     launch      plans of ddlrun launch --dry-run: CPU, memory, files, words on the command line
-    tree        daemons that mpirun and its daemons start, level by level: by formula
-    preflight   simulated answers of as many hosts through ddlrun's judging
-    fanout      a stand-in for ssh started once a host: what asking costs this machine
-    keepers     connections and signs of life of as many ranks at ddlrun's port
+    tree        daemons that mpirun and its daemons start, level by level: computed
+    preflight   simulated replies of all hosts, checked by ddlrun
+    fanout      a stand-in for ssh, started once per host: the cost of querying hosts
+    keepers     connections and heartbeats of all ranks at ddlrun's port
     allreduce   predicted, as ddlrun plan does; nothing is measured
-    oracle:4:8x16384   a rank file of that size read by a real mpirun, which MPIRUN4 or MPIRUN5 names
+    oracle:4:8x16384   a rank file of that size read by a real mpirun, named by MPIRUN4 or MPIRUN5
 
-CPU is user and system time together, as it counts on a machine that others use too. Each case is a process of its own,
-whose peak memory counts from its start: what started it has to be the smaller one.
+CPU is user and system time together, which other processes on the machine do not change much. Each case is a process of
+its own; its peak memory includes that of the process that started it, which is smaller.
 """
 
 import json
@@ -23,14 +23,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ("8x25x5", "8x25x50", "8x25x500", "8x32x512")
-"""1,000, 10,000, 100,000 learners, and those of 16,384 hosts."""
-# Of one word (MAX_ARG_STRLEN in Linux's binfmts.h), and of all with the environment.
+"""1,000, 10,000 and 100,000 learners, and 16,384 hosts."""
+# Most bytes of one word (MAX_ARG_STRLEN in Linux's binfmts.h), and of all words with the environment.
 WORD, ALL = 128 << 10, os.sysconf("SC_ARG_MAX")
 RADIX = 64
 
 
 def table(head: str, rows: Iterable[Iterable[object]]) -> None:
-    """Print a table; `head` has its columns, parted by |."""
+    """Print a table; `head` has its columns, separated by |."""
     print(f"| {head.replace('|', ' | ')} |\n|{'---|' * (head.count('|') + 1)}")
     for row in rows:
         print(f"| {' | '.join(map(str, row))} |", flush=True)
@@ -50,7 +50,7 @@ def case(*words: object) -> Any:
 
 
 def launch() -> None:
-    """Plan launches on hosts that are not there."""
+    """Plan launches on hosts that do not exist."""
     table(
         "learners|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest argument|longest variable|output",
         map(_launch, SHAPES),
@@ -80,7 +80,7 @@ def _launch(shape: str) -> list[object]:
 
 
 def tree() -> None:
-    """Count what mpirun starts, and each daemon: up to RADIX daemons."""
+    """Count the daemons of each level: mpirun and each daemon start up to RADIX daemons."""
     rows = []
     for shape in SHAPES:
         left, level, levels = hosts_of(shape), RADIX, []
@@ -92,37 +92,37 @@ def tree() -> None:
 
 
 def preflight() -> None:
-    """Judge simulated answers."""
-    found = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in SHAPES]
+    """Check simulated replies."""
+    results = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in SHAPES]
     table(
         "hosts|script, bytes|reply, bytes|CPU s|MiB",
         [
-            [f"{hosts:,}", f"{one['script']:,}", f"{one['answer']:,}", f"{one['judge']:.1f}", f"{one['mib']:,.0f}"]
-            for hosts, one in found
+            [f"{hosts:,}", f"{cost['script']:,}", f"{cost['reply']:,}", f"{cost['check']:.1f}", f"{cost['mib']:,.0f}"]
+            for hosts, cost in results
         ],
     )
 
 
 def fanout() -> None:
-    """Ask through a stand-in for ssh that prints a simulated answer."""
-    found = [(hosts, case("fanout", hosts)) for hosts in (125, 500, 1000)]
+    """Query hosts through a stand-in for ssh that prints a simulated reply."""
+    results = [(hosts, case("fanout", hosts)) for hosts in (125, 500, 1000)]
     table(
         "hosts|CPU ms per host, ddlrun only|MiB",
-        [[f"{hosts:,}", f"{one['own'] * 1000 / hosts:.1f}", f"{one['mib']:.0f}"] for hosts, one in found],
+        [[f"{hosts:,}", f"{cost['own'] * 1000 / hosts:.1f}", f"{cost['mib']:.0f}"] for hosts, cost in results],
     )
 
 
 def keepers() -> None:
-    """Let many keepers come at once, and say that they live."""
-    found = [(ranks, case("keepers", ranks)) for ranks in (1000, 4000, 16000)]
+    """Let many keepers connect at the same time, and send heartbeats."""
+    results = [(ranks, case("keepers", ranks)) for ranks in (1000, 4000, 16000)]
     table(
         "ranks at once|CPU us per connection|per heartbeat received|per heartbeat sent|MiB",
         [
             [
-                f"{ranks:,}", *(f"{one[name] * 1e6 / ranks:.0f}" for name in ("let_in", "hear", "tell")),
-                f"{one['mib']:.0f}",
+                f"{ranks:,}", *(f"{cost[name] * 1e6 / ranks:.0f}" for name in ("accept", "receive", "send")),
+                f"{cost['mib']:.0f}",
             ]
-            for ranks, one in found
+            for ranks, cost in results
         ],
     )  # fmt: skip
 
@@ -130,12 +130,12 @@ def keepers() -> None:
 def allreduce() -> None:
     """Predict allreduces of two models' gradients."""
     for title, rows in case("allreduce"):
-        print(f"{title}; ms (what limits it, steps)\n")
+        print(f"{title}; ms (its limit, steps)\n")
         table("learners|topology|mode p|rings by dimension|halving by dimension|one ring over all|mode r", rows)
 
 
 def oracle(major: str, shape: str) -> None:
-    """Have a real mpirun read a rank file, and compare where it puts every rank."""
+    """Let a real mpirun read a rank file, and compare its placement of every rank."""
     head = "Open MPI|hosts|ranks|bytes|CPU s|MiB|every rank as planned"
     table(head, [case("oracle", major, shape)])
 
@@ -144,7 +144,7 @@ PARTS = {part.__name__: part for part in (launch, tree, preflight, fanout, keepe
 
 
 def main(words: Iterable[str]) -> None:
-    """Print the tables that are asked for."""
+    """Print the tables of the given parts."""
     for word in words:
         part, *more = word.split(":")
         if part == "oracle":

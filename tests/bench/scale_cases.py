@@ -15,8 +15,9 @@ from typing import Any
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
 from ddlrun.mapping.rankfile import render
-from ddlrun.network.cost import CostModel, GridAxis, axes_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.forecast import wiring_of
+from ddlrun.network.message_counts import GridAxis, axes_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.preflight.findings import Level
 from ddlrun.preflight.judge import NAMES
@@ -34,7 +35,7 @@ from tests.support.oracle import map_ranks
 from tests.support.shapes import MACHINES, cores_by_package, machine, placement
 from tests.support.simulated import simulate_replies
 
-# Connections that wait before ddlrun looks at the first: fewer than a listener lets wait.
+# Connections before ddlrun accepts the first: fewer than the backlog of its listener.
 BACKLOG = 3000
 ORACLE_SECONDS = 3000.0
 
@@ -59,95 +60,95 @@ def words(path: str) -> list[object]:
 
 
 def preflight(hosts: str) -> dict[str, float]:
-    """Return what it takes to write all scripts and to judge the answers, once they are there."""
+    """Return the cost of writing all scripts and of checking the replies, without that of simulating these."""
     listed = parse_hosts(f"n[00001-{int(hosts):05}]")
     first = listed.names[0]
     own = dict(simulate_replies(["head"], time.time()))["head"]
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
 
     def there(scripts: Mapping[str, str]) -> dict[str, FinishedProcess]:
         begin = cpu()
         texts = dict(simulate_replies(listed.names, time.time()))
-        found.update(script=len(scripts[first]), answer=len(texts[first]), made=cpu() - begin)
+        costs.update(script=len(scripts[first]), reply=len(texts[first]), simulated=cpu() - begin)
         return {name: FinishedProcess(0, text, "") for name, text in texts.items()}
 
     begin = cpu()
     reach = ProbeTarget("head", lambda _: lambda: FinishedProcess(0, own, ""), there)
     report = check_facts(listed, PreflightRequest("/usr/bin/mpirun", 4, only=frozenset(NAMES)), reach)
-    assert all(one.level is Level.OK for one in report.findings)
-    return {**found, "judge": cpu() - begin - found["made"], "mib": mib()}
+    assert all(finding.level is Level.OK for finding in report.findings)
+    return {**costs, "check": cpu() - begin - costs["simulated"], "mib": mib()}
 
 
 def fanout(hosts: str) -> dict[str, float]:
-    """Return the CPU seconds of this process alone while it starts a program a host and reads what that prints."""
+    """Return the CPU seconds of this process alone while it starts one program per host and reads its output."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "answer").write_text(dict(simulate_replies(["n00001"], 0.0))["n00001"])
-        Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/answer\n")
+        Path(folder, "reply").write_text(dict(simulate_replies(["n00001"], 0.0))["n00001"])
+        Path(folder, "ssh").write_text(f"#!/bin/sh\ncat >/dev/null\nexec sed s/n00001/$$/ {folder}/reply\n")
         Path(folder, "ssh").chmod(0o755)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
         begin = cpu()
-        said = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, AgentLauncher(), 500.0)
-    assert all(one.code == 0 for one in said.values())
+        replies = run_on_hosts({f"n{host:05}": f"true {host}\n" for host in range(int(hosts))}, AgentLauncher(), 500.0)
+    assert all(reply.code == 0 for reply in replies.values())
     return {"own": cpu() - begin, "mib": mib()}
 
 
 def keepers(ranks: str) -> dict[str, float]:
-    """Return the CPU seconds that keepers cost in ddlrun; a second process has their ends."""
+    """Return the CPU seconds that keepers cost in ddlrun; a second process has their ends of the connections."""
     count = int(ranks)
     check_files(count)
     allow_files(count)
     listener, epoll = Listener(("127.0.0.1",)), select.epoll()
-    (order, ordered), (told, tell) = os.pipe(), os.pipe()
+    (order, orders), (ready, signal) = os.pipe(), os.pipe()
     if os.fork() == 0:
-        _their_ends(count, listener, order, tell)
-    heard: list[bytes] = []
+        _run_keepers(count, listener, order, signal)
+    messages: list[bytes] = []
 
-    def hear(_: KeeperConnection, kind: bytes, _text: bytes) -> None:
-        heard.append(kind)
+    def receive(_: KeeperConnection, kind: bytes, _text: bytes) -> None:
+        messages.append(kind)
 
     def gone(*_: KeeperConnection) -> None:
-        raise SystemExit("a keeper was sent away")
+        raise SystemExit("a keeper was rejected")
 
-    ours = Keepers(listener, epoll, KeeperEvents(hear, gone, gone), ranks=count)
+    ours = Keepers(listener, epoll, KeeperEvents(receive, gone, gone), ranks=count)
 
-    def hear_all(messages: int) -> float:
+    def receive_all(count: int) -> float:
         begin = cpu()
-        while len(heard) < messages:
+        while len(messages) < count:
             for fd, event in epoll.poll(1):
                 ours.event(fd, event)
         return cpu() - begin
 
-    os.read(told, 1)
-    let_in = hear_all(2 * count)
-    os.write(ordered, b"x")
-    os.read(told, 1)
-    beats = hear_all(3 * count)
+    os.read(ready, 1)
+    accepted = receive_all(2 * count)
+    os.write(orders, b"x")
+    os.read(ready, 1)
+    received = receive_all(3 * count)
     begin = cpu()
     ours.send_all(protocol.HEARTBEAT)
     sent = cpu() - begin
-    os.write(ordered, b"x")
-    return {"let_in": let_in, "hear": beats, "tell": sent, "mib": mib()}
+    os.write(orders, b"x")
+    return {"accept": accepted, "receive": received, "send": sent, "mib": mib()}
 
 
-def _their_ends(count: int, listener: Listener, order: int, tell: int) -> None:
-    """Connect, say the token and the rank, and when told to a sign of life."""
+def _run_keepers(count: int, listener: Listener, order: int, signal: int) -> None:
+    """Connect, send the token and the rank, and after an order a heartbeat."""
     hello = protocol.pack(protocol.HELLO, listener.token.encode()) + protocol.pack(protocol.HELLO, b"0\tn00001\t0\t1")
     links = []
     for number in range(count):
         links.append(socket.create_connection(listener.socket.getsockname(), 300))
         links[-1].sendall(hello)
         if number + 1 == min(count, BACKLOG):
-            os.write(tell, b"x")
+            os.write(signal, b"x")
     os.read(order, 1)
     for link in links:
         link.sendall(protocol.pack(protocol.HEARTBEAT))
-    os.write(tell, b"x")
+    os.write(signal, b"x")
     os.read(order, 1)
     os._exit(0)
 
 
 def allreduce() -> list[tuple[str, list[list[str]]]]:
-    """Predict allreduces on H100s, 25 hosts a rack behind half of what their NICs carry."""
+    """Predict allreduces on H100s, with 25 hosts per rack and uplinks of half the rate of their NICs."""
     shapes = ("8x25x5", "8x25x50", "8x25x10x5", "8x25x500", "8x125x100", "8x25x25x20")
     sizes = {name: gradient_of(name) for name in ("bert-large", "resnet50")}
     return [
@@ -177,16 +178,16 @@ def _costs(shape: str, size: int) -> list[str]:
 
 
 def oracle(major: str, shape: str) -> list[object]:
-    """Compare where a real mpirun puts every rank with the placement; return a row."""
+    """Compare the ranks of a real mpirun with the placement; return a row."""
     hosts = int(shape.partition("x")[2])
     placed = placement(shape, [f"n{host:05}" for host in range(1, hosts + 1)], machine("minsky"), RankOrder.HOST)
     text = "".join(render(placed, "scale"))
     mpirun = os.environ.get(f"MPIRUN{major}", "mpirun")
-    found = map_ranks(int(major), text, MACHINES["minsky"][1], mpirun=mpirun, seconds=ORACLE_SECONDS)
+    mapped = map_ranks(int(major), text, MACHINES["minsky"][1], mpirun=mpirun, seconds=ORACLE_SECONDS)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    same = found == cores_by_package(placed)
+    same = mapped == cores_by_package(placed)
     seconds, peak = f"{usage.ru_utime + usage.ru_stime:.0f}", usage.ru_maxrss // 1024
-    return [major, f"{hosts:,}", f"{len(found):,}", f"{len(text):,}", seconds, peak, "yes" if same else "NO"]
+    return [major, f"{hosts:,}", f"{len(mapped):,}", f"{len(text):,}", seconds, peak, "yes" if same else "NO"]
 
 
 CASES: dict[str, Callable[..., Any]] = {

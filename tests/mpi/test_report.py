@@ -75,7 +75,7 @@ def page_of(run: Path, folder: Path, *words: object) -> str:
 
 
 class Strict(HTMLParser):
-    """Reads a page whose tags all close, and that names nothing outside of itself."""
+    """A parser that rejects unclosed tags and references to other files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ class Strict(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.open += [] if tag in VOID else [tag]
         self.text += " "
-        found = dict(attrs)
-        assert "src" not in found
-        assert (found.get("href") or "#").startswith(("#", "data:"))
-        assert tag != "th" or found["scope"] in ("row", "col")
+        values = dict(attrs)
+        assert "src" not in values
+        assert (values.get("href") or "#").startswith(("#", "data:"))
+        assert tag != "th" or values["scope"] in ("row", "col")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -103,7 +103,7 @@ class Strict(HTMLParser):
 
 
 def read(page: str) -> str:
-    """Return the text that a page shows, blanks folded."""
+    """Return the text of a page, with white space folded."""
     parser = Strict()
     parser.feed(page)
     assert parser.open == []
@@ -129,31 +129,32 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_page_of_a_failed_run_says_all_that_its_folder_knows(failed: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_failed_run_has_the_contents_of_its_folder(failed: Path, tmp_path: Path) -> None:
     page = page_of(failed, tmp_path)
     text = read(page)
     assert "4x1x1: 4 ranks on localhost" in text
     assert re.search(r"The run failed with exit code 1 after [\d.]+ s: rank 1 on \S+\.", text)
     assert "ValueError: no such <b>batch</b> & so on" in text
-    assert "None was made: all ranks are on this machine" in text
+    assert "No check was made: all ranks are on this machine" in text
     assert "MY_TOKEN <redacted>" in text
     assert "geheim" not in page
     assert re.search(r"The last report: iterations 26 to 31, mode r, [\d.]+ ms each dimension .* X 4 ring 0\.18 ", text)
     assert page.count("<polyline") == 1 + 2 + 4 + 4
     events = [json.loads(line) for line in (failed / "ddl.jsonl").read_text().splitlines()]
-    assert (2, "slow") in [(one.get("rank"), one["event"]) for one in events]
+    assert (2, "slow") in [(event.get("rank"), event["event"]) for event in events]
     assert re.search(r"2 \S+ slow [\d.]+ ", text)
-    assert re.search(r"they said .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
+    assert re.search(r"Their own messages .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
 
 
 def test_a_trace_has_each_phase_of_each_rank(failed: Path, tmp_path: Path) -> None:
     page_of(failed, tmp_path, "--trace", tmp_path / "trace.json")
-    told = json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)
-    events = [one for one in told["traceEvents"] if one["ph"] == "X"]
-    assert {one["ph"] for one in told["traceEvents"]} == {"X", "M"}
-    assert all(one["ts"] >= 0 < one["dur"] and one["pid"] > 0 for one in events)
+    trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)["traceEvents"]
+    events = [event for event in trace if event["ph"] == "X"]
+    assert {event["ph"] for event in trace} == {"X", "M"}
+    assert all(event["ts"] >= 0 < event["dur"] and event["pid"] > 0 for event in events)
     spans = {
-        (one["pid"] - 1, one["name"], one["args"]["iteration"]): (one["ts"], one["ts"] + one["dur"]) for one in events
+        (event["pid"] - 1, event["name"], event["args"]["iteration"]): (event["ts"], event["ts"] + event["dur"])
+        for event in events
     }
     names, last = ("iteration", "X reduce-scatter", "X allgather"), (7, 13, 19, 25, 31)
     assert sorted(spans) == sorted((rank, name, number) for rank in range(4) for name in names for number in last)
@@ -162,10 +163,10 @@ def test_a_trace_has_each_phase_of_each_rank(failed: Path, tmp_path: Path) -> No
             whole, scatter, gather = (spans[rank, name, number] for name in names)
             assert whole[0] <= scatter[0] <= gather[0]
             assert gather[1] <= whole[1] + 1e-2
-    for rank, name in {(rank, name) for rank, name, _ in spans}:  # what overlapped on one row, Perfetto would move
+    for rank, name in {(rank, name) for rank, name, _ in spans}:  # Perfetto would move events that overlap in a row
         row = [spans[rank, name, number] for number in last]
         assert all(early[1] <= late[0] for early, late in zip(row, row[1:], strict=False))
-    threads = {one["args"]["name"] for one in told["traceEvents"] if one["name"] == "thread_name"}
+    threads = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
     assert threads == set(names)
 
 
@@ -197,7 +198,7 @@ def test_in_a_browser(failed: Path, tmp_path: Path) -> None:
         assert page.evaluate(SHOWN) == ["0", "1", "2", "3"]
 
 
-def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:
+def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path)}
     assert "no run was started here; name the folder of one" in report(**state).stderr
     launch = [sys.executable, "-m", "ddlrun", "launch", "--mpirun", MPIRUNS[5], "-np", "1"]
@@ -211,25 +212,25 @@ def test_runs_that_go_on_and_runs_without_reports(tmp_path: Path) -> None:
         job.communicate(b"\n", timeout=60)
     assert job.returncode == 0
     page = Path(going.stdout.strip())
-    assert "The run goes on." in read(page.read_text())
+    assert "The run is under way." in read(page.read_text())
     run = page.parent
     identity = json.loads((run / "plan.json").read_text())["run_id"]
     for name in (identity, identity[:-2], str(run), run.name):
         assert (report(name, **state).stdout, job.returncode) == (f"{page}\n", 0)
     text = read(page.read_text())
-    assert "The run ended well after" in text
-    assert "Nothing is known of them: run with DDL_OPTIONS='-dump_iter 100'" in text
+    assert "The run succeeded after" in text
+    assert "No reports: run with DDL_OPTIONS='-dump_iter 100'" in text
     page.unlink()
     traced = report(run, "--trace", tmp_path / "t.json")
     assert (traced.returncode, page.exists(), (tmp_path / "t.json").exists()) == (2, True, False)
-    assert "no phases of an allreduce: scripts that use ddlrun.ddl keep them under DDL_OPTIONS" in traced.stderr
+    assert "no phases of an allreduce: scripts that use ddlrun.ddl write them with DDL_OPTIONS" in traced.stderr
     elsewhere = tmp_path / "elsewhere"
     subprocess.run([*launch, "--run-dir", str(elsewhere), "true"], env={**os.environ, **state}, check=True)
     assert report(**state).stdout == f"{elsewhere}/report.html\n"
     assert report(json.loads((elsewhere / "plan.json").read_text())["run_id"], **state).returncode == 0
 
 
-def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:
+def test_incomplete_folders(failed: Path, tmp_path: Path) -> None:
     assert "run 'x9': no run of this id was started here" in report("x9").stderr
     assert "there is no plan.json in it; name a run's folder" in report(tmp_path).stderr
     assert "nowhere: it is no folder" in report(f"{tmp_path}/nowhere").stderr
@@ -243,7 +244,7 @@ def test_folders_that_lack_something(failed: Path, tmp_path: Path) -> None:
     assert "an older ddlrun wrote this folder: it has no time of start and no check" in text
     assert "outcome.json was not written to its end" in text
     assert re.search(r"2 of \d+ lines of ddl.jsonl cannot be read", text)
-    assert "The run has no end in its folder: ddlrun was killed, runs on another host, or had no room" in text
+    assert "The run has no recorded end: ddlrun was killed, runs on another host, or could not write" in text
     (old / "outcome.json").unlink()
     (old / "stderr.log").unlink()
     assert "The run was planned, and not started." in read(page_of(old, tmp_path))
@@ -270,11 +271,11 @@ def test_the_page_of_hosts_has_their_check_and_all_dimensions(cluster: Cluster, 
     done = cluster.run("h1", argv, cwd=ROOT, timeout=100)
     assert done.returncode == 0, done.stderr
     text = read(page_of(tmp_path / "run", tmp_path, "--trace", tmp_path / "trace.json"))
-    assert "1x2x2: 4 ranks on h[1-4] The run ended well after" in text
+    assert "1x2x2: 4 ranks on h[1-4] The run succeeded after" in text
     assert re.search(r"tcp h\[1-4\] ok Environment Set by ddlrun", text)
     assert re.search(r"Y 2 ring 0\.\d+ [\d.]+ [\d.]+ Z 2 ring 0\.", text)
     assert re.search(r"3 h4 slow [\d.]+ ", text)
-    told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     phases = {f"{axis} {phase}" for axis in "YZ" for phase in ("reduce-scatter", "allgather")}
-    assert {one["name"] for one in told if one["ph"] == "X"} == {"iteration", *phases}
-    assert {one["args"]["name"] for one in told if one["name"] == "process_name"} >= {"rank 3 on h4"}
+    assert {event["name"] for event in trace if event["ph"] == "X"} == {"iteration", *phases}
+    assert {event["args"]["name"] for event in trace if event["name"] == "process_name"} >= {"rank 3 on h4"}

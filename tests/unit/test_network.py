@@ -1,4 +1,4 @@
-"""The network's description, and what an allreduce costs on it."""
+"""The description of a network, and the cost of an allreduce on it."""
 
 import json
 import math
@@ -14,9 +14,10 @@ from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of
 from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
-from ddlrun.network.cost import CostModel, axes_of, blocks_of
+from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
-from ddlrun.network.forecast import OrderPenalties, TrainingStep, forecast, indivisible, mistakes
+from ddlrun.network.forecast import OrderPenalties, OrderPenalty, TrainingStep, forecast, order_penalties, uneven_data
+from ddlrun.network.message_counts import axes_of, blocks_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.topology import RankOrder, Topology
 
@@ -37,34 +38,34 @@ NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs"]), min_s
         Fabric, st.tuples(LINKS | st.just(Link()), LINKS, *[LINKS | st.just(Link())] * 2), NAMES, NAMES, COUNT, COUNT
     )
 )
-def test_fabric_reads_what_it_writes(fabric: Fabric) -> None:
+def test_a_rendered_fabric_parses_to_itself(fabric: Fabric) -> None:
     again = parse_fabric(render_fabric(fabric), "a file")
     assert again._replace(links=()) == fabric._replace(links=())
     for link, other in zip(again.links, fabric.links, strict=True):
         assert link == pytest.approx(other, rel=1e-6)
 
 
-def test_fabric_says_all_that_is_wrong_with_a_file() -> None:
+def test_all_problems_of_a_fabric_are_reported() -> None:
     text = "nic: {bandwidth: fast, latency: 5, size: 3}\nhost: 12\nuplink: {payload: 2}\nhosts_per_rack: 0\nracks: 3\n"
     with pytest.raises(InputError) as caught:
         parse_fabric(text, "net.yaml")
     assert caught.value.problems == (
-        f"net.yaml: key 'racks' is not known; there are {', '.join((*LEVELS, *Fabric._fields[1:]))}",
+        f"net.yaml: unknown key 'racks'; the keys are {', '.join((*LEVELS, *Fabric._fields[1:]))}",
         "net.yaml: hosts_per_rack: 0 is no number of at least 1",
         "net.yaml: host: 12 is no link; write {bandwidth: 100 Gbit/s, latency: 5 us}",
         "net.yaml: nic.bandwidth: 'fast' is no rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s",
         "net.yaml: nic.latency: '5' is no time; write it with its unit, as in 5us, 120ms or 2s",
-        "net.yaml: nic: key 'size' is not known; there are bandwidth, latency, payload, parallel, burst",
+        "net.yaml: nic: unknown key 'size'; the keys are bandwidth, latency, payload, parallel, burst",
         "net.yaml: uplink.payload: 2 is no share; it is more than 0 and at most 1",
         "net.yaml: uplink: bandwidth is missing; write it with its unit, as in 100 Gbit/s",
     )
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "problem"), [
     ("- 1", "describes no network"), ("a: [", "expected"), ("name: x", "nic is missing"), ("", "describes no network"),
 ])  # fmt: skip
-def test_what_is_no_fabric(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_malformed_fabrics_are_rejected(text: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
         parse_fabric(text, "net.yaml")
 
 
@@ -76,25 +77,25 @@ def test_links_that_are_not_described_limit_nothing() -> None:
 
 
 def moved(shape: Topology, wiring: Topology, algorithms: tuple[str, ...]) -> tuple[int, ...]:
-    """Return what the links of each level carry at most, one direction, as the allreduce's own schedule says."""
+    """Return the load of the busiest link of each level, one direction, counted in the allreduce's own schedule."""
     count = 12 * shape.size  # whole messages for every shape here
     blocks = blocks_of(wiring)
-    left = [[0] * shape.size for _ in LEVELS]
+    sent = [[0] * shape.size for _ in LEVELS]
     for rank in range(shape.size):
         coords = coords_of(shape, RankOrder.HOST, rank)
-        seen = [
+        dimensions = [
             Dimension(peers_of(shape, RankOrder.HOST, coords, axis), at, algorithm)
             for axis, (at, algorithm) in enumerate(zip(coords, algorithms, strict=True))
         ]
-        half = reduce_scatter(seen, count)
+        half = reduce_scatter(dimensions, count)
         for step in (*half, *mirror(half)):
             for peer, low, high in step.sends:
                 if rank // blocks[1] == peer // blocks[1]:
-                    left[0][rank] += high - low
+                    sent[0][rank] += high - low
                 for level in range(1, len(LEVELS)):
                     if rank // blocks[level] != peer // blocks[level]:
-                        left[level][rank // blocks[level]] += high - low
-    return tuple(max(carried) for carried in left)
+                        sent[level][rank // blocks[level]] += high - low
+    return tuple(max(carried) for carried in sent)
 
 
 SIZES = st.sampled_from(
@@ -103,7 +104,9 @@ SIZES = st.sampled_from(
 
 
 @given(SIZES, SIZES, st.data())
-def test_volumes_are_those_of_the_schedule(wired: tuple[int, ...], dims: tuple[int, ...], data: st.DataObject) -> None:
+def test_volumes_equal_those_of_the_schedule(
+    wired: tuple[int, ...], dims: tuple[int, ...], data: st.DataObject
+) -> None:
     wiring = Topology(wired)
     shape = Topology(dims if math.prod(dims) == wiring.size else data.draw(st.permutations(wired).map(tuple)))
     names = data.draw(st.tuples(*[st.sampled_from(["ring", "direct", "halving"])] * 3))
@@ -118,29 +121,30 @@ def test_volumes_are_those_of_the_schedule(wired: tuple[int, ...], dims: tuple[i
         assert predicted[0] == pytest.approx(counted[0])
 
 
-# docs/explanation/network.md says how far off these are at most.
+# The largest error in docs/explanation/network.md.
 OFF = 0.03
 
 
 @pytest.mark.parametrize(("learners", "published"), [(4, 0.9833), (8, 0.9704), (16, 0.9219)])
 def test_published_scaling_of_a_3d_unet(learners: int, published: float) -> None:
-    # PowerAI DDL on AC922: 590 s an epoch of 228 images on one V100, gradients averaged after each image.
+    # PowerAI DDL on AC922: 590 s per epoch of 228 images on one V100, gradients averaged after each image.
     topology = Topology((4, learners // 4))
     work = TrainingStep(gradient_of("unet3d"), compute=590 / 228)
-    found = forecast(topology, topology, parse_links("nvlink2,ib-edr", None), work)
-    assert found.efficiency is not None
-    assert found.efficiency * indivisible(228, learners).ceiling == pytest.approx(published, abs=OFF)
+    predicted = forecast(topology, topology, parse_links("nvlink2,ib-edr", None), work)
+    assert predicted.efficiency is not None
+    assert predicted.efficiency * uneven_data(228, learners).ceiling == pytest.approx(published, abs=OFF)
 
 
 def test_published_scaling_of_powerai_ddl_at_256() -> None:
-    # 90 epochs of ImageNet in 50 minutes, 8192 images a step, all included; 95 % is what IBM says of its scaling.
+    # 90 epochs of ImageNet in 50 minutes, 8192 images per step, everything included; IBM reports a scaling of 95 %.
     topology = Topology((4, 64))
     step = 50 * 60 / (90 * math.ceil(1_281_167 / 8192))
-    found = forecast(topology, topology, parse_links("nvlink1,ib-edr", None), TrainingStep(gradient_of("resnet50")))
-    assert 1 - found.cost.seconds / step == pytest.approx(0.95, abs=OFF)
+    work = TrainingStep(gradient_of("resnet50"))
+    predicted = forecast(topology, topology, parse_links("nvlink1,ib-edr", None), work)
+    assert 1 - predicted.cost.seconds / step == pytest.approx(0.95, abs=OFF)
 
 
-def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
+def test_pipelined_cost_is_the_busiest_link_and_the_first_chunk() -> None:
     # 2x2x2, 16 MiB in 16 chunks: 24 MiB through a NIC, 16 MiB through an uplink of half its rate.
     mib, latency = 2**20, 1e-3
     links = (Link(latency=latency), Link(2.0 * mib, latency), Link(1.0 * mib, latency), Link())
@@ -157,10 +161,10 @@ def test_pipelined_is_the_busiest_link_and_the_first_chunk() -> None:
 
 
 @pytest.mark.parametrize("topology", ["1", "4"])
-def test_what_costs_nothing_has_a_table_too(topology: str) -> None:
-    told = ddlrun("plan", "--topology", topology, "--network", "100gbe")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert f"{topology}x1x1 *" in told.stdout
+def test_a_job_without_network_traffic_has_a_table_too(topology: str) -> None:
+    done = ddlrun("plan", "--topology", topology, "--network", "100gbe")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{topology}x1x1 *" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -168,11 +172,11 @@ def test_what_costs_nothing_has_a_table_too(topology: str) -> None:
 )
 def test_a_level_that_is_not_described_is_no_faster_than_the_one_below(shape: tuple[int, ...], network: str) -> None:
     topology = Topology(shape)
-    found = forecast(topology, topology, parse_links(network, None), TrainingStep(8))
-    assert found.cost.seconds >= 4 * 14e-6  # lg 16 hosts, at the least
+    predicted = forecast(topology, topology, parse_links(network, None), TrainingStep(8))
+    assert predicted.cost.seconds >= 4 * 14e-6  # lg 16 hosts, at the least
 
 
-def test_small_arrays_double_and_large_ones_go_round() -> None:
+def test_small_arrays_take_doubling_and_large_ones_a_ring() -> None:
     model = CostModel(axes_of(Topology((1, 8))), Topology((1, 8)), Fabric((Link(), Link(1e9, 1e-5), Link(), Link())))
     small, large = (model.cost(AllreduceAlgorithm("flat"), size) for size in (1000, 10**8))
     assert (small.steps, large.steps) == (3, 14)
@@ -187,11 +191,13 @@ def test_mode_p_is_never_slower_than_another() -> None:
         assert all(best <= model.best(mode, size).seconds for mode in "rbnm")
 
 
-def test_racks_in_turn_move_more_over_the_uplinks() -> None:
+def test_hosts_listed_across_racks_load_the_uplinks_more() -> None:
     # 4x4x4: each of Y's rings then goes from rack to rack, so an uplink carries 2 * 3/4 S for each of 4 hosts.
-    assert mistakes(Topology((4, 4, 4)), Topology((4, 4, 4))) == OrderPenalties(("uplink", 4.0), ("uplink", 16.0))
-    assert mistakes(Topology((4, 4)), Topology((4, 4))) == OrderPenalties(None, ("nic", 4.0))
-    assert mistakes(Topology((4,)), Topology((4,))) == OrderPenalties(None, None)
+    assert order_penalties(Topology((4, 4, 4)), Topology((4, 4, 4))) == OrderPenalties(
+        OrderPenalty("uplink", 4.0), OrderPenalty("uplink", 16.0)
+    )
+    assert order_penalties(Topology((4, 4)), Topology((4, 4))) == OrderPenalties(None, OrderPenalty("nic", 4.0))
+    assert order_penalties(Topology((4,)), Topology((4,))) == OrderPenalties(None, None)
 
 
 def ddlrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -203,34 +209,36 @@ def test_plan_takes_the_topology_that_launch_takes(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"n{number} slots=4 rack=r{number % 3}\n" for number in range(1, 13)))
     planned = json.loads(ddlrun("plan", f"@{hosts}", "--network", "100gbe,2:1", "--json").stdout)
-    taken = json.loads(ddlrun("show", "topology", "--machine", "ac922-4gpu", "--hostfile", str(hosts), "--json").stdout)
-    assert planned["topology"] == taken["topology"] == "4x4x3"
-    assert {one["topology"] for one in planned["decompositions"]} == {
+    launched = json.loads(
+        ddlrun("show", "topology", "--machine", "ac922-4gpu", "--hostfile", str(hosts), "--json").stdout
+    )
+    assert planned["topology"] == launched["topology"] == "4x4x3"
+    assert {row["topology"] for row in planned["decompositions"]} == {
         "4x12x1", "4x6x2", "4x4x3", "4x3x4", "4x2x6", "4x1x12",
     }  # fmt: skip
 
 
-def test_plan_reads_a_network_and_says_what_data_cost(tmp_path: Path) -> None:
+def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     network = tmp_path / "net.yaml"
     network.write_text(render_fabric(parse_links("nvlink2,2xib-edr", 2)))
-    told = ddlrun(
+    done = ddlrun(
         "plan", "--hosts", "4", "--gpus-per-host", "4", "--network", str(network), "--compute", "1s", "--images", "228"
     )
-    assert told.stderr == ""
-    assert "16 learners, wired as 4x2x2" in told.stdout
-    assert "228 images on 16 learners: 15 steps, so at most 95.0 % efficiency" in told.stdout
-    assert len(told.stdout.splitlines()) <= 24
+    assert done.stderr == ""
+    assert "16 learners, wired as 4x2x2" in done.stdout
+    assert "228 images on 16 learners: 15 steps, so at most 95.0 % efficiency" in done.stdout
+    assert len(done.stdout.splitlines()) <= 24
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ("--topology 4x4x4", "--network: say what links there are"),
-    ("--topology 4x4x4 --network 100gbe,50gbe", "'50gbe' is not known there"),
-    ("--topology 4x4x4 --network nvlink2", "nothing between hosts"),
-    ("--topology 4x4 --network 100gbe,2:1", "of how many hosts a rack"),
+@pytest.mark.parametrize(("arguments", "problem"), [
+    ("--topology 4x4x4", "--network is missing: name a YAML file"),
+    ("--topology 4x4x4 --network 100gbe,50gbe", "unknown or misplaced preset '50gbe'"),
+    ("--topology 4x4x4 --network nvlink2", "no link between hosts"),
+    ("--topology 4x4 --network 100gbe,2:1", "2:1 needs the hosts per rack"),
     ("--topology 4x4 --network none.yaml", "none.yaml: No such file"),
-    ("--topology 4x4 --hosts 5 --network 100gbe", "has 4 hosts, but --hosts says 5"),
+    ("--topology 4x4 --hosts 5 --network 100gbe", "has 4 hosts, but --hosts is 5"),
     ("--hosts 4 --network 100gbe", "--gpus-per-host N"),
-    ("--hosts 4 --gpus-per-host 2 --racks 3 --network 100gbe", "are no equal --racks 3"),
+    ("--hosts 4 --gpus-per-host 2 --racks 3 --network 100gbe", "cannot be divided evenly: --racks 3"),
     ("n1 --hosts 4 --network 100gbe", "hosts are named too"),
     ("--topology 4 --network 100gbe --gradient 5", "'5' is no size"),
     ("--topology 4 --network 100gbe --compute 5", "'5' is no time"),
@@ -238,7 +246,7 @@ def test_plan_reads_a_network_and_says_what_data_cost(tmp_path: Path) -> None:
     ("--topology 4 --network 100gbe --batch 5", "give --images N"),
     ("--topology 4 --network 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
 ])  # fmt: skip
-def test_plan_says_what_is_wrong_in_one_line(arguments: str, said: str) -> None:
+def test_plan_reports_an_error_in_one_line(arguments: str, problem: str) -> None:
     done = ddlrun("plan", *arguments.split())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert said in done.stderr
+    assert problem in done.stderr

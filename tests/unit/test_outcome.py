@@ -4,7 +4,7 @@ import pytest
 
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.process_managers.openmpi import improper_end, lost_host
-from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, in_words, last_lines
+from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, last_lines, render_end
 from ddlrun.supervise.root_cause import root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
@@ -37,10 +37,10 @@ def test_a_rank_that_blames_another_is_not_the_root() -> None:
     assert root_of([end(0, 14), end(1, 7, ordered=True)]) == end(1, 7, ordered=True)
 
 
-def test_ends_in_words() -> None:
-    assert in_words(end(0, 139, signal=11)) == "killed by SIGSEGV (Segmentation fault)"
-    assert in_words(end(0, 127)) == "exit code 127 (the program is not there)"
-    assert in_words(end(0, 1, f"{TRACEBACK}ValueError\n")) == "exit code 1 (an uncaught Python exception)"
+def test_ends_are_rendered() -> None:
+    assert render_end(end(0, 139, signal=11)) == "killed by SIGSEGV (Segmentation fault)"
+    assert render_end(end(0, 127)) == "exit code 127 (the program does not exist)"
+    assert render_end(end(0, 1, f"{TRACEBACK}ValueError\n")) == "exit code 1 (an uncaught Python exception)"
 
 
 def test_the_last_traceback_is_shown_whole() -> None:

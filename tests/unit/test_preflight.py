@@ -8,7 +8,8 @@ import pytest
 from ddlrun.cli.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
-from ddlrun.network.subnet_selection import Address, Network
+from ddlrun.network.addresses import Address
+from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight.facts import (
     END,
     START,

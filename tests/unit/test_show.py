@@ -1,4 +1,4 @@
-"""ddlrun show: every joint of a launch, for hosts that are not there."""
+"""ddlrun show: every stage of a launch, for hosts that do not exist."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ddlrun.machine.preset import parse_machine
-from ddlrun.report.picture import ASCII, render_placement, render_svg
+from ddlrun.report.picture import ASCII, render_placement
+from ddlrun.report.svg import render_svg
 from tests.support.shapes import machine, placement
 
 JOB = ["--machine", "s822lc", "--topology", "4x2x3", "-H", "n[1-6]"]
@@ -21,15 +22,15 @@ def show(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("what", ["placement", "rankfile", "machines", "command", "env", "hosts"])
-def test_each_joint_as_text_and_as_json(what: str) -> None:
-    text, as_json = show(what, *JOB, "true"), show(what, "--json", *JOB, "true")
+@pytest.mark.parametrize("stage", ["placement", "rankfile", "machines", "command", "env", "hosts"])
+def test_each_stage_as_text_and_as_json(stage: str) -> None:
+    text, as_json = show(stage, *JOB, "true"), show(stage, "--json", *JOB, "true")
     assert (text.returncode, text.stderr) == (0, "")
     assert text.stdout
     assert json.loads(as_json.stdout)
 
 
-def test_what_they_say() -> None:
+def test_the_contents_of_stages() -> None:
     assert "rank 23=n6 slot=1:5-9\n" in show("rankfile", *JOB).stdout
     assert show("hosts", *JOB).stdout.splitlines()[2] == "n3  rack 1  host 0  ranks 8,9,10,11"
     assert "n[1-6]: 2 packages x 10 cores, SMT8, 4 GPUs (preset s822lc)" in show("machines", *JOB).stdout
@@ -45,7 +46,7 @@ def test_what_they_say() -> None:
     }  # fmt: skip
 
 
-def test_a_script_that_is_not_there_and_a_word_that_is_not_known() -> None:
+def test_missing_scripts_and_unknown_words_are_errors() -> None:
     assert "script 'nowhere.py' is not there" in show("command", *JOB, "nowhere.py").stderr
     assert "'ranks' is none of placement, rankfile" in show("ranks").stderr
     assert show().returncode == 2
@@ -60,11 +61,11 @@ def test_a_terminal_without_utf8_gets_ascii() -> None:
     assert "  | GPU 0 -> 0  | | GPU 2 -> 2  |\n" in done.stdout
 
 
-def test_the_picture_wraps_and_sums_up() -> None:
+def test_the_picture_wraps() -> None:
     many = parse_machine("{packages: 8, cores_per_package: 40, gpus: 3}", "test")
     lines = render_placement(placement("80", ["a"], many), 60, ASCII).splitlines()
     assert max(map(len, lines[:-1])) <= 60
-    assert any("| YYYY ZZZZ ++++" in line for line in lines)  # ranks beyond the signs
+    assert any("| YYYY ZZZZ ++++" in line for line in lines)  # more ranks than signs
     assert "GPUs whose package is not known: GPU 0, GPU 1, GPU 2" in lines[-2]
 
 
@@ -72,8 +73,8 @@ def test_svg(tmp_path: Path) -> None:
     path = tmp_path / "a.svg"
     assert show("placement", *JOB, "--svg", str(path)).returncode == 0
     root = ET.fromstring(path.read_text())
-    said = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert said[0] == "core 0, CPUs 0,1,2,3,4,5,6,7, local rank 0"
-    assert len(said) == 20
+    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == "core 0, CPUs 0,1,2,3,4,5,6,7, local rank 0"
+    assert len(titles) == 20
     strange = machine("minsky")._replace(source="<&>")
     assert "&lt;&amp;&gt;" in render_svg(placement("1", ["a"], strange))

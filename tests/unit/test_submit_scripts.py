@@ -21,7 +21,7 @@ from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import quote, render, scalar
 from ddlrun.schedulers.submit.sge import parse_accounting
 from ddlrun.schedulers.submit.slurm import parse_sacct, parse_scontrol
-from ddlrun.schedulers.submit.units import parse_memory, parse_time
+from ddlrun.units import parse_memory, parse_time_limit
 from tests.goldens.__main__ import JOBS, PLAIN, TEMPLATES, job, job_file, job_text
 
 SCHEMA = yaml.safe_load((Path(__file__).parents[1] / "support" / "schemas" / "mpijob-v2beta1.yaml").read_text())
@@ -178,8 +178,8 @@ def test_errors_in_templates_have_their_place() -> None:
 @given(st.integers(1, 10**9 - 1))
 def test_times(seconds: int) -> None:
     if seconds < 360_000_000:
-        assert parse_time(clock(seconds)) == seconds
-    assert parse_time(f"{seconds}s") == seconds
+        assert parse_time_limit(clock(seconds)) == seconds
+    assert parse_time_limit(f"{seconds}s") == seconds
     hours, _, rest = minutes(seconds).partition(":")
     assert 0 <= int(hours) * 3600 + int(rest) * 60 - seconds < 60
 
@@ -187,7 +187,7 @@ def test_times(seconds: int) -> None:
 @pytest.mark.parametrize("text", ["", "0", "1:30", "-5", "1.5h", "1:60:00", "h", "5 m", "٣", "9" * 12])
 def test_malformed_times(text: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"--time {text!r} is no time limit")):
-        parse_time(text)
+        parse_time_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "64", "G", "0G", "-1G", "1K", "64 G", "1e3G"])

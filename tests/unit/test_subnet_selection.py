@@ -1,32 +1,30 @@
-"""Which subnet the hosts talk over: addresses in, a choice with its reasons out."""
+"""The network of a job: addresses, the choice of a subnet with its reasons, and the variables."""
 
 import subprocess
 
 import pytest
 
 from ddlrun.errors import InputError, PreflightError
-from ddlrun.network.subnet_selection import (
-    SCRIPT,
-    Address,
-    choose_network,
-    decide,
-    network_variables,
-    parse_addresses,
-    tcp_variables,
-)
+from ddlrun.network.addresses import SCRIPT, Address, parse_addresses
+from ddlrun.network.subnet_selection import Network, choose_network
+from ddlrun.network.variables import choose_variables, network_variables, tcp_variables
 
 LO = Address("lo", "127.0.0.1", 8, kind="virtual")
 DOCKER = Address("docker0", "172.17.0.1", 16, kind="bridge")
+
+
+def rejected(network: Network) -> dict[str, str]:
+    return {subnet.subnet: subnet.reason for subnet in network.rejected}
 
 
 def host(number: int, *more: Address, name: str = "eth0", speed: int = 1000) -> tuple[Address, ...]:
     return (LO, Address(name, f"10.0.0.{number}", 16, speed=speed), *more)
 
 
-def test_the_script_tells_of_this_machine() -> None:
+def test_the_script_prints_the_addresses_of_this_machine() -> None:
     text = subprocess.run(["sh", "-s"], input=SCRIPT, capture_output=True, text=True, check=True)
     assert Address("lo", "127.0.0.1", 8) in [
-        one._replace(kind="device", speed=-1) for one in parse_addresses(text.stdout)
+        address._replace(kind="device", speed=-1) for address in parse_addresses(text.stdout)
     ]
     assert text.stderr == ""
 
@@ -53,7 +51,7 @@ def test_a_host_without_ip_is_read_from_the_kernels_tables() -> None:
     "text", ["", "noise", "@net", "@net eth0 nonsense up fast device", "@route a b c d e f", "@ips x"]
 )
 def test_noise_is_no_address(text: str) -> None:
-    assert all(one.interface == "eth0" for one in parse_addresses(text))
+    assert all(address.interface == "eth0" for address in parse_addresses(text))
 
 
 def test_docker_has_the_same_address_everywhere() -> None:
@@ -61,23 +59,23 @@ def test_docker_has_the_same_address_everywhere() -> None:
     assert network.subnets == ("10.0.0.0/16",)
     assert network.addresses == {"h1": "10.0.0.1", "h2": "10.0.0.2"}
     assert network.reason == "the only usable subnet that all hosts share, 1 Gbit/s"
-    assert dict(network.rejected) == {
+    assert rejected(network) == {
         "127.0.0.0/8": "loopback",
         "172.17.0.0/16": "docker0 is a bridge for containers or virtual machines",
     }
-    assert network.matters
+    assert network.needs_variables
 
 
 def test_a_bridge_by_another_name_is_found_by_its_address() -> None:
     odd = DOCKER._replace(interface="lan0")
     network = choose_network({"h1": host(1, odd), "h2": host(2, odd)})
-    assert dict(network.rejected)["172.17.0.0/16"] == "lan0 is a bridge, and 172.17.0.1 is the address of h[1-2] alike"
+    assert rejected(network)["172.17.0.0/16"] == "lan0 is a bridge, and 172.17.0.1 is the address of h[1-2] alike"
 
 
-def test_one_subnet_alone_leaves_mpi_alone() -> None:
+def test_a_single_subnet_needs_no_variables() -> None:
     network = choose_network({"h1": host(1), "h2": host(2)})
     assert network.subnets
-    assert not network.matters
+    assert not network.needs_variables
 
 
 def test_the_fastest_subnet_is_as_fast_as_its_slowest_host() -> None:
@@ -87,7 +85,7 @@ def test_the_fastest_subnet_is_as_fast_as_its_slowest_host() -> None:
     network = choose_network({"h1": host(1, fast(1, 100_000)), "h2": host(2, fast(2, 25_000))})
     assert network.subnets == ("10.8.0.0/24",)
     assert network.reason == "the fastest that all hosts share, 25 Gbit/s"
-    assert dict(network.rejected)["10.0.0.0/16"] == "slower: 1 Gbit/s"
+    assert rejected(network)["10.0.0.0/16"] == "slower: 1 Gbit/s"
     network = choose_network({"h1": host(1, fast(1, 100_000)), "h2": host(2, fast(2, 100))})
     assert network.subnets == ("10.0.0.0/16",)
 
@@ -95,40 +93,40 @@ def test_the_fastest_subnet_is_as_fast_as_its_slowest_host() -> None:
 def test_a_subnet_that_a_host_is_not_on_or_that_is_down_is_rejected() -> None:
     fast = [Address("eth1", f"10.8.0.{n}", 24, speed=100_000) for n in (1, 2)]
     network = choose_network({"h1": host(1, *fast[:1]), "h2": host(2, *fast[1:]), "h3": host(3)})
-    assert dict(network.rejected)["10.8.0.0/24"] == "not on h3"
+    assert rejected(network)["10.8.0.0/24"] == "not on h3"
     network = choose_network({"h1": host(1, fast[0]), "h2": host(2, fast[1]._replace(up=False))})
-    assert dict(network.rejected)["10.8.0.0/24"] == "eth1 is down on h2"
+    assert rejected(network)["10.8.0.0/24"] == "eth1 is down on h2"
 
 
 def test_hosts_with_ipv6_alone() -> None:
-    def there(number: int) -> tuple[Address, ...]:
+    def ipv6(number: int) -> tuple[Address, ...]:
         return (Address("eth0", f"fe80::{number}", 64), Address("eth0", f"fd77::{number}", 64))
 
-    network = choose_network({"h1": there(1), "h2": there(2)})
+    network = choose_network({"h1": ipv6(1), "h2": ipv6(2)})
     assert network.subnets == ("fd77::/64",)
     assert network.addresses["h2"] == "fd77::2"
-    assert not network.matters  # link-local addresses are none of MPI's
+    assert not network.needs_variables  # MPI leaves out link-local addresses itself
     variables, notes = network_variables(network, 4)
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "eth0"
     assert notes == []
 
 
 def test_ipv4_comes_before_ipv6_of_the_same_speed() -> None:
-    found = {f"h{n}": (Address("eth0", f"fd77::{n}", 64), Address("eth0", f"10.0.0.{n}", 16)) for n in (1, 2)}
-    assert choose_network(found).subnets == ("10.0.0.0/16",)
+    addresses = {f"h{n}": (Address("eth0", f"fd77::{n}", 64), Address("eth0", f"10.0.0.{n}", 16)) for n in (1, 2)}
+    assert choose_network(addresses).subnets == ("10.0.0.0/16",)
 
 
 def test_no_common_subnet_is_left_to_mpi() -> None:
     network = choose_network({"h1": (Address("eth0", "10.1.0.1", 32),), "h2": (Address("eth0", "10.1.0.2", 32),)})
     assert network.subnets == ()
-    assert "--network" in network.reason
+    assert network.reason == "left to MPI: the hosts share no subnet; name one: --network"
     assert network_variables(network, 5) == ({}, [])
     assert choose_network(
         {"h1": (Address("eth0", "10.1.0.1", 32),), "h2": (Address("eth0", "10.1.0.2", 32),)}, "10.1.0.0/16"
     ).subnets == ("10.1.0.0/16",)
 
 
-def test_what_is_asked_for_overrules() -> None:
+def test_options_overrule_the_choice() -> None:
     hosts = {"h1": host(1, Address("eth1", "10.8.0.1", 24)), "h2": host(2, Address("ens3", "10.8.0.2", 24))}
     by_cidr = choose_network(hosts, "10.8.0.0/16")
     assert by_cidr.subnets == ("10.8.0.0/16",)
@@ -136,7 +134,7 @@ def test_what_is_asked_for_overrules() -> None:
     by_name = choose_network(hosts, interfaces=("eth1", "ens3"))
     assert by_name.subnets == ("10.8.0.0/24",)
     assert by_name.reason == "--network-interface eth1,ens3"
-    assert dict(by_name.rejected)["10.0.0.0/16"] == "not asked for"
+    assert rejected(by_name)["10.0.0.0/16"] == "not requested"
 
 
 def test_a_host_without_an_address_there_is_named() -> None:
@@ -174,9 +172,9 @@ def test_names_that_differ_by_host_are_listed_by_host() -> None:
     assert variables["DDLRUN_IFNAMES"] == "h1=eth0 h2=ens3"
 
 
-def test_ipv6_by_different_names_is_left_to_mpi_with_a_word() -> None:
-    found = {"h1": (Address("eth0", "fd77::1", 64),), "h2": (Address("ens3", "fd77::2", 64),)}
-    variables, notes = network_variables(choose_network(found), 5)
+def test_ipv6_with_different_interface_names_is_left_to_mpi_with_a_note() -> None:
+    addresses = {"h1": (Address("eth0", "fd77::1", 64),), "h2": (Address("ens3", "fd77::2", 64),)}
+    variables, notes = network_variables(choose_network(addresses), 5)
     assert not any("MCA" in name for name in variables)
     assert "left to MPI" in notes[0]
 
@@ -185,23 +183,27 @@ def test_one_host_needs_nothing() -> None:
     assert network_variables(choose_network({"h1": host(1, DOCKER)}), 4) == ({}, [])
 
 
-def test_what_the_user_or_the_site_has_set_stays() -> None:
+def test_settings_of_the_user_or_the_site_stay() -> None:
     network = choose_network({"h1": host(1, DOCKER), "h2": host(2, DOCKER)})
     mine = {"NCCL_SOCKET_IFNAME": "ib0", "OMPI_MCA_btl_tcp_if_exclude": "docker0,lo"}
-    variables, notes = decide(network, 4, mine, (), rdma=True)
+    variables, notes = choose_variables(network, 4, mine, (), rdma=True)
     assert set(variables) == {"OMPI_MCA_oob_tcp_if_include", "GLOO_SOCKET_IFNAME"}
     assert notes == ["NCCL_SOCKET_IFNAME: left as you set it", "OMPI_MCA_btl_tcp_if_exclude: left as you set it"]
-    variables, notes = decide(network, 5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
+    variables, notes = choose_variables(network, 5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
     assert not any("MCA" in name for name in variables)
     assert notes == ["tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file: left as you set it"]
-    assert len(decide(network, 5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
+    assert len(choose_variables(network, 5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
 
 
 def test_nothing_is_set_where_mpi_cannot_choose_otherwise() -> None:
     plain = {"h1": host(1), "h2": host(2)}
-    assert decide(choose_network(plain), 5, {}, (), rdma=False) == decide(None, 5, {}, (), rdma=False) == ({}, [])
     assert (
-        decide(choose_network(plain, "10.0.0.0/8"), 5, {}, (), rdma=False)[0]["PRTE_MCA_prte_if_include"]
+        choose_variables(choose_network(plain), 5, {}, (), rdma=False)
+        == choose_variables(None, 5, {}, (), rdma=False)
+        == ({}, [])
+    )
+    assert (
+        choose_variables(choose_network(plain, "10.0.0.0/8"), 5, {}, (), rdma=False)[0]["PRTE_MCA_prte_if_include"]
         == "10.0.0.0/8"
     )
 

@@ -1,22 +1,22 @@
-// Show one rank: its rows, its lines, its cores. Without this script all ranks are shown.
+// Selection of one rank: its rows, its lines, its cores. Without this script all ranks are shown.
 (() => {
   const bar = document.getElementById("filter");
   const choice = bar.querySelector("select");
-  const said = bar.querySelector("output");
-  const every = (what) => [...document.querySelectorAll(what)];
+  const summary = bar.querySelector("output");
+  const every = (selector) => [...document.querySelectorAll(selector)];
 
   function show(rank) {
     const row = rank === "" ? null : document.querySelector(`tr[data-rank="${rank}"][data-local]`);
-    for (const one of every("[data-rank]")) one.classList.toggle("off", rank !== "" && one.dataset.rank !== rank);
-    for (const one of every("button[data-pick]")) one.setAttribute("aria-pressed", one.dataset.pick === rank);
+    for (const item of every("[data-rank]")) item.classList.toggle("off", rank !== "" && item.dataset.rank !== rank);
+    for (const button of every("button[data-pick]")) button.setAttribute("aria-pressed", button.dataset.pick === rank);
     every("svg.placement > g").forEach((group, number) => {
       for (const core of group.querySelectorAll(".core")) {
-        const mine = row && row.dataset.group === `${number}` && core.dataset.local.split(" ").includes(row.dataset.local);
-        core.classList.toggle("off", row !== null && !mine);
+        const selected = row && row.dataset.group === `${number}` && core.dataset.local.split(" ").includes(row.dataset.local);
+        core.classList.toggle("off", row !== null && !selected);
       }
     });
     choice.value = rank;
-    said.textContent = row ? row.dataset.said : "";
+    summary.textContent = row ? row.dataset.summary : "";
   }
 
   document.addEventListener("click", (event) => {

@@ -1,0 +1,92 @@
+"""Environment variables that keep MPI, UCX, NCCL and Gloo to a network."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ddlrun.environment.exports import MOST_CHARACTERS
+from ddlrun.network.subnet_selection import Network
+
+# As a word of mpirun's command line, or in a line of a file that is no comment.
+_USER_SETTING = r"(?m)^[^#\n]*(tcp|prte)_if_(in|ex)clude\b"
+DAEMON_VARIABLES = {4: "OMPI_MCA_oob_tcp_if_include", 5: "PRTE_MCA_prte_if_include"}
+
+
+def choose_variables(
+    network: Network | None, major: int, environ: Mapping[str, str], mca_texts: Iterable[str], *, rdma: bool
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables to set for a network, and notes on those that the user or the site has set, which stay.
+
+    `mca_texts` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
+    """
+    if network is None or not network.needs_variables:
+        return {}, []
+    variables, notes = network_variables(network, major, rdma=rdma)
+    for name in sorted(variables):
+        exclude = name.replace("_include", "_exclude")  # Open MPI stops if both are set
+        setting = next((variable for variable in (name, exclude) if variable in environ), None)
+        if setting is None and "_MCA_" in name and any(re.search(_USER_SETTING, text) for text in mca_texts):
+            setting = "tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file"
+        if setting is not None:
+            del variables[name]
+            notes.append(f"{setting}: left as you set it")
+    return variables, list(dict.fromkeys(notes))
+
+
+def network_variables(network: Network, major: int, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that keep MPI, UCX, NCCL and Gloo to a network, and notes on what they cannot express.
+
+    `rdma`: a host has an RDMA device; UCX is then left to choose.
+    """
+    if len(network.interfaces) == 1 or not network.subnets:
+        return {}, []
+    variables, notes = _mpi_variables(network, major)
+    kinds = set(network.interfaces.values())
+    if not kinds:  # the hosts were not checked
+        return variables, notes
+    names = _names(network)
+    variables["NCCL_SOCKET_IFNAME"] = f"={names}"
+    if len(kinds) == 1:
+        variables["GLOO_SOCKET_IFNAME"] = names
+        if not rdma:
+            variables["UCX_NET_DEVICES"] = names
+        return variables, notes
+    by_host = " ".join(f"{host}={','.join(interfaces)}" for host, interfaces in network.interfaces.items())
+    if len(by_host) <= MOST_CHARACTERS:
+        variables["DDLRUN_IFNAMES"] = by_host
+        notes.append("GLOO_SOCKET_IFNAME: set on each host, as their interfaces differ in name")
+    else:
+        notes.append("GLOO_SOCKET_IFNAME: left to Gloo; the interfaces of all hosts are too long for a variable")
+    return variables, notes
+
+
+def _mpi_variables(network: Network, major: int) -> tuple[dict[str, str], list[str]]:
+    """Return the subnets for MPI and its daemons; of IPv6 the interfaces.
+
+    Open MPI 4.1.4 and 5.0.11 stop at an IPv6 subnet, and at an interface that one of the hosts does not have.
+    """
+    same_names = len(set(network.interfaces.values())) == 1
+    value = ",".join(network.subnets)
+    if ":" in value:
+        value = _names(network) if same_names else ""
+    elif len(network.subnets) > 1 and same_names:  # Open MPI warns of a subnet that one host is not on
+        value = _names(network)
+    if not value:
+        return {}, ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
+    variables = {"OMPI_MCA_btl_tcp_if_include": value}
+    if network.daemons:
+        variables[DAEMON_VARIABLES[major]] = value
+    return variables, []
+
+
+def _names(network: Network) -> str:
+    return ",".join(sorted({name for interfaces in network.interfaces.values() for name in interfaces}))
+
+
+def tcp_variables(major: int) -> dict[str, str]:
+    """Return the variables that keep MPI, UCX and NCCL to TCP between hosts and shared memory inside them."""
+    return {
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": {4: "self,vader,tcp", 5: "self,sm,tcp"}[major],
+        "UCX_TLS": "tcp,self,sm",
+        "NCCL_IB_DISABLE": "1",
+    }

@@ -1,0 +1,131 @@
+"""Units of the command line and of files: parse and render bytes, rates and times."""
+
+import math
+import re
+
+from ddlrun.errors import InputError
+
+# Prefixes of bytes and bits, in lower case: SI, and IEC with "i".
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST = 10**9
+_NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """Parse 100MB, 64 KiB or 1.5GB; return bytes. Raises InputError.
+
+    >>> parse_bytes("100MB", "--gradient"), parse_bytes("64 KiB", "burst")
+    (100000000, 65536)
+    """
+    match = re.fullmatch(rf"{_NUMBER} ?([kmgt]i?)?b", text.strip().lower())
+    size = float(match[1]) * PREFIXES[match[2] or ""] if match else 0
+    if size < 1:
+        raise InputError(f"{where}: {text!r} is no size; write it with its unit, as in 100MB or 64KiB")
+    return round(size)
+
+
+def parse_memory(text: str, where: str = "--mem") -> int:
+    """Parse 64G, 512M or 1.5T, with or without B or iB; return MiB, rounded up. Raises InputError.
+
+    The prefixes are powers of 1024 in every spelling.
+
+    >>> parse_memory("64G"), parse_memory("1.5GiB")
+    (65536, 1536)
+    """
+    match = re.fullmatch(rf"{_NUMBER}([mgt])(?:i?b)?", text.lower())
+    size = math.ceil(float(match[1]) * PREFIXES[f"{match[2]}i"] / PREFIXES["mi"]) if match else 0
+    if not size:
+        raise InputError(f"{where} {text!r} is no size; write it with its unit, as in 64G or 512M")
+    return size
+
+
+def parse_rate(text: str, where: str) -> float:
+    """Parse 100 Gbit/s, 12.5 GB/s, or tc's 200mbit; return bytes per second. Raises InputError.
+
+    >>> parse_rate("100 Gbit/s", "bandwidth"), parse_rate("25 GB/s", "bandwidth")
+    (12500000000.0, 25000000000.0)
+    """
+    match = re.fullmatch(rf"{_NUMBER} ?([kmgt]i?)?(b/s|bit(?:/s)?)", text.strip().lower())
+    rate = float(match[1]) * PREFIXES[match[2] or ""] / (8 if match[3].startswith("bit") else 1) if match else 0
+    if rate <= 0:
+        raise InputError(f"{where}: {text!r} is no rate; write it with its unit, as in 100 Gbit/s or 12.5 GB/s")
+    return rate
+
+
+def parse_seconds(text: str, where: str) -> float:
+    """Parse 5 us, 120ms, 2.5s, 3m or 1h; return seconds. Raises InputError.
+
+    >>> parse_seconds("120ms", "--compute")
+    0.12
+    """
+    match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h)", text.strip().lower().replace("µ", "u"))
+    if not match:
+        raise InputError(f"{where}: {text!r} is no time; write it with its unit, as in 5us, 120ms or 2s")
+    return float(match[1]) * SECONDS[match[2]]
+
+
+def parse_time_limit(text: str, where: str = "--time") -> int:
+    """Parse 1:30:00, 2-12:00:00, 90m, 1h30m, or a number of minutes; return seconds. Raises InputError.
+
+    >>> [parse_time_limit(text) for text in ("1:30:00", "1h30m", "90", "2-12:00:00")]
+    [5400, 5400, 5400, 216000]
+    """
+    clock = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,5}):([0-5][0-9]):([0-5][0-9])", text)
+    units = re.fullmatch(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?", text.lower())
+    match = clock or units
+    seconds = 0
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        seconds = int(text) * 60
+    elif match is not None:
+        seconds = int(sum(int(count or 0) * SECONDS[unit] for count, unit in zip(match.groups(), "dhms", strict=True)))
+    if not 0 < seconds < LONGEST:
+        raise InputError(f"{where} {text!r} is no time limit; write 1:30:00, 90m, 2h, or a number of minutes")
+    return seconds
+
+
+def render_bytes(size: float) -> str:
+    """Render bytes with 3 significant digits and an SI prefix.
+
+    >>> render_bytes(102228128), render_bytes(0)
+    ('102 MB', '0 B')
+    """
+    return _render(size, "B", ("", "k", "M", "G", "T", "P"))
+
+
+def render_size(size: int) -> str:
+    """Render the size of an array as a user would write it: multiples of powers of 1024 with an IEC prefix.
+
+    >>> render_size(65536), render_size(8), render_size(10**6)
+    ('64 KiB', '8 B', '1 MB')
+    """
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power} {name}"
+    return render_bytes(size)
+
+
+def render_rate(rate: float) -> str:
+    """Render bytes per second as bits per second.
+
+    >>> render_rate(12.5e9)
+    '100 Gbit/s'
+    """
+    return _render(rate * 8, "bit/s", ("", "k", "M", "G", "T", "P"))
+
+
+def render_seconds(seconds: float, digits: int = 3) -> str:
+    """Render a time with `digits` significant digits; from 1000 s on in whole seconds.
+
+    >>> render_seconds(0.01234), render_seconds(2.5), render_seconds(2.58772, 4)
+    ('12.3 ms', '2.5 s', '2.588 s')
+    """
+    return _render(seconds * 1e6, "s", ("u", "m", ""), digits) if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def _render(value: float, unit: str, prefixes: tuple[str, ...], digits: int = 3) -> str:
+    for prefix in prefixes[:-1]:
+        if float(f"{value:.{digits}g}") < 1000:
+            return f"{value:.{digits}g} {prefix}{unit}"
+        value /= 1000
+    return f"{value:.{digits}g} {prefixes[-1]}{unit}"
