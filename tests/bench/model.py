@@ -101,7 +101,7 @@ def show(rows: list[CellResult]) -> None:
         print(f"{nic}/{uplink}: predicted best {chosen.name}, measured best {best.name}; "
               f"following the prediction costs {100 * (chosen.measured / best.measured - 1):.1f} %")  # fmt: skip
     errors = sorted(100 * abs(row.error) for row in rows)
-    print(f"{len(rows)} cells: median error {statistics.median(errors):.1f} %, largest error {errors[-1]:.1f} %")
+    print(f"{len(rows)} measurements: median error {statistics.median(errors):.1f} %, largest error {errors[-1]:.1f} %")
 
 
 def read_options() -> argparse.Namespace:
@@ -139,7 +139,7 @@ def main() -> None:
     options = read_options()
     if why_not() and not options.read:
         sys.exit(why_not())
-    print("| NIC/uplink Mbit/s | mode:shape | predicted s | measured s | range of runs | error |")
+    print("| NIC/uplink Mbit/s | mode:topology | predicted s | measured s | range of runs | error |")
     print("|---|---|---|---|---|---|")
     rows: list[CellResult] = []
     for row in read_results(options.read) if options.read else measure_all(options):

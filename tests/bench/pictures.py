@@ -34,20 +34,16 @@ STYLE: dict[Any, Any] = {
     "grid.color": GRID, "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.titlesize": 9,
     "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
 }  # fmt: skip
-LABELS = {
-    "p": "ddlrun, mode p", "mpi": "MPI_Allreduce", "mpi-host": "same, reordered", "tuned": "coll/tuned",
-    "tuned-best": "best of tuned's", "han": "coll/han", "horovod": "Horovod", "gloo": "torch, gloo",
-    "two-level": "two levels, MPI",
-}  # fmt: skip
+LABELS = {"p": "ddlrun, mode p"}
 # Rank order -> colour, hatch, position of the bar in its row.
 ORDERS = {"host": (BLUE, "", -0.2), "ddl": (ORANGE, "////", 0.2)}
 # Lines of the second picture: (algorithm, order) -> label, colour, dashes, marker.
 LINES = {
     ("p", "host"): ("ddlrun, mode p", BLUE, "-", "o"),
-    ("mpi", "host"): ("MPI_Allreduce", GREEN, "-", "s"),
-    ("han", "host"): ("coll/han", PURPLE, "-", "^"),
-    ("horovod", "host"): ("Horovod", INK, "--", "v"),
-    ("mpi", "ddl"): ("MPI_Allreduce, ddl order", ORANGE, "--", "D"),
+    ("mpi", "host"): ("mpi", GREEN, "-", "s"),
+    ("han", "host"): ("han", PURPLE, "-", "^"),
+    ("horovod", "host"): ("horovod", INK, "--", "v"),
+    ("mpi", "ddl"): ("mpi, ddl order", ORANGE, "--", "D"),
 }
 
 
@@ -198,7 +194,7 @@ def main() -> None:
         places = read(lines)
         pictures = {"share": svg(draw_shares(places), f"Share of the limit that allreduces reach, {MIB} MiB")}
         place, results = max(places.items(), key=lambda item: len(item[1]))
-        pictures["sizes"] = svg(draw_sizes(place, results), "How many times the limit allreduces take, against size")
+        pictures["sizes"] = svg(draw_sizes(place, results), "Time relative to the limit, by array size")
     for name, text in pictures.items():
         (folder / f"allreduce-{name}.svg").write_text(text)
 

@@ -1,10 +1,10 @@
 """Placements of one rank per GPU by other tools, beside ddlrun: `python -m tests.bench.placements`.
 
-One row per captured machine. mpirun 4.1 itself is run (ppr, as users write it by hand). mpibind is its published rule:
-ranks over the NUMA nodes that have GPUs, each with a part of the node's cores; the results agree with those of its own
-test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding follows PyTorch's documentation of
-`node` (all cores of the GPU's node) and `exclusive` (these cores divided among the ranks there); the GPU is that of the
-local rank.
+Tools with the same result on a captured machine share a row. mpirun 4.1 itself is run (ppr, as users write it by
+hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's cores;
+the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding
+follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores divided among the
+ranks there); the GPU is that of the local rank.
 """
 
 import os
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
@@ -86,7 +87,16 @@ def ppr(machine: Machine, path: Path) -> Shares:
     ]
 
 
-def summarize(machine: Machine, shares: Shares) -> str:
+class Summary(NamedTuple):
+    """The cells of a row: ranks near their GPU, the cores of a rank, and cores that no rank has."""
+
+    on_package: str
+    on_numa_node: str
+    cores: str
+    idle: int
+
+
+def summarize(machine: Machine, shares: Shares) -> Summary:
     """Return the number of ranks beside their GPU, the cores of a rank, and the idle cores."""
     gpus = machine.gpus
     node = sum(all(c.numa_node == gpu.numa_node for c in share) for gpu, share in zip(gpus, shares, strict=True))
@@ -95,8 +105,12 @@ def summarize(machine: Machine, shares: Shares) -> str:
     used = {core.logical_index for share in shares for core in share}
     shared = sum(map(len, shares)) > len(used)
     each = "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
-    idle = len(machine.cores) - len(used)
-    return f"{package}/{node} of {len(gpus)}, {each} cores{' shared' if shared else ''}, {idle} idle"
+    return Summary(
+        on_package=f"{package} of {len(gpus)}",
+        on_numa_node=f"{node} of {len(gpus)}",
+        cores=f"{each}, shared" if shared else each,
+        idle=len(machine.cores) - len(used),
+    )
 
 
 def main() -> None:
@@ -105,18 +119,17 @@ def main() -> None:
     rules: Mapping[str, Callable[[Machine], Shares]] = {
         "ddlrun": ours, "mpibind": mpibind, "torchrun node": torchrun_node, "torchrun exclusive": torchrun_exclusive,
     }  # fmt: skip
-    print("ranks on the package / on the NUMA node of their GPU, cores of a rank, cores without a rank")
-    print(f"| machine | {' | '.join(['mpirun ppr', *rules])} |")
-    print("|" + "---|" * (len(rules) + 2))
+    print("| machine | launcher | on the GPU's package | on the GPU's NUMA node | cores per rank | idle cores |")
+    print("|---|---|---|---|---|---|")
     for name, file in MACHINES.items():
         with tempfile.TemporaryDirectory() as folder:
             path = as_hwloc2(CAPTURES / "hwloc-xml" / file, Path(folder))
             machine = parse_hwloc(path.read_text(errors="replace"), file)
-            cells = [
-                summarize(machine, ppr(machine, path)),
-                *(summarize(machine, rule(machine)) for rule in rules.values()),
-            ]
-        print(f"| {name} | {' | '.join(cells)} |")
+            launchers_by_summary: dict[Summary, list[str]] = {summarize(machine, ppr(machine, path)): ["mpirun ppr"]}
+            for launcher, rule in rules.items():
+                launchers_by_summary.setdefault(summarize(machine, rule(machine)), []).append(launcher)
+        for summary, launchers in launchers_by_summary.items():
+            print(f"| {name} | {', '.join(launchers)} | {' | '.join(map(str, summary))} |")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def case(*words: object) -> Any:
 def launch() -> None:
     """Plan launches on hosts that do not exist."""
     table(
-        "learners|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest argument|longest variable|output",
+        "ranks|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest argument|longest variable|output",
         map(_launch, SHAPES),
     )
     print(f"longest word possible {WORD}, all of them with the environment {ALL} (getconf ARG_MAX)\n")
@@ -130,8 +130,8 @@ def keepers() -> None:
 def allreduce() -> None:
     """Predict allreduces of two models' gradients."""
     for title, rows in case("allreduce"):
-        print(f"{title}; ms (its limit, steps)\n")
-        table("learners|topology|mode p|rings by dimension|halving by dimension|one ring over all|mode r", rows)
+        print(f"{title}\n")
+        table("ranks|topology|mode p|mode r|halving by dimension|one ring over all", rows)
 
 
 def oracle(major: str, shape: str) -> None:

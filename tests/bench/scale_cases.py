@@ -15,7 +15,7 @@ from typing import Any
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.hosts import parse_hosts
 from ddlrun.mapping.rankfile import render
-from ddlrun.network.cost import CostModel
+from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.message_counts import GridAxis, axes_of
 from ddlrun.network.presets import gradient_of, parse_links
@@ -151,9 +151,11 @@ def allreduce() -> list[tuple[str, list[list[str]]]]:
     """Predict allreduces on H100s, with 25 hosts per rack and uplinks of half the rate of their NICs."""
     shapes = ("8x25x5", "8x25x50", "8x25x10x5", "8x25x500", "8x125x100", "8x25x25x20")
     sizes = {name: gradient_of(name) for name in ("bert-large", "resnet50")}
+    tables = {f"{name}, {size / 1e6:,.0f} MB; ms (what limits it)": (size, _time) for name, size in sizes.items()}
+    tables["messages one after the other"] = (sizes["resnet50"], _steps)
     return [
-        (f"{name}, {size / 1e6:,.0f} MB", [[f"{_ranks(shape):,}", shape, *_costs(shape, size)] for shape in shapes])
-        for name, size in sizes.items()
+        (title, [[f"{_ranks(shape):,}", shape, *map(cell, _costs(shape, size))] for shape in shapes])
+        for title, (size, cell) in tables.items()
     ]
 
 
@@ -161,20 +163,26 @@ def _ranks(shape: str) -> int:
     return parse_topology(shape).size
 
 
-def _costs(shape: str, size: int) -> list[str]:
+def _time(cost: Cost) -> str:
+    return f"{cost.seconds * 1e3:,.1f} ({cost.busiest})"
+
+
+def _steps(cost: Cost) -> str:
+    return f"{cost.steps:,}"
+
+
+def _costs(shape: str, size: int) -> list[Cost]:
     topology = parse_topology(shape)
     fabric = parse_links("nvlink4,8xib-ndr,2:1", 25)
     wiring = wiring_of(parse_topology(f"8x25x{topology.hosts // 25}"), fabric)
     model = CostModel(axes_of(topology), wiring, fabric)
     one_ring = CostModel([GridAxis(topology.size, 1)], wiring, fabric)
-    costs = [
+    return [
         model.best("p", size),
-        model.cost(AllreduceAlgorithm("native"), size),
+        model.best("r", size),
         model.cost(AllreduceAlgorithm("chunks", ("halving",) * len(topology.dims), size, 1), size),
         one_ring.cost(AllreduceAlgorithm("native"), size),
-        model.best("r", size),
     ]
-    return [f"{cost.seconds * 1e3:,.1f} ({cost.busiest}, {cost.steps:,})" for cost in costs]
 
 
 def oracle(major: str, shape: str) -> list[object]:

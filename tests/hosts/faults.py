@@ -9,40 +9,82 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+LONGEST_MESSAGE = 110
+# Test and parameter -> the row's name, in the order of the table.
+FAULTS = {
+    "how a rank ends: 0": "none: all ranks exit with 0",
+    "how a rank ends: 7": "a rank calls `sys.exit(7)`",
+    "how a rank ends: text": 'a rank calls `sys.exit("some text")`',
+    "how a rank ends: exception": "a rank raises an exception",
+    "how a rank ends: abort": "a rank calls MPI_Abort(9)",
+    "how a rank ends: segv": "a rank gets SIGSEGV",
+    "how a rank ends: kill": "a rank sends SIGKILL to itself",
+    "how a rank ends: unfinished": "a rank calls `os._exit(0)`, without MPI_Finalize",
+    "kill 9: rank": "SIGKILL to a rank",
+    "kill 9: keeper": "SIGKILL to a keeper",
+    "kill 9: daemon": "SIGKILL to mpirun's daemon on a host",
+    "kill 9: mpirun": "SIGKILL to mpirun",
+    "kill 9: ddlrun": "SIGKILL to ddlrun",
+    "an sshd that is killed": "SIGKILL to the sshd of a host",
+    "a cut network: False": "a host's network is cut, silent ranks",
+    "a cut network: True": "a host's network is cut, ranks that print all the time",
+    "ctrl c: checks": "Ctrl-C during the check",
+    "ctrl c: start": "Ctrl-C during the start of mpirun",
+    "ctrl c: run": "Ctrl-C while ranks run that ignore TERM",
+    "ctrl c: ending": "Ctrl-C twice while ranks run that ignore TERM",
+    "a time limit": "the time limit is reached (`--timeout`)",
+    "a full disk": "the disk of the run folder is full",
+    "restarts tell the script": "a rank fails, and succeeds in the second restart",
+    "a spare host takes the place of a lost one": "a host is lost; restart with a spare host",
+    "a host that fails its check is replaced or left out: options0": "no sshd on a host, with a spare host",
+    "a host that fails its check is replaced or left out: options1": "no sshd on a host, with `--min-topology`",
+}
 
 
-def rows(lines: list[str]) -> dict[str, dict[str, dict[str, object]]]:
+def rows(lines: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return fault -> major -> what was seen."""
-    found: dict[str, dict[str, dict[str, object]]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in map(json.loads, lines):
         match = re.fullmatch(r"test_(\w+)\[openmpi(\d)-?(.*)\]", row["test"])
         if match:
             detail = match[3].split("-")[0]
-            found.setdefault(f"{match[1].replace('_', ' ')}{': ' * bool(detail)}{detail}", {})[match[2]] = row
+            test = f"{match[1].replace('_', ' ')}: {detail}" if detail else match[1].replace("_", " ")
+            found.setdefault(FAULTS.get(test, test), {})[match[2]] = row
     return found
 
 
+def exit_code(returncode: int) -> int:
+    """Return an exit code as shells show it: 128 + N for signal N."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
 HEAD = (
-    "| fault | exit code, 4.1 / 5.0 | nothing left after, 4.1 / 5.0 | what ddlrun says first (5.0) |",
+    "| fault | exit code, 4.1 / 5.0 | nothing left after, 4.1 / 5.0 | first message (5.0) |",
     "|---|---|---|---|",
 )
 
 
-def table(found: dict[str, dict[str, dict[str, object]]], before: list[str]) -> str:
+def table(found: dict[str, dict[str, dict[str, Any]]], before: list[str]) -> str:
     """Return the rows as a Markdown table; those that it had before stay where there is nothing new."""
     lines = {line.split(" | ")[0]: line for line in before}
     for fault, seen in found.items():
         both = [seen.get(major, {}) for major in ("4", "5")]
-        codes, seconds = (" / ".join(str(one.get(key, "-")) for one in both) for key in ("code", "seconds"))
+        codes = " / ".join(str(exit_code(row["code"])) if row else "-" for row in both)
+        seconds = " / ".join(str(row.get("seconds", "-")) for row in both)
         said = both[1].get("said") or both[0].get("said") or [""]
         shown = re.sub(r"/\S*/", ".../", str(said[0] if isinstance(said, list) else said)).replace("|", "\\|")
         times = " / ".join(f"{part} s" for part in seconds.split(" / "))
-        lines[f"| {fault}"] = f"| {fault} | {codes} | {times} | {shown[:110]} |"
-    return "".join(f"{line}\n" for line in (*HEAD, *lines.values()))
+        shown = textwrap.shorten(shown, LONGEST_MESSAGE, placeholder=" ...")
+        lines[f"| {fault}"] = f"| {fault} | {codes} | {times} | {shown} |"
+    places = {f"| {name}": place for place, name in enumerate(FAULTS.values())}
+    ordered = sorted(lines, key=lambda name: places.get(name, len(places)))
+    return "".join(f"{line}\n" for line in (*HEAD, *(lines[name] for name in ordered)))
 
 
 def main() -> int:
