@@ -85,6 +85,16 @@ class Topology(_Dims):
             offset = offset * size + coord
         return self.hosts, offset
 
+    def host_index(self, rank: int, order: RankOrder) -> int:
+        """Return the index of the host on which a rank runs: the inverse of `rank`."""
+        if order is RankOrder.HOST:
+            return rank // self.accelerators
+        offset, index = rank % self.hosts, 0
+        for size in reversed(self.dims[1:]):
+            offset, at = divmod(offset, size)
+            index = index * size + at
+        return index
+
 
 def parse_topology(text: str, where: str = "topology") -> Topology:
     """Parse one to four positive integers separated by x, such as "4x2x3"; missing dimensions are 1.

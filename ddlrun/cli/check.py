@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -19,13 +19,14 @@ from ddlrun.cli.options import (
     start_timeout_option,
 )
 from ddlrun.errors import InputError
+from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
 from ddlrun.preflight.findings import Level, render_lines
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
 from ddlrun.preflight.table import render_report, report_json
-from ddlrun.process_managers.installation import find_mpirun
+from ddlrun.process_managers.installation import start_mpirun_query
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import check_distinct
@@ -53,63 +54,51 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     """
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)
-    mpirun = find_mpirun(options["mpirun"], os.environ)()
-    job = CheckedJob(options["script"], os.environ.get("PATH"), parse_checks(options["only_checks"]))
-    request = make_request(mpirun, launcher, options, job)
-    report = preflight(host_list, request, lambda seconds_left: reach(launcher, seconds_left))
+    mpirun = start_mpirun_query(options["mpirun"], os.environ).result()
+    request = PreflightRequest(
+        mpirun=mpirun.path,
+        major=mpirun.major,
+        program=options["script"],
+        network=options["network"],
+        interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
+        only=parse_checks(options["only_checks"]),
+        seconds=options["start_timeout"],
+        path=os.environ.get("PATH"),
+    )
+    report = run_checks(host_list, launcher, request)
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
     click.echo(text, nl=False)
     return report.exit_code
 
 
-class CheckedJob(NamedTuple):
-    """Properties of a job that hosts are checked for."""
-
-    program: str | None
-    """Script or program, compared between the hosts."""
-    path: str | None
-    """PATH of the ranks."""
-    checks: frozenset[str]
-    logs: str | None = None
-    """Run folder, checked for space."""
+def run_checks(hosts: HostList, launcher: AgentLauncher, request: PreflightRequest) -> PreflightReport:
+    """Run the requested checks on hosts that a launcher reaches. Raises InputError where the network is malformed."""
+    if request.network is not None:
+        parse_cidr(request.network)
+    # An agent knows its hosts by other means than their names.
+    only = request.only - {"names"} if launcher.launcher == "agent" else request.only
+    request = request._replace(only=only, ssh=launcher.shown)
+    return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left))
 
 
-def make_request(mpirun: Mpirun, launcher: AgentLauncher, options: dict[str, Any], job: CheckedJob) -> PreflightRequest:
-    """Return the request to check hosts with these options. Raises InputError where --network is malformed."""
-    if options["network"] is not None:
-        parse_cidr(options["network"])
-    return PreflightRequest(
+def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
+    """Probe a job's hosts and check them, with warnings on standard error."""
+    check = settings.check
+    only = frozenset(NAMES) if check.checks is None else check.checks
+    request = PreflightRequest(
         mpirun=mpirun.path,
         major=mpirun.major,
-        program=job.program,
-        logs=job.logs,
-        network=options["network"],
-        interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
-        # An agent knows its hosts by other means than their names.
-        only=job.checks - {"names"} if launcher.launcher == "agent" else job.checks,
-        ssh=launcher.shown,
-        seconds=options["start_timeout"],
-        path=job.path,
+        program=_program_file(settings.job.program),
+        logs=settings.run.run_dir.path,
+        network=check.network,
+        interfaces=check.interfaces,
+        only=only,
+        seconds=check.seconds,
+        path=settings.environment.variables.get("PATH", os.environ.get("PATH")),
     )
-
-
-def check_first(settings: Settings, mpirun: Mpirun, options: dict[str, Any]) -> PreflightReport:
-    """Probe a job's hosts and check them, with warnings on standard error; a dry run and --skip-checks only probe."""
-    checks = parse_checks(options["only_checks"])
-    if options["dry_run"] or options["skip_checks"]:
-        checks = frozenset()
-    job = CheckedJob(
-        program=_program_file(settings.program),
-        path=settings.variables.get("PATH", os.environ.get("PATH")),
-        checks=checks,
-        logs=settings.run_dir.path,
-    )
-    request = make_request(mpirun, settings.way, options, job)
-    report = preflight(settings.hosts, request, lambda seconds_left: reach(settings.way, seconds_left))
-    if not options["quiet"]:
-        warnings = [
-            finding for finding in report.findings if finding.level is Level.WARNING and finding.check in checks
-        ]
+    report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request)
+    if not settings.run.quiet:
+        warnings = [finding for finding in report.findings if finding.level is Level.WARNING and finding.check in only]
         for line in render_lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report

@@ -8,7 +8,12 @@ import click
 from ddlrun import __version__
 from ddlrun.environment.framework_builds import LIBRARIES, render_builds
 from ddlrun.errors import DdlrunError
-from ddlrun.process_managers.installation import ask_builds, find_mpirun, mpi4py_library
+from ddlrun.process_managers.installation import (
+    find_mpi_library,
+    mpi4py_variables,
+    probe_builds,
+    start_mpirun_query,
+)
 
 
 def show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
@@ -16,10 +21,11 @@ def show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> N
     if not value or ctx.resilient_parsing:
         return
     try:
-        mpirun = find_mpirun(None, os.environ)()
-        mpi, library = f"Open MPI {mpirun.version} ({mpirun.path})", mpi4py_library(mpirun.path, os.environ)
+        mpirun = start_mpirun_query(None, os.environ).result()
+        mpi = f"Open MPI {mpirun.version} ({mpirun.path})"
+        library = mpi4py_variables(find_mpi_library(mpirun.path), os.environ)
     except DdlrunError as error:
         mpi, library = str(error), {}
     heading = f"ddlrun {__version__}, Python {sys.version.split()[0]} ({sys.executable})\n{mpi}"
-    click.echo(render_builds(ask_builds(sys.executable, list(LIBRARIES), library), heading), nl=False)
+    click.echo(render_builds(probe_builds(sys.executable, list(LIBRARIES), library), heading), nl=False)
     ctx.exit()

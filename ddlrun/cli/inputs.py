@@ -1,4 +1,4 @@
-"""What several commands read: hosts, hostfiles, machine descriptions and saved answers."""
+"""Input of several commands: hosts, hostfiles, machine descriptions and saved probe replies."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
 
 DEFAULT_PROBE_SECONDS = 30.0
-# What a scheduler's own command may take to answer.
+# Time limit of a scheduler's own command.
 SCHEDULER_SECONDS = 10.0
 SSH = AgentLauncher()
 
@@ -34,7 +34,7 @@ def read_text(path: str, what: str) -> str:
 
 
 def read_rankfile(path: str) -> str:
-    """Read a rank file as it is: CR stays, and what is no UTF-8 shows in its line. Raises InputError."""
+    """Read a rank file unchanged: CR stays, and bytes that are not UTF-8 become escapes. Raises InputError."""
     try:
         if path == "-":
             return sys.stdin.buffer.read().decode(errors="backslashreplace")
@@ -45,7 +45,10 @@ def read_rankfile(path: str) -> str:
 
 
 def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
-    """Return the scheduler's job that we run in, if any; where hosts are `named`, a broken one is none."""
+    """Return the scheduler's job that ddlrun runs in, if any.
+
+    Where the user has `named` hosts, a job that cannot be read is ignored. Raises InputError otherwise.
+    """
     try:
         return read_allocation(world(), scheduler)
     except InputError:
@@ -55,11 +58,12 @@ def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
 
 
 def world() -> SchedulerContext:
-    """Return what the readers of schedulers may ask."""
-    return SchedulerContext(os.environ, lambda path: read_text(path, "file"), _ask)
+    """Return the environment, files and commands that the readers of schedulers use."""
+    return SchedulerContext(os.environ, lambda path: read_text(path, "file"), _run)
 
 
-def _ask(argv: Sequence[str]) -> str | None:
+def _run(argv: Sequence[str]) -> str | None:
+    """Return the output of a scheduler's command; None where it fails."""
     done = start_command(argv, "", SCHEDULER_SECONDS)()
     return done.out if done.code == 0 else None
 
@@ -67,7 +71,7 @@ def _ask(argv: Sequence[str]) -> str | None:
 def read_hosts(
     expression: str | None, hostfile: str | None, where: str = "hosts", job: Allocation | None = None
 ) -> HostList:
-    """Return the hosts of an expression (`@FILE` is a hostfile), of a hostfile, of the job, or this machine."""
+    """Return the hosts of an expression (`@FILE` is a hostfile), else of a hostfile, of the job, or this machine."""
     if expression is not None and hostfile is not None:
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
@@ -81,9 +85,7 @@ def read_hosts(
 def read_preset(name: str) -> Machine | None:
     """Return the machine of a preset, a YAML file, a file of `lstopo --of xml`, or a saved host's folder.
 
-    None for `local`, which has to be probed.
-
-    Raises InputError with the names that are possible.
+    None for `local`, which has to be probed. Raises InputError with the names of all presets.
     """
     if name == "local":
         return None
@@ -100,19 +102,19 @@ def read_preset(name: str) -> Machine | None:
     if name in presets:
         return parse_machine(read_text(f"{folder}/{name}.yaml", "preset"), f"preset {name}")
     if "/" not in name and not name.endswith((".yaml", ".yml")):
-        import difflib  # noqa: PLC0415 - for a slip of the finger
+        import difflib  # noqa: PLC0415 - for mistyped names alone
 
         close = difflib.get_close_matches(name, presets, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        known = ", ".join(sorted({*presets, "local"}))
+        names = ", ".join(sorted({*presets, "local"}))
         raise InputError(
-            f"--machine {name!r}: no such preset; {hint}there are {known}, or name a file of YAML or lstopo XML"
+            f"--machine {name!r}: no such preset; {hint}there are {names}, or name a file of YAML or lstopo XML"
         )
     return parse_machine(read_text(name, "machine"), name)
 
 
 def configs_folder() -> str:
-    """Return where presets and templates are: in the installed package, else beside it in the project."""
+    """Return the folder of presets and templates: in the installed package, else beside it in the project."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     installed = f"{package}/configs"
     return installed if os.path.isdir(installed) else f"{os.path.dirname(package)}/configs"
@@ -122,23 +124,23 @@ def load_machine(folder: str) -> Machine:
     """Return the machine of a folder that `ddlrun probe --save` wrote for one host."""
     from ddlrun.machine.probe_reply import SECTIONS, machine_of  # noqa: PLC0415 - for saved machines alone
 
-    there = [name for name in SECTIONS if os.path.isfile(f"{folder}/{name}")]
-    sections = {name: read_text(f"{folder}/{name}", "saved answer") for name in there}
+    saved = [name for name in SECTIONS if os.path.isfile(f"{folder}/{name}")]
+    sections = {name: read_text(f"{folder}/{name}", "saved answer") for name in saved}
     return _as_input(lambda: machine_of(sections, folder))
 
 
 def load_hosts(folder: str) -> list[str]:
-    """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order that they were given in."""
-    listed = f"{folder}/hosts"
-    if os.path.isfile(listed):
-        return list(parse_hostfile(read_text(listed, "saved hosts"), listed).names)
+    """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order in which they were probed."""
+    hostfile = f"{folder}/hosts"
+    if os.path.isfile(hostfile):
+        return list(parse_hostfile(read_text(hostfile, "saved hosts"), hostfile).names)
     if not os.path.isdir(folder):
         raise InputError(f"--load {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
     return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))
 
 
 def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
-    """Return hosts' machines from a folder of saved answers; hosts that look the same share one object."""
+    """Return the machine of each host from a folder of saved replies; equal machines are one object."""
     saved = dict.fromkeys(load_hosts(folder))
     missing = [name for name in hosts.names if name not in saved]
     if missing:
@@ -152,7 +154,7 @@ def load_machines(folder: str, hosts: HostList) -> dict[str, Machine]:
 
 
 def _as_input(read: Callable[[], Machine]) -> Machine:
-    """Call what reads a file; its problem is then the file's, not a host's."""
+    """Read a machine from a file, and report a problem as the file's instead of a host's."""
     try:
         return read()
     except HostError as error:
@@ -160,25 +162,21 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
 
 
 def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:
-    """Return how hosts are asked: this one directly, the others as `way` says, all within so many seconds.
+    """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
 
-    GPUs that are chosen by number here are chosen there too, as mpirun passes the variable on; not where
-    Slurm chooses them for each host.
+    GPUs that are chosen by number here are chosen on the hosts too, as mpirun passes the variable on, except
+    where Slurm chooses them for each host.
     """
-    names = [name for vendor in RESTRICTING.values() for name in vendor]
-    numbers = {name: os.environ[name] for name in names if re.fullmatch(r"[0-9, ]*|-1", os.environ.get(name, "none"))}
-    theirs = way.launcher == "srun" or way.gpus
-    chosen = "" if theirs else "".join(f"{name}='{value}'\n" for name, value in numbers.items())
     own_name = os.uname().nodename
-    own = next((f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items() if is_local(name, own_name)), "")
+    allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in way.gpus.items()}
+    own = next((line for name, line in allocated.items() if is_local(name, own_name)), "")
+    chosen = "" if way.launcher == "srun" or way.gpus else _chosen_gpus()
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
 
-        given = {name: f"DDLRUN_GPUS={value}\n" for name, value in way.gpus.items()}
-        return run_on_hosts(
-            {name: chosen + given.get(name, "") + script for name, script in scripts.items()}, way, seconds
-        )
+        heads = {name: chosen + allocated.get(name, "") for name in scripts}
+        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, way, seconds)
 
     return ProbeTarget(
         own_name,
@@ -188,10 +186,17 @@ def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTa
     )
 
 
+def _chosen_gpus() -> str:
+    """Return sh assignments of the variables that choose GPUs by number here."""
+    names = [name for variables in RESTRICTING.values() for name in variables]
+    values = {name: os.environ.get(name, "none") for name in names}
+    return "".join(f"{name}='{value}'\n" for name, value in values.items() if re.fullmatch(r"[0-9, ]*|-1", value))
+
+
 def read_machines(
     hosts: HostList, machine: str | None, load: str | None, way: AgentLauncher = SSH
 ) -> dict[str, Machine]:
-    """Return each host's machine: described (--machine), saved (--load), or what the hosts themselves say."""
+    """Return the machine of each host: described (--machine), saved (--load), or probed."""
     if machine and load:
         raise InputError(f"--machine {machine} and --load {load} exclude each other; give one of them")
     if load:
@@ -201,7 +206,7 @@ def read_machines(
 
 
 def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
-    """Return ssh's arguments. Raises InputError where the key is not there."""
+    """Return the arguments of ssh. Raises InputError where the key file does not exist."""
     if identity and not os.path.isfile(identity):
         raise InputError(f"--ssh-identity-file {identity}: no such file")
     return (*(("-p", str(port)) if port else ()), *(("-i", identity) if identity else ()))
@@ -213,18 +218,18 @@ def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:
 
 
 def ssh_way(options: Mapping[str, Any]) -> AgentLauncher:
-    """Return ssh with the options' port and key. Raises InputError where the key is not there."""
+    """Return ssh with the port and the key of the options. Raises InputError where the key file does not exist."""
     return SSH._replace(words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
 
 
 def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[HostList, AgentLauncher]:
-    """Return the hosts that are named, the job's, or this machine, and what starts programs there."""
+    """Return the named hosts, else the scheduler's job's or this machine, and their launcher."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
     hosts = apply_job_names(read_hosts(expression, options["hostfile"], job=job), job)
     return hosts, read_way(options, job, hosts)
 
 
 def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
-    """Return what starts programs on the hosts. Raises InputError where --launcher cannot serve there."""
+    """Return the launcher of programs on the hosts. Raises InputError where --launcher cannot reach them."""
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
     return choose_launcher(options["launcher"], job, hosts, ssh, os.environ)

@@ -19,7 +19,7 @@ def read_profiles(source: str, hosts: Sequence[str]) -> Profiles:
         profiles = parse_profiles(read_text(source, "profile"), f"profile {source}")
         moved = any(profile.hosts != names and set(profile.hosts) == set(names) for profile in profiles)
         note = f"--profile {source} was made with these hosts in another order, so perhaps with other racks"
-        return Profiles(profiles, source, said=note if moved else "")
+        return Profiles(profiles, source, note=note if moved else "")
     folder = profile_folder()
     path = f"{folder}/{file_name(names)}" if os.path.isdir(folder) else ""
     if not os.path.exists(path):
@@ -27,7 +27,7 @@ def read_profiles(source: str, hosts: Sequence[str]) -> Profiles:
     try:
         profiles = parse_profiles(read_text(path, "profile"), f"profile {path}")
     except InputError as error:
-        return Profiles(said=f"{error}; going on without it")
+        return Profiles(note=f"{error}; going on without it")
     return Profiles(tuple(profile for profile in profiles if profile.hosts == names))
 
 

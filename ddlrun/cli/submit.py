@@ -12,9 +12,10 @@ from ddlrun import __version__
 from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
-from ddlrun.cli.job_options import read_program, read_settings
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import COUNT, Option, Sections, option, option_group
+from ddlrun.cli.program import read_program
+from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
@@ -150,9 +151,7 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
     topology = parse_topology(options["topology"])
     in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
     settings = read_settings(ctx, options | in_job, program)
-    check_request(settings.wish, settings.hosts)
-    if options["min_topology"]:
-        parse_topology(options["min_topology"], "--min-topology")
+    check_request(settings.job.topology, settings.hosts.hosts)
     return topology
 
 

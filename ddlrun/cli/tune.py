@@ -19,7 +19,7 @@ from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric
 from ddlrun.network.presets import MODELS
-from ddlrun.plan.tuning_profile import Profile, file_name, kept, parse_profiles, render_profiles
+from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, render_profiles, replace_profile
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
 from ddlrun.units import parse_seconds
@@ -149,4 +149,4 @@ def _save(profile: Profile, path: str, *, replace: bool) -> None:
     if os.path.exists(path) and not replace:
         with suppress(InputError):  # a damaged file is replaced
             profiles = parse_profiles(read_text(path, "profile"), path)
-    write_atomically(path, [render_profiles(kept(profiles, profile))], "--save")
+    write_atomically(path, [render_profiles(replace_profile(profiles, profile))], "--save")

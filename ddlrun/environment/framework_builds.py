@@ -1,25 +1,25 @@
-"""What the installed frameworks can do, as their libraries themselves say it: a program, and what it prints."""
+"""Framework builds: the versions and features of installed libraries, as the libraries report them."""
 
 import json
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Name -> title. Importing says little: plain `pip install horovod` gives an empty shell that imports well.
+# Name -> title. That a library can be imported proves little: plain `pip install horovod` installs a shell without it.
 LIBRARIES = {
     "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mpi4py": "mpi4py",
     "horovod.torch": "Horovod for PyTorch", "horovod.tensorflow": "Horovod for TensorFlow",
 }  # fmt: skip
 
-# Python that asks the library named in its argument, and prints a line of JSON after @build.
+# Python program that queries the library named in its argument, and prints a line of JSON after @build.
 PROGRAM = r"""
 import importlib, importlib.metadata, importlib.util, json, sys
 name = sys.argv[1]
 top = name.partition(".")[0]
-def say(**known):
-    sys.stdout.write("\n@build " + json.dumps(known) + "\n")
+def report(**build):
+    sys.stdout.write("\n@build " + json.dumps(build) + "\n")
     sys.stdout.flush()
-def ask():
+def query():
     if name == "mpi4py":
         import mpi4py
         mpi4py.rc.initialize = False
@@ -41,68 +41,69 @@ def ask():
     kinds = "mpi gloo nccl ddl ccl cuda rocm".split()
     return {kind: bool(getattr(library, kind + "_built")()) for kind in kinds}
 if importlib.util.find_spec(top) is None:
-    say(version=None)
+    report(version=None)
 else:
     try:
         version = importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
         version = "?"
     try:
-        say(version=version, has=ask())
+        report(version=version, has=query())
     except BaseException as error:
         why = type(error).__name__ + ": " + " ".join(str(error).split())[:200]
-        # horovod.tensorflow raises where its library is missing; horovod.torch merely lacks these.
-        shell = "has not been built" in why or "no attribute 'mpi_built'" in why
-        say(version=version, problem="its library is not built: see docs/how-to/install-horovod.sh" if shell else why)
+        # Without its library, horovod.tensorflow raises an error; horovod.torch only lacks these functions.
+        if "has not been built" in why or "no attribute 'mpi_built'" in why:
+            why = "its library is not built: see docs/how-to/install-horovod.sh"
+        report(version=version, problem=why)
 """
 
 
 class FrameworkBuild(NamedTuple):
-    """What a library says of itself: its version (None: it is not installed), what it was built with, or what is wrong.
-
-    `has` maps kinds (mpi, gloo, nccl, ddl, ccl, cuda, rocm; for MPI and JAX its name) to whether they are in it.
-    """
+    """The build of a library, as the library reports it."""
 
     version: str | None
-    has: Mapping[str, bool] = {}
+    """None: it is not installed."""
+    features: Mapping[str, bool]
+    """Feature -> whether it is built in: mpi, gloo, nccl, ddl, ccl, cuda, rocm; the library's name for MPI, the
+    backend for JAX."""
     problem: str = ""
+    """Why it does not work."""
 
     @property
     def works(self) -> bool:
-        """Whether it is there and answers."""
+        """Whether it is installed and can be used."""
         return self.version is not None and not self.problem
 
 
 def parse_build(out: str, err: str = "", code: int | None = 0) -> FrameworkBuild:
-    r"""Parse what PROGRAM printed; of one that died, the last that it said.
+    r"""Parse the output of PROGRAM; without a report, the problem is the last line of its errors.
 
     >>> parse_build('noise\n@build {"version": "2.1", "has": {"gloo": true}}\n')
-    FrameworkBuild(version='2.1', has={'gloo': True}, problem='')
+    FrameworkBuild(version='2.1', features={'gloo': True}, problem='')
     >>> parse_build("", "Segmentation fault", -11).problem
     'ended with -11: Segmentation fault'
     """
-    found = re.findall(r"(?m)^@build (.*)$", out)
-    if not found:
-        said = (err.strip().splitlines() or ["no word"])[-1]
-        return FrameworkBuild(
-            "?", problem=("no answer in time" if code is None else f"ended with {code}: {said[:200]}")
-        )
-    known = json.loads(found[-1])
-    return FrameworkBuild(known["version"], known.get("has", {}), known.get("problem", ""))
+    reports = re.findall(r"(?m)^@build (.*)$", out)
+    if not reports:
+        line = (err.strip().splitlines() or ["no word"])[-1]
+        problem = "no answer in time" if code is None else f"ended with {code}: {line[:200]}"
+        return FrameworkBuild("?", {}, problem)
+    report = json.loads(reports[-1])
+    return FrameworkBuild(report["version"], report.get("has", {}), report.get("problem", ""))
 
 
 def render_builds(builds: Mapping[str, FrameworkBuild], heading: str) -> str:
-    """Write what is there as horovodrun --check-build does: a box a thing, crossed where it works."""
+    """Render builds in the format of horovodrun --check-build: one box per item, crossed where it works."""
     plain = [name for name in builds if not name.startswith("horovod")]
     horovods = {name: build for name, build in builds.items() if name not in plain}
     version = next((build.version for build in horovods.values() if build.version), None)
-    has = {kind: on for build in horovods.values() for kind, on in build.has.items() if on}
+    features = {name for build in horovods.values() for name, on in build.features.items() if on}
     lines = [heading, "", "Available Frameworks:", *(_line(LIBRARIES[name], builds[name]) for name in plain)]
     lines += ["", f"Horovod {version}:" if version else "Horovod: not installed"]
     if version:
         lines += [_line(LIBRARIES[name].removeprefix("Horovod for "), build) for name, build in horovods.items()]
-        for title, kinds in (("Controllers", "MPI Gloo"), ("Tensor Operations", "NCCL DDL CCL MPI Gloo")):
-            lines += ["", f"Available {title}:", *(_box(kind, on=kind.lower() in has) for kind in kinds.split())]
+        for title, names in (("Controllers", "MPI Gloo"), ("Tensor Operations", "NCCL DDL CCL MPI Gloo")):
+            lines += ["", f"Available {title}:", *(_box(name, on=name.lower() in features) for name in names.split())]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -113,6 +114,7 @@ def _box(text: str, *, on: bool) -> str:
 def _line(title: str, build: FrameworkBuild) -> str:
     if build.version is None:
         return _box(title, on=False)
-    kinds = ", ".join(kind for kind, on in build.has.items() if on)
-    why = f": does not work: {build.problem}" if build.problem else f": {kinds}" * bool(kinds)
-    return _box(f"{title} {build.version}{why}", on=build.works)
+    features = ", ".join(name for name, on in build.features.items() if on)
+    details = f"does not work: {build.problem}" if build.problem else features
+    text = f"{title} {build.version}"
+    return _box(f"{text}: {details}" if details else text, on=build.works)

@@ -1,6 +1,6 @@
-"""What each framework reads from its environment to find the other ranks: one table a framework."""
+"""Frameworks: the variables by which the ranks of each find the others, one table per framework."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.environment.exports import MOST_CHARACTERS
@@ -9,19 +9,18 @@ from ddlrun.mapping.placement import Placement
 
 
 class Framework(NamedTuple):
-    """What a framework's ranks find in their environment.
-
-    `job`: variable -> the same for all ranks, in braces what `Rendezvous` knows. `rank`: variable -> what the
-    rank fills in: rank, size, local_rank, local_size, host, hosts, gpu or workers (see rank/framework_environment.py).
-    """
+    """The variables of a framework's ranks."""
 
     title: str
-    job: Mapping[str, str] = {}
-    rank: Mapping[str, str] = {}
+    job: Mapping[str, str]
+    """Variable -> text, the same for all ranks; in braces a word of `Rendezvous`."""
+    rank: Mapping[str, str]
+    """Variable -> field that each rank fills in: rank, size, local_rank, local_size, host, hosts, gpu, uri or
+    workers (see rank/framework_environment.py)."""
 
 
 FRAMEWORKS = {
-    # As torchrun has them. No TORCHELASTIC_*: they promise an agent, which nobody here is.
+    # torchrun's. No TORCHELASTIC_*: they promise an elastic agent, and there is none here.
     "torch": Framework(
         "PyTorch",
         {"MASTER_ADDR": "{address}", "MASTER_PORT": "{port}"},
@@ -31,9 +30,9 @@ FRAMEWORKS = {
         },
     ),
     "tensorflow": Framework("TensorFlow", {}, {"TF_CONFIG": "workers"}),
-    # jax.distributed.initialize() of JAX 0.10 reads the address and the devices. Rank and size it takes from Open
-    # MPI's variables once it sees Open MPI 4's OMPI_MCA_orte_hnp_uri, of which it needs no more than that; it asks
-    # for that before it asks for Slurm's, which tell of daemons. 5.0 does not set it.
+    # jax.distributed.initialize() of JAX 0.10 reads the address and the devices. It takes rank and size from Open
+    # MPI's variables where OMPI_MCA_orte_hnp_uri is set, whatever its value. It looks for that before it looks for
+    # Slurm's variables, which describe the daemons here. Open MPI 5.0 does not set OMPI_MCA_orte_hnp_uri.
     "jax": Framework(
         "JAX",
         {"JAX_COORDINATOR_ADDRESS": "{endpoint}"},
@@ -42,21 +41,21 @@ FRAMEWORKS = {
             "OMPI_MCA_orte_hnp_uri": "uri",
         },
     ),
-    # Over MPI these need nothing more.
-    "horovod": Framework("Horovod"),
-    "ddl": Framework("ddlrun.ddl"),
-    "mpi": Framework("MPI programs"),
+    # Over MPI these need no variables.
+    "horovod": Framework("Horovod", {}, {}),
+    "ddl": Framework("ddlrun.ddl", {}, {}),
+    "mpi": Framework("MPI programs", {}, {}),
 }  # fmt: skip
 AUTO = ("torch", "tensorflow", "jax", "horovod", "ddl", "mpi")
-# All that ddlrun's launch of a rank may have told it.
-NAMES = frozenset(name for one in FRAMEWORKS.values() for name in (*one.job, *one.rank))
-# More do not fit into one variable, however short their addresses are.
+# Every variable that ddlrun sets for frameworks.
+NAMES = frozenset(name for framework in FRAMEWORKS.values() for name in (*framework.job, *framework.rank))
+# More workers do not fit into one variable, however short their addresses are.
 MOST_WORKERS = MOST_CHARACTERS // len('"10.0.0.1:20000",')
 OWN, WORKERS, PORTS = "DDLRUN_OWN", "DDLRUN_WORKERS", "DDLRUN_PORTS"
 
 
 def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
-    """Parse a list of frameworks; empty: auto. Raises InputError on a name that is none.
+    """Parse a list of frameworks; empty: auto. Raises InputError on an unknown name.
 
     >>> parse_frameworks("torch, jax"), parse_frameworks("auto")
     (('torch', 'jax'), ())
@@ -69,9 +68,9 @@ def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
 
 
 class Rendezvous(NamedTuple):
-    """Where ranks find each other: the address of each host, in the hosts' order, and the first free port.
+    """Where ranks meet: the address of each host, in the hosts' order, and the first of the free ports.
 
-    The port is rank 0's for torch, the next one JAX's; from the third on TensorFlow has one a local rank.
+    The first port is rank 0's for PyTorch, the second JAX's; TensorFlow has the others, one per local rank.
     """
 
     addresses: tuple[str, ...]
@@ -79,28 +78,28 @@ class Rendezvous(NamedTuple):
 
     @property
     def words(self) -> dict[str, str]:
-        """What the tables' braces stand for."""
+        """The words that stand in braces in FRAMEWORKS, with their values."""
         return {
             "address": self.addresses[0], "port": str(self.port),
-            "endpoint": f"{bracketed(self.addresses[0])}:{self.port + 1}",
+            "endpoint": f"{bracket_address(self.addresses[0])}:{self.port + 1}",
         }  # fmt: skip
 
 
-def ports_needed(per_host: int) -> int:
-    """Return how many ports in a row the ranks of a host may use."""
+def count_ports(per_host: int) -> int:
+    """Return the number of consecutive ports that the ranks of a host may use."""
     return 2 + per_host
 
 
-def bracketed(address: str) -> str:
-    """Return an address as it stands before a port."""
+def bracket_address(address: str) -> str:
+    """Return an address as it is written before a port."""
     return f"[{address}]" if ":" in address else address
 
 
 def resolve(named: Sequence[str], *, horovod: bool, ddl: bool) -> tuple[tuple[str, ...], str]:
     """Return the frameworks that ranks are set up for, and why.
 
-    Of all, TensorFlow is left out where Horovod or DDL is asked for: TF_CONFIG would make its estimators a cluster
-    of their own.
+    Without names, TensorFlow is left out where Horovod or DDL is requested: TF_CONFIG would make its estimators a
+    cluster of their own.
     """
     if named:
         return tuple(named), f"--framework {','.join(named)}"
@@ -110,56 +109,75 @@ def resolve(named: Sequence[str], *, horovod: bool, ddl: bool) -> tuple[tuple[st
     return AUTO, "auto"
 
 
-def framework_variables(
-    chosen: Iterable[str], placement: Placement, meeting: Rendezvous, own: Iterable[str], exported: Iterable[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables of the whole job, and notes on what is not as one may expect.
+class FrameworkVariables(NamedTuple):
+    """The variables by which the ranks of frameworks find each other, and notes on those that do not apply."""
+
+    rendezvous: dict[str, str]
+    """Addresses and ports, the same for all ranks."""
+    ranks: dict[str, str]
+    """What each rank's keeper needs to set the variables that differ by rank."""
+    notes: tuple[str, ...]
+
+
+def plan_framework_variables(
+    chosen: Iterable[str],
+    placement: Placement,
+    rendezvous: Rendezvous,
+    own: Collection[str],
+    inherited: Collection[str],
+) -> FrameworkVariables:
+    """Return the variables of the whole job.
 
     `own` are the names that the user set for the ranks (--env, -x): they stay. So do addresses and ports that
-    are merely `exported`; what differs by rank cannot come from there.
+    are merely `inherited` from ddlrun's environment; what differs by rank cannot come from there.
     """
     tables = [FRAMEWORKS[name] for name in chosen]
-    kept, seen = {*own}, {*exported}
-    variables = {
-        name: text.format(**meeting.words)
-        for table in tables for name, text in table.job.items()
-        if name not in kept and name not in seen
-    }  # fmt: skip
-    said = sorted({name for table in tables for name in table.job} & (kept | seen))
-    said += sorted({name for table in tables for name in table.rank} & kept)
-    notes = [f"{', '.join(said)}: left as you set {'it' if len(said) == 1 else 'them'}"] if said else []
-    filled = {name: what for table in tables for name, what in table.rank.items() if name not in kept}
+    shared = {name: text for table in tables for name, text in table.job.items()}
+    by_rank = {name: field for table in tables for name, field in table.rank.items()}
+    stays = sorted(name for name in shared if name in own or name in inherited)
+    stays += sorted(name for name in by_rank if name in own)
+    notes = [f"{', '.join(stays)}: left as you set {'it' if len(stays) == 1 else 'them'}"] if stays else []
+    variables = {name: text.format(**rendezvous.words) for name, text in shared.items() if name not in stays}
+    filled = {name: field for name, field in by_rank.items() if name not in stays}
+    workers = Workers("", "")
     if "TF_CONFIG" in filled:
-        workers, why = _workers(placement, meeting)
-        variables |= {WORKERS: workers} if workers else {}
-        notes += [why] if why else []
-        filled = filled if workers else {name: what for name, what in filled.items() if name != "TF_CONFIG"}
-    lost = sorted({*filled} & seen - {"OMPI_MCA_orte_hnp_uri"})
-    if lost:
-        notes.append(f"{', '.join(lost)}: set for each rank, whatever is exported; --env passes yours on")
+        workers = _workers(placement, rendezvous)
+        notes += [workers.problem] if workers.problem else []
+        filled = filled if workers.text else {name: field for name, field in filled.items() if name != "TF_CONFIG"}
+    replaced = sorted(name for name in filled if name in inherited and name != "OMPI_MCA_orte_hnp_uri")
+    if replaced:
+        notes.append(f"{', '.join(replaced)}: set for each rank, whatever is exported; --env passes yours on")
+    ranks = {WORKERS: workers.text} if workers.text else {}
     if filled:
-        variables[OWN] = " ".join(f"{name}={what}" for name, what in filled.items())
-        variables[PORTS] = _tested(variables, meeting)
-    return variables, notes
+        ranks[OWN] = " ".join(f"{name}={field}" for name, field in filled.items())
+        ranks[PORTS] = _tested_ports(variables, rendezvous)
+    return FrameworkVariables(variables, ranks, tuple(notes))
 
 
-def _tested(variables: Mapping[str, str], meeting: Rendezvous) -> str:
-    """Return the ports of ours that rank 0 is to find free: NAME=PORT."""
-    ports = {"MASTER_PORT": meeting.port, "JAX_COORDINATOR_ADDRESS": meeting.port + 1}
+def _tested_ports(variables: Collection[str], rendezvous: Rendezvous) -> str:
+    """Return the ports that rank 0 tests before they are used: NAME=PORT."""
+    ports = {"MASTER_PORT": rendezvous.port, "JAX_COORDINATOR_ADDRESS": rendezvous.port + 1}
     return " ".join(f"{name}={port}" for name, port in ports.items() if name in variables)
 
 
-def _workers(placement: Placement, meeting: Rendezvous) -> tuple[str, str]:
-    """Return what TF_CONFIG is made of in each rank: `PORT ADDRESS,ADDRESS...`; empty, and perhaps why, without it."""
+class Workers(NamedTuple):
+    """What each rank makes TF_CONFIG of, `PORT ADDRESS,ADDRESS...`; without it empty, perhaps with a reason."""
+
+    text: str
+    problem: str
+
+
+def _workers(placement: Placement, rendezvous: Rendezvous) -> Workers:
     topology = placement.topology
     if topology.size == 1:  # TensorFlow then is a cluster of one by itself
-        return "", ""
-    each = topology.accelerators
-    one = len('"",:12345') + max(len(bracketed(address)) for address in meeting.addresses)
-    if one * topology.size > MOST_CHARACTERS:
-        most = MOST_CHARACTERS // one
-        return "", (
-            f"TF_CONFIG: left out, as {topology.size} workers do not fit into one variable (about {most} do); "
-            "give MultiWorkerMirroredStrategy a cluster_resolver"
+        return Workers("", "")
+    length = len('"",:12345') + max(len(bracket_address(address)) for address in rendezvous.addresses)
+    if length * topology.size > MOST_CHARACTERS:
+        return Workers(
+            "",
+            f"TF_CONFIG: left out, as {topology.size} workers do not fit into one variable (about "
+            f"{MOST_CHARACTERS // length} do); give MultiWorkerMirroredStrategy a cluster_resolver",
         )
-    return f"{meeting.port + 2} {','.join(map(bracketed, meeting.addresses[: topology.size // each]))}", ""
+    return Workers(
+        f"{rendezvous.port + 2} {','.join(map(bracket_address, rendezvous.addresses[: topology.hosts]))}", ""
+    )

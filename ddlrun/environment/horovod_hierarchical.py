@@ -1,12 +1,12 @@
-"""Horovod's hierarchical settings: which do nothing in the build and the job that there are, and what does instead."""
+"""Horovod's hierarchical settings: which have no effect in a build and a job, and what is used instead."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import FrameworkBuild
 
-# Horovod's settings that need something of its build or of the job, and what they do there.
+# Horovod's settings that depend on its build or on the job, and what they need.
 HIERARCHICAL = {
     "hierarchical_allreduce": "nccl", "torus_allreduce": "nccl", "hierarchical_allgather": "gpu",
     "num_nccl_streams": "nccl",
@@ -15,69 +15,83 @@ HAN = {"OMPI_MCA_coll_han_priority": "100", "OMPI_MCA_coll_han_use_simple_allred
 
 
 class HorovodContext(NamedTuple):
-    """Where Horovod is to run: hosts, have they GPUs, Open MPI's major, and who chose its collectives already."""
+    """Where Horovod is to run."""
 
     hosts: int
     gpus: bool
     major: int
+    """The major version of Open MPI."""
     chosen: str | None
+    """Where the user or the site has chosen Open MPI's collectives; None: nowhere."""
 
 
-def asked_hierarchical(knobs: Mapping[str, object]) -> list[str]:
+def active_hierarchical(settings: Mapping[str, object]) -> list[str]:
     """Return the settings that are on and may have no effect."""
-    return [name for name in HIERARCHICAL if knobs.get(name)]
+    return [name for name in HIERARCHICAL if settings.get(name)]
 
 
-def hierarchical(
-    knobs: Mapping[str, object], builds: Mapping[str, FrameworkBuild], where: HorovodContext
+def plan_hierarchical_variables(
+    settings: Mapping[str, object], builds: Mapping[str, FrameworkBuild], context: HorovodContext
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that make hierarchical settings work, and notes on those that do nothing there.
+    """Return the variables that make hierarchical settings work, and notes on those that have no effect.
 
-    Horovod 0.28 says nothing of them (common/operations.cc): allreduce wants NCCL, several hosts and a tensor on a
-    GPU; allgather a GPU build and several hosts. What is hierarchical for CPU tensors is Open MPI's own coll/han:
-    4.1 has it off, and its allreduce in place fails above 64 KiB unless it is the simple one; 5.0 has it on.
+    Horovod 0.28 ignores them silently (common/operations.cc): allreduce needs NCCL, several hosts and a tensor on
+    a GPU; allgather a GPU build and several hosts. For tensors in host memory, Open MPI's coll/han is hierarchical.
+    Open MPI 4.1 has it off, and its in-place allreduce fails above 64 KiB unless the simple one is chosen; 5.0 has
+    it on.
     """
     variables: dict[str, str] = {}
     notes = []
-    for name in asked_hierarchical(knobs):
-        why = _idle(name, builds, where)
-        if why is None:
+    for name in active_hierarchical(settings):
+        obstacle = _obstacle(name, builds, context)
+        if obstacle is None:
             continue
         option = f"--{name.replace('_', '-')}"
-        if name != "hierarchical_allreduce" or where.hosts == 1:
-            notes.append(f"{option} has no effect: {why}")
-        elif where.chosen is not None:
-            notes.append(
-                f"{option}: Horovod's own has no effect ({why}); Open MPI's coll/han is left to {where.chosen}"
-            )
-        else:
-            variables = HAN if where.major == 4 else {}
-            on = "is switched on instead" if variables else "is on by itself"
-            notes.append(f"{option}: Horovod's own has no effect ({why}); Open MPI's coll/han {on}")
+        if name != "hierarchical_allreduce" or context.hosts == 1:
+            notes.append(f"{option} has no effect: {obstacle}")
+            continue
+        if context.chosen is None and context.major == 4:
+            variables = HAN
+        notes.append(f"{option}: Horovod's own has no effect ({obstacle}); Open MPI's coll/han {_han_state(context)}")
     return variables, notes
 
 
-def _idle(name: str, builds: Mapping[str, FrameworkBuild], where: HorovodContext) -> str | None:
-    """Say why a setting does nothing; None: it does something."""
+def _han_state(context: HorovodContext) -> str:
+    if context.chosen is not None:
+        return f"is left to {context.chosen}"
+    return "is switched on instead" if context.major == 4 else "is on by itself"
+
+
+def _obstacle(name: str, builds: Mapping[str, FrameworkBuild], context: HorovodContext) -> str | None:
+    """Return the reason why a setting has no effect; None: it has one."""
+    need = HIERARCHICAL[name]
+    obstacle = _build_obstacle(need, builds)
+    if obstacle is not None:
+        return obstacle
+    if name != "num_nccl_streams" and context.hosts == 1:
+        return "all ranks are on one host"
+    return "the hosts have no GPUs" if need == "nccl" and not context.gpus else None
+
+
+def _build_obstacle(need: str, builds: Mapping[str, FrameworkBuild]) -> str | None:
+    """Return the reason why no build of Horovod has what a setting needs; None: one has it."""
     working = {library: build for library, build in builds.items() if build.works}
     if not working:
         return "; ".join(build.problem for build in builds.values() if build.problem) or "Horovod is not installed"
-    has = {kind for build in working.values() for kind, on in build.has.items() if on}
-    shown = next(iter(working))
-    if HIERARCHICAL[name] == "nccl" and "nccl" not in has:
-        return f"{shown} is built without NCCL"
-    if HIERARCHICAL[name] == "gpu" and not has & {"cuda", "rocm"}:
-        return f"{shown} is built without GPUs"
-    if name != "num_nccl_streams" and where.hosts == 1:
-        return "all ranks are on one host"
-    return "the hosts have no GPUs" if HIERARCHICAL[name] == "nccl" and not where.gpus else None
+    features = {feature for build in working.values() for feature, on in build.features.items() if on}
+    library = next(iter(working))
+    if need == "nccl" and "nccl" not in features:
+        return f"{library} is built without NCCL"
+    if need == "gpu" and not features & {"cuda", "rocm"}:
+        return f"{library} is built without GPUs"
+    return None
 
 
-def collectives_chosen(arguments: tuple[str, ...], environ: Mapping[str, str], files: Mapping[str, str]) -> str | None:
-    """Say where Open MPI's coll components are chosen already; None: nowhere."""
+def find_collectives_choice(arguments: Iterable[str], environ: Iterable[str], files: Mapping[str, str]) -> str | None:
+    """Find the argument, variable or file that chooses Open MPI's coll components; None: there is none."""
     if any(re.match(r"coll(_han_\w+)?$", word) for word in arguments):
         return "--mpi-args"
-    named = next((name for name in environ if re.match(r"OMPI_MCA_coll(_han_\w+)?$", name)), None)
-    if named is not None:
-        return named
+    variable = next((name for name in environ if re.match(r"OMPI_MCA_coll(_han_\w+)?$", name)), None)
+    if variable is not None:
+        return variable
     return next((path for path, text in files.items() if re.search(r"(?m)^[ \t]*coll(_han_\w+)?[ \t]*=", text)), None)

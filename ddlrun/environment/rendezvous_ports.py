@@ -1,4 +1,4 @@
-"""Ports on which the ranks find each other: the same on all hosts, taken from the run's id, and free."""
+"""Rendezvous ports: the ports on which ranks find each other, the same on all hosts."""
 
 import _socket  # socket itself takes 6 ms to import
 import binascii
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from ddlrun.errors import PreflightError
 
-# Below what Linux gives to clients by itself (net.ipv4.ip_local_port_range, from 32768 on), and not those of the TCP
-# check, which stay busy for a minute (preflight/tcp.py).
+# Below the ports that Linux gives to clients (net.ipv4.ip_local_port_range, from 32768 on), and apart from the ports of
+# the TCP check, which stay busy for a minute (preflight/tcp.py).
 FIRST, LAST = 20000, 27999
-# POSIX sh that prints `@ports` and the local ports in use from 0x4000 to 0x7FFF, in hexadecimal.
+# POSIX sh that prints `@ports` and the local TCP ports in use from 0x4000 to 0x7FFF, in hexadecimal.
 SCRIPT = r"""
 echo "@ports $(sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /proc/net/tcp /proc/net/tcp6 2>/dev/null |
   sort -u | tr '\n' ' ')"
@@ -18,7 +18,7 @@ echo "@ports $(sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /p
 
 
 def parse_ports(text: str) -> frozenset[int]:
-    """Parse what follows SCRIPT's `@ports`.
+    """Parse the words after `@ports` in the output of SCRIPT.
 
     >>> sorted(parse_ports("4E20 752f"))
     [20000, 29999]
@@ -26,20 +26,20 @@ def parse_ports(text: str) -> frozenset[int]:
     return frozenset(int(word, 16) for word in text.split() if re.fullmatch(r"[0-9A-Fa-f]{4}", word))
 
 
-def choose_ports(run_id: str, count: int, is_free: Callable[[int], bool]) -> int:
-    """Return the first of `count` free ports in a row; where the search begins, the run's id says.
+def choose_ports(run_id: str, count: int, is_free: Callable[[int], bool]) -> range:
+    """Return `count` consecutive free ports; the run's id decides where the search begins.
 
     Raises PreflightError where there are none.
     """
     span = LAST + 1 - FIRST - (count - 1)
     start = binascii.crc32(run_id.encode()) % max(1, span)
-    port = run = 0
+    run = 0
     for step in range(span + count):
         port = FIRST + (start + step) % (LAST + 1 - FIRST)
-        run = 0 if port == FIRST else run  # a row does not go round the end
+        run = 0 if port == FIRST else run  # consecutive ports do not wrap around the end
         run = run + 1 if is_free(port) else 0
         if run == count:
-            return port - count + 1
+            return range(port - count + 1, port + 1)
     raise PreflightError(
         f"no {count} ports in a row from {FIRST} to {LAST} are free on all hosts; set MASTER_ADDR and MASTER_PORT "
         "yourself with --framework torch, or none with --framework mpi"
@@ -47,7 +47,7 @@ def choose_ports(run_id: str, count: int, is_free: Callable[[int], bool]) -> int
 
 
 def is_free_here(port: int) -> bool:
-    """Tell whether nobody on this machine has a TCP port."""
+    """Return True for a TCP port that no process on this machine uses."""
     for family in (_socket.AF_INET, _socket.AF_INET6):
         try:
             probe = _socket.socket(family, _socket.SOCK_STREAM)

@@ -1,52 +1,64 @@
-"""The complete, frozen description of a launch."""
+"""The Plan: the complete, frozen description of a launch."""
 
 import os
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlrun.environment.exports import REDACTED, redacted
+from ddlrun.environment.exports import REDACTED, redact
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.process_managers.openmpi import Mpirun, Transport
 
-# What mpirun starts for each rank.
+# The program that mpirun starts for each rank.
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "start.py")
+# The variable with the path that rank 0's keeper opens as standard input.
+STDIN = "DDLRUN_STDIN"
 
 
 def pack_word(word: str) -> str:
-    """Return a word as mpirun may have it: a lone colon would part two programs (see rank/start.py)."""
+    """Return a word of the program's as mpirun can take it: a lone colon would separate two programs."""
     return f":{word}" if word and not word.strip(":") else word
 
 
 class Plan(NamedTuple):
-    """All that a launch needs; nothing is looked up again."""
+    """Everything that a launch needs; nothing is looked up later."""
 
     placement: Placement
     reason: TopologyReason
+    """Why this topology."""
     order_reason: str
     mpirun: Mpirun
     transport: Transport
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
+    """Variables that ddlrun sets for the ranks."""
+    unsupervised: tuple[tuple[str, str], ...]
+    """Variables that are ddlrun's to set while it supervises the job, with their values when it does not."""
     removed: tuple[str, ...]
+    """Variables that are taken out of mpirun's environment."""
     exports: tuple[str, ...]
+    """Names of the variables that ranks get."""
     run_dir: RunDir
+    run_id: str
+    """Carried by every process of the run in its environment."""
     notes: tuple[str, ...]
-    rankfile: str | None = None
+    warnings: tuple[str, ...]
+    """Notes that are shown even without --verbose."""
+    rankfile: str | None
     """The text of the user's own rank file."""
-    run_id: str = ""
-    """What every process of the run carries in its environment."""
-    network: str = "left to MPI"
-    """What the hosts talk over, and why."""
-    warnings: tuple[str, ...] = ()
-    """Those of the notes that everybody is told."""
-    ports: range = range(0)
-    """Those on which ranks may meet."""
-    launcher: str = "ssh"
+    network: str
+    """The network that the hosts use, and why."""
+    launcher: str
     """What starts mpirun's daemons, and why."""
+    ports: range
+    """Ports on which ranks may meet."""
+    local_hosts: frozenset[str]
+    """Names of hosts that mean this machine."""
+    own_address: str | None
+    """This machine's address on the network of the hosts."""
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -54,8 +66,13 @@ class Plan(NamedTuple):
         words = self.argv[self.argv.index(START) + 1 :]
         return tuple(word[1:] if word and not word.strip(":") else word for word in words)
 
+    @property
+    def printed_variables(self) -> dict[str, str]:
+        """The variables of the command as it is printed and pasted, without their secrets."""
+        return redact(dict(sorted((*self.variables, *self.unsupervised))))
+
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON can carry; secrets are left out."""
+        """Return the plan as JSON can carry it, without secrets."""
         return {
             **placement_dict(self.placement),
             "reasons": {
@@ -68,7 +85,7 @@ class Plan(NamedTuple):
             "notes": list(self.notes),
             "mpirun": {"path": self.mpirun.path, "version": self.mpirun.version, "reason": self.mpirun.reason},
             "command": list(self.argv),
-            "variables": redacted(dict(self.variables)),
+            "variables": self.printed_variables,
             "removed": list(self.removed),
             "exported": list(self.exports),
             "run_dir": self.run_dir.path,
@@ -77,12 +94,12 @@ class Plan(NamedTuple):
 
 
 def shown_command(plan: Plan) -> str:
-    """Return the command as a shell would take it, with the variables that ddlrun sets but those that are secret."""
-    shown = redacted(dict(plan.variables))
-    variables = [f"{name}={value}" for name, value in shown.items() if value != REDACTED]
+    """Return the command for a shell, with the variables that ddlrun sets except for secret ones."""
+    variables = plan.printed_variables
+    assignments = [f"{name}={value}" for name, value in variables.items() if value != REDACTED]
     removed = [word for name in plan.removed for word in ("-u", name)]
-    secret = ", ".join(name for name, value in shown.items() if value == REDACTED)
-    return shlex.join(["env", *removed, *variables, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
+    secret = ", ".join(name for name, value in variables.items() if value == REDACTED)
+    return shlex.join(["env", *removed, *assignments, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
 
 
 def placement_dict(placement: Placement) -> dict[str, object]:

@@ -4,45 +4,50 @@ from typing import NamedTuple
 
 
 class RankEnd(NamedTuple):
-    """How one rank's program ended: its exit code (128 + the signal, if one did it), after so many seconds."""
+    """How the program of one rank ended."""
 
     rank: int
     host: str
     local_rank: int
     exit_code: int
+    """128 + the signal, where a signal ended it."""
     signal: int | None
     seconds: float
+    """Time from its start to its end."""
     max_rss_kib: int
     ordered: bool
-    """It had been told to end."""
+    """Whether ddlrun had ordered it to end."""
     why: str
-    """What is known of the reason, beyond the code."""
+    """The reason as far as the keeper knows it; empty: only the exit code is known."""
     tail: str
-    """The last of what it wrote to standard error; empty for exit code 0."""
+    """The last lines that it wrote to standard error; empty for exit code 0."""
 
 
 class Outcome(NamedTuple):
-    """How a run ended: ddlrun's exit code, the signal that ended it if any, how long it took, and why if known."""
+    """How a run ended."""
 
     exit_code: int
+    """ddlrun's own exit code."""
     signal: int | None
+    """The signal that ended the run; None: none did."""
     seconds: float
     reason: str | None = None
     root: RankEnd | None = None
     """The rank that failed first and made the others end."""
     ends: tuple[RankEnd, ...] = ()
     lost: tuple[str, ...] = ()
-    """Ranks whose end nobody saw."""
+    """Ranks whose end was not observed."""
     mpirun_said: str = ""
+    """What mpirun printed, where the run failed."""
     until_end: float = 0.0
     """Seconds until the job began to end."""
     wanted: bool = False
-    """Somebody, or a time limit, ended it."""
+    """Whether a user, the scheduler or a time limit ended it."""
     dead: tuple[str, ...] = ()
-    """Hosts that went away, by the names that the job has for them."""
+    """Hosts that were lost, by the names that the job has for them."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return what JSON can carry."""
+        """Return the outcome as JSON can carry it."""
         return {
             **self._asdict(),
             "root": self.root._asdict() if self.root else None,

@@ -10,7 +10,7 @@ class RunDir(NamedTuple):
 
     @property
     def rankfile(self) -> str:
-        """Where every rank goes, as mpirun reads it."""
+        """The place of every rank, as mpirun reads it."""
         return f"{self.path}/rankfile"
 
     @property
@@ -25,37 +25,37 @@ class RunDir(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command, to be read or pasted."""
+        """The command, to read or to paste."""
         return f"{self.path}/command"
 
     @property
     def environment(self) -> str:
-        """The names of the variables that the ranks get, one a line; no values."""
+        """The names of the variables that the ranks get, one per line; no values."""
         return f"{self.path}/environment"
 
     @property
     def stdout(self) -> str:
-        """What the ranks wrote to standard output."""
+        """The standard output of the ranks."""
         return f"{self.path}/stdout.log"
 
     @property
     def stderr(self) -> str:
-        """What the ranks and mpirun wrote to standard error."""
+        """The standard error of the ranks and of mpirun."""
         return f"{self.path}/stderr.log"
 
     @property
     def mpirun_log(self) -> str:
-        """What mpirun itself wrote."""
+        """The output of mpirun itself."""
         return f"{self.path}/mpirun.log"
 
     @property
     def report(self) -> str:
-        """Why the run failed, as it was shown."""
+        """The reason of a failure, as it was printed."""
         return f"{self.path}/report.txt"
 
     @property
     def check(self) -> str:
-        """What the check of the hosts before the start found, as JSON; not there where none was made."""
+        """The findings of the check of the hosts, as JSON; not written without a check."""
         return f"{self.path}/check.json"
 
     @property
@@ -65,12 +65,12 @@ class RunDir(NamedTuple):
 
     @property
     def binding(self) -> str:
-        """What each rank was really bound to, as JSON."""
+        """The cores and GPUs that each rank really got, as JSON."""
         return f"{self.path}/binding.json"
 
     @property
     def ddl(self) -> str:
-        """What ddlrun.ddl found out about iterations and learners, a JSON object a line; rank 0 writes it."""
+        """The events of ddlrun.ddl, one JSON object per line, written by rank 0."""
         return f"{self.path}/ddl.jsonl"
 
     @property

@@ -1,11 +1,10 @@
-"""What a launch is asked for; the YAML config file -> values of its options: Horovod's file as it is, and ours."""
+"""Settings: everything that a launch was asked for, read once at the edge."""
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddlrun.environment.exports import HOROVOD
-from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.spare_hosts import HostAssignment
@@ -15,214 +14,195 @@ from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
-from ddlrun.topology import Topology
-
-# Place in the YAML file -> launch's option (click's parameter name).
-OURS = {
-    "hosts": "hosts",
-    "hostfile": "hostfile",
-    "machine": "machine",
-    "topology": "topology",
-    "accelerators": "accelerators",
-    "nodes": "nodes",
-    "racks": "racks",
-    "aisles": "aisles",
-    "rank_order": "rank_order",
-    "framework": "frameworks",
-    "load": "load",
-    "scheduler": "scheduler",
-    "launcher": "launcher",
-    "rankfile": "rankfile",
-    "placement.cores_per_rank": "cores_per_rank",
-    "placement.reserve_cores": "reserve_cores",
-    "placement.bind": "bind",
-    "placement.packing": "packing",
-    "placement.threads_per_core": "threads_per_core",
-    "placement.gpu_order": "gpu_order",
-    "placement.overload": "overload",
-    "placement.share_gpus": "share_gpus",
-    "placement.visible_gpus": "visible_gpus",
-    "placement.bind_threads": "bind_threads",
-    "placement.strict_binding": "strict_binding",
-    "profile": "profile",
-    "run_dir": "run_dir",
-    "output.tag": "tag",
-    "output.timestamp": "timestamp_output",
-    "output.folder": "output_filename",
-    "output.ranks": "shown_ranks",
-    "ending.grace": "grace",
-    "ending.timeout": "timeout",
-    "ending.heartbeat": "heartbeat",
-    "ending.stall_timeout": "stall_timeout",
-    "ending.forward_signals": "forward_signals",
-    "going_on.restarts": "restarts",
-    "going_on.spare_hosts": "spare_hosts",
-    "going_on.min_topology": "min_topology",
-    "ddl.mode": "mode",
-    "ddl.lms": "lms",
-    "ddl.lms_frac": "lms_frac",
-    "mpi.mpirun": "mpirun",
-    "mpi.args": "mpi_args",
-    "mpi.allow_run_as_root": "allow_run_as_root",
-    "network.subnet": "network",
-    "network.interfaces": "network_interface",
-    "network.tcp": "tcp",
-    "ssh.port": "ssh_port",
-    "ssh.identity_file": "ssh_identity_file",
-}
-PLACES = OURS | {knob.yaml: knob.parameter for knob in HOROVOD}
-SWITCHES = (
-    "mpi.allow_run_as_root",
-    "network.tcp",
-    "output.tag",
-    "output.timestamp",
-    "placement.overload",
-    "placement.share_gpus",
-    "placement.bind_threads",
-    "placement.strict_binding",
-)
-LISTS = (
-    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
-    "going_on.spare_hosts",
-)  # fmt: skip
-# Horovod's other launcher; ours is MPI's, so these say nothing new.
-CONTROLLERS = ("mpi", "auto", None)
+from ddlrun.topology import RankOrder, Topology
 
 
-def parse_config(text: str, where: str) -> dict[str, object]:
-    """Parse a config file; return launch's parameters and their values.
+class JobRequest(NamedTuple):
+    """The program, and the number and order of its ranks."""
 
-    Raises InputError, naming each key that is not known and the nearest that is.
-    """
-    import yaml  # noqa: PLC0415 - 20 ms, for those who have a file
+    program: tuple[str, ...]
+    topology: TopologyRequest
+    shape_options: str
+    """The options that gave Y, Z and A, as typed; empty without any."""
+    rank_order: RankOrder | None
+    """None: chosen by the planner."""
+    mode: str | None
+    """The mode of DDL's algorithm."""
+    frameworks: tuple[str, ...]
+    """Frameworks that were named; empty: auto."""
+    profiles: Profiles
 
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict | None):
-        raise InputError(f"{where}: a list of 'key: value' is wanted, not {type(found).__name__}")
-    values: dict[str, object] = {}
-    problems: list[str] = []
-    for key, value in _leaves(found or {}):
-        if key == "env" and isinstance(value, Mapping):
-            bad = [name for name, item in value.items() if isinstance(item, list | Mapping)]
-            problems += [f"{where}: env.{name}: one value is wanted, not a list or more keys" for name in bad]
-            values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
-        elif key == "controller":
-            if value not in CONTROLLERS:
-                problems.append(f"{where}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
-        elif key not in PLACES:
-            problems.append(_unknown(key, where))
-        elif value is not None:
-            values[PLACES[key]] = _value(key, value, where, problems)
-    if problems:
-        raise InputError(*problems)
-    return values
+    @property
+    def python(self) -> str:
+        """The Python that runs the program, else ddlrun's own."""
+        return self.program[0] if os.path.basename(self.program[0]).startswith("python") else sys.executable
 
 
-def _leaves(found: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in found.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping) and key != "env":
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
+class JobHosts(NamedTuple):
+    """The hosts of the job, and how programs are started there."""
+
+    assignment: HostAssignment
+    min_topology: Topology | None
+    """The smallest topology that the job may shrink to; None: it must not shrink."""
+    local: frozenset[str]
+    """Names that mean this machine, among all hosts and spare hosts."""
+    launcher: AgentLauncher
+    allocation: Allocation | None
+    """The scheduler's job that ddlrun runs in."""
+    notes: tuple[str, ...]
+
+    @property
+    def hosts(self) -> HostList:
+        """The hosts on which ranks run."""
+        return self.assignment.hosts
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether the job can go on without some of its hosts."""
+        return bool(self.assignment.spares or self.min_topology)
+
+    @property
+    def all_local(self) -> bool:
+        """Whether every host is this machine."""
+        return self.local.issuperset(self.hosts.names)
 
 
-def _value(key: str, value: object, where: str, problems: list[str]) -> object:
-    if isinstance(value, bool):
-        knob = next((knob for knob in HOROVOD if knob.yaml == key), None)
-        if key in SWITCHES or (knob is not None and knob.kind is bool):
-            return value
-    elif isinstance(value, list) and key in LISTS:
-        return ",".join(map(str, value))
-    elif isinstance(value, str | int | float) and key not in SWITCHES:
-        return str(value)
-    problems.append(f"{where}: {key}: {value!r} is not what it takes")
-    return None
+class MachineSource(NamedTuple):
+    """Where machines are described; without either, hosts are probed."""
+
+    preset: str | None
+    """--machine: a preset or a file."""
+    folder: str | None
+    """--load: a folder of saved probe replies."""
+
+    @property
+    def described(self) -> bool:
+        """Whether no host need be probed."""
+        return bool(self.preset or self.folder)
 
 
-def _scalar(value: object) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+class UserRankfile(NamedTuple):
+    """The user's own rank file."""
+
+    name: str
+    text: str
 
 
-def _unknown(key: str, where: str) -> str:
-    import difflib  # noqa: PLC0415 - for a slip of the finger
+class PlacementOptions(NamedTuple):
+    """How ranks are placed on the cores and GPUs of a host."""
 
-    close = difflib.get_close_matches(key, [*PLACES, "env", "controller"], 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{where}: key {key!r} is not known{hint}"
+    policy: PlacementPolicy
+    rankfile: UserRankfile | None
+    visible_gpus: str | None
+    """None: all, or a rank's own GPU where its framework would take more."""
+    bind_threads: bool | None
+    strict_binding: bool
+
+
+class EnvironmentOptions(NamedTuple):
+    """What the user sets in the environment of the ranks."""
+
+    variables: Mapping[str, str]
+    passed: tuple[str, ...]
+    """Names that are passed on from ddlrun's own environment (-x NAME)."""
+    horovod: Mapping[str, object]
+    """Horovod's settings by parameter, None: left alone."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all variables that the user sets or passes on."""
+        return frozenset((*self.variables, *self.passed))
+
+
+class MpiOptions(NamedTuple):
+    """Which mpirun starts the job, and its arguments."""
+
+    mpirun: str | None
+    args: tuple[str, ...]
+    tcp: bool
+    allow_root: bool
+
+
+class CheckOptions(NamedTuple):
+    """Which checks the hosts must pass before the start, and the network that they use."""
+
+    checks: frozenset[str] | None
+    """Names of checks; None: all of them; empty: none."""
+    network: str | None
+    """The subnet, as CIDR; None: chosen."""
+    interfaces: tuple[str, ...]
+    seconds: float
+    """Time within which hosts must answer."""
+
+
+class RunOptions(NamedTuple):
+    """How the run is named, shown and repeated."""
+
+    run_dir: RunDir
+    run_id: str
+    """Carried by every process of the run in its environment."""
+    keep_dry_run: bool
+    """Whether a dry run writes its files too."""
+    dry_run: bool
+    as_json: bool
+    verbose: bool
+    quiet: bool
+    restarts: int
+    attempt: int = 0
+    """Number of restarts so far."""
 
 
 class Settings(NamedTuple):
-    """What a launch was asked for, read once at the edge."""
+    """What a launch was asked for, by subject."""
 
-    wish: TopologyRequest
-    hosts: HostList
-    rank_order: str
-    mode: str | None
-    program: tuple[str, ...]
-    run_dir: RunDir
-    run_id: str = ""
-    mpirun: str | None = None
-    mpi_args: tuple[str, ...] = ()
-    way: AgentLauncher = AgentLauncher()
-    """What starts programs on the hosts."""
-    job: Allocation | None = None
-    """The scheduler's job that we run in."""
-    asked_shape: str = ""
-    """The options that gave Y and Z."""
-    left_out: tuple[Host, ...] = ()
-    """Hosts beyond what the topology needs."""
-    notes: tuple[str, ...] = ()
-    """What is to be said of the hosts, beyond what the plan says."""
-    variables: Mapping[str, str] = {}
-    named: tuple[str, ...] = ()
-    policy: PlacementPolicy = PlacementPolicy()
-    visible_gpus: str | None = None
-    """None: all, or a rank's own where the frameworks would take more."""
-    frameworks: tuple[str, ...] = ()
-    """Those that were named; empty: auto."""
-    knobs: Mapping[str, object] = {}
-    """Horovod's settings that were given, by parameter."""
-    bind_threads: bool | None = None
-    strict_binding: bool = False
-    rankfile: tuple[str, str] | None = None
-    """The user's own rank file: its name and text."""
-    watch: SupervisionOptions = SupervisionOptions(0)
-    """How the job is watched; the number of ranks is the plan's."""
-    profiles: Profiles = Profiles()
-    tcp: bool = False
-    as_root: bool = False
+    job: JobRequest
+    hosts: JobHosts
+    machines: MachineSource
+    placement: PlacementOptions
+    environment: EnvironmentOptions
+    mpi: MpiOptions
+    check: CheckOptions
+    supervision: SupervisionOptions
+    run: RunOptions
 
 
-def again(settings: Settings, attempt: int) -> Settings:
-    """Return the settings of a restart: the same job with an id and a run folder of its own."""
-    base = settings.run_dir.path.removesuffix(f"/restart-{attempt - 1}")
-    run_id = f"{settings.run_id[:-8]}{os.urandom(4).hex()}"
-    before = settings.job.restarts if settings.job is not None else 0
-    variables = {**settings.variables, "DDLRUN_RESTART": str(before + attempt)}
-    watch = settings.watch
-    if watch.style.folder is not None:
-        files = watch.style.folder.removesuffix(f"/restart-{attempt - 1}")
-        watch = watch._replace(style=watch.style._replace(folder=f"{files}/restart-{attempt}"))
-    run_dir = RunDir(f"{base}/restart-{attempt}")
-    return settings._replace(run_dir=run_dir, run_id=run_id, variables=variables, watch=watch)
+def restart_settings(settings: Settings, attempt: int, run_id: str) -> Settings:
+    """Return the settings of a restart: the same job with an id and folders of its own."""
+    folder = _restart_folder(settings.run.run_dir.path, attempt)
+    run = settings.run._replace(run_dir=RunDir(folder), run_id=run_id, attempt=attempt)
+    supervision = settings.supervision
+    if supervision.style.folder is not None:
+        style = supervision.style._replace(folder=_restart_folder(supervision.style.folder, attempt))
+        supervision = supervision._replace(style=style)
+    return settings._replace(run=run, supervision=supervision)
 
 
-def adapt(settings: Settings, crew: HostAssignment) -> Settings:
-    """Return the settings for a crew: where there are fewer hosts than before, Y and Z shrink."""
-    wish, profiles = settings.wish, settings.profiles
-    if profiles.known and crew.hosts.names != settings.hosts.names:
-        profiles = Profiles(said="the profile is left out: it was made with other hosts")
-    if len(crew.hosts) != len(settings.hosts):
-        each = wish.processes // len(settings.hosts) if wish.processes else wish.accelerators
-        if wish.topology is not None:
-            dims = (wish.topology.accelerators, crew.per_rack, crew.racks)
-            wish = TopologyRequest(topology=Topology(dims[: len(wish.topology.dims)] if crew.racks == 1 else dims))
-        else:
-            wish = TopologyRequest(accelerators=each, nodes=crew.per_rack, racks=crew.racks)
-    return settings._replace(hosts=crew.hosts, wish=wish, profiles=profiles)
+def _restart_folder(folder: str, attempt: int) -> str:
+    """Return the folder of a restart, given the folder of the attempt before it."""
+    base = folder if attempt == 1 else os.path.dirname(folder)
+    return f"{base}/restart-{attempt}"
+
+
+def reassign_hosts(settings: Settings, assignment: HostAssignment) -> Settings:
+    """Return the settings for other hosts. With fewer hosts than before, Y and Z shrink."""
+    before, job = settings.hosts.hosts, settings.job
+    if job.profiles.candidates and assignment.hosts.names != before.names:
+        job = job._replace(profiles=Profiles(note="the profile is left out: it was made with other hosts"))
+    if len(assignment.hosts) != len(before):
+        job = job._replace(topology=_shrunk(job.topology, assignment, len(before)))
+    return settings._replace(job=job, hosts=settings.hosts._replace(assignment=assignment))
+
+
+def _shrunk(request: TopologyRequest, assignment: HostAssignment, hosts: int) -> TopologyRequest:
+    """Return a request for the hosts of an assignment; the original one was for `hosts` hosts."""
+    if request.topology is None:
+        per_host = request.processes // hosts if request.processes else request.accelerators
+        return TopologyRequest(accelerators=per_host, nodes=assignment.per_rack, racks=assignment.racks)
+    dims = (request.topology.accelerators, assignment.per_rack, assignment.racks)
+    return TopologyRequest(topology=Topology(dims[: len(request.topology.dims)] if assignment.racks == 1 else dims))
+
+
+def assign_hosts(hosts: HostList, spares: tuple[Host, ...], request: TopologyRequest) -> HostAssignment:
+    """Return the assignment of a job that begins on `hosts`."""
+    per_rack = request.topology.dims[1] if request.topology else request.nodes or len(hosts)
+    return HostAssignment(hosts, spares, max(1, len(hosts) // per_rack))

@@ -1,52 +1,68 @@
-"""How a running job is watched: its limits, its signals, and what people see of it."""
+"""Supervision of a running job: its limits, its signals and its output."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.topology import RankOrder, Topology
 
 LOOPBACK = ("127.0.0.1",)
 
 
 class OutputStyle(NamedTuple):
-    """How output is shown."""
+    """How the output of ranks is shown and stored."""
 
     tag: bool | None = None
-    """None: with more than one rank."""
+    """Whether each line begins with [rank@host]; None: with more than one rank."""
     timestamp: bool = False
     ranks: frozenset[int] | None = None
     """The ranks that the console shows; None: all."""
     folder: str | None = None
-    """Where each rank's output goes to files of its own."""
+    """Folder with files for each rank's output."""
 
 
 class SupervisionOptions(NamedTuple):
-    """How a job is watched; times are in seconds, 0: never."""
+    """How a job is supervised; times are in seconds, 0: no limit."""
 
-    ranks: int
     grace: float = 10.0
     heartbeat: float = 30.0
     timeout: float = 0.0
     start: float = 0.0
-    """So long no rank may start while some are missing."""
-    host_of: Callable[[int], str] = str
-    """Where a rank is to run."""
+    """Time without a new rank after which missing ranks are given up."""
     stall: float = 0.0
+    """Time without output after which a rank is reported."""
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
     style: OutputStyle = OutputStyle()
-    addresses: tuple[str, ...] = LOOPBACK
-    """This host's addresses that the ranks' hosts reach."""
     status_line: bool = False
     colour: bool = False
 
-    def named(self, ranks: Iterable[int]) -> str:
-        """Say which ranks, and on which hosts.
 
-        >>> SupervisionOptions(4, host_of=lambda rank: f"n{rank // 2}").named([2, 1, 0])
+class SupervisedJob(NamedTuple):
+    """The ranks of a job, their hosts, and the addresses at which keepers reach ddlrun."""
+
+    topology: Topology
+    order: RankOrder
+    host_names: tuple[str, ...]
+    addresses: tuple[str, ...] = LOOPBACK
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.topology.size
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of the host on which a rank runs."""
+        return self.host_names[self.topology.host_index(rank, self.order)]
+
+    def describe(self, ranks: Iterable[int]) -> str:
+        """Return ranks and their hosts in words.
+
+        >>> SupervisedJob(Topology((2, 2)), RankOrder.HOST, ("n0", "n1")).describe([2, 1, 0])
         'ranks 0-2 on n[0-1]'
         """
         numbers = sorted(ranks)
+        noun = "rank" if len(numbers) == 1 else "ranks"
         hosts = dict.fromkeys(self.host_of(rank) for rank in numbers)
-        return f"rank{'s' * (len(numbers) > 1)} {cpu_list(numbers)} on {fold(hosts)}"
+        return f"{noun} {cpu_list(numbers)} on {fold(hosts)}"

@@ -1,4 +1,4 @@
-"""What `ddlrun tune` found best on some hosts, and when a launch takes it up."""
+"""Tuning profiles: the best settings that `ddlrun tune` measured on some hosts, and when a launch uses them."""
 
 import json
 import math
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ddlrun.allreduce_algorithms import MODES
 from ddlrun.errors import InputError
 from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import render_bytes
@@ -15,88 +14,103 @@ HOROVOD = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
 
 
 class Profile(NamedTuple):
-    """The best for a step's gradients of so many bytes: decomposition, mode of DDL, sizes, Horovod's variables.
-
-    Measured on `hosts`, in their order, under Open MPI `major`; `seconds` of a step, and without a profile `usual`.
-    """
+    """The best settings for the gradients of one step."""
 
     hosts: tuple[str, ...]
+    """The hosts on which it was measured, in their order."""
     topology: Topology
     major: int
+    """The major version of Open MPI."""
     mode: str
+    """The mode of DDL's algorithm."""
     tuning: str
+    """DDL's chunk, depth and bucket sizes, as in DDLRUN_DDL_TUNING."""
     horovod: Mapping[str, str]
+    """Horovod's variables."""
     gradient: int
+    """Bytes of gradients per step."""
     seconds: float
+    """Time per step with these settings."""
     usual: float
+    """Time per step without them."""
     when: str
 
     def __str__(self) -> str:
         return f"profile of {self.when} for gradients of {render_bytes(self.gradient)}"
 
-    def same_job(self, topology: Topology, major: int | None) -> bool:
-        """Tell whether it is for as many ranks a host, as many hosts and this Open MPI (None: any)."""
+    def fits(self, topology: Topology, major: int | None) -> bool:
+        """Return True for a job with as many ranks per host, as many hosts and the same Open MPI (None: any)."""
         alike = (self.topology.accelerators, self.topology.hosts) == (topology.accelerators, topology.hosts)
         return alike and major in (None, self.major)
 
 
 class Profiles(NamedTuple):
-    """Those that a launch may take: of a file that was named, or those that were kept for its hosts."""
+    """The profiles that a launch may use."""
 
-    known: tuple[Profile, ...] = ()
-    named: str | None = None
-    free: bool = True
-    """Whether nobody asked for Y and Z, so that a profile's may be taken."""
-    said: str = ""
-    """What is to be said of them: why there are none, or that the hosts stand in another order."""
+    candidates: tuple[Profile, ...] = ()
+    file: str | None = None
+    """The file that the user named; None: the profiles were stored for the hosts of the job."""
+    may_reshape: bool = True
+    """Whether a profile may change Y and Z, because no option gives them."""
+    note: str = ""
+    """Why there is no profile, or that its hosts are in another order; empty: nothing to report."""
 
     def fitting(self, topology: Topology, major: int | None) -> Profile | None:
-        """Return the one for a job. Raises InputError where one was named and does not fit."""
-        found = [one for one in self.known if one.same_job(topology, None if self.named else major)]
-        if self.named and not found:
-            shapes = ", ".join(str(one.topology) for one in self.known)
+        """Return the profile for a job; None without one. Raises InputError where a named file has none that fits."""
+        fitting = [profile for profile in self.candidates if profile.fits(topology, None if self.file else major)]
+        if self.file and not fitting:
+            shapes = ", ".join(str(profile.topology) for profile in self.candidates)
             raise InputError(
-                f"--profile {self.named}: it is for {shapes}, the job is {topology}; tune anew, or take none"
+                f"--profile {self.file}: it is for {shapes}, the job is {topology}; tune anew, or take none"
             )
-        return next(iter(found), None)
+        return next(iter(fitting), None)
 
 
 def file_name(hosts: Iterable[str]) -> str:
-    """Return the name of the file that keeps the profiles of these hosts, in this order."""
+    """Return the name of the file with the profiles of these hosts, in this order."""
     import hashlib  # noqa: PLC0415 - 3 ms, where something was tuned
 
     return f"{hashlib.sha256(' '.join(hosts).encode()).hexdigest()[:16]}.json"
 
 
 def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
-    """Parse what `render_profiles` wrote. Raises InputError."""
+    """Parse the output of `render_profiles`. Raises InputError."""
     try:
-        return tuple(_profile(one, where) for one in json.loads(text)["profiles"])
+        return tuple(_parse_profile(record, where) for record in json.loads(text)["profiles"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, IndexError) as error:
         raise InputError(f"{where}: it is no profile that ddlrun tune wrote; tune anew") from error
 
 
-def _profile(found: Mapping[str, Any], where: str) -> Profile:
-    numbers = {name: float(found[name]) for name in ("gradient", "seconds", "usual")}
-    horovod = {str(name): str(float(value)) for name, value in found["horovod"].items()}
-    sizes = re.fullmatch(r"(chunk=[1-9]\d{0,6}K,depth=[1-9]\d{0,3},)?bucket=[1-9]\d{0,6}M", found["tuning"])
+def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
+    from ddlrun.allreduce_algorithms import MODES  # noqa: PLC0415 - 1 ms, where something was tuned
+
+    numbers = {name: float(record[name]) for name in ("gradient", "seconds", "usual")}
+    horovod = {str(name): str(float(value)) for name, value in record["horovod"].items()}
+    sizes = re.fullmatch(r"(chunk=[1-9]\d{0,6}K,depth=[1-9]\d{0,3},)?bucket=[1-9]\d{0,6}M", record["tuning"])
     if not all(math.isfinite(value) and 0 < value < 1e18 for value in numbers.values()) or not sizes:
-        raise ValueError("a size or a time is none")
-    if found["mode"] not in MODES or not {*horovod} <= {*HOROVOD} or not found["hosts"]:
+        raise ValueError("a size or a time is out of range")
+    if record["mode"] not in MODES or not {*horovod} <= {*HOROVOD} or not record["hosts"]:
         raise ValueError("no such mode or variable, or no hosts")
     return Profile(
-        tuple(map(str, found["hosts"])), parse_topology(str(found["topology"]), where), int(found["major"]),
-        found["mode"], found["tuning"], {name: str(found["horovod"][name]) for name in horovod},
-        int(numbers["gradient"]), numbers["seconds"], numbers["usual"], str(found["when"])[:10],
-    )  # fmt: skip
+        hosts=tuple(map(str, record["hosts"])),
+        topology=parse_topology(str(record["topology"]), where),
+        major=int(record["major"]),
+        mode=record["mode"],
+        tuning=record["tuning"],
+        horovod={name: str(record["horovod"][name]) for name in horovod},
+        gradient=int(numbers["gradient"]),
+        seconds=numbers["seconds"],
+        usual=numbers["usual"],
+        when=str(record["when"])[:10],
+    )
 
 
 def render_profiles(profiles: Iterable[Profile]) -> str:
-    """Write profiles as JSON."""
-    rows = [{**one._asdict(), "topology": str(one.topology)} for one in profiles]
-    return json.dumps({"profiles": rows}, indent=1) + "\n"
+    """Render profiles as JSON."""
+    records = [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles]
+    return json.dumps({"profiles": records}, indent=1) + "\n"
 
 
-def kept(profiles: Iterable[Profile], new: Profile) -> tuple[Profile, ...]:
-    """Return profiles with a new one in the place of what was kept for the same job."""
-    return (new, *(one for one in profiles if not one.same_job(new.topology, new.major)))
+def replace_profile(profiles: Iterable[Profile], new: Profile) -> tuple[Profile, ...]:
+    """Return profiles with a new one in place of those for the same job."""
+    return (new, *(profile for profile in profiles if not profile.fits(new.topology, new.major)))

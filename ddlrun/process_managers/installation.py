@@ -1,9 +1,9 @@
-"""What this machine has: which mpirun, its version, its library, the settings of user and site; frameworks."""
+"""The MPI installation of this machine: mpirun, its version, its library, the settings of user and site."""
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
@@ -14,13 +14,41 @@ from ddlrun.remote.processes import FinishedProcess, start_command
 BUILD_SECONDS = 60.0
 
 
-def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], Mpirun]:
+class Installation(NamedTuple):
+    """The software of this machine that starts a job."""
+
+    mpirun: Mpirun
+    mca_files: Mapping[str, str]
+    """Path -> text of the files in which a user or a site sets MCA parameters."""
+    mpi_library: str | None
+    """The libmpi that belongs to mpirun; None: it was not found."""
+    horovod: Mapping[str, FrameworkBuild]
+    """Library -> build; empty where no setting depends on how Horovod is built."""
+    root: bool
+    """Whether ddlrun runs as root."""
+
+
+class PendingMpirun:
+    """An mpirun that was asked for its version, so that other work can go on until the reply is needed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        """Start `mpirun --version`."""
+        self._path, self._reason = path, reason
+        self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
+        self._mpirun: Mpirun | None = None
+
+    def result(self) -> Mpirun:
+        """Wait for the version. Raises PreflightError where mpirun fails or is no Open MPI 4 or 5."""
+        if self._mpirun is None:
+            self._mpirun = _parse_reply(self._finish(), self._path, self._reason)
+        return self._mpirun
+
+
+def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
     """Find mpirun and ask for its version: --mpirun, else beside this Python, else on PATH.
 
-    What it returns waits for the answer, so that the hosts can be asked meanwhile.
-
-    The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks
-    started by another one would not find each other. Raises PreflightError with the remedy.
+    The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks that
+    another mpirun starts would not find each other. Raises PreflightError where there is no mpirun.
     """
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     if named is not None:
@@ -31,15 +59,14 @@ def find_mpirun(named: str | None, environ: Mapping[str, str]) -> Callable[[], M
         path, reason = _which("mpirun", environ), "first on PATH"
     if path is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return cache(partial(_version, os.path.abspath(path), reason, start_command([path, "--version"])))
+    return PendingMpirun(os.path.abspath(path), reason)
 
 
-def _version(path: str, reason: str, answered: Callable[[], FinishedProcess]) -> Mpirun:
-    answer = answered()
-    if answer.code != 0:
-        said = (answer.err or answer.out).strip().splitlines()[:1]
-        raise PreflightError(f"{path} --version fails ({said[0] if said else answer.code}); {REMEDY}")
-    return parse_version(answer.out, path, reason)
+def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:
+    if reply.code != 0:
+        lines = (reply.err or reply.out).strip().splitlines()
+        raise PreflightError(f"{path} --version fails ({lines[0] if lines else reply.code}); {REMEDY}")
+    return parse_version(reply.out, path, reason)
 
 
 def _which(name: str, environ: Mapping[str, str]) -> str | None:
@@ -52,36 +79,51 @@ def _prefix(mpirun: str) -> str:
     return os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
 
 
-def ask_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:
-    """Ask libraries of a Python what they are built with, all at once: a process each."""
+def probe_builds(python: str, libraries: Sequence[str], environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:
+    """Import libraries in a Python with additional variables, one process each, and return their builds."""
     setting = [f"{name}={value}" for name, value in environ.items()]
-    asked = {
+    started = {
         name: start_command(["env", *setting, python, "-c", PROGRAM, name], "", BUILD_SECONDS) for name in libraries
     }
-    said = {name: finish() for name, finish in asked.items()}
-    return {name: parse_build(one.out, one.err, one.code) for name, one in said.items()}
+    replies = {name: finish() for name, finish in started.items()}
+    return {name: parse_build(reply.out, reply.err, reply.code) for name, reply in replies.items()}
 
 
-def mca_files(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of the files in which a user or a site sets MCA parameters."""
+def probe_horovod(python: str, environ: Mapping[str, str]) -> dict[str, FrameworkBuild]:
+    """Return the builds of Horovod for PyTorch and, where that does not work, for TensorFlow."""
+    builds = probe_builds(python, ["horovod.torch"], environ)
+    if not builds["horovod.torch"].works:
+        builds |= probe_builds(python, ["horovod.tensorflow"], environ)
+    return builds
+
+
+def read_mca_files(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of the files in which a user or a site sets MCA parameters, by path."""
     prefix = _prefix(mpirun)
     system = "/etc/openmpi" if prefix == "/usr" else f"{prefix}/etc"
     user = f"{environ.get('HOME', '')}/.openmpi"
     names = ("mca-params.conf", "openmpi-mca-params.conf", "openmpi-mca-params-override.conf")
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for path in [f"{folder}/{name}" for folder in (user, system) for name in names]:
         if os.path.isfile(path):
             with open(path, encoding="utf-8", errors="replace") as file:
-                found[path] = file.read()
-    return found
+                texts[path] = file.read()
+    return texts
 
 
-def mpi4py_library(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell mpi4py to load the library of this mpirun: another one would make each rank a job of its own."""
-    if "MPI4PY_LIBMPI" in environ or "MPI4PY_MPIABI" in environ:
-        return {}
+def find_mpi_library(mpirun: str) -> str | None:
+    """Return the path of the libmpi that belongs to an mpirun; None where none is found."""
     architecture = os.uname().machine.replace("ppc64le", "powerpc64le")
     folders = ("lib", "lib64", f"lib/{architecture}-linux-gnu")  # the last is Debian's
     paths = [f"{_prefix(mpirun)}/{folder}/libmpi.so.40" for folder in folders]
-    found = [path for path in paths if os.path.exists(path)]
-    return {"MPI4PY_LIBMPI": found[0]} if found else {}
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
+def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
+
+    With another library than its mpirun's, each rank would be a job of its own.
+    """
+    if library is None or "MPI4PY_LIBMPI" in environ or "MPI4PY_MPIABI" in environ:
+        return {}
+    return {"MPI4PY_LIBMPI": library}

@@ -1,4 +1,4 @@
-"""Open MPI's two dialects: which one an mpirun speaks, and the command that starts a job."""
+"""Open MPI: the options of its two dialects, the command that starts a job, and what mpirun prints."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 
 
 
 class Dialect(NamedTuple):
-    """How one major of Open MPI spells what ddlrun needs; {} stands for the value."""
+    """The options that a major version of Open MPI has for what ddlrun needs; {} stands for the value."""
 
     rankfile: tuple[str, ...]
     keep_names: tuple[str, ...]
     ssh_args: tuple[str, ...]
-    alone: tuple[str, ...]
+    one_host: tuple[str, ...]
 
 
 DIALECTS = {
@@ -25,20 +25,20 @@ DIALECTS = {
         rankfile=("--rankfile", "{}"),
         keep_names=("--mca", "orte_keep_fqdn_hostnames", "1"),
         ssh_args=("--mca", "plm_rsh_args", "{}"),
-        # Without this it refuses to start where there is no ssh, even for one host.
-        alone=("--mca", "plm", "isolated"),
+        # Without this, 4.1 refuses to start where there is no ssh, even for one host.
+        one_host=("--mca", "plm", "isolated"),
     ),
     5: Dialect(
         rankfile=("--map-by", "rankfile:file={}"),
         keep_names=("--prtemca", "prte_keep_fqdn_hostnames", "1"),
         ssh_args=("--prtemca", "plm_ssh_args", "{}"),
-        alone=(),
+        one_host=(),
     ),
 }
 
 
 class Mpirun(NamedTuple):
-    """An mpirun: its path, its Open MPI version, and why this one was taken."""
+    """An mpirun: its path, its Open MPI version, and why this one was chosen."""
 
     path: str
     version: str
@@ -46,17 +46,17 @@ class Mpirun(NamedTuple):
 
     @property
     def major(self) -> int:
-        """4 or 5."""
+        """The major version: 4 or 5."""
         return int(self.version.split(".")[0])
 
     @property
     def dialect(self) -> Dialect:
-        """How it spells things."""
+        """The options that this version has."""
         return DIALECTS[self.major]
 
 
 def parse_version(text: str, path: str, reason: str) -> Mpirun:
-    """Parse what `mpirun --version` printed. Raises PreflightError for any MPI but Open MPI 4 and 5."""
+    """Parse the output of `mpirun --version`. Raises PreflightError for any MPI other than Open MPI 4 and 5."""
     match = re.search(r"\(Open MPI\) (\d+)\.(\d+\S*)", text)
     if match and int(match[1]) in DIALECTS:
         return Mpirun(path, f"{match[1]}.{match[2]}", reason)
@@ -68,58 +68,63 @@ def parse_version(text: str, path: str, reason: str) -> Mpirun:
 
 
 class Transport(NamedTuple):
-    """The OMPI_MCA_ variables that choose MPI's transport (none: it is left alone), and why."""
+    """The variables that choose MPI's transport, and why; without variables, the choice is left to MPI."""
 
     variables: tuple[tuple[str, str], ...]
     reason: str
 
 
-# Components whose probing costs 0.2 s (Open MPI 4.1: psm, psm2, ofi) to 1.1 s (5.0: btl ofi sleeps a
-# second when it finds nothing) a start. UCX, CUDA IPC, TCP and shared memory stay as they are.
+# Components whose probing costs between 0.2 s (Open MPI 4.1: psm, psm2, ofi) and 1.1 s (5.0: btl ofi sleeps for a
+# second when it finds no device) per start. UCX, CUDA IPC, TCP and shared memory stay as they are.
 SLOW = {"pml": ("cm",), "btl": ("ofi", "uct", "openib")}
 
 
 def choose_transport(
     hosts: HostList, machines: Iterable[Machine], chosen: str | None, excluded: Mapping[str, Sequence[str]]
 ) -> Transport:
-    """Leave out the components that start slowly, where nothing can be lost by it.
+    """Return the transport without components that start slowly, where the job cannot need them.
 
-    One host needs none of them; several only if none has an RDMA device. `chosen` says where the
-    user or the site chose already (None: nowhere), `excluded` what the site leaves out by itself.
+    A job on one host needs none of them, and neither does one on several hosts without RDMA devices.
+
+    Args:
+        hosts: The hosts of the job.
+        machines: The machines of these hosts.
+        chosen: Where the user or the site has chosen a transport already; None: nowhere.
+        excluded: Components that the site excludes, by framework (pml, mtl, btl).
     """
     if chosen is not None:
         return Transport((), f"left alone: {chosen}")
     if len(hosts) > 1:
-        found = {machine.rdma_devices for machine in machines}
-        devices = sorted({device for names in found for device in names or ()})
+        lists = {machine.rdma_devices for machine in machines}
+        devices = sorted({device for names in lists for device in names or ()})
         if devices:
             return Transport((), f"left to MPI: the hosts have RDMA devices ({', '.join(devices)})")
-        if None in found:
-            return Transport((), "left to MPI: nobody looked for RDMA devices on the hosts")
-    lists = {name: sorted({*slow, *excluded.get(name, ())}) for name, slow in SLOW.items()}
-    said = ", ".join(f"{name} ^{','.join(names)}" for name, names in lists.items())
+        if None in lists:
+            return Transport((), "left to MPI: the hosts were not searched for RDMA devices")
+    values = {name: "^" + ",".join(sorted({*slow, *excluded.get(name, ())})) for name, slow in SLOW.items()}
+    choice = ", ".join(f"{name} {value}" for name, value in values.items())
     why = "one host" if len(hosts) == 1 else "no host has an RDMA device"
-    variables = tuple((f"OMPI_MCA_{name}", f"^{','.join(names)}") for name, names in lists.items())
-    return Transport(variables, f"{said}: {why}, and MPI starts faster without them")
+    variables = tuple((f"OMPI_MCA_{name}", value) for name, value in values.items())
+    return Transport(variables, f"{choice}: {why}, and MPI starts faster without them")
 
 
-# Variables of a user's or an image's that would map or bind otherwise than the rank file says: Open
-# MPI 4.1 stops at the first ("Conflicting directives"), 5.0 leaves ranks unbound for the last.
+# Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1
+# stops at the first of them ("Conflicting directives"), 5.0 leaves ranks unbound for the last.
 OVERRULING = (
     "OMPI_MCA_rmaps_base_mapping_policy",
     "OMPI_MCA_hwloc_base_binding_policy",
     "PRTE_MCA_rmaps_default_mapping_policy",
     "PRTE_MCA_hwloc_default_binding_policy",
-    "LSB_AFFINITY_HOSTFILE",  # Open MPI takes LSF's own mapping and binding from it
+    "LSB_AFFINITY_HOSTFILE",  # from which Open MPI takes LSF's own mapping and binding
 )
 
 _CHOICE = r"(?m)^[ \t]*(pml|mtl|btl)[ \t]*=[ \t]*(\S*)"
 
 
-def transport_chosen(arguments: Sequence[str], environ: Mapping[str, str], files: Mapping[str, str]) -> str | None:
-    """Say where pml, mtl or btl is chosen already: the user's arguments, OMPI_MCA_*, MCA files (name -> text).
+def find_transport_choice(arguments: Sequence[str], environ: Mapping[str, str], files: Mapping[str, str]) -> str | None:
+    """Find the argument, variable or MCA file (path -> text) that chooses pml, mtl or btl; None: there is none.
 
-    A file that only leaves components out (`btl = ^openib`) chooses nothing: see `site_excludes`.
+    A file that only excludes components (`btl = ^openib`) chooses none: see `parse_site_excludes`.
     """
     for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         option = word.lstrip("-")
@@ -136,32 +141,37 @@ def transport_chosen(arguments: Sequence[str], environ: Mapping[str, str], files
     return None
 
 
-def site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return what the MCA files leave out: pml, mtl, btl -> component names."""
-    found: dict[str, list[str]] = {}
+def parse_site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the components that MCA files exclude, by framework (pml, mtl, btl)."""
+    excluded: dict[str, list[str]] = {}
     for text in files.values():
         for name, value in re.findall(_CHOICE, text):
-            found.setdefault(name, []).extend(filter(None, value[1:].split(",")))
-    return found
+            excluded.setdefault(name, []).extend(filter(None, value[1:].split(",")))
+    return excluded
 
 
 class MpirunJob(NamedTuple):
-    """What a command is made of, beyond the Mpirun."""
+    """A job as mpirun has to start it."""
 
     ranks: int
     hosts: HostList
     rankfile: str
     hostfile: str
     root: bool
+    """Whether mpirun is to start as root."""
     ssh: tuple[str, ...]
+    """Arguments of ssh."""
     exports: tuple[str, ...]
+    """Names of variables that are passed on to ranks."""
     extra: tuple[str, ...]
+    """The user's own arguments of mpirun."""
     program: tuple[str, ...]
     overload: bool = False
+    """Whether ranks share cores."""
 
 
 def command(mpirun: Mpirun, job: MpirunJob) -> tuple[str, ...]:
-    """Return the argv that starts the job. Raises PreflightError on a path that Open MPI 5 cannot be given."""
+    """Return the argv that starts a job. Raises PreflightError on a rank file's path that Open MPI 5 cannot take."""
     dialect = mpirun.dialect
     bad = sorted(set(job.rankfile) & set(":,"))
     if bad:
@@ -178,32 +188,32 @@ def command(mpirun: Mpirun, job: MpirunJob) -> tuple[str, ...]:
         *(("--bind-to", "core:overload-allowed") if job.overload else ()),  # 5.0 refuses shared cores otherwise
         *keep,
         *(_fill(dialect.ssh_args, " ".join(job.ssh)) if job.ssh else ()),
-        *(dialect.alone if job.hosts.names == ("localhost",) else ()),
+        *(dialect.one_host if job.hosts.names == ("localhost",) else ()),
         *(word for name in job.exports for word in ("-x", name)),
         *job.extra,
         *job.program,
     )
 
 
-def lost_host(said: str) -> tuple[str, str] | None:
-    """Return the host that mpirun lost, and what it lost there, as it says on standard error; None: no such thing.
+def lost_host(errors: str) -> tuple[str, str] | None:
+    """Return the host that mpirun lost, and the connection that broke, from its standard error; None: it lost none.
 
-    Open MPI 5.0.11 ends with 0 when it has lost a daemon, as if all ranks had.
+    The exit code does not show it: Open MPI 5.0.11 ends with 0 when it has lost a daemon.
     """
     daemon = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
     closed = r"Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
     ssh = rf"(?:{closed}|[Cc]onnect to host (\S+) port \d+: .+)"
-    for pattern, what in ((daemon, "the connection to its daemon"), (ssh, "the ssh session of its daemon")):
-        match = re.search(rf"(?m)^(?:.*\s)?{pattern}", said)
+    for pattern, connection in ((daemon, "the connection to its daemon"), (ssh, "the ssh session of its daemon")):
+        match = re.search(rf"(?m)^(?:.*\s)?{pattern}", errors)
         if match:
-            return next(filter(None, match.groups())), what
+            return next(filter(None, match.groups())), connection
     return None
 
 
-def improper_end(said: str) -> tuple[int, str] | None:
-    """Return rank and host of a process of which mpirun says that it exited without MPI_Finalize; None: of none."""
+def improper_end(errors: str) -> tuple[int, str] | None:
+    """Return rank and host of a process that, by mpirun's standard error, exited without MPI_Finalize; None: none."""
     pattern = r"has exited due to process rank (\d+) with PID \d+ on\s+node (\S+)\s+exiting\s+improperly"
-    match = re.search(pattern, said)
+    match = re.search(pattern, errors)
     return (int(match[1]), match[2]) if match else None
 
 

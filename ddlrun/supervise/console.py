@@ -27,7 +27,7 @@ MPIRUN, DDLRUN = -1, -2
 class Console:
     """ddlrun's two streams, and the logs of a job."""
 
-    def __init__(self, watch: SupervisionOptions, files: RunDir) -> None:
+    def __init__(self, watch: SupervisionOptions, ranks: int, files: RunDir) -> None:
         self._status = ""
         self._streams = OutputStream(1, colour=watch.colour), OutputStream(2, colour=watch.colour)
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
@@ -36,7 +36,7 @@ class Console:
         self.output = RankOutput(
             watch.style,
             tuple(zip(self._streams, self._logs, strict=True)),
-            ranks=watch.ranks,
+            ranks=ranks,
             complain=self.tell,
             before=self._clear_status,
         )

@@ -8,7 +8,7 @@ import time
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import Process
 from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
@@ -38,23 +38,26 @@ NEVER, REQUESTED_SECONDS = 1e9, 1.0
 class Supervision:
     """One mpirun, its ranks' keepers and ddlrun's own streams."""
 
-    def __init__(self, watch: SupervisionOptions, files: RunDir, listener: Listener, process: Process) -> None:
+    def __init__(
+        self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, listener: Listener, process: Process
+    ) -> None:
         """Prepare the supervision of a running mpirun.
 
         Args:
             watch: The options.
+            job: The ranks and their hosts.
             files: The run folder.
             listener: The socket to which the keepers connect.
             process: mpirun.
         """
-        self._watch = watch
-        self._console = Console(watch, files)
+        self._watch, self._ranks = watch, job.ranks
+        self._console = Console(watch, job.ranks, files)
         self._epoll = select.epoll()
         self._mpirun = MpirunProcess(process)
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_too_many_files)
-        self._keepers = Keepers(listener, self._epoll, events, ranks=watch.ranks)
-        self._stalls = StallDetector(watch, self._console.tell)
-        self._limits = JobLimits(watch)
+        self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
+        self._stalls = StallDetector(watch.stall, job, self._console.tell)
+        self._limits = JobLimits(watch, job)
         self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
         self._warnings = SignalWarnings()
         self.record = JobRecord()
@@ -122,7 +125,7 @@ class Supervision:
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)
-        all_gone = len(self.record.ends) == self._watch.ranks and not self._keepers.peers
+        all_gone = len(self.record.ends) == self._ranks and not self._keepers.peers
         self._termination.advance(now, all_gone=all_gone)
         if self._watch.stall and not self._termination.ending:
             self._stalls.check(now, self._last_output, self._keepers)
@@ -232,7 +235,7 @@ class Supervision:
 
     def _on_too_many_files(self) -> None:
         code = PreflightError.exit_code
-        self._end_job(EndReason(code, f"too many open files for {self._watch.ranks} ranks; raise ulimit -n"))
+        self._end_job(EndReason(code, f"too many open files for {self._ranks} ranks; raise ulimit -n"))
 
     # -- mpirun and the end -----------------------------------------------------------------------
 
@@ -266,7 +269,7 @@ class Supervision:
     def _outcome(self) -> Outcome:
         now = time.monotonic()
         return self.record.outcome(
-            self._termination.reason or self.record.explain_end(self._mpirun, self._watch.ranks),
+            self._termination.reason or self.record.explain_end(self._mpirun, self._ranks),
             seconds=now - self._limits.started_at,
             until_end=min(now, self._termination.since) - self._limits.started_at,
             mpirun_output=self._mpirun.output,
@@ -276,7 +279,7 @@ class Supervision:
         return status_line(
             seconds=now - self._limits.started_at,
             running=sum(peer.running for peer in self._keepers.peers.values()),
-            ranks=self._watch.ranks,
+            ranks=self._ranks,
             silent=now - self._last_output,
             stalled=self._stalls.stalled_ranks(),
         )

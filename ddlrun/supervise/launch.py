@@ -1,108 +1,85 @@
-"""The edge that turns a Plan into a run."""
+"""The launch of a plan: mpirun's environment and standard input, and the supervised run."""
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 
-from ddlrun.hosts import HostList
-from ddlrun.plan import Plan
+from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
-from ddlrun.plan.supervision import LOOPBACK, SupervisionOptions
+from ddlrun.plan.supervision import LOOPBACK, SupervisedJob, SupervisionOptions
 from ddlrun.remote.mpirun_process import copy_stdin
-from ddlrun.remote.probe import is_local
 from ddlrun.runs.registry import record_run
-from ddlrun.runs.store import write_end
 from ddlrun.schedulers import JobEnd
-from ddlrun.supervise.run import run_job
+from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
 
 
-def run(
-    plan: Plan,
-    watch: SupervisionOptions,
-    environ: Mapping[str, str],
-    sweep: Callable[[Sequence[str]], object],
-    asked: Callable[[], JobEnd | None] = lambda: None,
-) -> Outcome:
-    """Start the job, stay with it to its end, and leave its output and outcome in the run folder.
-
-    `sweep` ends what is left of the run on hosts where nobody else can; `asked` says whether the scheduler
-    ended the job.
-    """
-    environ = {name: value for name, value in {**environ, **dict(plan.variables)}.items() if name not in plan.removed}
-    local = is_local(plan.placement.hosts.names[0], os.uname().nodename)
-    if local and not os.isatty(0):
-        environ["DDLRUN_STDIN"] = _own_stdin()
-    through_mpirun = "DDLRUN_STDIN" not in environ and not os.isatty(0)
-    known = () if watch.addresses == LOOPBACK else watch.addresses
-    addresses = tuple(dict.fromkeys((*known, *_own_addresses(plan.placement.hosts))))
-    watch = watch._replace(ranks=plan.placement.topology.size, addresses=addresses, host_of=_hosts_by_rank(plan))
-    environ["DDLRUN_RUN"] = plan.run_id
+def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> FinishedJob:
+    """Start the job of a plan and supervise it to its end; the output goes to the run folder too."""
+    placement = plan.placement
+    job = SupervisedJob(
+        topology=placement.topology,
+        order=placement.order,
+        host_names=placement.hosts.names,
+        addresses=_own_addresses(plan),
+    )
+    variables = {**environ, **dict(plan.variables), "DDLRUN_RUN": plan.run_id, **_stdin_variable(plan)}
+    environ = {name: value for name, value in variables.items() if name not in plan.removed}
+    through_mpirun = STDIN not in environ and not os.isatty(0)
     with _session_folder(plan, environ) as session, record_run(plan, environ):
-        done = run_job(plan.argv, {**environ, **session}, watch, plan.run_dir, stdin=through_mpirun)
-    if done.unswept:
-        sweep(sorted(done.unswept))
-    outcome = done.outcome
-    if outcome.exit_code and (outcome.root is None or outcome.root.signal) and (end := asked()) is not None:
-        outcome = _by_scheduler(outcome, end)
-    write_end(plan, done.bound, outcome)
-    return outcome
+        command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun)
+        return run_job(command, options, job, plan.run_dir)
 
 
-def _by_scheduler(outcome: Outcome, end: JobEnd) -> Outcome:
-    """Return the outcome of a job that its scheduler ended: it signals ranks, mpirun and us all at once."""
-    ends = tuple(one._replace(ordered=True) if one.signal else one for one in outcome.ends)
+def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
+    """Return the outcome of a job that its scheduler ended: it signals ranks, mpirun and ddlrun all at once."""
+    ends = tuple(rank._replace(ordered=True) if rank.signal else rank for rank in outcome.ends)
     return outcome._replace(
         exit_code=end.exit_code, signal=None, reason=end.reason, root=None, ends=ends, lost=(), wanted=True
     )
 
 
-def _hosts_by_rank(plan: Plan) -> Callable[[int], str]:
-    @cache
-    def hosts() -> dict[int, str]:
-        return {placed.rank: placed.host.name for placed in plan.placement.by_host()}
+def _own_addresses(plan: Plan) -> tuple[str, ...]:
+    """Return this machine's addresses that the job's hosts reach, the one on the job's network first."""
+    others = [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
+    routed = _routed_addresses(others[:8]) if others else LOOPBACK
+    preferred = () if plan.own_address is None else (plan.own_address,)
+    return tuple(dict.fromkeys((*preferred, *routed)))
 
-    return lambda rank: hosts()[rank]
 
-
-def _own_addresses(hosts: HostList) -> tuple[str, ...]:
-    """Return this machine's addresses that the job's hosts reach: those from which it would talk to them."""
-    own_name = os.uname().nodename
-    others = [name for name in hosts.names if not is_local(name, own_name)]
-    if not others:
-        return LOOPBACK
+def _routed_addresses(hosts: list[str]) -> tuple[str, ...]:
+    """Return the addresses from which this machine talks to hosts; its name where no host's name resolves."""
     import socket  # noqa: PLC0415 - 6 ms, for jobs over several hosts alone
 
-    found: dict[str, None] = {}
-    for name in others[:8]:
+    addresses: dict[str, None] = {}
+    for name in hosts:
         try:
             candidates = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
         except OSError:
             continue
         for family, kind, _, _, address in candidates:
             with suppress(OSError), socket.socket(family, kind) as probe_socket:
-                probe_socket.connect(address)  # sends nothing: it only asks the routes
-                found[str(probe_socket.getsockname()[0])] = None
-    return tuple(found) or (own_name,)
+                probe_socket.connect(address)  # only looks up a route: UDP sends nothing here
+                addresses[str(probe_socket.getsockname()[0])] = None
+    return tuple(addresses) or (os.uname().nodename,)
 
 
 @contextmanager
 def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Give mpirun a new folder for its session, where all ranks are on this host, and remove it afterwards.
 
-    Its own in /tmp has the process's number: an mpirun that was killed leaves it behind, and one of Open
-    MPI 5 that later gets the same number stops ("listener thread failed to start").
+    The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
+    behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
     names = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-    alone = all(is_local(name, os.uname().nodename) for name in plan.placement.hosts.names)
-    if not alone or any(name in environ for name in names):
+    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
+    if not all_local or any(name in environ for name in names):
         yield {}
         return
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     try:
         os.mkdir(path, 0o700)
-    except OSError:  # mpirun then says what is wrong with its temporary folder
+    except OSError:  # mpirun then reports what is wrong with its temporary folder
         yield {}
         return
     try:
@@ -113,8 +90,16 @@ def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str
         shutil.rmtree(path, ignore_errors=True)
 
 
+def _stdin_variable(plan: Plan) -> dict[str, str]:
+    """Return the variable that names rank 0's standard input; empty where mpirun passes it on."""
+    if STDIN not in dict(plan.unsupervised):
+        return {}
+    local = plan.placement.hosts.names[0] in plan.local_hosts
+    return {STDIN: _own_stdin() if local and not os.isatty(0) else os.devnull}
+
+
 def _own_stdin() -> str:
-    """Return where rank 0 finds our standard input, as its keeper reads it: a path, and a file's offset."""
+    """Return where rank 0's keeper opens ddlrun's standard input: PATH, or PATH@OFFSET of a file."""
     path = f"/proc/{os.getpid()}/fd/0"
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection
 
 from ddlrun.errors import UnreachableError
-from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.supervise.root_cause import EndReason
 
 TIMED_OUT = 124
@@ -16,8 +16,8 @@ NEVER = float("inf")
 class JobLimits:
     """A job's limits from its start on; times are those of time.monotonic()."""
 
-    def __init__(self, watch: SupervisionOptions) -> None:
-        self._watch = watch
+    def __init__(self, watch: SupervisionOptions, job: SupervisedJob) -> None:
+        self._watch, self._job = watch, job
         self.started_at = time.monotonic()
         self._started: set[int] = set()
         self._last_start = self.started_at
@@ -27,7 +27,7 @@ class JobLimits:
         """Record the start of a rank; return True if all have started."""
         self._started.add(rank)
         self._last_start = now
-        return len(self._started) == self._watch.ranks
+        return len(self._started) == self._job.ranks
 
     def rank_ended(self) -> None:
         """Record the end of a rank."""
@@ -44,9 +44,9 @@ class JobLimits:
             return EndReason(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", requested=True)
         if not self._watch.start or now <= self._last_start + self._watch.start:
             return None
-        missing = [rank for rank in range(self._watch.ranks) if rank not in self._started]
+        missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
         if missing:
-            text = f"{self._watch.named(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
+            text = f"{self._job.describe(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
             return EndReason(UnreachableError.exit_code, text)
         self._last_start = NEVER
         return None
@@ -56,7 +56,7 @@ class JobLimits:
         if now <= self._last_end + EARLY_SECONDS:
             return None
         self._last_end = NEVER
-        running = self._watch.ranks - len(ended)
+        running = self._job.ranks - len(ended)
         if not running:
             return None
-        return f"{self._watch.named(ended)} ended with 0; {running} of {self._watch.ranks} ranks still run"
+        return f"{self._job.describe(ended)} ended with 0; {running} of {self._job.ranks} ranks still run"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import start_mpirun
 from ddlrun.remote.sessions import end_session, guard_session
@@ -13,6 +13,15 @@ from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
 from ddlrun.supervise.termination import SLACK_SECONDS
+
+
+class MpirunCommand(NamedTuple):
+    """The command that starts mpirun, and its environment, to which the keepers' variables are added."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    stdin: bool
+    """Whether mpirun gets ddlrun's standard input."""
 
 
 class FinishedJob(NamedTuple):
@@ -25,26 +34,23 @@ class FinishedJob(NamedTuple):
     """Hosts on which processes of the job may be left."""
 
 
-def run_job(
-    argv: Sequence[str], environ: Mapping[str, str], watch: SupervisionOptions, files: RunDir, *, stdin: bool
-) -> FinishedJob:
+def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJob, files: RunDir) -> FinishedJob:
     """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
 
     The first SIGINT, SIGTERM or SIGHUP ends the ranks within `watch.grace` seconds, the second at once.
 
     Args:
-        argv: mpirun's command.
-        environ: Its environment; the keepers' variables are added.
+        command: The command of mpirun.
         watch: The options of the supervision.
+        job: The ranks, their hosts, and the addresses for their keepers.
         files: The run folder.
-        stdin: Whether mpirun gets our standard input.
 
     Raises:
         OSError: mpirun cannot be started.
         PreflightError: This process may not open a file per rank.
     """
-    check_files(watch.ranks)
-    listener = Listener(watch.addresses)
+    check_files(job.ranks)
+    listener = Listener(job.addresses)
     variables = {
         protocol.ADDRESSES: listener.variable(),
         "DDLRUN_GRACE": str(watch.grace),
@@ -52,11 +58,11 @@ def run_job(
     }
     try:
         with Signals(watch.forward) as signals:
-            process = start_mpirun(argv, {**environ, **variables}, stdin=stdin)
-            allow_files(watch.ranks)
+            process = start_mpirun(command.argv, {**command.environ, **variables}, stdin=command.stdin)
+            allow_files(job.ranks)
             with process, guard_session(process.pid, watch.grace + SLACK_SECONDS):
                 try:
-                    supervision = Supervision(watch, files, listener, process)
+                    supervision = Supervision(watch, job, files, listener, process)
                     outcome = supervision.run(signals)
                 finally:
                     if process.poll() is None or process.returncode:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.rank import protocol
 from ddlrun.supervise.keepers import Keepers
 
@@ -14,8 +14,8 @@ NUMBERED = r"(?i)\b(process|thread) (0x)?[0-9a-f]+"
 class StallDetector:
     """The times of the ranks' last output; times are those of time.monotonic()."""
 
-    def __init__(self, watch: SupervisionOptions, report: Callable[[str], None]) -> None:
-        self._watch, self._report = watch, report
+    def __init__(self, seconds: float, job: SupervisedJob, report: Callable[[str], None]) -> None:
+        self._seconds, self._job, self._report = seconds, job, report
         self._printed_at: dict[int, float] = {}
         self._silent_since_start: set[int] = set()
         self._stalled: set[int] = set()
@@ -52,7 +52,7 @@ class StallDetector:
             last_output: The time of the last output of any rank.
             keepers: The connections.
         """
-        limit = now - self._watch.stall
+        limit = now - self._seconds
         silent = {
             rank
             for rank, printed_at in self._printed_at.items()
@@ -67,7 +67,7 @@ class StallDetector:
                 keepers.send(peer, protocol.INSPECT)
         self._stalled |= silent
         self._inspected |= silent
-        self._report(f"{self._watch.named(silent)} printed nothing for {self._watch.stall:g} s")
+        self._report(f"{self._job.describe(silent)} printed nothing for {self._seconds:g} s")
 
     def add_state(self, rank: int, state: str) -> None:
         """Collect the state of a rank's processes; report all when the last one has arrived, equal ones together."""
@@ -80,4 +80,4 @@ class StallDetector:
 
     def _report_states(self, states: Mapping[str, tuple[str, list[int]]]) -> None:
         for text, ranks in states.values():
-            self._report("\n".join([f"state of {self._watch.named(ranks)}:", *text.splitlines()]))
+            self._report("\n".join([f"state of {self._job.describe(ranks)}:", *text.splitlines()]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddlrun.plan.settings import OURS, parse_config
+from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 from docs.reference.__main__ import PAGE, render_page
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_the_config_files_page_names_every_key() -> None:
     text = (ROOT / "docs" / "reference" / "config-file.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
     named = {key for key, _ in leaves(yaml.safe_load(example))}
-    assert {key for key in OURS if key not in text} - named == set()
+    assert {key for key in LAUNCH_KEYS if key not in text} - named == set()
     parse_config(example, "the page")  # no key there is unknown
 
 

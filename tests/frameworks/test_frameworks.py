@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch_command
-from ddlrun.environment.exports import HOROVOD, MOST_CHARACTERS
+from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.environment.framework_builds import FrameworkBuild, parse_build, render_builds
 from ddlrun.environment.frameworks import (
     AUTO,
@@ -25,12 +25,18 @@ from ddlrun.environment.frameworks import (
     OWN,
     WORKERS,
     Rendezvous,
-    framework_variables,
+    count_ports,
     parse_frameworks,
-    ports_needed,
+    plan_framework_variables,
     resolve,
 )
-from ddlrun.environment.horovod_hierarchical import HAN, HorovodContext, collectives_chosen, hierarchical
+from ddlrun.environment.horovod_hierarchical import (
+    HAN,
+    HorovodContext,
+    find_collectives_choice,
+    plan_hierarchical_variables,
+)
+from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.environment.rendezvous_ports import FIRST, LAST, SCRIPT, choose_ports, is_free_here, parse_ports
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan import START
@@ -91,17 +97,18 @@ def test_auto_is_all_that_do_not_contradict_each_other() -> None:
 
 @given(st.text(), st.integers(1, 20), st.frozensets(st.integers(FIRST, LAST), max_size=200))
 def test_ports_are_free_and_in_a_row(run_id: str, count: int, taken: frozenset[int]) -> None:
-    first = choose_ports(run_id, count, lambda port: port not in taken)
-    assert first >= FIRST
-    assert first + count - 1 <= LAST
-    assert not taken & {*range(first, first + count)}
-    assert first == choose_ports(run_id, count, lambda port: port not in taken)
+    ports = choose_ports(run_id, count, lambda port: port not in taken)
+    assert len(ports) == count
+    assert ports[0] >= FIRST
+    assert ports[-1] <= LAST
+    assert not taken & {*ports}
+    assert ports == choose_ports(run_id, count, lambda port: port not in taken)
 
 
 def test_no_free_ports() -> None:
     with pytest.raises(PreflightError, match="no 3 ports in a row from 20000 to 27999 are free"):
         choose_ports("run", 3, lambda port: port % 3 != 0)
-    assert choose_ports("run", 2, lambda port: port in (LAST - 1, LAST)) == LAST - 1
+    assert choose_ports("run", 2, lambda port: port in (LAST - 1, LAST)) == range(LAST - 1, LAST + 1)
 
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
@@ -150,7 +157,8 @@ def variables(
     topology: str, hosts: list[str], own: tuple[str, ...] = (), exported: tuple[str, ...] = (), *names: str
 ) -> tuple[dict[str, str], list[str]]:
     placed = placement(topology, hosts, machine("1x2"), RankOrder.HOST)
-    return framework_variables(names or AUTO, placed, Rendezvous(tuple(hosts), 20000), own, exported)
+    found = plan_framework_variables(names or AUTO, placed, Rendezvous(tuple(hosts), 20000), own, exported)
+    return {**found.rendezvous, **found.ranks}, list(found.notes)
 
 
 def test_addresses_and_ports() -> None:
@@ -451,7 +459,7 @@ ALL = {"hierarchical_allreduce": True, "torus_allreduce": True, "hierarchical_al
 def test_settings_without_effect_are_told() -> None:
     two = HorovodContext(2, gpus=False, major=4, chosen=None)
     no_nccl, han = "horovod.torch is built without NCCL", "Open MPI's coll/han"
-    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two)
+    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two)
     assert found == HAN
     assert notes == [
         f"--hierarchical-allreduce: Horovod's own has no effect ({no_nccl}); {han} is switched on instead",
@@ -459,32 +467,36 @@ def test_settings_without_effect_are_told() -> None:
         "--hierarchical-allgather has no effect: horovod.torch is built without GPUs",
         "--num-nccl-streams has no effect: horovod.torch is built without NCCL",
     ]
-    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(major=5))
+    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(major=5))
     assert (found, "is on by itself" in notes[0]) == ({}, True)
-    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(chosen="OMPI_MCA_coll"))
+    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(chosen="OMPI_MCA_coll"))
     assert (found, "left to OMPI_MCA_coll" in notes[0]) == ({}, True)
-    found, notes = hierarchical(ALL, {"horovod.torch": CPU}, two._replace(hosts=1))
+    found, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, two._replace(hosts=1))
     assert (found, notes[0]) == ({}, "--hierarchical-allreduce has no effect: horovod.torch is built without NCCL")
 
 
 def test_settings_that_do_something_are_passed_silently() -> None:
     there = {"horovod.torch": GPU}
-    assert hierarchical(ALL, there, HorovodContext(2, gpus=True, major=4, chosen=None)) == ({}, [])
-    assert hierarchical({"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, major=4, chosen=None)) == (
+    assert plan_hierarchical_variables(ALL, there, HorovodContext(2, gpus=True, major=4, chosen=None)) == ({}, [])
+    assert plan_hierarchical_variables(
+        {"hierarchical_allreduce": False}, {}, HorovodContext(2, gpus=False, major=4, chosen=None)
+    ) == (
         {},
         [],
     )
-    _, notes = hierarchical(ALL, there, HorovodContext(1, gpus=True, major=4, chosen=None))
+    _, notes = plan_hierarchical_variables(ALL, there, HorovodContext(1, gpus=True, major=4, chosen=None))
     assert [note.rpartition(": ")[2] for note in notes] == ["all ranks are on one host"] * 3
-    _, notes = hierarchical({"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, major=4, chosen=None))
+    _, notes = plan_hierarchical_variables(
+        {"torus_allreduce": True}, {}, HorovodContext(2, gpus=True, major=4, chosen=None)
+    )
     assert notes == ["--torus-allreduce has no effect: Horovod is not installed"]
 
 
 def test_who_chose_the_collectives() -> None:
-    assert collectives_chosen((), {}, {}) is None
-    assert collectives_chosen(("--mca", "coll", "^han"), {}, {}) == "--mpi-args"
-    assert collectives_chosen((), {"OMPI_MCA_coll_han_priority": "1"}, {}) == "OMPI_MCA_coll_han_priority"
-    assert collectives_chosen((), {}, {"F": "# coll = x\n coll_han_priority=5\n"}) == "F"
+    assert find_collectives_choice((), {}, {}) is None
+    assert find_collectives_choice(("--mca", "coll", "^han"), {}, {}) == "--mpi-args"
+    assert find_collectives_choice((), {"OMPI_MCA_coll_han_priority": "1"}, {}) == "OMPI_MCA_coll_han_priority"
+    assert find_collectives_choice((), {}, {"F": "# coll = x\n coll_han_priority=5\n"}) == "F"
 
 
 def test_check_build() -> None:
@@ -497,9 +509,9 @@ def test_check_build() -> None:
 
 
 def test_builds_as_horovodrun_shows_them() -> None:
-    dud = FrameworkBuild("0.28.1", problem="AttributeError: 'MPI_LIB_CTYPES'")
+    dud = FrameworkBuild("0.28.1", {}, problem="AttributeError: 'MPI_LIB_CTYPES'")
     shown = render_builds(
-        {"torch": FrameworkBuild("2.1", {"gloo": True, "nccl": False}), "jax": FrameworkBuild(None)}, "Here"
+        {"torch": FrameworkBuild("2.1", {"gloo": True, "nccl": False}), "jax": FrameworkBuild(None, {})}, "Here"
     )
     assert shown.splitlines() == [
         "Here", "", "Available Frameworks:", "    [X] PyTorch 2.1: gloo", "    [ ] JAX", "", "Horovod: not installed",
@@ -512,4 +524,4 @@ def test_builds_as_horovodrun_shows_them() -> None:
 
 
 def test_ports_for_every_local_rank() -> None:
-    assert ports_needed(4) == 6
+    assert count_ports(4) == 6

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddlrun.cli.inputs import load_machines
-from ddlrun.environment.exports import MOST_CHARACTERS, rank_variables
+from ddlrun.environment.exports import MOST_CHARACTERS
+from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.mapping.rankfile import render
 from ddlrun.network.addresses import Address
@@ -79,7 +80,7 @@ def planned(hosts: HostList, _: Path) -> None:
     placed = placement("2x5x" + str(len(hosts) // 5), list(hosts.names), machine("minsky"))
     assert "".join(render(placed, "test"))
     assert render_hostfile(hosts)
-    assert rank_variables(placed, "p")
+    assert render_rank_variables(placed, "p")
     assert placement_dict(placed)
     assert str(hosts)
 

@@ -14,7 +14,7 @@ import pytest
 from ddlrun.allreduce_algorithms import MIB
 from ddlrun.cli.profile_store import profile_names
 from ddlrun.errors import InputError
-from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, kept, parse_profiles, render_profiles
+from ddlrun.plan.tuning_profile import Profile, Profiles, file_name, parse_profiles, render_profiles, replace_profile
 from ddlrun.topology import Topology
 from tests.conftest import MPIRUNS
 
@@ -37,7 +37,7 @@ def test_rendered_profiles_parse_to_themselves() -> None:
     other = PROFILE._replace(major=4, horovod={})
     assert parse_profiles(render_profiles([PROFILE, other]), "x") == (PROFILE, other)
     again = PROFILE._replace(topology=Topology((2, 2)), mode="r")
-    assert kept((PROFILE, other), again) == (again, other)  # the same ranks, hosts and MPI
+    assert replace_profile((PROFILE, other), again) == (again, other)  # the same ranks, hosts and MPI
     assert file_name(["h1", "h2"]) != file_name(["h2", "h1"])
 
 
@@ -60,7 +60,7 @@ def test_a_profile_fits_as_many_ranks_and_hosts_and_one_mpi() -> None:
     assert profiles.fitting(fits, 4) is None
     assert profiles.fitting(fits, None) == PROFILE
     assert profiles.fitting(Topology((4, 2)), 5) is None
-    named = profiles._replace(named="lab.json")
+    named = profiles._replace(file="lab.json")
     assert named.fitting(fits, 4) == PROFILE
     with pytest.raises(InputError, match=r"--profile lab.json: it is for 2x1x2, the job is 4x2x1; tune anew"):
         named.fitting(Topology((4, 2)), 5)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment.exports import HOROVOD, exported, horovod_variables, parse_assignment, rank_variables, redacted
+from ddlrun.environment.exports import parse_assignment, redact, select_exports
+from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
+from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
@@ -32,11 +34,11 @@ def test_families_are_passed_on_and_the_rest_is_not() -> None:
         "SSH_AUTH_SOCK",
         "A.B",
     ]
-    assert exported(environ, ["MINE"]) == ("LC_ALL", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH")
+    assert select_exports(environ, ["MINE"]) == ("LC_ALL", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH")
 
 
 def test_names_that_no_shell_can_carry_are_left_out_of_families() -> None:
-    assert exported(["NCCL_A.B", "OMP_X%%"], []) == ()
+    assert select_exports(["NCCL_A.B", "OMP_X%%"], []) == ()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_bad_assignments_do_not_show_their_value(text: str) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    shown = redacted({"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "abc", "MY_PASSWORD": "abc", "OMP_NUM_THREADS": "4"})
+    shown = redact({"HF_TOKEN": "abc", "AWS_SECRET_ACCESS_KEY": "abc", "MY_PASSWORD": "abc", "OMP_NUM_THREADS": "4"})
     assert "abc" not in shown.values()
     assert shown["OMP_NUM_THREADS"] == "4"
 
@@ -69,7 +71,7 @@ def test_horovod_settings_become_its_variables() -> None:
         "log_with_timestamp": True,
         "autotune": None,
     }
-    assert horovod_variables(values) == {
+    assert render_horovod_variables(values) == {
         "HOROVOD_FUSION_THRESHOLD": str(int(64.5 * 1048576)),
         "HOROVOD_CYCLE_TIME": "3.5",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
@@ -97,7 +99,7 @@ def threads_and_cpus(told: Mapping[str, str], rank: int, local_rank: int, size: 
 def test_each_rank_finds_its_own_seat(name: str, x: int, y: int, z: int, a: int, order: RankOrder) -> None:
     hosts = [f"h{i}" for i in range(y * z * a)]
     placed = placement(f"{x}x{y}x{z}x{a}", hosts, machine(name), order)
-    told = rank_variables(placed, "p")
+    told = render_rank_variables(placed, "p")
     for one in placed.by_host():
         found = threads_and_cpus(told, one.rank, one.binding.local_rank, placed.topology.size)
         assert found == (one.binding.threads, set())  # a described machine's CPUs are not known
@@ -127,7 +129,7 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
         for i, name in enumerate(names)
     }
     placed = place(Topology((4, 3000)), HostList(tuple(map(Host, names)), "test"), machines, RankOrder.HOST)
-    told = rank_variables(placed, "p")
+    told = render_rank_variables(placed, "p")
     assert len(told["DDLRUN_SEATS"]) < 120_000
     assert threads_and_cpus(told, 11999, 3, 12000) == (5, set())
 
@@ -135,11 +137,11 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
 def test_cores_that_are_left_are_told() -> None:
     measured = machine("minsky")._replace(measured=True)  # 2 packages x 10 cores, SMT8: 0-7, 8-15, ...
     plain = place(Topology((4,)), hosts(1), {"h0": measured}, RankOrder.HOST)
-    assert "DDLRUN_SPARES" not in rank_variables(plain, "p")
+    assert "DDLRUN_SPARES" not in render_rank_variables(plain, "p")
     policy = PlacementPolicy(reserve_cores=3, cores_per_rank=4, threads_per_core=1)
     machines = {"h0": measured, "h1": measured, "h2": measured._replace(measured=False)}
     placed = place(Topology((4, 3)), hosts(3), machines, RankOrder.HOST, policy)
-    told = rank_variables(placed, "p")
+    told = render_rank_variables(placed, "p")
     assert told["DDLRUN_SPARES"] == "2*0,8,80;120/1*;"
     shown = "os.environ.get('DDLRUN_SPARE_CPUS')"
     for rank, spares in ((0, "0,8,80;120"), (11, ";")):
@@ -192,13 +194,15 @@ def test_near_nics() -> None:
 
 def test_gpus_that_nobody_measured_are_numbered() -> None:
     placed = placement("2", ["a"], machine("minsky"), policy=PlacementPolicy(gpu_order=(2, 0)))
-    told = rank_variables(placed, "p")["DDLRUN_SEATS"]
+    told = render_rank_variables(placed, "p")["DDLRUN_SEATS"]
     assert [seat.split("@")[2] for seat in told.partition("*")[2].split(";")] == ["nvidia=2,0,1,3", "nvidia=2,0,1,3"]
-    own = rank_variables(placed, "p", "own")["DDLRUN_SEATS"]
+    own = render_rank_variables(placed, "p", "own")["DDLRUN_SEATS"]
     assert [seat.split("@")[2] for seat in own.partition("*")[2].split(";")] == ["nvidia=2", "nvidia=0"]
     shown = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER']"
     assert started("1@@nvidia=2,0@", shown).stdout == "2,0 PCI_BUS_ID\n"
-    assert rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"
+    assert (
+        render_rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"
+    )
 
 
 def test_gloo_gets_the_interface_of_its_own_host() -> None:

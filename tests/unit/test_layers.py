@@ -34,12 +34,12 @@ ALLOWED = {
     "process_managers": {"environment", "errors", "hosts", "machine", "remote"},
     "plan": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
-        "rank", "remote", "schedulers", "topology", "units",
+        "rank", "remote", "schedulers", "topology", "units", "wording",
     },
     "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units", "wording"},
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
     "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
-    "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},
+    "supervise": {"errors", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},
     "ddl": {"allreduce_algorithms", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "cli": {
@@ -127,6 +127,14 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
         assert not used or part(path) in where
     assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl", "measure"}
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*.py")), ids=lambda path: path.stem)
+def test_planning_looks_nothing_up(path: Path) -> None:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert names(path) <= {"path", "devnull"}
+    assert "open" not in {call.id for call in calls if isinstance(call, ast.Name)}
+    assert not {name for name in imports(path) if name.startswith(("ddlrun.remote.processes", "ddlrun.remote.probe"))}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -12,9 +12,9 @@ from ddlrun.process_managers.openmpi import (
     Transport,
     choose_transport,
     command,
+    find_transport_choice,
+    parse_site_excludes,
     parse_version,
-    site_excludes,
-    transport_chosen,
 )
 
 
@@ -87,7 +87,7 @@ FAST = Transport((("OMPI_MCA_pml", "^cm"), ("OMPI_MCA_btl", "^ofi,openib,uct")),
         ("a", [SOME], None, True, "one host"),
         ("a,b", [NONE, NONE], None, True, "no host has an RDMA device"),
         ("a,b", [NONE, SOME], None, False, "RDMA devices"),
-        ("a,b", [NONE, UNKNOWN], None, False, "nobody looked"),
+        ("a,b", [NONE, UNKNOWN], None, False, "were not searched for RDMA devices"),
         ("a", [NONE], "OMPI_MCA_pml is set", False, "OMPI_MCA_pml is set"),
     ],
 )
@@ -105,8 +105,8 @@ def test_slow_components_are_left_out_where_nothing_is_lost(
 
 def test_what_the_site_leaves_out_stays_out() -> None:
     files = {"/etc/openmpi/openmpi-mca-params.conf": "# c\nbtl = ^uct,openib,ofi\npml=^ucx\nmtl = ^ofi\n"}
-    assert transport_chosen([], {}, files) is None
-    transport = choose_transport(parse_hosts("a"), [NONE], None, site_excludes(files))
+    assert find_transport_choice([], {}, files) is None
+    transport = choose_transport(parse_hosts("a"), [NONE], None, parse_site_excludes(files))
     assert dict(transport.variables) == {"OMPI_MCA_pml": "^cm,ucx", "OMPI_MCA_btl": "^ofi,openib,uct"}
 
 
@@ -123,10 +123,11 @@ def test_what_the_site_leaves_out_stays_out() -> None:
 def test_a_choice_of_user_or_site_is_found(
     arguments: list[str], environ: dict[str, str], files: dict[str, str], where: str
 ) -> None:
-    assert transport_chosen(arguments, environ, files) == where
+    assert find_transport_choice(arguments, environ, files) == where
 
 
 def test_other_arguments_choose_nothing() -> None:
     assert (
-        transport_chosen(["--mca", "coll", "^han", "--verbose"], {"OMPI_MCA_coll": "x"}, {"f": "# pml = ucx\n"}) is None
+        find_transport_choice(["--mca", "coll", "^han", "--verbose"], {"OMPI_MCA_coll": "x"}, {"f": "# pml = ucx\n"})
+        is None
     )

@@ -6,9 +6,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment.exports import HOROVOD
+from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.errors import InputError
-from ddlrun.plan.settings import OURS, parse_config
+from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
 
 JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 
@@ -89,7 +89,7 @@ def test_job_examples(path: Path) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*OURS, *(knob.yaml for knob in HOROVOD)]), st.booleans() | st.integers() | st.text()
+        st.sampled_from([*LAUNCH_KEYS, *(knob.yaml for knob in HOROVOD)]), st.booleans() | st.integers() | st.text()
     )
 )
 def test_any_value_is_taken_or_refused(found: dict[str, object]) -> None:

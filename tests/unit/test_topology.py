@@ -55,6 +55,8 @@ def test_ranks_are_a_permutation(topology: Topology, order: RankOrder) -> None:
     ]  # fmt: skip
     assert sorted(ranks) == list(range(topology.size))
     assert ranks[0] == 0
+    per_host = topology.accelerators
+    assert [topology.host_index(rank, order) for rank in ranks] == [at // per_host for at in range(topology.size)]
 
 
 @given(topologies)

@@ -1,0 +1,114 @@
+"""The hosts of a job, read from options and the scheduler's job."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddlrun.cli.inputs import load_hosts, read_hosts, read_rankfile, read_way
+from ddlrun.errors import InputError
+from ddlrun.hosts import Host, HostList
+from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
+from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.plan.precedence import HOST_SOURCES
+from ddlrun.plan.settings import JobHosts, assign_hosts
+from ddlrun.remote.agent import apply_job_names
+from ddlrun.remote.probe import is_local
+from ddlrun.schedulers import Allocation
+from ddlrun.topology import parse_topology
+
+Options = Mapping[str, Any]
+
+
+def arrange_hosts(options: Options, allocation: Allocation | None) -> RackLayout:
+    """Return the hosts in the order of their racks, and the topology request with the shape of the racks."""
+    request = TopologyRequest(
+        topology=parse_topology(options["topology"], "--topology") if options["topology"] else None,
+        processes=options["processes"],
+        accelerators=options["accelerators"],
+        nodes=options["nodes"],
+        racks=options["racks"],
+        aisles=options["aisles"],
+        gpus=allocation.gpus if allocation is not None else None,
+    )
+    hosts = apply_job_names(find_hosts(options, allocation), allocation)
+    if options["nnodes"] not in (None, len(hosts)):
+        raise InputError(f"--nnodes {options['nnodes']}, but {hosts.source} has {len(hosts)}; name them: -H HOST,HOST")
+    extra = options.get("spare_hosts") == "extra"
+    if extra and request.topology is None:
+        raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")
+    layout = arrange(request, hosts, choose=extra or (allocation is not None and hosts is allocation.hosts))
+    if extra:  # the hosts that are left out are the spare hosts
+        notes = tuple(note for note in layout.notes if note.code is not RackNoteCode.LEFT_OUT)
+        return layout._replace(notes=notes)
+    return layout
+
+
+def find_hosts(options: Options, allocation: Allocation | None) -> HostList:
+    """Return the hosts of the first source of HOST_SOURCES that gives any."""
+    lists = (HOST_READERS[source](options, allocation) for source in HOST_SOURCES)
+    return next(hosts for hosts in lists if hosts is not None)
+
+
+def _named_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
+    if options["hosts"] is None and options["hostfile"] is None:
+        return None
+    return read_hosts(options["hosts"], options["hostfile"], "-H")
+
+
+def _rankfile_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
+    if not options["rankfile"]:
+        return None
+    from ddlrun.mapping.rankfile_entries import parse_host_names  # noqa: PLC0415 - for the user's own rank file alone
+
+    names = parse_host_names(read_rankfile(options["rankfile"]))
+    return HostList(tuple(map(Host, names)), f"rank file {options['rankfile']}")
+
+
+def _saved_hosts(options: Options, _allocation: Allocation | None) -> HostList | None:
+    if not options["load"]:
+        return None
+    return HostList(tuple(map(Host, load_hosts(options["load"]))), f"--load {options['load']}")
+
+
+def _allocated_hosts(_options: Options, allocation: Allocation | None) -> HostList | None:
+    return allocation.hosts if allocation is not None else None
+
+
+def _this_machine(_options: Options, _allocation: Allocation | None) -> HostList:
+    return read_hosts(None, None)
+
+
+HOST_READERS: dict[str, Callable[[Options, Allocation | None], HostList | None]] = {
+    "--hosts or --hostfile": _named_hosts,
+    "the hosts of --rankfile": _rankfile_hosts,
+    "the hosts of --load": _saved_hosts,
+    "the scheduler's job": _allocated_hosts,
+    "this machine": _this_machine,
+}
+
+
+def assign_job_hosts(options: Options, layout: RackLayout, allocation: Allocation | None) -> JobHosts:
+    """Return the hosts of the job, its spare hosts, and what starts programs there. Raises InputError."""
+    spares = _read_spares(options.get("spare_hosts"), layout)
+    own_name = os.uname().nodename
+    names = (*layout.hosts.names, *(host.name for host in spares))
+    least = options.get("min_topology")
+    return JobHosts(
+        assignment=assign_hosts(layout.hosts, spares, layout.request),
+        min_topology=parse_topology(least, "--min-topology") if least else None,
+        local=frozenset(name for name in names if is_local(name, own_name)),
+        launcher=read_way(options, allocation, layout.hosts),
+        allocation=allocation,
+        notes=(*(allocation.notes if allocation is not None else ()), *map(str, layout.notes)),
+    )
+
+
+def _read_spares(text: str | None, layout: RackLayout) -> tuple[Host, ...]:
+    """Return the hosts that stand by. Raises InputError where one of them is a host of the job."""
+    if text == "extra":
+        return layout.left_out
+    spares = tuple(read_hosts(text, None, "--spare-hosts")) if text else ()
+    both = {host.name for host in layout.hosts} & {host.name for host in spares}
+    if both:
+        raise InputError(f"--spare-hosts: {min(both)} is one of the job's own hosts")
+    return spares

@@ -1,0 +1,175 @@
+"""The stages of a launch up to its Plan: each takes one value and returns the next."""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import click
+
+from ddlrun.cli.inputs import read_machines
+from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
+from ddlrun.environment.horovod_hierarchical import active_hierarchical
+from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
+from ddlrun.machine import Machine
+from ddlrun.mapping.rankfile import check_names
+from ddlrun.mapping.spare_hosts import replace_hosts
+from ddlrun.mapping.topology_request import check_request
+from ddlrun.plan import Plan
+from ddlrun.plan.job_placement import JobPlacement
+from ddlrun.plan.planner import make_plan, place_surveyed
+from ddlrun.plan.settings import Settings, reassign_hosts
+from ddlrun.plan.survey import Survey
+from ddlrun.process_managers.installation import (
+    Installation,
+    PendingMpirun,
+    find_mpi_library,
+    mpi4py_variables,
+    probe_horovod,
+    read_mca_files,
+    start_mpirun_query,
+)
+from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.remote.probe import await_names, check_distinct
+
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from ddlrun.preflight.run import PreflightReport
+
+
+class Attempt(NamedTuple):
+    """One attempt at the job: checked settings, and the mpirun that is being asked for its version."""
+
+    settings: Settings
+    mpirun: PendingMpirun
+    restarts: int
+    """Number of restarts that are allowed in all."""
+
+    def without_hosts(self, reasons: Mapping[str, str]) -> "Attempt":
+        """Return the attempt with other hosts in place of some (name -> reason), or with fewer; print which."""
+        hosts = self.settings.hosts
+        assignment = replace_hosts(hosts.assignment, reasons, hosts.min_topology)
+        for line in assignment.notes:
+            click.echo(f"ddlrun: {line}", err=True)
+        return self._replace(settings=reassign_hosts(self.settings, assignment))
+
+
+class Surveyed(NamedTuple):
+    """An attempt whose hosts and software are known."""
+
+    attempt: Attempt
+    survey: Survey
+    report: "PreflightReport | None"
+    """The check of the hosts; None where none was made."""
+
+
+class Placed(NamedTuple):
+    """A surveyed attempt whose ranks have their places."""
+
+    surveyed: Surveyed
+    placement: JobPlacement
+
+
+class Planned(NamedTuple):
+    """An attempt with its complete plan."""
+
+    attempt: Attempt
+    plan: Plan
+    report: "PreflightReport | None"
+
+
+def check_settings(settings: Settings) -> Attempt:
+    """Check everything that can be checked before any host is queried, while mpirun is asked for its version.
+
+    Raises InputError, PlacementError or PreflightError.
+    """
+    mpirun = start_mpirun_query(settings.mpi.mpirun, os.environ)
+    hosts = settings.hosts.hosts
+    check_names(hosts.names)
+    check_distinct(hosts, os.uname().nodename)
+    check_request(settings.job.topology, hosts)
+    return Attempt(settings, mpirun, settings.run.restarts)
+
+
+def survey_hosts(attempt: Attempt) -> Surveyed:
+    """Query the hosts and the software of this machine; other hosts take the place of those that fail.
+
+    Raises InputError, UnreachableError or PreflightError.
+    """
+    settings = attempt.settings
+    if settings.hosts.all_local or (settings.machines.described and settings.run.dry_run):
+        return Surveyed(attempt, survey_machines(settings, attempt.mpirun), None)
+    report = _check_hosts(settings, attempt.mpirun.result())
+    if report.bad_hosts:
+        if not settings.hosts.replaceable:
+            report.raise_failures()
+        return survey_hosts(attempt.without_hosts(report.bad_hosts))
+    described = settings.machines.described
+    survey = Survey(
+        machines=read_machine_source(settings) if described else report.machines(),
+        installation=inspect_installation(settings, attempt.mpirun.result()),
+        environ=dict(os.environ),
+        network=report.network,
+        own_address=report.here[1],
+        busy_ports=_busy_ports(report),
+    )
+    return Surveyed(attempt, survey, report)
+
+
+def survey_machines(settings: Settings, mpirun: PendingMpirun) -> Survey:
+    """Return the survey of hosts that need no check: each is this machine, or described."""
+    machines = read_machine_source(settings)  # while mpirun prints its version
+    return Survey(machines, inspect_installation(settings, mpirun.result()), dict(os.environ))
+
+
+def read_machine_source(settings: Settings) -> dict[str, Machine]:
+    """Return the machine of each host, as it is described or else probed."""
+    source = settings.machines
+    return read_machines(settings.hosts.hosts, source.preset, source.folder, settings.hosts.launcher)
+
+
+def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:
+    """Return the software that starts the job; Horovod is imported only where a setting depends on its build."""
+    library = find_mpi_library(mpirun.path)
+    environ = {**os.environ, **settings.environment.variables}
+    horovod = {}
+    if active_hierarchical(settings.environment.horovod):
+        horovod = probe_horovod(settings.job.python, mpi4py_variables(library, environ))
+    return Installation(
+        mpirun=mpirun,
+        mca_files=read_mca_files(mpirun.path, os.environ),
+        mpi_library=library,
+        horovod=horovod,
+        root=os.geteuid() == 0,
+    )
+
+
+def _check_hosts(settings: Settings, mpirun: Mpirun) -> "PreflightReport":
+    """Query and check the hosts of a job; the names of new pods may take a while to resolve."""
+    from ddlrun.cli.check import check_first  # noqa: PLC0415 - a job on this machine needs no network
+
+    hosts = settings.hosts
+    if hosts.allocation is not None and hosts.allocation.scheduler == "kubernetes" and hosts.launcher.launcher == "ssh":
+        await_names(hosts.hosts.names, settings.check.seconds)
+    return check_first(settings, mpirun)
+
+
+def _busy_ports(report: "PreflightReport") -> frozenset[int]:
+    """Return the ports in use where ranks meet: on rank 0's host, and for TensorFlow on all hosts."""
+    facts = list(report.facts.values())
+    meeting = facts if len(facts) <= MOST_WORKERS else facts[:1]
+    return frozenset[int]().union(*(host.ports for host in meeting))
+
+
+def place_ranks(surveyed: Surveyed) -> Placed:
+    """Place every rank. Raises InputError, PlacementError or PreflightError."""
+    return Placed(surveyed, place_surveyed(surveyed.attempt.settings, surveyed.survey))
+
+
+def plan_job(placed: Placed) -> Planned:
+    """Find free ports for the ranks to meet on, and plan the job. Raises InputError or PreflightError."""
+    attempt, survey, report = placed.surveyed
+    count = count_ports(placed.placement.placement.topology.accelerators)
+    busy = survey.busy_ports
+    is_free = is_free_here if busy is None else lambda port: port not in busy
+    ports = choose_ports(attempt.settings.run.run_id, count, is_free)
+    return Planned(attempt, make_plan(attempt.settings, survey, placed.placement, ports), report)

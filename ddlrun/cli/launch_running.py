@@ -1,0 +1,126 @@
+"""The stages of a launch from its Plan on: files, the run, its report, and the restart."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import click
+
+from ddlrun.cli.inputs import reach, world
+from ddlrun.cli.launch_planning import Attempt, Planned
+from ddlrun.cli.read_settings import new_run_id
+from ddlrun.plan import Plan, shown_command
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.settings import Settings, restart_settings
+from ddlrun.report.outcome import find_port_in_use, render_outcome
+from ddlrun.report.plan import render_plan
+from ddlrun.runs.store import link_last_run, make_output_folder, write_end, write_report, write_run_dir
+from ddlrun.schedulers import read_job_end
+from ddlrun.supervise.launch import apply_job_end, run_plan
+
+
+class Finished(NamedTuple):
+    """An attempt that is over."""
+
+    attempt: Attempt
+    plan: Plan
+    outcome: Outcome
+
+
+def write_files(planned: Planned) -> Planned:
+    """Write the run folder and make the folder for output. Raises InputError."""
+    write_plan(planned)
+    link_last_run(planned.plan, os.environ)
+    make_output_folder(planned.attempt.settings.supervision)
+    return planned
+
+
+def write_plan(planned: Planned) -> None:
+    """Write the files of a plan into its run folder. Raises InputError."""
+    check = None
+    if planned.report is not None and planned.attempt.settings.check.checks != frozenset():
+        from ddlrun.preflight.table import check_json  # noqa: PLC0415 - as for the check itself
+
+        check = check_json(planned.report)
+    write_run_dir(planned.plan, check)
+
+
+def supervise_run(planned: Planned) -> Finished:
+    """Show the plan, run the job, and keep its outcome in the run folder."""
+    attempt, plan, _ = planned
+    settings = attempt.settings
+    if not settings.run.quiet:
+        _show_plan(settings, plan)
+    done = run_plan(plan, settings.supervision, os.environ)
+    if done.unswept:
+        _end_orphans(sorted(done.unswept), settings)
+    outcome = _judge_by_scheduler(done.outcome, settings)
+    write_end(plan, done.bound, outcome)
+    return Finished(attempt, plan, outcome)
+
+
+def _show_plan(settings: Settings, plan: Plan) -> None:
+    """Print the plan; the short form without its notes comes after those that concern every user."""
+    verbose = settings.run.verbose
+    notes = () if verbose else (*settings.hosts.notes, *plan.warnings)
+    for note in notes:
+        click.echo(f"ddlrun: note: {note}", err=True)
+    click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
+
+
+def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
+    """End the processes that are left of the run on hosts where a keeper was killed."""
+    from ddlrun.runs.orphans import end_runs  # noqa: PLC0415 - rarely needed
+
+    target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
+    end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)
+
+
+def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:
+    """Return the outcome; where the scheduler may have ended the job, as the scheduler reports it."""
+    allocation = settings.hosts.allocation
+    explained = outcome.root is not None and not outcome.root.signal
+    if allocation is None or not outcome.exit_code or explained:
+        return outcome
+    end = read_job_end(world(), allocation)
+    return outcome if end is None else apply_job_end(outcome, end)
+
+
+def report_outcome(finished: Finished) -> Finished:
+    """Print why a job failed, and keep the report in the run folder."""
+    if finished.outcome.exit_code:
+        report = render_outcome(finished.outcome, finished.plan)
+        write_report(finished.plan, report)
+        with contextlib.suppress(OSError):  # as after `2>&1 | head`
+            click.echo(report, nl=False, err=True)
+    return finished
+
+
+def allow_port_restart(finished: Finished) -> Finished:
+    """Allow one more restart where the first attempt failed because another process took a port of its ranks."""
+    attempt = finished.attempt
+    port = find_port_in_use(finished.outcome, finished.plan.ports)
+    if port is None or attempt.settings.run.attempt > 0:
+        return finished
+    click.echo(f"ddlrun: another process took port {port} meanwhile; starting again with others", err=True)
+    return finished._replace(attempt=attempt._replace(restarts=attempt.restarts + 1))
+
+
+def is_final(finished: Finished) -> bool:
+    """Return True for a job that is not restarted: it succeeded, was ended on purpose, or has no restart left."""
+    attempt, outcome = finished.attempt, finished.outcome
+    return not outcome.exit_code or outcome.wanted or attempt.settings.run.attempt == attempt.restarts
+
+
+def next_attempt(finished: Finished) -> Attempt:
+    """Return the next attempt; hosts that were lost are replaced where the job allows it, else tried again."""
+    attempt, settings = finished.attempt, finished.attempt.settings
+    number = settings.run.attempt + 1
+    click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
+    attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()))
+    dead = {*finished.outcome.dead}
+    lost = [host.name for host in settings.hosts.hosts if {host.name, host.name.partition(".")[0]} & dead]
+    if not lost or not settings.hosts.replaceable:
+        return attempt
+    return attempt.without_hosts(dict.fromkeys(lost, "it was lost"))

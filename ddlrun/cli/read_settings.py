@@ -1,0 +1,196 @@
+"""The Settings of a launch, read from its options: nothing beyond this module sees click's dictionary."""
+
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ddlrun.cli.inputs import find_job, read_rankfile
+from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
+from ddlrun.cli.job_options import CONFIG_ENV
+from ddlrun.cli.options import read_policy
+from ddlrun.cli.profile_store import read_profiles
+from ddlrun.cli.read_supervision import read_supervision, requeued
+from ddlrun.environment.exports import check_name, parse_assignment, render_lms_variables
+from ddlrun.environment.frameworks import parse_frameworks
+from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
+from ddlrun.errors import InputError
+from ddlrun.mapping.rack_layout import RackLayout
+from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.settings import (
+    CheckOptions,
+    EnvironmentOptions,
+    JobRequest,
+    MachineSource,
+    MpiOptions,
+    PlacementOptions,
+    RunOptions,
+    Settings,
+    UserRankfile,
+)
+from ddlrun.plan.tuning_profile import Profiles
+from ddlrun.runs.store import default_run_dir
+from ddlrun.schedulers import Allocation
+from ddlrun.topology import RankOrder
+
+# Options of mpirun that would contradict the rank file.
+PLANNED = frozenset(
+    "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
+    "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe".split()
+)
+
+
+def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]) -> Settings:
+    """Turn options into Settings. Raises InputError for each wrong value."""
+    options = {**_without_hidden(ctx, options), "config_env": ctx.meta.get(CONFIG_ENV, [])}
+    environment = _read_environment(options)
+    if options["rankfile"] == "-":
+        raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
+    allocation = find_job(options["scheduler"], named=bool(options["hosts"] or options["hostfile"]))
+    layout = arrange_hosts(options, allocation)
+    return Settings(
+        job=_read_job(options, layout, program),
+        hosts=assign_job_hosts(options, layout, allocation),
+        machines=MachineSource(options["machine"], options["load"]),
+        placement=_read_placement(options),
+        environment=environment,
+        mpi=MpiOptions(
+            mpirun=options["mpirun"],
+            args=_read_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
+            tcp=options.get("tcp", False),
+            allow_root=options["allow_run_as_root"],
+        ),
+        check=_read_check(options),
+        supervision=read_supervision(options, allocation),
+        run=_read_run(options, allocation),
+    )
+
+
+def _without_hidden(ctx: click.Context, options: Options) -> dict[str, Any]:
+    """Return options; in each of EXCLUSIVE_GROUPS, those of the highest source hide the others."""
+    hidden: set[str] = set()
+    for group in EXCLUSIVE_GROUPS:
+        ranks = {name: OPTION_SOURCES.index(_source(ctx, name)) for name in group.parameters}
+        hidden |= {name for name, rank in ranks.items() if rank < max(ranks.values())}
+    return {name: None if name in hidden else value for name, value in options.items()}
+
+
+def _source(ctx: click.Context, parameter: str) -> str:
+    """Return which of OPTION_SOURCES gave a parameter."""
+    sources = {ParameterSource.COMMANDLINE: "the command line", ParameterSource.DEFAULT_MAP: "the config file"}
+    source = ctx.get_parameter_source(parameter)
+    return sources.get(source, "ddlrun's default") if source is not None else "ddlrun's default"
+
+
+def _read_environment(options: Options) -> EnvironmentOptions:
+    """Return the variables that the user sets, in the order of USER_VARIABLES, and the names that are passed on."""
+    passed = tuple(word for word in options["named"] if "=" not in word)
+    for name in passed:
+        check_name(name, "-x")
+    sources = {
+        "Horovod's options and --lms, --lms-frac": {
+            **render_horovod_variables(options),
+            **render_lms_variables(options),
+        },
+        "env in the config file": _parse_assignments(options["config_env"]),
+        "-x NAME=VALUE": _parse_assignments(word for word in options["named"] if "=" in word),
+        "--env NAME=VALUE": _parse_assignments(options["assignments"]),
+    }
+    variables: dict[str, str] = {}
+    for source in USER_VARIABLES:
+        variables |= sources[source]
+    horovod = {setting.parameter: options[setting.parameter] for setting in HOROVOD}
+    return EnvironmentOptions(variables=variables, passed=passed, horovod=horovod)
+
+
+def _parse_assignments(words: Iterable[str]) -> dict[str, str]:
+    return dict(map(parse_assignment, words))
+
+
+def _read_job(options: Options, layout: RackLayout, program: tuple[str, ...]) -> JobRequest:
+    order = options["rank_order"]
+    return JobRequest(
+        program=program,
+        topology=layout.request,
+        shape_options=" ".join(f"--{name} {options[name]}" for name in ("nodes", "racks", "aisles") if options[name]),
+        rank_order=None if order == "auto" else RankOrder(order),
+        mode=options["mode"],
+        frameworks=parse_frameworks(options["frameworks"]),
+        profiles=_read_profiles(options, layout.hosts.names),
+    )
+
+
+def _read_profiles(options: Options, hosts: tuple[str, ...]) -> Profiles:
+    """Return the profiles that were asked for; they may change Y and Z where no option gives a shape."""
+    words = (*options["config_env"], *options["named"], *options["assignments"])
+    stated = "DDL_OPTIONS" in os.environ or any(word.startswith("DDL_OPTIONS=") for word in words)
+    shaped = any(options[name] for name in ("topology", "nodes", "racks", "aisles", "rankfile"))
+    return read_profiles(options["profile"], hosts)._replace(may_reshape=not (stated or shaped))
+
+
+def _read_placement(options: Options) -> PlacementOptions:
+    rankfile = options["rankfile"]
+    return PlacementOptions(
+        policy=read_policy(options)._replace(share_gpus=options["share_gpus"]),
+        rankfile=UserRankfile(rankfile, read_rankfile(rankfile)) if rankfile else None,
+        visible_gpus=options["visible_gpus"],
+        bind_threads=options["bind_threads"],
+        strict_binding=options["strict_binding"],
+    )
+
+
+def _read_check(options: Options) -> CheckOptions:
+    """Return the checks. A dry run needs the facts of its hosts, but no checks of them."""
+    return CheckOptions(
+        checks=frozenset() if options.get("skip_checks") or options.get("dry_run") else read_check_names(options),
+        network=options.get("network"),
+        interfaces=tuple(filter(None, (options.get("network_interface") or "").split(","))),
+        seconds=options.get("start_timeout") or 0.0,
+    )
+
+
+def read_check_names(options: Options) -> frozenset[str] | None:
+    """Return the checks of --only-checks; None: all. Raises InputError on an unknown name."""
+    names = options.get("only_checks")
+    if names is None:
+        return None
+    from ddlrun.cli.check import parse_checks  # noqa: PLC0415 - for this option alone
+
+    return parse_checks(names)
+
+
+def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
+    folder = options.get("run_dir")
+    return RunOptions(
+        run_dir=RunDir(requeued(os.path.abspath(folder), allocation)) if folder else default_run_dir(os.environ),
+        run_id=new_run_id(),
+        keep_dry_run=bool(folder),
+        dry_run=options.get("dry_run", False),
+        as_json=options.get("as_json", False),
+        verbose=options.get("verbose", False),
+        quiet=options.get("quiet", False),
+        restarts=options.get("restarts", 0),
+    )
+
+
+def new_run_id() -> str:
+    """Return an id that no other run has, on any host."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def _read_mpi_args(text: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        args = (*shlex.split(text), *words)
+    except ValueError as error:
+        raise InputError(f"--mpi-args {text!r}: {error}; quote it as for a shell") from error
+    if args and not args[0].startswith("-"):
+        raise InputError(f"--mpi-args: {args[0]!r} is no option; mpirun would start it instead of the script")
+    planned = [word for word in args if word in PLANNED]
+    if planned:
+        raise InputError(f"--mpi-args: {planned[0]} is what ddlrun plans; use ddlrun's own options instead")
+    return args

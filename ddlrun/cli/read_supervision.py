@@ -1,0 +1,63 @@
+"""The supervision options of a launch, read from click's options."""
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from ddlrun.errors import InputError
+from ddlrun.plan.supervision import OutputStyle, SupervisionOptions
+from ddlrun.schedulers import Allocation
+
+# These end the job, or cannot be caught.
+UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+
+
+def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) -> SupervisionOptions:
+    """Return the supervision options. Raises InputError on a wrong list of ranks or signals."""
+    folder, ranks = options["output_filename"], options["shown_ranks"]
+    smart = os.environ.get("TERM") != "dumb"
+    return SupervisionOptions(
+        grace=options["grace"],
+        heartbeat=options["heartbeat"],
+        timeout=options["timeout"],
+        start=options.get("start_timeout") or 0.0,
+        stall=options["stall_timeout"],
+        forward=parse_signals(options["forward_signals"]),
+        style=OutputStyle(
+            tag=options["tag"],
+            timestamp=options["timestamp_output"],
+            ranks=parse_ranks(ranks) if ranks else None,
+            folder=requeued(os.path.abspath(folder), allocation) if folder else None,
+        ),
+        status_line=os.isatty(2) and not options.get("quiet") and smart,
+        colour=os.isatty(1) and "NO_COLOR" not in os.environ and smart,
+    )
+
+
+def requeued(folder: str, allocation: Allocation | None) -> str:
+    """Return the folder of a run: below the named one where the job's scheduler has restarted the job."""
+    return f"{folder}/requeue-{allocation.restarts}" if allocation is not None and allocation.restarts else folder
+
+
+def parse_ranks(text: str) -> frozenset[int]:
+    """Parse a list of ranks such as 0,3-5. Raises InputError."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--ranks {text!r}: {part!r} is no rank; write a list such as 0,3-5")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+def parse_signals(text: str) -> tuple[int, ...]:
+    """Return the numbers of signals, which are named as for kill. Raises InputError."""
+    numbers = []
+    for word in filter(None, (word.strip().upper().removeprefix("SIG") for word in text.split(","))):
+        number = int(word) if word.isdigit() else getattr(signal, f"SIG{word}", None)
+        if not isinstance(number, int) or not 0 < number < signal.NSIG or number in UNFORWARDED:
+            raise InputError(f"--forward-signals {text!r}: {word!r} cannot be passed on; write names such as USR1,USR2")
+        numbers.append(int(number))
+    return tuple(dict.fromkeys(numbers))

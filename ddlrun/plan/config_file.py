@@ -1,0 +1,147 @@
+"""The YAML config file: its keys, and the options that they set."""
+
+from collections.abc import Iterator, Mapping
+
+from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.errors import InputError
+
+# Key in the YAML file -> parameter of launch.
+LAUNCH_KEYS = {
+    "hosts": "hosts",
+    "hostfile": "hostfile",
+    "machine": "machine",
+    "topology": "topology",
+    "accelerators": "accelerators",
+    "nodes": "nodes",
+    "racks": "racks",
+    "aisles": "aisles",
+    "rank_order": "rank_order",
+    "framework": "frameworks",
+    "load": "load",
+    "scheduler": "scheduler",
+    "launcher": "launcher",
+    "rankfile": "rankfile",
+    "placement.cores_per_rank": "cores_per_rank",
+    "placement.reserve_cores": "reserve_cores",
+    "placement.bind": "bind",
+    "placement.packing": "packing",
+    "placement.threads_per_core": "threads_per_core",
+    "placement.gpu_order": "gpu_order",
+    "placement.overload": "overload",
+    "placement.share_gpus": "share_gpus",
+    "placement.visible_gpus": "visible_gpus",
+    "placement.bind_threads": "bind_threads",
+    "placement.strict_binding": "strict_binding",
+    "profile": "profile",
+    "run_dir": "run_dir",
+    "output.tag": "tag",
+    "output.timestamp": "timestamp_output",
+    "output.folder": "output_filename",
+    "output.ranks": "shown_ranks",
+    "ending.grace": "grace",
+    "ending.timeout": "timeout",
+    "ending.heartbeat": "heartbeat",
+    "ending.stall_timeout": "stall_timeout",
+    "ending.forward_signals": "forward_signals",
+    "going_on.restarts": "restarts",
+    "going_on.spare_hosts": "spare_hosts",
+    "going_on.min_topology": "min_topology",
+    "ddl.mode": "mode",
+    "ddl.lms": "lms",
+    "ddl.lms_frac": "lms_frac",
+    "mpi.mpirun": "mpirun",
+    "mpi.args": "mpi_args",
+    "mpi.allow_run_as_root": "allow_run_as_root",
+    "network.subnet": "network",
+    "network.interfaces": "network_interface",
+    "network.tcp": "tcp",
+    "ssh.port": "ssh_port",
+    "ssh.identity_file": "ssh_identity_file",
+}
+PARAMETERS = LAUNCH_KEYS | {setting.yaml: setting.parameter for setting in HOROVOD}
+SWITCHES = (
+    "mpi.allow_run_as_root",
+    "network.tcp",
+    "output.tag",
+    "output.timestamp",
+    "placement.overload",
+    "placement.share_gpus",
+    "placement.bind_threads",
+    "placement.strict_binding",
+)
+LISTS = (
+    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
+    "going_on.spare_hosts",
+)  # fmt: skip
+# Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
+CONTROLLERS = ("mpi", "auto", None)
+
+
+def parse_config(text: str, where: str) -> dict[str, object]:
+    """Parse a config file into values of launch's parameters.
+
+    Raises InputError with every unknown key and the known key that is nearest to it.
+    """
+    import yaml  # noqa: PLC0415 - 20 ms, for a config file alone
+
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict | None):
+        raise InputError(f"{where}: a list of 'key: value' is wanted, not {type(content).__name__}")
+    values: dict[str, object] = {}
+    problems: list[str] = []
+    for key, value in _leaves(content or {}):
+        if key == "env" and isinstance(value, Mapping):
+            nested = [name for name, item in value.items() if isinstance(item, list | Mapping)]
+            problems += [f"{where}: env.{name}: one value is wanted, not a list or more keys" for name in nested]
+            values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
+        elif key == "controller":
+            if value not in CONTROLLERS:
+                problems.append(f"{where}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
+        elif key not in PARAMETERS:
+            problems.append(_unknown(key, where))
+        elif value is not None:
+            values[PARAMETERS[key]] = _value(key, value, where, problems)
+    if problems:
+        raise InputError(*problems)
+    return values
+
+
+def _leaves(content: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted key and the value of each entry."""
+    for name, value in content.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and key != "env":
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _value(key: str, value: object, where: str, problems: list[str]) -> object:
+    """Return the value of a parameter; add to `problems` where the type is wrong."""
+    if isinstance(value, bool):
+        setting = next((setting for setting in HOROVOD if setting.yaml == key), None)
+        if key in SWITCHES or (setting is not None and setting.kind is bool):
+            return value
+    elif isinstance(value, list) and key in LISTS:
+        return ",".join(map(str, value))
+    elif isinstance(value, str | int | float) and key not in SWITCHES:
+        return str(value)
+    problems.append(f"{where}: {key}: {value!r} is not what it takes")
+    return None
+
+
+def _scalar(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown(key: str, where: str) -> str:
+    import difflib  # noqa: PLC0415 - for mistyped keys alone
+
+    close = difflib.get_close_matches(key, [*PARAMETERS, "env", "controller"], 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{where}: key {key!r} is not known{hint}"

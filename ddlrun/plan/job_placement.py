@@ -1,0 +1,181 @@
+"""The placement of a job: its topology, its rank order and the place of every rank, with reasons."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ddlrun.errors import PlacementError
+from ddlrun.hosts import HostList, fold
+from ddlrun.machine import Machine
+from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
+from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, choose_topology
+from ddlrun.plan.precedence import RANK_ORDER_SOURCES
+from ddlrun.plan.settings import Settings, UserRankfile
+from ddlrun.topology import RankOrder, Topology
+from ddlrun.wording import counted
+
+OrderAndReason = tuple[RankOrder, str]
+
+
+class JobPlacement(NamedTuple):
+    """Where every rank goes, why this topology, and why this rank order."""
+
+    placement: Placement
+    reason: TopologyReason
+    order_reason: str
+
+
+def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | None = None) -> JobPlacement:
+    """Place every rank on the machines, by host.
+
+    Raises InputError or PlacementError. A user's own rank file is checked for everything that Open MPI
+    `major` (None: either) would not do as the file says.
+    """
+    if settings.placement.rankfile is not None:
+        return _place_by_rankfile(settings, settings.placement.rankfile, machines, major)
+    hosts, job = settings.hosts.hosts, settings.job
+    topology, reason = choose_topology(job.topology, hosts, machines)
+    profile = job.profiles.fitting(topology, major)
+    if profile is not None and job.profiles.may_reshape and profile.topology != topology:
+        topology, reason = profile.topology, reason._replace(hosts=f"{profile}, instead of {topology}")
+    order, order_reason = choose_order(settings)
+    placement = place(topology, hosts, machines, order, settings.placement.policy)
+    _check_gpus(settings, placement)
+    return JobPlacement(placement, reason, order_reason)
+
+
+def _place_by_rankfile(
+    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
+) -> JobPlacement:
+    from ddlrun.mapping.rankfile_entries import parse_places  # noqa: PLC0415 - for the user's own rank file alone
+
+    hosts, name = settings.hosts.hosts, rankfile.name
+    _check_rankfile(settings, rankfile, machines, major)
+    placed = parse_places(rankfile.text, lambda host: machines[host])
+    topology = _rankfile_topology(settings, name, len(placed), machines)
+    order = _order_of(topology, hosts, {rank: host for rank, (host, _) in placed.items()})
+    if order is None:
+        raise PlacementError(
+            f"{name}: its ranks are neither contiguous on each host nor round robin over {hosts} as "
+            f"{topology}; name the hosts in their order (-H) and the --topology"
+        )
+    cores = {rank: chosen for rank, (_, chosen) in placed.items()}
+    placement = place_cores(topology, hosts, machines, OrderedCores(order, cores), settings.placement.policy)
+    _check_gpus(settings, placement)
+    return JobPlacement(placement, TopologyReason(f"--rankfile {name}"), f"the order of {name}")
+
+
+def _check_rankfile(
+    settings: Settings, rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None
+) -> None:
+    """Raise PlacementError with every error of a rank file that matters to an Open MPI."""
+    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
+
+    findings = lint(rankfile.text, machines.get, None, settings.hosts.hosts.names)
+    errors = [finding for finding in findings if finding.error and finding.concerns(major)]
+    if settings.placement.policy.overload:
+        errors = [finding for finding in errors if finding.code is not LintCode.SHARED_CORE]
+    if errors:
+        raise PlacementError(
+            *(
+                f"{rankfile.name}{error.location}: {error.message}; {error.effect(major)}; {error.remedy}"
+                for error in errors
+            )
+        )
+
+
+def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], major: int) -> list[str]:
+    """Return the findings of a rank file that are no errors."""
+    from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
+    from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415
+
+    # The command itself passes the parameter that keeps dotted names.
+    return [
+        f"{rankfile.name}{finding.location}: {finding.message}; {finding.effect(major)}"
+        for finding in lint(rankfile.text, machines.get)
+        if not finding.error and finding.concerns(major) and finding.code is not LintCode.DOTTED_HOST
+    ]
+
+
+def _rankfile_topology(settings: Settings, name: str, ranks: int, machines: Mapping[str, Machine]) -> Topology:
+    """Return the requested topology, else the ranks per host; raise PlacementError where the rank file has others."""
+    hosts, request = settings.hosts.hosts, settings.job.topology
+    per_host, left = divmod(ranks, len(hosts))
+    if left:
+        raise PlacementError(f"{name}: {ranks} ranks on {len(hosts)} hosts are no topology XxYxZ")
+    if request._replace(gpus=None) == TopologyRequest():
+        request = TopologyRequest(topology=Topology((per_host, len(hosts))))
+    topology, _ = choose_topology(request, hosts, machines)
+    if topology.size != ranks:
+        raise PlacementError(f"{name} places {ranks} ranks, topology {topology} has {topology.size}; make them agree")
+    return topology
+
+
+def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
+    """Return the rank order that puts each rank on its host; None: neither does."""
+    for order in RankOrder:
+        if all(
+            host_of[topology.rank(index, local_rank, order)] == name
+            for index, name in enumerate(hosts.names)
+            for local_rank in range(topology.accelerators)
+        ):
+            return order
+    return None
+
+
+def _check_gpus(settings: Settings, placement: Placement) -> None:
+    """Raise PlacementError where ranks would have to share GPUs without the user's consent."""
+    by_cores = settings.job.topology.accelerators in ("package", "numa", "core")
+    if settings.placement.policy.share_gpus or settings.job.frameworks == ("mpi",) or by_cores:
+        return
+    crowded = [(at, machine) for at, machine, seats in placement.groups() if machine.gpus and not seats[0].gpu]
+    if crowded:
+        raise PlacementError(*(_crowded(placement, indexes, machine) for indexes, machine in crowded))
+
+
+def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
+    gpus = len(machine.gpus)
+    hosts = fold(placement.hosts.names[index] for index in indexes)
+    return (
+        f"topology {placement.topology} puts {placement.topology.accelerators} ranks on each host, but {hosts} has "
+        f"{counted(gpus, 'GPU')} ({machine.source}); make X at most {gpus}, let ranks share them: "
+        "--share-gpus, or say that they use none: --framework mpi"
+    )
+
+
+def choose_order(settings: Settings) -> OrderAndReason:
+    """Return the rank order and why: the first source of RANK_ORDER_SOURCES that applies decides."""
+    choices = (ORDER_CHOICES[source](settings) for source in RANK_ORDER_SOURCES)
+    return next(choice for choice in choices if choice is not None)
+
+
+def _requested_order(settings: Settings) -> OrderAndReason | None:
+    order = settings.job.rank_order
+    return None if order is None else (order, f"--rank-order {order.value}")
+
+
+def _ddl_order(settings: Settings) -> OrderAndReason | None:
+    mode = settings.job.mode
+    if mode is None and "ddl" not in settings.job.frameworks:
+        return None
+    option = "--framework ddl" if mode is None else f"--mode {mode}"
+    return RankOrder.DDL, f"{option} asks for DDL, whose grid numbers X slowest"
+
+
+def _scheduler_order(settings: Settings) -> OrderAndReason | None:
+    allocation = settings.hosts.allocation
+    if allocation is None or not allocation.cyclic:
+        return None
+    return RankOrder.DDL, f"{allocation.title} asks for cyclic ranks: a host after the other"
+
+
+def _contiguous_order(_settings: Settings) -> OrderAndReason:
+    return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
+
+
+ORDER_CHOICES: dict[str, Callable[[Settings], OrderAndReason | None]] = {
+    "--rank-order": _requested_order,
+    "--mode or --framework ddl": _ddl_order,
+    "the scheduler's job": _scheduler_order,
+    "contiguous on each host": _contiguous_order,
+}

@@ -1,0 +1,77 @@
+"""The variables of a job: its topology, the places of its ranks, and the threads of each rank."""
+
+from collections.abc import Mapping
+
+from ddlrun.environment.placement_variables import render_rank_variables
+from ddlrun.errors import InputError
+from ddlrun.plan.placed_job import Contribution, PlacedJob
+from ddlrun.topology import Topology, parse_topology
+
+# The user's own settings of thread binding, which the plan does not read.
+THREAD_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
+# --bind-threads, --no-bind-threads, and neither.
+BIND_THREADS: Mapping[bool | None, Mapping[str, str]] = {
+    True: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}, False: {"OMP_PROC_BIND": "false"}, None: {},
+}  # fmt: skip
+VISIBLE_DEVICES = frozenset(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
+
+
+def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
+    """Return the variables of the layer "job"; `mode` is the mode of DDL's algorithm."""
+    settings = job.settings
+    chosen = sorted(settings.environment.names & VISIBLE_DEVICES)
+    variables = render_rank_variables(job.placement, mode, "unchanged" if chosen else _visible_gpus(job))
+    if settings.job.mode is None:
+        del variables["DDL_OPTIONS"]  # see `default_variables`
+    variables |= BIND_THREADS[settings.placement.bind_threads]
+    variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
+    variables["DDLRUN_RESTART"] = str(_restarts(job))
+    if job.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
+        seconds = min(int(settings.supervision.grace + 5), 1 << 30)
+        variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)
+    elif "PATH" in job.environ:  # 4.1 puts its own folder before the user's
+        variables["DDLRUN_PATH"] = job.environ["PATH"]
+    if settings.placement.strict_binding:
+        variables["DDLRUN_STRICT_BINDING"] = "1"
+    notes = [f"{name}: left as you set it" for name in chosen]
+    notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]
+    return Contribution(variables, tuple(notes))
+
+
+def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:
+    """Return the variables of the layer "defaults". Raises InputError where DDL_OPTIONS has another topology."""
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if job.settings.job.mode is not None:
+        return Contribution(variables)
+    variables["DDL_OPTIONS"] = f"-mode {mode}:{job.placement.topology}"
+    if "DDL_OPTIONS" not in job.inherited:
+        return Contribution(variables)
+    _check_ddl_options(job.inherited["DDL_OPTIONS"], job.placement.topology)
+    return Contribution(variables, ("DDL_OPTIONS: left as you set it",))
+
+
+def thread_note(job: PlacedJob) -> str:
+    """Return the note on the number of OpenMP threads."""
+    threads = job.environ.get("OMP_NUM_THREADS")
+    return "OMP_NUM_THREADS: one a core" if threads is None else f"OMP_NUM_THREADS: {threads}, as you set it"
+
+
+def _visible_gpus(job: PlacedJob) -> str:
+    """Return the value of --visible-gpus. A TensorFlow worker takes all GPUs that it sees, so several get their own."""
+    greedy = "tensorflow" in job.settings.job.frameworks and job.placement.topology.accelerators > 1
+    return job.settings.placement.visible_gpus or ("own" if greedy else "all")
+
+
+def _restarts(job: PlacedJob) -> int:
+    """Return the number of restarts so far: by the scheduler and by ddlrun."""
+    allocation = job.settings.hosts.allocation
+    return job.settings.run.attempt + (allocation.restarts if allocation is not None else 0)
+
+
+def _check_ddl_options(options: str, topology: Topology) -> None:
+    words = options.split()
+    if "-mode" not in words[:-1]:
+        return
+    dims = words[words.index("-mode") + 1].partition(":")[2]
+    if dims and parse_topology(dims, "DDL_OPTIONS").dims != topology.dims:
+        raise InputError(f"DDL_OPTIONS says {dims}, but the topology is {topology}; unset one of them")

@@ -1,0 +1,39 @@
+"""A job whose ranks have their places: the input of everything that makes up the ranks' environment."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ddlrun.mapping.placement import Placement
+from ddlrun.plan.settings import Settings
+from ddlrun.plan.survey import Survey
+
+
+class PlacedJob(NamedTuple):
+    """The settings of a job, what its hosts are, and where its ranks go."""
+
+    settings: Settings
+    survey: Survey
+    placement: Placement
+
+    @property
+    def major(self) -> int:
+        """The major version of Open MPI."""
+        return self.survey.installation.mpirun.major
+
+    @property
+    def inherited(self) -> Mapping[str, str]:
+        """The environment of ddlrun itself."""
+        return self.survey.environ
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of ddlrun itself, with the user's variables."""
+        return {**self.survey.environ, **self.settings.environment.variables}
+
+
+class Contribution(NamedTuple):
+    """Variables of one source, and notes on them; warnings are shown even without --verbose."""
+
+    variables: dict[str, str]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
