@@ -81,7 +81,7 @@ def _without_hidden(ctx: click.Context, options: Options) -> dict[str, Any]:
 
 
 def _source(ctx: click.Context, parameter: str) -> str:
-    """Return which of OPTION_SOURCES gave a parameter."""
+    """Return the entry of OPTION_SOURCES that gave a parameter."""
     sources = {ParameterSource.COMMANDLINE: "the command line", ParameterSource.DEFAULT_MAP: "the config file"}
     source = ctx.get_parameter_source(parameter)
     return sources.get(source, "ddlrun's default") if source is not None else "ddlrun's default"

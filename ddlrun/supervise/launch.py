@@ -99,7 +99,7 @@ def _stdin_variable(plan: Plan) -> dict[str, str]:
 
 
 def _own_stdin() -> str:
-    """Return where rank 0's keeper opens ddlrun's standard input: PATH, or PATH@OFFSET of a file."""
+    """Return the path, or PATH@OFFSET of a file, at which rank 0's keeper opens ddlrun's standard input."""
     path = f"/proc/{os.getpid()}/fd/0"
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):

@@ -147,7 +147,7 @@ def _at_end() -> None:
 
 
 def _mpi4py_aborts() -> bool:
-    """Return whether mpi4py ends this failed process with MPI_Abort."""
+    """Return True if mpi4py ends this failed process with MPI_Abort."""
     program = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "mpi4py.MPI" in sys.modules and getattr(program, "name", None) in ABORTING_MODULES
 
