@@ -19,7 +19,9 @@ grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
   [ -O "/proc/$pid" ] || continue
   run=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_RUN=//p')
   rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
-  echo "@process $pid ${run:--} ${rank:--} $(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)"
+  parent=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status" 2>/dev/null)
+  command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
+  echo "@process $pid ${parent:-0} ${run:--} ${rank:--} $command"
 done
 echo @end
 """
@@ -47,6 +49,7 @@ class OrphanProcess(NamedTuple):
     """A process of a run."""
 
     pid: int
+    parent: int
     run: str
     """The run's id."""
     rank: int | None
@@ -54,22 +57,30 @@ class OrphanProcess(NamedTuple):
     command: str
 
     @property
+    def supervised(self) -> bool:
+        """Whether it is a child of its ddlrun, or a rank's keeper, which lasts no longer than its ddlrun."""
+        return self.keeper or self.parent == int(self.run.split("-")[2])
+
+    @property
     def keeper(self) -> bool:
-        """Whether it is a rank's keeper, which lasts no longer than its ddlrun."""
+        """Whether it is a rank's keeper."""
         return "/ddlrun/rank/start.py" in self.command and " -I -S " in self.command
 
 
 def parse_processes(text: str) -> list[OrphanProcess]:
     """Parse the output of LIST.
 
-    >>> parse_processes("@process 7 20261121-101112-4711-5e0c9a1b 0 sleep 9")[0].command
+    >>> parse_processes("@process 7 1 20261121-101112-4711-5e0c9a1b 0 sleep 9")[0].command
     'sleep 9'
     """
     processes = []
     for line in text.splitlines():
-        if match := re.fullmatch(rf"@process ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line):
-            rank = None if match[3] == "-" else int(match[3])
-            processes.append(OrphanProcess(int(match[1]), match[2], rank, match[4].strip()))
+        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line):
+            rank = None if match[4] == "-" else int(match[4])
+            process = OrphanProcess(
+                pid=int(match[1]), parent=int(match[2]), run=match[3], rank=rank, command=match[5].strip()
+            )
+            processes.append(process)
     return processes
 
 
@@ -82,11 +93,14 @@ def find_processes(
 
 
 def orphans(processes: Iterable[OrphanProcess]) -> dict[str, list[OrphanProcess]]:
-    """Return a host's unsupervised processes by run: those of runs without a keeper on that host."""
+    """Return a host's unsupervised processes by run: those of runs without a keeper or a child of ddlrun there.
+
+    A run has no keepers while mpirun starts them, or when it stays after its ranks; it is no orphan then.
+    """
     runs: dict[str, list[OrphanProcess]] = {}
     for process in processes:
         runs.setdefault(process.run, []).append(process)
-    return {run: members for run, members in runs.items() if not any(process.keeper for process in members)}
+    return {run: members for run, members in runs.items() if not any(process.supervised for process in members)}
 
 
 def end_runs(

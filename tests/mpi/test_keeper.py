@@ -187,6 +187,20 @@ def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
     assert job.returncode == 0
 
 
+def test_clean_spares_a_job_whose_mpirun_stays(line: list[str]) -> None:
+    """Between the end of the ranks and that of mpirun a job has no keepers, and is no orphan."""
+    mark = word()
+    with subprocess.Popen([*line, "-np", "2", "sh", "-c", "echo up; sleep 1", mark], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        os.kill(mpirun_of(job.pid), signal.SIGSTOP)
+        keepers = re.compile(rf"\0-S\0[^\0]*/rank/start\.py\0.*\0{mark}\0", re.DOTALL)
+        wait_for(lambda: not any(keepers.search(cmdline(process)) for process in Path("/proc").glob("[0-9]*")))
+        assert mark not in run([sys.executable, "-m", "ddlrun"], "clean", "localhost").stdout
+        job.stdout.read()
+    assert job.returncode == 0
+
+
 def test_signals_are_as_without_ddlrun(line: list[str]) -> None:
     program = ["bash", "-c", "yes | head -1; echo ${PIPESTATUS[@]}; grep SigIgn /proc/self/status"]
 
