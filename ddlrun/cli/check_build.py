@@ -16,10 +16,8 @@ from ddlrun.process_managers.installation import (
 )
 
 
-def show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
-    """Print the builds and exit, where the option is given: it needs neither a script nor hosts."""
-    if not value or ctx.resilient_parsing:
-        return
+def show_builds(ctx: click.Context) -> None:
+    """Print the builds and exit: that needs neither a script nor hosts."""
     try:
         mpirun = start_mpirun_query(None, os.environ).result()
         mpi = f"Open MPI {mpirun.version} ({mpirun.path})"

@@ -82,10 +82,11 @@ network_options = option_group(
 )  # fmt: skip
 
 
-def _show_builds(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    from ddlrun.cli.check_build import show_builds  # noqa: PLC0415 - only for this option
+def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
+    if value and not ctx.resilient_parsing:
+        from ddlrun.cli.check_build import show_builds  # noqa: PLC0415 - only for this option
 
-    show_builds(ctx, param, value)
+        show_builds(ctx)
 
 
 check_build_option = option(

@@ -145,9 +145,13 @@ def _read_placement(options: Options) -> PlacementOptions:
 
 
 def _read_check(options: Options) -> CheckOptions:
-    """Return the checks. A dry run needs the facts of its hosts, but no checks of them."""
+    """Return the checks. A dry run needs the facts of its hosts, but no checks of them.
+
+    Raises InputError on an unknown check, even where none is made.
+    """
+    checks = read_check_names(options)
     return CheckOptions(
-        checks=frozenset() if options.get("skip_checks") or options.get("dry_run") else read_check_names(options),
+        checks=frozenset() if options.get("skip_checks") or options.get("dry_run") else checks,
         network=options.get("network"),
         interfaces=tuple(filter(None, (options.get("network_interface") or "").split(","))),
         seconds=options.get("start_timeout") or 0.0,

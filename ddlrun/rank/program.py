@@ -10,7 +10,7 @@ import time
 from ddlrun.rank import protocol
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG
 from ddlrun.rank.processes import count_oom_kills, explain_kill
-from ddlrun.rank.signals import restore_defaults
+from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def start(argv: list[str], label: str, prctl: Callable[[int, int], object]) -> P
     oom_kills = count_oom_kills()
     out, err = os.pipe(), os.pipe()
     keeper = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
@@ -127,8 +128,10 @@ def start(argv: list[str], label: str, prctl: Callable[[int, int], object]) -> P
         os.dup2(out[1], 1)
         os.dup2(err[1], 2)
         restore_defaults()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
         become(argv, label)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     pipes = {}
     for kind, (read_end, write_end) in ((protocol.OUT, out), (protocol.ERR, err)):
         os.close(write_end)

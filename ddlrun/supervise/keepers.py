@@ -123,8 +123,9 @@ class Keepers:
             link = _socket.socket(fileno=fd)
             link.setblocking(False)
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            self.peers[fd] = self._strangers[fd] = KeeperConnection(link, time.monotonic())
+            peer = self.peers[fd] = self._strangers[fd] = KeeperConnection(link, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
+            self._receive(peer)  # the listener waited for its first data, which of a keeper is the token
             self._drop_strangers(self._most_strangers)
 
     def _drop_strangers(self, most: int) -> bool:

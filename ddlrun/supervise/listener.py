@@ -11,6 +11,8 @@ from ddlrun.plan.supervision import LOOPBACK
 # The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
 OTHER_FILES = 64
 BACKLOG = 4096
+# A connection without data is handed to this process after about this time at the earliest.
+DEFER_SECONDS = 10
 
 
 def check_files(ranks: int) -> None:
@@ -36,6 +38,9 @@ class Listener:
     def __init__(self, addresses: Sequence[str]) -> None:
         """Listen on a free port.
 
+        The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send the
+        token is not among the strangers, and no crowd of them can displace it.
+
         Args:
             addresses: This machine's addresses that the keepers try.
         """
@@ -43,6 +48,7 @@ class Listener:
         self._addresses = addresses
         local = tuple(addresses) == LOOPBACK
         self.socket = self._bind("127.0.0.1") if local else self._bind_all()
+        self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
         self.socket.listen(BACKLOG)
         self.socket.setblocking(False)
 

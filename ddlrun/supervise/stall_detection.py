@@ -1,7 +1,7 @@
 """Stalls: ranks without output for a time, and the states of their processes."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ddlrun.plan.supervision import SupervisedJob
 from ddlrun.rank import protocol
@@ -37,6 +37,8 @@ class StallDetector:
         """Forget a rank that has ended."""
         self._printed_at.pop(rank, None)
         self._stalled.discard(rank)
+        self._inspected.discard(rank)  # a keeper that leaves may have missed the order
+        self._report_complete_states()
 
     def stalled_ranks(self) -> list[int]:
         """Return the ranks that were reported and have printed nothing since."""
@@ -74,10 +76,12 @@ class StallDetector:
         self._inspected.discard(rank)
         _, ranks = self._states.setdefault(re.sub(NUMBERED, r"\1", state), (state, []))
         ranks.append(rank)
-        if not self._inspected:
-            self._report_states(self._states)
-            self._states = {}
+        self._report_complete_states()
 
-    def _report_states(self, states: Mapping[str, tuple[str, list[int]]]) -> None:
+    def _report_complete_states(self) -> None:
+        """Report all states once no rank's is missing."""
+        if self._inspected:
+            return
+        states, self._states = self._states, {}
         for text, ranks in states.values():
             self._report("\n".join([f"state of {self._job.describe(ranks)}:", *text.splitlines()]))

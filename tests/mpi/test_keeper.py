@@ -213,6 +213,21 @@ def test_signals_are_as_without_ddlrun(line: list[str]) -> None:
     assert parse(run(line, "-np", "1", *program)) == plain
 
 
+EARLY_SIGNAL = """
+import os, signal
+from ddlrun.rank import program
+from ddlrun.rank.signals import SignalQueue
+SignalQueue()
+started = program.start(["true"], "rank 0", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+print(os.WTERMSIG(os.waitpid(started.pid, 0)[1]))
+"""
+
+
+def test_a_signal_between_fork_and_exec_ends_the_program() -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY_SIGNAL], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{signal.SIGTERM:d}\n", "")
+
+
 def test_connections_without_the_token_are_closed(line: list[str]) -> None:
     """Strangers neither end the job nor exhaust its file descriptors."""
     limited = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *line, "-np", "2", "sh", "-c"]

@@ -1,5 +1,6 @@
 """Thousands of simulated hosts: a whole plan, and work that grows linearly with the hosts; counted, not timed."""
 
+import contextlib
 import json
 import resource
 import select
@@ -28,7 +29,7 @@ from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.supervise.keeper_connection import KeeperConnection
-from ddlrun.supervise.keepers import KeeperEvents, Keepers
+from ddlrun.supervise.keepers import MOST_STRANGERS, KeeperEvents, Keepers
 from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.shapes import machine, placement
@@ -178,6 +179,38 @@ def test_keepers_that_connect_at_the_same_time_are_accepted() -> None:
         keepers.close()
         listener.socket.close()
         epoll.close()
+
+
+def test_a_keeper_that_is_slow_to_send_its_token_is_not_displaced_by_strangers() -> None:
+    listener, epoll = Listener(("127.0.0.1",)), select.epoll()
+    events = KeeperEvents(lambda *_: None, lambda _: None, lambda: pytest.fail("too many files"))
+    keepers = Keepers(listener, epoll, events)
+    with contextlib.ExitStack() as stack:
+        stack.callback(epoll.close)
+        stack.callback(listener.socket.close)
+        stack.callback(keepers.close)
+
+        def connect(data: bytes) -> socket.socket:
+            link = stack.enter_context(socket.create_connection(listener.socket.getsockname(), 10))
+            link.sendall(data)
+            return link
+
+        def serve_until_readable(link: socket.socket) -> None:
+            epoll.register(link, select.EPOLLIN)
+            ready: set[int] = set()
+            while link.fileno() not in ready:
+                ready = {fd for fd, _ in epoll.poll(10)}
+                assert ready, "neither the keepers nor the connection had an event"
+                for fd in ready - {link.fileno()}:
+                    keepers.event(fd, select.EPOLLIN)
+            epoll.unregister(link)
+
+        slow = connect(b"")
+        strangers = [connect(b"h\xff\xff\xff\xff" + b"x" * 50) for _ in range(MOST_STRANGERS + 1)]
+        serve_until_readable(strangers[0])  # it was closed to make room
+        slow.sendall(protocol.pack(protocol.HELLO, listener.token.encode()))
+        serve_until_readable(slow)
+        assert slow.recv(protocol.HEAD) == protocol.pack(protocol.WELCOME)
 
 
 def test_the_limit_of_open_files_is_raised_to_the_ranks() -> None:

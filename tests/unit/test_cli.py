@@ -149,6 +149,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (4, ["gen-rankfile", "1", "a_b"], "Open MPI 4.1 cannot launch"),
         (2, ["gen-rankfile", "1", "a", "--hostfile", "f"], "given twice"),
         (2, ["gen-rankfile", "1", "a", "--sockets", "2"], "go together"),
+        (2, ["launch", "--dry-run", "--only-checks", "foo", "true"], "unknown check 'foo'"),
+        (2, ["launch", "--skip-checks", "--only-checks", "foo", "true"], "unknown check 'foo'"),
         (2, ["gen-rankfile", "1", "a", "--probe", "--machine", "dgx1"], "exclude each other"),
         (2, ["gen-rankfile", "1", "--hostfile", "/nonexistent"], "hostfile /nonexistent: No such file"),
         (2, ["gen-rankfile", "1", "a", "--machine", "s822"], "did you mean s822lc?"),
