@@ -165,7 +165,8 @@ def _topology(placement: Placement, reason: TopologyReason, settings: Settings) 
     hosts_reason = reason.hosts or _shape_reason(settings)
     lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
-        lines.append(f"{rack if has_racks else number}: {fold(host.name for host in members)}\n")
+        name = rack if has_racks else f"rack {number}"
+        lines.append(f"{name}: {fold(host.name for host in members)}\n")
     return "".join(lines), {
         "topology": str(topology),
         "dims": list(topology.dims),
@@ -195,7 +196,7 @@ def _hosts(placement: Placement, settings: Settings) -> View:
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
     source, launcher = placement.hosts.source, settings.hosts.launcher.reason
-    return f"{''.join(rows)}from {source}\nby {launcher}\n", {
+    return f"{''.join(rows)}hosts from {source}\ndaemons started by {launcher}\n", {
         "source": source, "launcher": launcher, "notes": list(settings.hosts.notes), "hosts": values,
     }  # fmt: skip
 

@@ -102,9 +102,9 @@ def _links(path: str | None) -> str:
 
 
 def _lead(options: Mapping[str, Any]) -> float:
-    """Return the seconds of the backward pass during which gradients travel."""
+    """Return the seconds of the backward pass during which gradients are sent."""
     if bool(options["overlap"]) != bool(options["compute"]):
-        raise InputError("--compute and --overlap go together: the backward pass during which gradients travel")
+        raise InputError("--compute and --overlap go together: the backward pass during which gradients are sent")
     return options["overlap"] * parse_seconds(options["compute"], "--compute") if options["compute"] else 0.0
 
 
