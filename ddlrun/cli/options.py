@@ -12,6 +12,12 @@ from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 
 COUNT = click.IntRange(min=1)
+# The headings of a command's help, in this order.
+HEADINGS = (
+    "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
+    "Large models", "Training step", "Measurement", "MPI", "Environment", "Run", "Checks", "Restarts", "Termination",
+    "Horovod", "Output", "Other",
+)  # fmt: skip
 
 
 class Sections(click.Command):
@@ -24,9 +30,9 @@ class Sections(click.Command):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "section", "Other"), []).append(record)
-        for section, records in sections.items():
+        for section in sorted(sections, key=HEADINGS.index):
             with formatter.section(section):
-                formatter.write_dl(records)
+                formatter.write_dl(sections[section])
 
 
 class Option(click.Option):

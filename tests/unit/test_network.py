@@ -226,7 +226,7 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert "16 ranks, wired as 4x2x2" in done.stdout
-    assert "228 images on 16 learners: 15 steps, so at most 95.0 % efficiency" in done.stdout
+    assert "228 images on 16 ranks: 15 steps, so at most 95.0 % efficiency" in done.stdout
     assert len(done.stdout.splitlines()) <= 24
 
 
