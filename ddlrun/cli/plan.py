@@ -203,7 +203,7 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
         _check_numbers(shape, options)
         return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
-        raise InputError(f"--hosts {count} leaves the learners of each host open; give --gpus-per-host N")
+        raise InputError(f"--hosts {count} does not give the ranks per host; give --gpus-per-host N")
     if racks is None and per_rack is None:
         return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts in the network's description"
