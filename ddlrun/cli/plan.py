@@ -39,7 +39,7 @@ gradient_options = option_group(
     option("Training step", "--gradient", metavar="SIZE", help="Size of a step's gradients, such as 100MB."),
     option(
         "Training step", "--model", type=click.Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
-        help=f"Model whose gradients have that size, in float32: {', '.join(MODELS)}.",
+        help=f"Use the gradients of a model, in float32: {', '.join(MODELS)}.",
     ),
     option("Training step", "--compute", metavar="TIME", help="Computing time of a step, such as 120ms."),
     option(

@@ -81,7 +81,7 @@ class Show(Sections):
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
-    r"""Show part of a launch, and start nothing.
+    """Show part of a launch, and start nothing.
 
     \b
     placement  packages, cores, GPUs and NICs, with the ranks on them
@@ -94,7 +94,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
     The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
     With --machine or --load, no host need be reachable.
-    """
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
     view = str(ctx.meta[VIEW_KEY])
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
