@@ -62,7 +62,7 @@ class AllreduceAlgorithm(NamedTuple):
 
     def __str__(self) -> str:
         if self.method == "chunks":
-            chunks = f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} under way"
+            chunks = f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} at a time"
             return f"{chunks}, by {self.wire}" if self.wire else chunks
         return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.method]
 

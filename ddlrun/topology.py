@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 
 AXES = ("X", "Y", "Z", "A")
-AXIS_MEANINGS = ("accelerators per host", "hosts per rack", "racks", "aisles")
+AXIS_MEANINGS = ("ranks per host", "hosts per rack", "racks", "aisles")
 # MPI counts ranks in a C int.
 MOST_RANKS = 2**31 - 1
 
@@ -26,7 +26,7 @@ class _Dims(NamedTuple):
 
 
 class Topology(_Dims):
-    """Shape of a job: X accelerators per host, Y hosts per rack, Z racks per aisle, A aisles.
+    """Shape of a job: X ranks per host, Y hosts per rack, Z racks per aisle, A aisles.
 
     `dims` always has X, Y and Z; it has A only where A is more than 1.
     Raises InputError where there are no dimensions, more than four, or one below 1.
@@ -140,7 +140,7 @@ def describe(dims: Sequence[int], first: int = 0) -> str:
     """Describe dimensions in words; `first` is the index of their first axis.
 
     >>> describe((4, 2, 3)), describe((4, 1, 1))
-    ('4 accelerators per host x 2 hosts per rack x 3 racks', '4 accelerators per host x 1 host per rack x 1 rack')
+    ('4 ranks per host x 2 hosts per rack x 3 racks', '4 ranks per host x 1 host per rack x 1 rack')
     """
     axes = zip(dims, AXIS_MEANINGS[first:], strict=False)
     return " x ".join(f"{size} {_singular(meaning) if size == 1 else meaning}" for size, meaning in axes)

@@ -67,9 +67,10 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="ddlrun %(version)s")
 def group() -> None:
-    """Launch distributed training on MPI clusters, with every rank in its place.
+    """Launch distributed training on MPI clusters, with each rank bound to cores near its GPU.
 
-    The shape of a job is XxYxZ: X accelerators per host, Y hosts per rack, Z racks.
+    The topology of a job is XxYxZ: X ranks per host, Y hosts per rack, Z racks. Run ddlrun COMMAND --help for the
+    options of a command.
     """
 
 

@@ -24,18 +24,29 @@ MODES = "rbnmcp"
 @click.argument("hosts", required=False)
 @measurement_job.measuring_options
 @measurement_job.shape_options
-@option("Work", "--budget", default="60s", show_default=True, metavar="TIME", help="Total time, as in 90s or 5m.")
-@option("Work", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
-@option("Work", "--modes", default=MODES, show_default=True, metavar="LETTERS", help="Modes of DDL besides MPI's own.")
-@option("Output", "--json", "as_json", is_flag=True, help="Print all measurements as JSON, in bytes, seconds, bytes/s.")
-@option("Output", "--save-network", metavar="FILE", help="Write the links for ddlrun plan --network FILE.")
-@option("Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size as SVG or PNG; needs ddlrun[plots].")
+@measurement_job.budget_option("60s")
+@option("Measurement", "--sizes", default=SIZES, show_default=True, metavar="SIZE,...", help="Sizes of the arrays.")
+@option("Measurement", "--modes", default=MODES, show_default=True, metavar="LETTERS",
+        help="Modes of ddlrun.ddl to measure, in addition to MPI's collectives.")  # fmt: skip
+@option(
+    "Output",
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print all measurements as JSON, in bytes, seconds and bytes per second.",
+)
+@option("Output", "--save-network", metavar="FILE", help="Write the links to FILE, for --network of ddlrun plan.")
+@option(
+    "Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs ddlrun[plots]."
+)
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Measure the links of HOSTS, and the collectives of MPI and DDL on them.
+    """Measure links and collectives on HOSTS.
 
-    HOSTS as for launch. First the latency and bandwidth inside a host, inside a rack and between racks; then
-    allreduce, reduce-scatter, allgather and broadcast with the algorithm and bus bandwidth of nccl-tests, and their
-    share of the limit that the measured links set. Sizes that exceed the budget are left out and listed.
+    First measures latency and bandwidth inside a host, inside a rack and between racks. Then measures allreduce,
+    reduce-scatter, allgather and broadcast of MPI and ddlrun.ddl. Prints the algorithm and bus bandwidth as nccl-tests
+    defines them, and their share of the limit that the links set. Sizes that exceed the budget are left out and listed.
+
+    HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})

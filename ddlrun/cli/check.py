@@ -12,6 +12,7 @@ from ddlrun.cli.options import (
     Sections,
     check_build_option,
     hostfile_option,
+    mpirun_option,
     network_options,
     option,
     scheduler_options,
@@ -39,18 +40,19 @@ from ddlrun.remote.probe import check_distinct
 @scheduler_options
 @start_timeout_option
 @network_options
-@option("Checks", "--only", "only_checks", metavar="NAMES", help=f"Run only these checks: {', '.join(NAMES)}.")
+@option("Checks", "--only", "only_checks", metavar="NAME,...", help=f"Run only these checks, of {', '.join(NAMES)}.")
 @check_build_option
-@option("Checks", "--script", metavar="PATH", help="Also compare this script between the hosts.")
-@option("Checks", "--mpirun", metavar="PATH", help="mpirun of the job; default: the one that launch finds.")
+@option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
+@mpirun_option
 @option("Output", "--all", "everything", is_flag=True, help="Also show checks that passed.")
-@option("Output", "--json", "as_json", is_flag=True, help="Print all findings and the network as JSON.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the findings and the network as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Check that a job can run on HOSTS, and write nothing there.
+    """Check that a job can run on HOSTS.
 
-    Each line shows what is wrong, on which hosts, and the remedy. Every host is contacted twice. The exit code is 3 if
-    a host cannot be reached, and 5 if a check fails. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts
-    of the current scheduler job, or this machine.
+    Each line shows a problem, its hosts and the remedy. Every host is contacted twice, and nothing is written there.
+    The exit code is 3 if a host cannot be reached, and 5 if a check fails.
+
+    HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)

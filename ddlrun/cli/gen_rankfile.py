@@ -9,7 +9,18 @@ import click
 
 from ddlrun import __version__
 from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_way
-from ddlrun.cli.options import Sections, hostfile_option, option, placement_options, read_policy, ssh_options
+from ddlrun.cli.options import (
+    ORDER_HELP,
+    Sections,
+    hostfile_option,
+    load_option,
+    machine_option,
+    option,
+    placement_options,
+    probe_option,
+    read_policy,
+    ssh_options,
+)
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
@@ -29,34 +40,30 @@ ASSUMED_PRESET = "s822lc"
 @click.argument("topology")
 @click.argument("hosts", required=False)
 @hostfile_option
-@option(
-    "Hosts",
-    "--machine",
-    metavar="PRESET|FILE",
-    help="Machine of each host: a preset, YAML, lstopo XML, a folder of a saved host, or 'local'.",
-)
-@option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
-@option("Hosts", "--load", metavar="DIR", help="Load the machines that ddlrun probe --save wrote.")
-@option("Hosts", "--sockets", type=click.IntRange(1, 256), metavar="N", help="Packages per host; with --cores.")
-@option("Hosts", "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores per package; with --sockets.")
+@machine_option(ASSUMED_PRESET)
+@probe_option
+@load_option
+@option("Hosts", "--sockets", type=click.IntRange(1, 256), metavar="N", help="Packages per host; needs --cores.")
+@option("Hosts", "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores per package; needs --sockets.")
 @ssh_options
 @placement_options
 @option(
-    "Rank file",
+    "Topology",
     "--rank-order",
     type=click.Choice([order.value for order in RankOrder]),
     default=RankOrder.DDL.value,
     show_default=True,
-    help="ddl: rank = x*Y*Z + y*Z + z, round robin over hosts; host: contiguous on each host.",
+    help=f"{ORDER_HELP}.",
 )
-@option("Rank file", "-o", "--output", metavar="FILE",
-        help="Write to FILE, completely or not at all; default: standard output.")  # fmt: skip
+@option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
+        help="Write the rank file to FILE, completely or not at all.")  # fmt: skip
 def command(topology: str, hosts: str | None, rank_order: str, output: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own
     """Write the Open MPI rank file of TOPOLOGY on HOSTS.
 
-    TOPOLOGY is XxYxZ: X ranks per host, Y hosts per rack, Z racks (and optionally xA aisles); missing dimensions are 1.
-    HOSTS is a list such as n1,n2 or n[01-06], rack by rack, or @HOSTFILE; default: the hosts of the current scheduler
-    job, or this machine.
+    TOPOLOGY is XxYxZ[xA]: X ranks per host, Y hosts per rack, Z racks, A aisles; missing dimensions are 1.
+
+    HOSTS is a list such as n[01-06], rack by rack, or @HOSTFILE; default: the hosts of the current scheduler job, or
+    this host.
     """
     shape = parse_topology(topology)
     host_list = _read_hosts(shape, hosts, options["hostfile"])

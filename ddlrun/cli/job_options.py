@@ -8,10 +8,17 @@ import click
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import (
     COUNT,
+    GRACE_HELP,
+    ORDER_HELP,
+    TOPOLOGY_HELP,
+    allow_root_option,
     hostfile_option,
+    machine_option,
+    mpirun_option,
     option,
     option_group,
     placement_options,
+    racks_option,
     scheduler_options,
     ssh_options,
 )
@@ -45,7 +52,10 @@ def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare one option per Horovod setting; on/off options have three states: on, off, unset."""
     for setting in reversed(HOROVOD):
         name = f"--{setting.option}/--no-{setting.option}" if setting.kind is bool else f"--{setting.option}"
-        declare = option("Horovod", name, setting.parameter, type=_value_type(setting), default=None, help=setting.help)
+        declare = option(
+            "Horovod", name, setting.parameter, type=_value_type(setting), default=None, metavar=setting.metavar,
+            help=setting.help,
+        )  # fmt: skip
         function = declare(function)
     return function
 
@@ -84,120 +94,110 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
     return path
 
 
+accelerators_option = option(
+    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core",
+    help="X: a number, or one rank per GPU, package, NUMA node or core.",
+)  # fmt: skip
 job_options = option_group(
     option(
         "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST",
-        help="Hosts, as in n1,n2 or n[01-04]:2 (2 slots each).",
+        help="Hosts, such as n1,n2 or n[01-04]:2 with 2 slots per host.",
     ),
     hostfile_option,
-    option(
-        "Hosts", "--machine", metavar="PRESET|FILE",
-        help="The machine of each host: a preset, YAML, lstopo XML, a saved host's folder, or 'local'; default: probe.",
-    ),
+    machine_option("probe"),
     option(
         "Hosts", "--load", metavar="DIR",
-        help="Read the hosts and their machines from a folder that ddlrun probe --save wrote.",
+        help="Read the hosts and their machines from DIR, where ddlrun probe --save wrote them.",
     ),
     ssh_options,
     scheduler_options,
-    option("Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks (and A aisles)."),
+    option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP),
+    accelerators_option,
+    option("Topology", "--nodes", type=COUNT, metavar="N", help="Y: hosts per rack."),
+    racks_option,
+    option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles."),
     option(
-        "Shape",
-        "--accelerators",
-        type=AcceleratorsType(),
-        metavar="N|gpu|package|numa|core",
-        help="X: a number, or one rank per GPU, package, NUMA node or core.",
+        "Topology", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
+        help="Total number of ranks; every host has the same number.",
     ),
-    option("Shape", "--nodes", type=COUNT, metavar="N", help="Y: hosts per rack."),
-    option("Shape", "--racks", type=COUNT, metavar="N", help="Z: racks."),
-    option("Shape", "--aisles", type=COUNT, metavar="N", help="A: aisles."),
-    option(
-        "Shape", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
-        help="Number of ranks in total; every host has the same number.",
-    ),
-    option("Shape", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
+    option("Topology", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
 
     option(
-        "Shape", "--rank-order", type=click.Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
-        help="host: contiguous on each host; ddl: round robin over hosts; auto: ddl with --mode, else host.",
+        "Topology", "--rank-order", type=click.Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
+        help=f"{ORDER_HELP}; auto: ddl with --mode, otherwise host.",
     ),
     option(
-        "Shape", "--framework", "frameworks", default="auto", show_default=True, metavar="NAME,NAME",
-        help=f"Frameworks whose variables the ranks get: {', '.join(FRAMEWORKS)}; auto: all of them.",
+        "Frameworks", "--framework", "frameworks", default="auto", show_default=True, metavar="NAME,...",
+        help=f"Frameworks whose variables are set: {', '.join(FRAMEWORKS)}; auto: all of them.",
     ),
     option(
-        "Shape", "--mode", type=click.Choice(list("bnrmcp")),
-        help="Mode of DDL's algorithm; sets DDL_OPTIONS and rank order ddl.",
+        "Frameworks", "--mode", type=click.Choice(list("bnrmcp")),
+        help="Mode of the allreduce of ddlrun.ddl; sets DDL_OPTIONS and rank order ddl.",
     ),
     option(
-        "Shape", "--profile", default="auto", show_default=True, metavar="auto|none|FILE",
-        help="Use the settings that ddlrun tune measured as best; auto: if it was run on these hosts.",
+        "Frameworks", "--profile", default="auto", show_default=True, metavar="auto|none|FILE",
+        help="Use the settings that ddlrun tune found to be fastest; auto: if it was run on these hosts.",
     ),
     option(
         "Large models", "--lms", type=click.IntRange(min=0), metavar="SIZE_KB",
         help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB to host memory (DDLRUN_LMS); 0: none.",
     ),
     option(
-        "Large models", "--lms-frac", type=click.FloatRange(0, 1), metavar="F",
-        help="Share of device memory in use, 0 to 1, from which --lms moves tensors (DDLRUN_LMS_FRAC).",
+        "Large models", "--lms-frac", type=click.FloatRange(0, 1), metavar="SHARE",
+        help="Share of device memory in use from which --lms moves tensors (DDLRUN_LMS_FRAC).",
     ),
-    option(
-        "MPI", "--mpirun", metavar="PATH",
-        help="Use this mpirun; default: the one beside this Python, else on PATH.",
-    ),
+    mpirun_option,
     option("MPI", "--mpi-args", metavar="ARGS", help="Additional arguments of mpirun, quoted as for a shell."),
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One additional argument of mpirun; may be repeated."),
+    allow_root_option,
     option(
-        "MPI", "--allow-run-as-root", is_flag=True,
-        help="Allow root to start the job, which is usual in a container.",
-    ),
-    option(
-        "Environment", "--env", "assignments", multiple=True, metavar="K=V",
-        help="Set variable K to V for the ranks; may be repeated.",
+        "Environment", "--env", "assignments", multiple=True, metavar="NAME=VALUE",
+        help="Set a variable for the ranks; may be repeated.",
     ),
     option(
         "Environment", "-x", "named", multiple=True, metavar="NAME",
-        help="Pass variable NAME on to the ranks; may be repeated.",
+        help="Pass a variable on to the ranks; may be repeated.",
     ),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks by this rank file, which is checked first."),
     placement_options,
     option("Placement", "--share-gpus", is_flag=True, help="Allow several ranks per GPU; GPUs are assigned in turn."),
     option(
         "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]),
-        help="GPUs that a rank sees. all: every GPU, its own at the index of its local rank (default). own: its own "
-        "alone (default for --framework tensorflow with several ranks per host). unchanged: as the environment says.",
+        help="GPUs that a rank sees. all: every GPU, its own at the index of its local rank (default). own: only its "
+        "own (default with --framework tensorflow and several ranks per host). unchanged: as in the "
+        "environment.",
     ),
     option(
         "Placement", "--bind-threads/--no-bind-threads", default=None,
         help="Bind OpenMP threads to cores (OMP_PROC_BIND); processes that a rank forks then stay on one core.",
     ),
-    option("Placement", "--strict-binding", is_flag=True, help="End the job if a rank is not bound as planned."),
+    option("Placement", "--strict-binding", is_flag=True,
+           help="End the job if a rank's cores or GPU are not those of the plan."),
     option(
         "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
-        help="YAML file with options, env and Horovod's settings; the command line wins over it.",
+        help="Read options, env and Horovod's settings from a YAML file; the command line overrides it.",
     ),
-    option("Output", "--tag-output/--no-tag-output", "tag", default=None,
-           help="Begin each line with [rank@host]; default: with more than one rank."),
-    option("Output", "--timestamp-output", is_flag=True, help="Begin each line with the time."),
+    option("Output", "--tag-output/--no-tag-output", "tag", default=None, show_default="on with several ranks",
+           help="Begin every line with [rank@host]."),
+    option("Output", "--timestamp-output", is_flag=True, help="Begin every line with the time."),
     option(
-        "Output", "--ranks", "shown_ranks", metavar="0,3-5",
-        help="Show the output of these ranks only; the log files have all output.",
+        "Output", "--ranks", "shown_ranks", metavar="LIST",
+        help="Print the output of these ranks only, such as 0,3-5; the log files have all output.",
     ),
     option(
         "Output", "--output-filename", metavar="DIR",
         help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
     ),
-    option("Ending", "--grace", type=SECONDS, default=10.0, show_default=True,
-           help="Seconds between TERM and KILL when the job is ended."),
+    option("Termination", "--grace", type=SECONDS, default=10, show_default=True, help=GRACE_HELP),
     option(
-        "Ending", "--timeout", type=SECONDS, default=0.0,
-        help="End the job after this many seconds, with exit code 124; 0: never.",
+        "Termination", "--timeout", type=SECONDS, default=0, show_default=True,
+        help="End the job after this time, with exit code 124; 0: never.",
     ),
-    option("Ending", "--heartbeat", type=SECONDS, default=30.0, show_default=True,
-           help="Seconds of silence after which a host, or ddlrun, counts as lost; 0: never."),
-    option("Ending", "--stall-timeout", type=SECONDS, default=0.0,
-           help="Report ranks that print nothing for this many seconds, and where they stand; 0: never."),
-    option("Ending", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
+    option("Termination", "--heartbeat", type=SECONDS, default=30, show_default=True,
+           help="Consider a host, or ddlrun, lost after this time of silence; 0: never."),
+    option("Termination", "--stall-timeout", type=SECONDS, default=0, show_default=True,
+           help="Report ranks that print nothing for this time, with their stacks; 0: never."),
+    option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),
     horovod_options,
     option("Run", "-m", "is_module", is_flag=True, help="SCRIPT is a Python module, as in python -m."),

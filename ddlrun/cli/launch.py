@@ -56,43 +56,47 @@ class Launch(Sections):
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Restart a failed job up to N times; the script finds the number of restarts in DDLRUN_RESTART.",
+    help="Restart a failed job up to N times; DDLRUN_RESTART counts the restarts.",
 )
 @option(
     "Restarts",
     "--spare-hosts",
     metavar="LIST|extra",
-    help="Hosts that replace failed ones; extra: the hosts that --topology does not need.",
+    help="Hosts that replace failed hosts; extra: all hosts that --topology does not need.",
 )
 @option(
     "Restarts",
     "--min-topology",
     metavar="XxYxZ",
-    help="Smallest topology to which a job without spare hosts may shrink Y or Z.",
+    help="Without spare hosts, restart with a smaller Y or Z, down to this topology.",
 )
 @option(
     "Run",
     "--run-dir",
     metavar="DIR",
-    help="Folder for rank file, plan and logs; default: a new one in ~/.local/state/ddlrun.",
+    show_default="a new folder in ~/.local/state/ddlrun/runs",
+    help="Folder for the rank file, the plan and the logs.",
 )
 @option(
     "Run",
     "--dry-run",
     is_flag=True,
-    help="Print the plan and the command and start nothing; with --run-dir, write the files too.",
+    help="Print the plan and the command, and start nothing; with --run-dir, write the files too.",
 )
-@option("Run", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
-@option("Run", "--verbose", is_flag=True, help="Print all reasons and the command as well.")
-@option("Run", "--quiet", is_flag=True, help="Print only the output of the job, and errors.")
+@option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
+@option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
+@option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Launch SCRIPT on every accelerator of the hosts, with every rank placed and bound.
+    """Launch SCRIPT with ranks placed and bound.
 
-    A .py file runs under this Python, with -m a module; anything else is a program. Options come before
-    SCRIPT; the words after SCRIPT are its own arguments.
+    A .py file, or with -m a module, runs under this Python; any other file is executed directly. Options come before
+    SCRIPT; the words after SCRIPT are its arguments.
+
+    By default, a host runs one rank per slot if slots are given, otherwise one per GPU, or one per package if it has no
+    GPUs.
     """
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json goes with --dry-run")

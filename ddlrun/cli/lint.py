@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_way
-from ddlrun.cli.options import COUNT, Sections, option, ssh_options
+from ddlrun.cli.options import COUNT, Sections, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
@@ -20,20 +20,20 @@ from ddlrun.remote.probe import probe
 
 @click.command("lint", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("rankfile")
-@option("Hosts", "--machine", metavar="PRESET|FILE", help="Machine of each host, as for launch.")
-@option("Hosts", "--load", metavar="DIR", help="Load the machines that ddlrun probe --save wrote.")
-@option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
+@machine_option()
+@load_option
+@probe_option
 @ssh_options
-@option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Number of ranks of the launch.")
-@option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Show only what matters to this major version.")
-@option("Checks", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read in the same way.")
-@option("Checks", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
-@option("Checks", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Total number of ranks of the launch.")
+@option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Report only problems of this major version.")
+@option("Output", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read alike.")
+@option("Output", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def command(rankfile: str, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Check RANKFILE against Open MPI 4.1 and Open MPI 5.0.
+    """Check RANKFILE against Open MPI 4.1 and 5.0.
 
-    Lists everything that either version would do differently from the file. RANKFILE - is standard input. With
-    --machine, --load or --probe the cores are checked against the hosts. The exit code is 2 if there are errors.
+    Reports every line that either version would not follow. RANKFILE may be - for standard input. With --machine,
+    --load or --probe, cores are checked against those of the hosts. The exit code is 2 if there are errors.
     """
     if options["output"] and not options["fixing"]:
         raise InputError("-o: needs --fix; give both")

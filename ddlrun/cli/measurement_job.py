@@ -12,16 +12,22 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import read_job_hosts
-from ddlrun.cli.job_options import AcceleratorsType
+from ddlrun.cli.job_options import accelerators_option
 from ddlrun.cli.options import (
-    COUNT,
+    TOPOLOGY_HELP,
+    allow_root_option,
     hostfile_option,
+    mpirun_option,
     network_options,
     option,
     option_group,
+    overload_option,
+    racks_option,
     scheduler_options,
+    skip_checks_option,
     ssh_options,
     start_timeout_option,
+    tcp_option,
 )
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import HostList, render_hostfile
@@ -41,27 +47,27 @@ measuring_options = option_group(
     scheduler_options,
     start_timeout_option,
     network_options,
-    option("Hosts", "--tcp", is_flag=True, help="Use TCP between hosts, without RDMA."),
-    option("Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."),
-    option("MPI", "--mpirun", metavar="PATH", help="Use this mpirun; default: as for launch."),
-    option("MPI", "--allow-run-as-root", is_flag=True, help="Allow starting as root, as is usual in containers."),
+    tcp_option,
+    skip_checks_option,
+    mpirun_option,
+    allow_root_option,
 )
 shape_options = option_group(
-    option(
-        "Shape", "--topology", metavar="XxYxZ", help="X ranks per host, Y hosts per rack, Z racks; default: as launch."
-    ),
-    option(
-        "Shape",
-        "--accelerators",
-        type=AcceleratorsType(),
-        metavar="N|gpu|package|numa|core",
-        help="X, ranks per host, as for launch.",
-    ),
-    option("Shape", "--racks", type=COUNT, help="Z, number of racks."),
-    option(
-        "Placement", "--overload", is_flag=True, help="Let ranks share cores where there are more ranks than cores."
-    ),
+    option("Topology", "--topology", metavar="XxYxZ[xA]", show_default="as for launch", help=TOPOLOGY_HELP),
+    accelerators_option,
+    racks_option,
+    overload_option,
 )
+
+
+def budget_option(default: str) -> Callable[[Any], Any]:
+    """Declare --budget."""
+    return option(
+        "Measurement", "--budget", default=default, show_default=True, metavar="TIME",
+        help="Total time, such as 90s or 5m.",
+    )  # fmt: skip
+
+
 # Program -> --framework of launch: the one that reserves no ports, and limits ranks by GPUs only where they count.
 FRAMEWORKS = {"racks": "mpi", "bench": "mpi", "tune": "ddl", "horovod": "horovod"}
 # Fewer cannot load an uplink.

@@ -12,6 +12,12 @@ from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 
 COUNT = click.IntRange(min=1)
+# The headings of a command's help, in this order.
+HEADINGS = (
+    "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
+    "Large models", "Training step", "Measurement", "MPI", "Environment", "Run", "Checks", "Restarts", "Termination",
+    "Horovod", "Output", "Other",
+)  # fmt: skip
 
 
 class Sections(click.Command):
@@ -24,9 +30,9 @@ class Sections(click.Command):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "section", "Other"), []).append(record)
-        for section, records in sections.items():
+        for section in sorted(sections, key=HEADINGS.index):
             with formatter.section(section):
-                formatter.write_dl(records)
+                formatter.write_dl(sections[section])
 
 
 class Option(click.Option):
@@ -53,7 +59,10 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return declare
 
 
-hostfile_option = option("Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one per line.")
+hostfile_option = option(
+    "Hosts", "--hostfile", metavar="FILE",
+    help="Read the hosts from FILE, one per line, with slots=N and rack=NAME where known.",
+)  # fmt: skip
 ssh_options = option_group(
     option(
         "Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of sshd on the hosts."
@@ -63,23 +72,39 @@ ssh_options = option_group(
 scheduler_options = option_group(
     option(
         "Hosts", "--scheduler", type=click.Choice(["auto", "none", *TITLES]), default="auto", show_default=True,
-        help="Take hosts that are not named from the job of this scheduler; auto: from the current job, if any.",
+        help="If no hosts are named, use those of this scheduler's job; auto: of the current job, if any.",
     ),
     option(
         "Hosts", "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
-        help="Program that starts daemons on the hosts; auto: the scheduler's own inside its job, else ssh.",
+        help="Program that starts mpirun's daemons on the hosts; auto: the scheduler's own inside its job, "
+        "otherwise ssh.",
     ),
 )  # fmt: skip
 network_options = option_group(
     option(
-        "Hosts", "--network", metavar="CIDR",
-        help="Subnet that connects the hosts, such as 10.0.0.0/16; default: the fastest one that all hosts share.",
+        "Network", "--network", metavar="CIDR", show_default="the fastest one that all hosts share",
+        help="Subnet for the traffic between hosts, such as 10.0.0.0/16.",
     ),
     option(
-        "Hosts", "--network-interface", metavar="NAME,NAME",
-        help="Interfaces that connect the hosts; each host uses those that it has.",
+        "Network", "--network-interface", metavar="NAME,...",
+        help="Interfaces for the traffic between hosts; each host uses those that it has.",
     ),
 )  # fmt: skip
+tcp_option = option("Network", "--tcp", is_flag=True, help="Use TCP between hosts, never RDMA.")
+
+
+def machine_option(default: str | None = None) -> Callable[[Any], Any]:
+    """Declare --machine; `default` describes the machine that a command uses without it."""
+    return option(
+        "Hosts", "--machine", metavar="PRESET|FILE", show_default=default,
+        help="Machine of every host: a preset, YAML, lstopo XML, DIR/HOST of probe --save, or local for this host.",
+    )  # fmt: skip
+
+
+load_option = option(
+    "Hosts", "--load", metavar="DIR", help="Read the machines from DIR, where ddlrun probe --save wrote them."
+)
+probe_option = option("Hosts", "--probe", is_flag=True, help="Probe the machine of each host over ssh.")
 
 
 def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> None:
@@ -91,43 +116,62 @@ def _show_builds(ctx: click.Context, _param: click.Parameter, value: object) -> 
 
 check_build_option = option(
     "Checks", "-cb", "--check-build", is_flag=True, is_eager=True, expose_value=False, callback=_show_builds,
-    help="Show what the frameworks in this Python were built with, and start nothing.",
+    help="Show how the frameworks of this Python were built, and start nothing.",
 )  # fmt: skip
+skip_checks_option = option(
+    "Checks", "--skip-checks", is_flag=True, help="Do not check the hosts first (see ddlrun check)."
+)
+UNREACHABLE_HELP = "Give up on hosts that do not answer within this time."
 start_timeout_option = option(
-    "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="SECONDS",
-    help="Give up on hosts that have not answered within this time.",
+    "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30, show_default=True, metavar="SECONDS",
+    help=UNREACHABLE_HELP,
 )  # fmt: skip
 probe_timeout_option = option(
-    "Hosts", "--timeout", type=click.FloatRange(min=0.1), default=DEFAULT_PROBE_SECONDS, show_default=True,
-    metavar="SECONDS", help="Give up on hosts that have not answered within this time.",
+    "Hosts", "--timeout", type=click.FloatRange(min=0.1), default=f"{DEFAULT_PROBE_SECONDS:g}", show_default=True,
+    metavar="SECONDS", help=UNREACHABLE_HELP,
 )  # fmt: skip
 check_options = option_group(
     network_options,
-    option("Hosts", "--tcp", is_flag=True, help="Use TCP between hosts, never RDMA."),
+    tcp_option,
     start_timeout_option,
-    option("Checks", "--skip-checks", is_flag=True, help="Skip the checks of the hosts (see ddlrun check)."),
-    option("Checks", "--only-checks", metavar="NAMES", help="Run only these checks, such as mpi,tcp."),
+    skip_checks_option,
+    option("Checks", "--only-checks", metavar="NAME,...", help="Run only these checks, such as mpi,tcp."),
+)
+mpirun_option = option(
+    "MPI", "--mpirun", metavar="FILE", show_default="the one beside this Python, otherwise the first on PATH",
+    help="Use this mpirun.",
 )  # fmt: skip
+allow_root_option = option(
+    "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."
+)
+racks_option = option("Topology", "--racks", type=COUNT, metavar="N", help="Z: racks.")
+GRACE_HELP = "Time that ranks have to exit between SIGTERM and SIGKILL."
+TOPOLOGY_HELP = "X ranks per host, Y hosts per rack, Z racks, A aisles."
+ORDER_HELP = "host: consecutive ranks on each host; ddl: round robin over hosts, rank = x*Y*Z + y*Z + z"
+overload_option = option(
+    "Placement", "--overload", is_flag=True, help="Let ranks share cores if there are more ranks than cores."
+)
 placement_options = option_group(
-    option("Placement", "--cores-per-rank", type=COUNT, metavar="N",
-           help="Cores per rank; default: an equal share of all cores."),
+    option("Placement", "--cores-per-rank", type=COUNT, metavar="N", help="Cores per rank.",
+           show_default="an equal share of all usable cores"),
     option("Placement", "--reserve-cores", type=COUNT, metavar="N", help="Leave N cores of each host to the system."),
     option(
         "Placement", "--bind", type=click.Choice(BINDINGS), default="core", show_default=True,
-        help="Bind a rank to its own cores, to all cores of their NUMA nodes or packages, or not at all (none).",
+        help="Bind each rank to its own cores, to all cores of their NUMA nodes or packages, or not at all (none).",
     ),
     option(
         "Placement", "--spread", "packing", flag_value="spread",
-        help="With fewer ranks than GPUs, take GPUs from all packages in turn.",
+        help="With fewer ranks than GPUs, use GPUs of all packages in turn.",
     ),
     option("Placement", "--pack", "packing", flag_value="pack", help="Use as few packages as possible."),
     option(
         "Placement", "--threads-per-core", type=COUNT, metavar="N",
-        help="Use N hardware threads per core, each with an OpenMP thread; "
-        "default: all of them, with one OpenMP thread per core.",
+        show_default="all of them, with one OpenMP thread per core",
+        help="Use N hardware threads per core, each with an OpenMP thread.",
     ),
-    option("Placement", "--gpu-order", metavar="N,N,...", help="GPUs in the order of local ranks; default: 0,1,2..."),
-    option("Placement", "--overload", is_flag=True, help="Let ranks share cores if there are more ranks than cores."),
+    option("Placement", "--gpu-order", metavar="N,...", show_default="0,1,2,...",
+           help="GPUs of local ranks 0, 1, 2, ..., in this order."),
+    overload_option,
 )  # fmt: skip
 
 

@@ -10,7 +10,18 @@ import click
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.cli.inputs import find_job, read_hosts, read_machines, read_text, read_way
-from ddlrun.cli.options import COUNT, Sections, option, scheduler_options, ssh_options
+from ddlrun.cli.options import (
+    COUNT,
+    TOPOLOGY_HELP,
+    Sections,
+    hostfile_option,
+    load_option,
+    machine_option,
+    option,
+    option_group,
+    scheduler_options,
+    ssh_options,
+)
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
@@ -24,67 +35,81 @@ from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import parse_bytes, parse_seconds
 
 MODEL = "resnet50"
+gradient_options = option_group(
+    option("Training step", "--gradient", metavar="SIZE", help="Size of a step's gradients, such as 100MB."),
+    option(
+        "Training step", "--model", type=click.Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
+        help=f"Use the gradients of a model, in float32: {', '.join(MODELS)}.",
+    ),
+    option("Training step", "--compute", metavar="TIME", help="Computing time of a step, such as 120ms."),
+    option(
+        "Training step", "--overlap", type=click.FloatRange(0, 1), default=0, show_default=True, metavar="SHARE",
+        help="Share of --compute during which gradients are sent: 0.6 if the backward pass "
+        "takes 60 %, 0 if they are sent after it.",
+    ),
+)  # fmt: skip
 
 
 @click.command("plan", cls=Sections)
 @click.argument("hosts", required=False)
+@hostfile_option
+@option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
+@machine_option("probe")
+@load_option
+@ssh_options
+@scheduler_options
+@option("Topology", "--topology", metavar="XxYxZ[xA]", help=TOPOLOGY_HELP)
 @option(
-    "Hosts", "--hostfile", metavar="FILE", help="Read the hosts from FILE, one per line, with rack= words for racks."
-)
-@option("Hosts", "--topology", metavar="XxYxZ", help="The cluster: X accelerators per host, Y hosts per rack, Z racks.")
-@option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="Number of hosts; none need exist.")
-@option(
-    "Hosts",
+    "Topology",
     "--gpus-per-host",
     "--accelerators",
     "accelerators",
     type=COUNT,
     metavar="N",
-    help="X, learners per host; default: as for launch.",
+    show_default="as for launch",
+    help="X: ranks per host.",
 )
 @option(
-    "Hosts",
+    "Topology",
     "--racks",
     type=COUNT,
     metavar="N",
-    help="Z, number of racks; default: those of the hosts or of the network.",
+    show_default="those of the hosts or of the network",
+    help="Z: racks.",
 )
-@option("Hosts", "--machine", metavar="PRESET|FILE", help="Description of each host, as for launch.")
-@option("Hosts", "--load", metavar="DIR", help="Read the machines that ddlrun probe --save wrote.")
-@ssh_options
-@scheduler_options
 @option(
     "Network",
     "--network",
     metavar="FILE|PRESETS",
-    help="Links: a YAML file, or presets for the inside of a host, the NICs and the uplinks, as in 100gbe or "
-    f"nvlink3,8x200gbe,2:1. Presets: {', '.join((*INSIDE, *BETWEEN))}.",
+    help="Links of the cluster: a YAML file, or presets for the links inside a host, of the NICs and of the uplinks, "
+    f"such as 100gbe or nvlink3,8x200gbe,2:1. Presets: {', '.join((*INSIDE, *BETWEEN))}.",
 )
-@option("Work", "--gradient", metavar="SIZE", help="Size of a step's gradients, as in 100MB.")
-@option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Gradients of a model in float32; default: {MODEL}.")
+@gradient_options
 @option(
-    "Work", "--compute", metavar="TIME", help="Computing time of a step, as in 120ms; adds step time and efficiency."
-)
-@option(
-    "Work",
-    "--overlap",
-    type=click.FloatRange(0, 1),
-    default=0.0,
+    "Training step",
+    "--mode",
+    type=click.Choice(MODES),
+    default="p",
     show_default=True,
-    metavar="SHARE",
-    help="Share of the computing time during which gradients travel: 0 after it, 0.6 if the backward pass is 60 %.",
+    help="Mode of the allreduce of ddlrun.ddl.",
 )
-@option("Work", "--mode", type=click.Choice(MODES), default="p", show_default=True, help="Mode of DDL.")
 @option(
-    "Work", "--images", type=COUNT, metavar="N", help="Images of an epoch; shows the loss where they do not divide."
+    "Training step",
+    "--images",
+    type=COUNT,
+    metavar="N",
+    help="Number of images per epoch; adds the time lost if they do not divide evenly among the ranks.",
 )
-@option("Work", "--batch", type=COUNT, metavar="N", help="Images per learner and step; default: 1.")
-@option("Output", "--json", "as_json", is_flag=True, help="Print all decompositions as JSON.")
+@option("Training step", "--batch", type=COUNT, metavar="N", show_default="1", help="Images per rank and step.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print all topologies as JSON.")
 def command(**options: Any) -> None:  # noqa: ANN401 - click's own
-    """Predict every XxYxZ of a job: allreduce, step, bytes over each level, and the penalty of a wrong order.
+    """Predict the step time of every topology.
 
-    HOSTS as for launch: a list such as n[01-06], @HOSTFILE, or those of the scheduler's job. Or describe a cluster
-    that does not exist: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
+    For every topology XxYxZ of a job, prints the time of an allreduce and of a step, the bytes over each level of the
+    network, and the cost of a wrong rank order. The time of a step and the efficiency need --compute.
+
+    HOSTS is a list such as n[01-06], or @HOSTFILE; default: the hosts of the current scheduler job, or this host. To
+    plan a cluster that does not exist, describe it: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
     """
     if options["overlap"] and not options["compute"]:
         raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")
@@ -178,7 +203,7 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
         _check_numbers(shape, options)
         return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
-        raise InputError(f"--hosts {count} leaves the learners of each host open; give --gpus-per-host N")
+        raise InputError(f"--hosts {count} does not give the ranks per host; give --gpus-per-host N")
     if racks is None and per_rack is None:
         return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts in the network's description"

@@ -27,18 +27,18 @@ CACHE_SECONDS = 3600
 @ssh_options
 @scheduler_options
 @probe_timeout_option
-@option(
-    "Output", "--refresh", is_flag=True, help="Run all tools again, even if the cache has replies of the last hour."
-)
+@option("Hosts", "--refresh", is_flag=True, help="Ignore cached results.")
+@option("Hosts", "--load", metavar="DIR", help="Read the results of --save from DIR, and contact no host.")
 @option("Output", "--save", metavar="DIR", help="Write the output of each tool to DIR/HOST/.")
-@option("Output", "--load", metavar="DIR", help="Read the files of --save from DIR, and contact no host.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print every core, GPU and NIC as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Show the machines of HOSTS, and write nothing there.
+    """Show the hardware of HOSTS.
 
-    Every host is contacted once. Hosts with equal machines are shown together; for each different host the differences
-    are shown. HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this
-    machine. Replies are cached for an hour; a host that was rebooted or changed since then is probed again.
+    Every host is contacted once, and nothing is written there. Hosts with equal hardware are shown together, and hosts
+    that differ with the differences. Results are cached for an hour; a host that has rebooted or changed since is
+    probed again.
+
+    HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     problems: list[str] = []
     if options["load"]:

@@ -22,14 +22,15 @@ YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
 @click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("hosts", required=False)
 @measuring_options
-@option("Output", "-o", "--output", metavar="FILE", help="Write a hostfile: rack by rack, with rack= words.")
-@option("Output", "--json", "as_json", is_flag=True, help="Print the levels, rates and doubts as JSON.")
+@option("Output", "-o", "--output", metavar="FILE", help="Write the hosts to FILE, rack by rack, with rack=NAME.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the levels, rates and uncertain pairs as JSON.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Find the racks of HOSTS by measuring which of them share an uplink.
+    """Find the racks of HOSTS by measurement.
 
-    All hosts send at the same time, in changing pairs: pairs inside a rack keep their rate, pairs across racks slow
-    each other down. HOSTS as for launch: a list such as n[01-16], @HOSTFILE, or those of the scheduler's job. If the
-    racks are not certain, the exit code is 1 and no file is written.
+    All hosts send at the same time, in changing pairs. Pairs inside a rack keep their rate; pairs across racks slow
+    each other down. If the racks are not certain, the exit code is 1 and no file is written.
+
+    HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job.
     """
     listed, _ = read_job_hosts(hosts, options)
     check_distinct(listed, os.uname().nodename)

@@ -19,15 +19,17 @@ from ddlrun.runs.store import read_run_dir, run_folders, state_folder
 
 @click.command("report", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run", required=False)
-@option("Report", "-o", "--output", metavar="FILE", help="Write the page to FILE; default: report.html in its folder.")
-@option(
-    "Report", "--trace", metavar="FILE", help="Also write the phases of allreduces as Chrome trace JSON (Perfetto)."
-)
+@option("Output", "-o", "--output", metavar="FILE", show_default="report.html in the run folder",
+        help="Write the page to FILE.")  # fmt: skip
+@option("Output", "--trace", metavar="FILE", help="Also write the phases of each allreduce (Chrome trace).")
 def command(run: str | None, output: str | None, trace: str | None) -> None:
-    """Write RUN as one HTML page: placement, check, iterations, slow learners, failure.
+    """Write RUN as one HTML page.
 
-    The page needs no network and no server; secrets are left out, as in the run folder. RUN is a run folder, the id of
-    a run as shown by ddlrun ps, or the beginning of an id; default: the last run that was started here.
+    The page shows the placement, the checks, the iterations, slow ranks and the failure. It needs no network and no
+    server. Secrets are left out, as in the run folder.
+
+    RUN is a run folder, or a run's id from ddlrun ps or the first characters of the id; default: the last run that was
+    started here.
     """
     state = state_folder(os.environ)
     registered = read_runs(state)

@@ -72,7 +72,8 @@ def _lines(group: RunProcesses) -> list[str]:
         lines.append(f"  {' '.join(run.program)[:COMMAND_WIDTH]}")
         lines.append(f"  ranks seen: {len(ranks)} of {run.ranks}; logs: {run.run_dir}")
     for host, on_host in group.processes.items():
-        lines.append(f"  {host}: {len(on_host)} processes, ranks {','.join(map(str, _ranks(on_host))) or 'none'}")
+        noun = "process" if len(on_host) == 1 else "processes"
+        lines.append(f"  {host}: {len(on_host)} {noun}, ranks {','.join(map(str, _ranks(on_host))) or 'none'}")
     return lines
 
 
@@ -88,7 +89,7 @@ def _describe_state(group: RunProcesses) -> str:
     if alive is None and any(process.keeper for on_host in group.processes.values() for process in on_host):
         return f"runs, started on {run.host}" if run else "runs, started elsewhere"
     if group.processes:
-        return f"over, but {fold(group.processes)} has leftovers: ddlrun clean {fold(group.processes)}"
+        return f"ended, but left processes on {fold(group.processes)}: ddlrun clean {fold(group.processes)}"
     return f"no processes found, started on {run.host}" if run else "no processes found"
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import reach, read_hosts, ssh_way
-from ddlrun.cli.options import Sections, hostfile_option, option, option_group, probe_timeout_option, ssh_options
+from ddlrun.cli.options import (
+    GRACE_HELP,
+    Sections,
+    hostfile_option,
+    option,
+    option_group,
+    probe_timeout_option,
+    ssh_options,
+)
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
@@ -38,7 +46,7 @@ Failures = Mapping[str, FinishedProcess]
 def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """List your runs and their processes on HOSTS.
 
-    Default: this host and the hosts of runs that were started here.
+    HOSTS is a list such as n[01-64]; default: this host and the hosts of runs that were started here.
     """
     runs = read_runs(state_folder(os.environ))
     processes, failed = _find_processes(hosts, runs, options)
@@ -51,13 +59,13 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
 @click.argument("runs", nargs=-1, required=True)
 @host_options
-@option("Ending", "--grace", type=click.FloatRange(min=0), default=10.0, show_default=True, metavar="SECONDS",
-        help="Time between SIGTERM and SIGKILL.")  # fmt: skip
+@option("Termination", "--grace", type=click.FloatRange(min=0), default=10, show_default=True, metavar="SECONDS",
+        help=GRACE_HELP)  # fmt: skip
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End RUNS and their processes on all their hosts.
+    """End RUNS and their processes on all hosts.
 
-    A run is named by its id from ddlrun ps, or the beginning of the id. Its ddlrun is ended first, and then whatever is
-    left on its hosts.
+    A run is named by its id from ddlrun ps, or the first characters of the id. Its ddlrun is ended first, then the
+    processes that remain on its hosts.
     """
     folder = state_folder(os.environ)
     registered = {run.run: run for run in read_runs(folder)}
@@ -92,14 +100,14 @@ def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfil
 @click.command("clean", cls=Sections, context_settings=CONTEXT)
 @click.argument("hosts", required=False)
 @host_options
-@option("Ending", "--dry-run", is_flag=True, help="Show the processes that would be ended, and end nothing.")
-@option("Ending", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",
-        help="Also remove run folders (logs, plans) that are older.")  # fmt: skip
+@option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
+@option("Termination", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",
+        help="Also remove your run folders (plans, logs) older than DAYS.")  # fmt: skip
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """End processes on HOSTS that earlier runs left behind.
+    """End processes that earlier runs left behind.
 
-    These are processes with the id of a run whose ddlrun and keepers are gone. Default: this host and the hosts of runs
-    that were started here.
+    These are your processes on HOSTS with the id of a run whose ddlrun and keepers are gone. HOSTS is a list such as
+    n[01-64]; default: this host and the hosts of runs that were started here.
     """
     folder = state_folder(os.environ)
     runs = read_runs(folder)

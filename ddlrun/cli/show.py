@@ -42,6 +42,8 @@ from ddlrun.topology import describe
 View = tuple[str, object]
 
 VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology")
+# The options that launch does not have, and --json, which it has for a dry run.
+OWN_OPTIONS = ("as_json", "svg")
 # The key of the view in click's context.
 VIEW_KEY = "ddlrun.view"
 
@@ -63,24 +65,36 @@ class Show(Sections):
         """Return the usage line, with WHAT first."""
         return ["|".join(VIEWS), *super().collect_usage_pieces(ctx)]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write show's own options; those of a job are in launch's help."""
+        own = click.Command(self.name, params=[param for param in self.params if param.name in OWN_OPTIONS])
+        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
+
 
 @click.command(
     "show", cls=Show, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
 @job_options
-@option("Show", "--json", "as_json", is_flag=True, help="Print JSON.")
-@option("Show", "--svg", metavar="FILE", help="With WHAT = placement: draw the placement into FILE.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
+@option("Output", "--svg", metavar="FILE", help="With placement: also draw the placement in FILE.")
 @click.argument("script", required=False)
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
-    """Show one stage, WHAT, of a launch with these options; start nothing.
+    """Show part of a launch, and start nothing.
 
-    placement: a picture of packages, cores, GPUs and NICs with the ranks on them. rankfile: the rank file.
-    machines: the machine of each host. command, env: the command that launch runs, and the variables of the
-    ranks. hosts: the hosts with their ranks and racks, and their source. topology: XxYxZ, and why. With
-    --machine or --load no host need be reachable.
-    """
+    \b
+    placement  packages, cores, GPUs and NICs, with the ranks on them
+    rankfile   the rank file
+    machines   the hardware of the hosts
+    command    the command that launch runs
+    env        the variables of the ranks
+    hosts      the hosts with their ranks and racks, and the source of the list
+    topology   XxYxZ, and the reason for it
+
+    The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
+    With --machine or --load, no host need be reachable.
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
     view = str(ctx.meta[VIEW_KEY])
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
@@ -151,7 +165,8 @@ def _topology(placement: Placement, reason: TopologyReason, settings: Settings) 
     hosts_reason = reason.hosts or _shape_reason(settings)
     lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
-        lines.append(f"{rack if has_racks else number}: {fold(host.name for host in members)}\n")
+        name = rack if has_racks else f"rack {number}"
+        lines.append(f"{name}: {fold(host.name for host in members)}\n")
     return "".join(lines), {
         "topology": str(topology),
         "dims": list(topology.dims),
@@ -181,7 +196,7 @@ def _hosts(placement: Placement, settings: Settings) -> View:
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
     source, launcher = placement.hosts.source, settings.hosts.launcher.reason
-    return f"{''.join(rows)}from {source}\nby {launcher}\n", {
+    return f"{''.join(rows)}hosts from {source}\ndaemons started by {launcher}\n", {
         "source": source, "launcher": launcher, "notes": list(settings.hosts.notes), "hosts": values,
     }  # fmt: skip
 

@@ -78,35 +78,37 @@ class Submit(Sections):
 
 own_options = option_group(
     option("Scheduler", "--scheduler", "queued_by", type=click.Choice(["auto", *SCHEDULERS]), default="auto",
-           show_default=True, help="Scheduler that gets the job; auto: the first one on PATH, in this order."),
-    option("Scheduler", "--print", "show_script", is_flag=True, help="Print the script, and submit nothing."),
+           show_default=True,
+           help="Scheduler that gets the job; auto: the first one with its commands on PATH, in this order."),
+    option("Scheduler", "--print", "show_script", is_flag=True, help="Print the job script, and submit nothing."),
     option("Scheduler", "--when-free", is_flag=True,
            help="Print when the scheduler would start the job, and submit nothing."),
     option("Scheduler", "--wait", is_flag=True,
-           help="Wait for the job to end: show its states and its log, and exit with its exit code."),
+           help="Wait for the job to end: print its states and log, and exit with its exit code."),
     option("Scheduler", "--template", metavar="FILE",
-           help="Jinja2 template of the script; default: the scheduler's in configs/jobs."),
+           show_default="the scheduler's in configs/jobs", help="Jinja2 template of the job script."),
     option("Scheduler", "--scheduler-args", "directives", metavar="ARGS",
-           help="Further options of the scheduler, copied unchanged."),
-    option("Job", "--time", metavar="TIME", help="Time limit: 1:30:00, 90m, 2h, or a number of minutes."),
+           help="Additional options of the scheduler, copied into the job script."),
+    option("Job", "--time", metavar="TIME", help="Time limit, such as 1:30:00, 90m, 2h or a number of minutes."),
     option("Job", "--partition", "--queue", "queue", metavar="NAME", help="Partition or queue."),
     option("Job", "--account", metavar="NAME", help="Account, project or bank."),
-    option("Job", "--job-name", metavar="NAME", help="Name of the job; default: from the script's name."),
-    option("Job", "--log", metavar="PATH",
-           help="File for all output, with the scheduler's patterns; default: ddlrun-ID.out in the current folder."),
-    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this many seconds before the time limit."),
-    option("Job", "--requeue", is_flag=True, help="Let the scheduler restart the job after a host failed."),
+    option("Job", "--job-name", metavar="NAME", show_default="ddlrun-SCRIPT", help="Name of the job."),
+    option("Job", "--log", metavar="FILE", show_default="./ddlrun-ID.out",
+           help="File for all output; the scheduler's patterns are allowed."),
+    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this long before the time limit."),
+    option("Job", "--requeue", is_flag=True, help="Requeue the job if a host fails."),
     option("Resources", "--gpus", type=click.IntRange(min=0), metavar="N",
-           help="GPUs per host; default: X if the scheduler has GPUs; 0: none."),
-    option("Resources", "--cores", type=COUNT, metavar="N", help="Cores per rank; default: --cores-per-rank."),
+           show_default="X if the scheduler manages GPUs", help="GPUs per host; 0: none."),
+    option("Resources", "--cores", type=COUNT, metavar="N", show_default="as --cores-per-rank",
+           help="Cores per rank."),
     option("Resources", "--mem", "memory", metavar="SIZE", help="Memory per host, such as 64G."),
     option("Resources", "--exclusive", is_flag=True, help="Do not share the hosts with other jobs."),
-    option("Resources", "--parallel-environment", metavar="NAME",
-           help="Parallel environment of Grid Engine; default: mpi."),
+    option("Resources", "--parallel-environment", metavar="NAME", show_default="mpi",
+           help="Name of Grid Engine's parallel environment."),
     option("Software", "--module", "modules", multiple=True, metavar="NAME",
            help="Load this module; may be repeated."),
     option("Software", "--container", metavar="COMMAND",
-           help="Command that starts ddlrun in a container, such as 'apptainer exec --nv train.sif'."),
+           help="Command that runs ddlrun in a container, such as 'apptainer exec --nv train.sif'."),
     option("Software", "--image", metavar="NAME", help="Image of the pods (Kubernetes)."),
 )  # fmt: skip
 
@@ -119,10 +121,12 @@ own_options = option_group(
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Submit a job that launches SCRIPT as TOPOLOGY (XxYxZ).
+    """Submit a batch job that launches SCRIPT.
 
-    Prints the job's id. All options of ddlrun launch are accepted, too, and are passed to the job unchanged. Query and
-    cancel the job with the scheduler's own commands.
+    Prints the job's id. TOPOLOGY is XxYxZ[xA]: X ranks per host, Y hosts per rack, Z racks, A aisles.
+
+    The options of ddlrun launch are accepted, except for those that name hosts, and copied into the job script. Use
+    the scheduler's own commands to query or cancel the job.
     """
     argv: SplitArgv = ctx.meta[ARGV]
     topology = _check(ctx, argv, (script, *args), options)

@@ -14,11 +14,10 @@ from ddlrun.cli import measurement_job
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import Sections, option
 from ddlrun.cli.output_files import check_writable, write_atomically
-from ddlrun.cli.plan import MODEL, read_gradient
+from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric
-from ddlrun.network.presets import MODELS
 from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, render_profiles, replace_profile
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
@@ -34,26 +33,31 @@ HOROVOD_SHARE = 1 / 3
 @click.argument("hosts", required=False)
 @measurement_job.measuring_options
 @measurement_job.shape_options
-@option("Work", "--gradient", metavar="SIZE", help="Size of a step's gradients in float32, as in 100MB.")
-@option("Work", "--model", type=click.Choice(list(MODELS)), help=f"Gradients of a model; default: {MODEL}.")
-@option("Work", "--compute", metavar="TIME", help="Computing time of a step, as in 120ms; requires --overlap.")
-@option("Work", "--overlap", type=click.FloatRange(0, 1), default=0.0, show_default=True, metavar="SHARE",
-        help="Share of the computing time during which gradients travel, as for plan.")  # fmt: skip
-@option("Work", "--budget", default="3m", show_default=True, metavar="TIME", help="Total time, as in 90s or 5m.")
-@option("Work", "--links", metavar="FILE", help="Links as written by bench --save-network; default: measure them.")
-@option("Work", "--horovod/--no-horovod", "horovod", default=None,
-        help="Also tune Horovod's fusion and cycle; default: where it is installed.")  # fmt: skip
-@option("Work", "--exhaustive", is_flag=True, help="Measure every combination, without a time limit.")
+@gradient_options
+@measurement_job.budget_option("3m")
+@option("Measurement", "--links", metavar="FILE", show_default="measure the links",
+        help="Read links that bench --save-network wrote.")  # fmt: skip
+@option("Measurement", "--horovod/--no-horovod", "horovod", default=None, show_default="if it is installed",
+        help="Also tune Horovod's fusion threshold and cycle time.")  # fmt: skip
+@option("Measurement", "--exhaustive", is_flag=True, help="Measure every combination, without a time limit.")
 @option(
-    "Output", "--save", metavar="FILE", help="Write the profile to FILE, for launch --profile FILE; -: do not save."
+    "Output",
+    "--save",
+    metavar="FILE",
+    help="Write the profile to FILE, for --profile of ddlrun launch; -: do not save the profile.",
 )
 @option("Output", "--json", "as_json", is_flag=True, help="Print all measurements as JSON, in bytes and seconds.")
 def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
-    """Find the settings that average gradients fastest on HOSTS, and save them as a profile for launch.
+    """Find the fastest settings for HOSTS.
 
-    HOSTS as for launch. First the links are measured. Then the decompositions XxYxZ and the modes of DDL that plan
-    predicts to be fastest are measured with several sizes of chunks and buckets, and then Horovod's settings. launch
-    uses the profile on the same hosts, with a note; --profile none turns it off.
+    Finds the settings that average gradients fastest, and saves them as a profile. ddlrun launch then uses the profile
+    on the same hosts and prints a note; --profile none turns it off.
+
+    First measures the links. Then measures the topologies XxYxZ and the modes of ddlrun.ddl that ddlrun plan predicts
+    to be fastest, with several sizes of chunks and buckets, and then Horovod's settings. --compute needs --overlap:
+    together they describe the backward pass, during which gradients are sent.
+
+    HOSTS is a list such as n[01-16], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
     budget = measurement_job.read_budget(options["budget"], LEAST_BUDGET)
     gradient, _ = read_gradient(options)
@@ -98,9 +102,9 @@ def _links(path: str | None) -> str:
 
 
 def _lead(options: Mapping[str, Any]) -> float:
-    """Return the seconds of the backward pass during which gradients travel."""
+    """Return the seconds of the backward pass during which gradients are sent."""
     if bool(options["overlap"]) != bool(options["compute"]):
-        raise InputError("--compute and --overlap go together: the backward pass during which gradients travel")
+        raise InputError("--compute and --overlap go together: the backward pass during which gradients are sent")
     return options["overlap"] * parse_seconds(options["compute"], "--compute") if options["compute"] else 0.0
 
 

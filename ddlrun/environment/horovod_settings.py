@@ -27,6 +27,7 @@ class HorovodSetting(NamedTuple):
     render: Callable[[object], str] = str
     """Function that turns a value into the text of the variable."""
     help: str = ""
+    metavar: str | None = None
 
     @property
     def parameter(self) -> str:
@@ -43,20 +44,23 @@ HOROVOD = (
         float,
         _megabytes,
         "Fuse tensors up to this size, in MB; 0: no fusion.",
+        metavar="MB",
     ),
     HorovodSetting(
         "cycle-time-ms",
         "params.cycle_time_ms",
         "HOROVOD_CYCLE_TIME",
         float,
-        help="Milliseconds between two cycles that look for ready tensors.",
+        help="Milliseconds between two searches for tensors that are ready.",
+        metavar="MS",
     ),
     HorovodSetting(
         "cache-capacity",
         "params.cache_capacity",
         "HOROVOD_CACHE_CAPACITY",
         int,
-        help="Tensor responses kept in the cache; 0: none.",
+        help="Number of responses in the cache; 0: no cache.",
+        metavar="N",
     ),
     HorovodSetting(
         "hierarchical-allreduce",
@@ -80,7 +84,7 @@ HOROVOD = (
         "HOROVOD_TORUS_ALLREDUCE",
         bool,
         _flag,
-        "Allreduce as a 2D torus of local and crossing rings.",
+        "Allreduce with rings inside each host and rings across hosts.",
     ),
     HorovodSetting(
         "autotune",
@@ -88,14 +92,15 @@ HOROVOD = (
         "HOROVOD_AUTOTUNE",
         bool,
         _flag,
-        "Let Horovod tune its parameters while it runs.",
+        "Tune Horovod's parameters during the run.",
     ),
     HorovodSetting(
         "autotune-log-file",
         "autotune.log_file",
         "HOROVOD_AUTOTUNE_LOG",
         str,
-        help="Write what autotuning tries to this CSV file.",
+        help="Write autotuning's samples to a CSV file.",
+        metavar="FILE",
     ),
     HorovodSetting(
         "autotune-warmup-samples",
@@ -103,34 +108,39 @@ HOROVOD = (
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
         int,
         help="Samples that autotuning discards at the start.",
+        metavar="N",
     ),
     HorovodSetting(
         "autotune-steps-per-sample",
         "autotune.steps_per_sample",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
         int,
-        help="Steps in one sample of autotuning.",
+        help="Steps per sample of autotuning.",
+        metavar="N",
     ),
     HorovodSetting(
         "autotune-bayes-opt-max-samples",
         "autotune.bayes_opt_max_samples",
         "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         int,
-        help="Largest number of samples that autotuning takes.",
+        help="Maximum number of samples of autotuning.",
+        metavar="N",
     ),
     HorovodSetting(
         "autotune-gaussian-process-noise",
         "autotune.gaussian_process_noise",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         float,
-        help="Noise that autotuning assumes, 0 to 1.",
+        help="Noise of the measurements that autotuning assumes.",
+        metavar="NOISE",
     ),
     HorovodSetting(
         "timeline-filename",
         "timeline.filename",
         "HOROVOD_TIMELINE",
         str,
-        help="Write Horovod's timeline (Chrome tracing JSON) to this file.",
+        help="Write Horovod's timeline to FILE (Chrome trace JSON).",
+        metavar="FILE",
     ),
     HorovodSetting(
         "timeline-mark-cycles",
@@ -146,21 +156,23 @@ HOROVOD = (
         "HOROVOD_STALL_CHECK_DISABLE",
         bool,
         _inverse,
-        "Warn when ranks wait too long for each other.",
+        "Warn if ranks wait too long for each other.",
     ),
     HorovodSetting(
         "stall-check-warning-time-seconds",
         "stall_check.warning_time_seconds",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         int,
-        help="Seconds until a warning about a stalled rank.",
+        help="Time after which a stalled rank is reported.",
+        metavar="SECONDS",
     ),
     HorovodSetting(
         "stall-check-shutdown-time-seconds",
         "stall_check.shutdown_time_seconds",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         int,
-        help="Seconds until a stalled job is ended; 0: never.",
+        help="Time after which a stalled job is ended; 0: never.",
+        metavar="SECONDS",
     ),
     HorovodSetting(
         "mpi-threads-disable",
@@ -171,7 +183,12 @@ HOROVOD = (
         "Start MPI without thread support.",
     ),
     HorovodSetting(
-        "num-nccl-streams", "library_options.num_nccl_streams", "HOROVOD_NUM_NCCL_STREAMS", int, help="NCCL streams."
+        "num-nccl-streams",
+        "library_options.num_nccl_streams",
+        "HOROVOD_NUM_NCCL_STREAMS",
+        int,
+        help="Number of NCCL streams.",
+        metavar="N",
     ),
     HorovodSetting(
         "thread-affinity",
@@ -179,20 +196,22 @@ HOROVOD = (
         "HOROVOD_THREAD_AFFINITY",
         str,
         help="CPUs of Horovod's background threads.",
+        metavar="CPU,...",
     ),
     HorovodSetting(
         "gloo-timeout-seconds",
         "library_options.gloo_timeout_seconds",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         int,
-        help="Seconds until a Gloo operation fails.",
+        help="Time after which a Gloo operation fails.",
+        metavar="SECONDS",
     ),
     HorovodSetting(
         "log-level",
         "logging.level",
         "HOROVOD_LOG_LEVEL",
         str,
-        help="Horovod's log level: TRACE, DEBUG, INFO, WARNING, ERROR, FATAL.",
+        help="Horovod's log level.",
     ),
     HorovodSetting(
         "log-with-timestamp",

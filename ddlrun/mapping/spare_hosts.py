@@ -79,7 +79,7 @@ def _shrink(
     members = [host for rack in racks if len(rack) >= shape.per_rack for host in rack[: shape.per_rack]]
     left_out = [host for rack in racks for host in rack if host not in members]
     before, after = f"{size}x{assignment.racks}", f"{shape.per_rack}x{shape.racks}"
-    notes = [*assignment.notes, f"{before} hosts shrink to {after}: {fold(lost)} cannot ({failed[lost[0]]})"]
+    notes = [*assignment.notes, f"{before} hosts shrink to {after} without {fold(lost)} ({failed[lost[0]]})"]
     if left_out:
         notes.append(f"left out, as racks must be equal: {fold(host.name for host in left_out)}")
     return HostAssignment(assignment.hosts.take(members), tuple(left_out), shape.racks, tuple(notes))

@@ -90,7 +90,7 @@ def parse_links(text: str, hosts_per_rack: int | None, where: str = "--network")
     return Fabric(
         (inside, between[0], uplink, Link()),
         name=f"presets {text}",
-        source="by line rates",
+        source="with nominal rates",
         hosts_per_rack=hosts_per_rack,
     )
 

@@ -53,7 +53,7 @@ def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:
 def thread_note(job: PlacedJob) -> str:
     """Return the note on the number of OpenMP threads."""
     threads = job.environ.get("OMP_NUM_THREADS")
-    return "OMP_NUM_THREADS: one a core" if threads is None else f"OMP_NUM_THREADS: {threads}, as you set it"
+    return "OMP_NUM_THREADS: one per core" if threads is None else f"OMP_NUM_THREADS: {threads}, as you set it"
 
 
 def _visible_gpus(job: PlacedJob) -> str:

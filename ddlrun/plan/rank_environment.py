@@ -102,7 +102,7 @@ def _profile(job: PlacedJob) -> tuple[str, Contribution]:
         if "DDLRUN_DDL_TUNING" not in environ:
             variables["DDLRUN_DDL_TUNING"] = profile.tuning
             words.append(profile.tuning)
-    note = f"the {profile} gives {', '.join([str(topology), *words])}; --profile none to do without"
+    note = f"the {profile} gives {', '.join([str(topology), *words])}; disable it with --profile none"
     return mode, Contribution(variables, warnings=(note, *notes))
 
 

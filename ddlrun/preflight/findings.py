@@ -124,15 +124,15 @@ class FindingCode(Enum):
     TCP_NO_PORT = _failure("cannot listen{network}: its address is gone or its ports are in use")
     TCP_FAILED = _failure(
         "cannot connect to {peers}{network}: {error}",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
     )
     TCP_FAILED_ONE_WAY = _failure(
         "cannot connect to {peers}{network}: {error} (the other direction works)",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
     )
     TCP_FAILED_PARTLY_ONE_WAY = _failure(
         "cannot connect to {peers}{network}: {error} (the other direction works from {reachable})",
-        "open TCP ports 1024-65535 between the hosts (firewall, security group), or take another: --network",
+        "open TCP ports 1024-65535 between the hosts (firewall, security group), or choose another network: --network",
     )
 
 

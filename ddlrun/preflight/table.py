@@ -56,7 +56,7 @@ def _summary(report: PreflightReport) -> str:
     failures = len(report.unreachable) + len(report.failures)
     warnings = sum(finding.level is Level.WARNING for finding in report.findings)
     counts = ((failures, "failure"), (warnings, "warning"))
-    result = ", ".join(counted(number, noun) for number, noun in counts if number) or "all is well"
+    result = ", ".join(counted(number, noun) for number, noun in counts if number) or "no problems"
     network = f"; network {report.network.subnets[0]}" if report.network and report.network.subnets else ""
     return f"{fold(hosts)}: {result}{network}"
 

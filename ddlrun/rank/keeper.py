@@ -211,7 +211,7 @@ class Keeper:
             self.send(protocol.SIGNALLED, str(number))
             return
         if os.getppid() != self._settings.parent:
-            self._why = self._why or "mpirun, or its daemon on this host, is gone"
+            self._why = self._why or "mpirun, or its daemon on that host, is gone"
         self._order_end(self._settings.grace)
 
     def _on_loss(self, reason: str) -> None:

@@ -13,15 +13,15 @@ from ddlrun.wording import counted
 
 # One screen.
 MOST_ROWS = 16
-ORDER = "host, contiguous on each host; with --mode launch takes ddl, in which ddlrun.ddl is as fast"
+ORDER = "host (consecutive ranks on each host); with --mode, launch uses ddl, in which ddlrun.ddl is equally fast"
 LIMITS = {"nic": "NIC"}
 NAMES = {
-    "host": "inside a host, per learner",
+    "host": "inside a host, per rank",
     "nic": "NICs of a host",
     "uplink": "uplink of a rack",
     "aisle": "uplink of an aisle",
 }
-HEADS = {"nic": "out of a host", "uplink": "of a rack", "aisle": "of an aisle"}
+HEADS = {"nic": "out of a host", "uplink": "out of a rack", "aisle": "out of an aisle"}
 SHARED = {"nic": "NICs", "uplink": "uplinks", "aisle": "aisles' uplinks"}
 
 
@@ -55,7 +55,7 @@ def render_forecast(report: ForecastReport) -> str:
 
 def _head(report: ForecastReport) -> Iterator[str]:
     topology, work = report.topology, report.work
-    yield f"{counted(topology.size, 'learner')}, wired as {report.wiring}: {describe(report.wiring.dims)}"
+    yield f"{counted(topology.size, 'rank')}, wired as {report.wiring}: {describe(report.wiring.dims)}"
     source = f", {report.fabric.source}" if report.fabric.source else ""
     yield f"{report.fabric.name}{source}:"
     for level, link in zip(LEVELS, report.fabric.links, strict=True):
@@ -70,13 +70,13 @@ def _render_link(level: str, link: Link) -> str:
         return "not given: no limit" + (", no time" if level == "host" else "")
     rate = f"{link.bandwidth / 1e9:g} GB/s" if level == "host" else render_rate(link.bandwidth)
     parallel = f"{link.parallel} x " if link.parallel > 1 else ""
-    payload = f" ({100 * link.payload:.1f} % data)" if link.payload < 1 else ""
+    payload = f" ({100 * link.payload:.1f} % payload)" if link.payload < 1 else ""
     latency = f", {render_seconds(link.latency)} per message" if link.latency else ""
     return f"{parallel}{rate}{payload} per direction{latency}"
 
 
 def _overlap(share: float) -> str:
-    return f"gradients travel during {100 * share:g} % of it" if share else "gradients travel after it"
+    return f"gradients are sent during {100 * share:g} % of it" if share else "gradients are sent after it"
 
 
 def _is_used(report: ForecastReport, level: str) -> bool:
@@ -97,7 +97,7 @@ def _table(report: ForecastReport) -> Iterator[str]:
     yield from aligned(rows)
     left = len(report.forecasts) - len(rows) + 1
     if left:
-        yield f"... {left} slower ones (--json has all)"
+        yield f"... {left} slower topologies (--json prints all)"
 
 
 def select(forecasts: Sequence[Forecast], topology: Topology) -> list[Forecast]:
@@ -110,7 +110,7 @@ def _foot(report: ForecastReport) -> Iterator[str]:
     best, own = report.forecasts[0], next(entry for entry in report.forecasts if entry.topology == report.topology)
     factor = f"{own.cost.seconds / best.cost.seconds:.2f}" if best.cost.seconds else "1.00"
     slower = f", {factor} times the time of {best.topology}" if factor != "1.00" else ""
-    yield f"* the topology of launch: {report.reason}{slower}"
+    yield f"* used by launch: {report.reason}{slower}"
     yield f"algorithm: {own.cost.algorithm}"
     yield f"rank order: {ORDER}"
     hosts, ranks = report.penalties
@@ -124,7 +124,7 @@ def _foot(report: ForecastReport) -> Iterator[str]:
 
 def _render_epoch(epoch: Epoch, own: Forecast, learners: int) -> str:
     batch = f" in batches of {epoch.batch}" if epoch.batch > 1 else ""
-    line = f"{counted(epoch.images, 'image')} on {counted(learners, 'learner')}{batch}: "
+    line = f"{counted(epoch.images, 'image')} on {counted(learners, 'rank')}{batch}: "
     line += f"{counted(epoch.data.steps, 'step')}, so at most {100 * epoch.data.ceiling:.1f} % efficiency"
     if own.efficiency is None or own.step is None:
         return line

@@ -125,7 +125,7 @@ def _charts(record: RecordedRun) -> Iterator[Chart]:
         iterations.append(total)
     names = list(dict.fromkeys(_dimension(entry) for dump in dumps for entry in dump["dimensions"]))
     rates = [ChartLine(name, [_rate(dump, name) for dump in dumps]) for name in names]
-    text = ChartText("Bandwidth by dimension", "MB per second that a learner sends", "MB/s")
+    text = ChartText("Bandwidth by dimension", "MB per second that a rank sends", "MB/s")
     yield draw_chart(text, iterations, rates)
     medians = [(_median(dump["compute"]), _median(dump["reduce"])) for dump in dumps]
     parts = [

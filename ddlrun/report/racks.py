@@ -85,18 +85,18 @@ def _lines(hierarchy: MeasuredHierarchy) -> Iterator[str]:
             yield f"  r{number}: {fold(rack)}"
     yield from _evidence(hierarchy)
     y, z = hierarchy.shape()
-    yield f"topology: Xx{y}x{z} (X learners per host); -o FILE writes such a hostfile for launch"
+    yield f"topology: Xx{y}x{z} (X ranks per host); -o FILE writes a hostfile with these racks"
 
 
 def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
     near, far = hierarchy.result["latency"]
     if not hierarchy.result["levels"]:
-        yield f"a pair, all at once: {render_rate(hierarchy.result['rate'])} per direction"
+        yield f"per pair, all at once: {render_rate(hierarchy.result['rate'])} per direction"
     for number, level in enumerate(hierarchy.result["levels"]):
         name = NAMES[min(number, len(NAMES) - 1)]
         yield (
-            f"a pair in one {name}, all at once: {render_rate(level['inside'])} per direction; "
-            f"across: {render_rate(level['across'])}, {level['inside'] / level['across']:.2g} times less"
+            f"per pair, all at once: inside a {name} {render_rate(level['inside'])} per direction; "
+            f"between {name}s {render_rate(level['across'])}, {level['inside'] / level['across']:.2g} times slower"
         )
     if far is None:
         yield f"latency: {render_seconds(near)}"

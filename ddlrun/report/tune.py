@@ -46,7 +46,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
 def _best(best: dict[str, Any], usual: float) -> str:
     settings = f"{best['topology']}, mode {best['mode']}, {best['tuning']}: {render_seconds(best['seconds'])} per step"
     if best["seconds"] < usual:
-        factor = f"{usual / best['seconds']:.2f} times that"
+        factor = f"{usual / best['seconds']:.2f} times as long"
         return f"best:    {settings}; launch without a profile: {render_seconds(usual)}, {factor}"
     return f"best:    {settings}, as launch without a profile"
 

@@ -21,6 +21,13 @@ def test_the_reference_is_what_the_program_says() -> None:
     assert PAGE.read_text() == render_page(), "make reference"
 
 
+def test_help_fits_a_terminal_and_names_its_values() -> None:
+    lines = render_page().partition("```text")[2].splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if re.match(r"  [a-z-]+  .*\.\.\.$", line)] == []  # a summary that click has cut
+    assert [line for line in lines if re.search(r"\b(INTEGER|FLOAT|TEXT|RANGE|None)\b", line)] == []
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", path.read_text())

@@ -61,7 +61,7 @@ def run(text: str, scheduler: str, folder: Path, **more: str) -> str:
          ["8x2x2: ", "LSF job 12[2]", "train.py 2", "DDLRUN_RESTART=1"]),
         ("pbs", "The smallest job", {},
          ["8x4x1: 32 ranks on n[1-4]", "per GPU, with enough slots (PBS job 5.server", "ssh: PBS job"]),
-        ("pbs", "Racks", {}, ["8x2x2: 32 ranks on n[1-4]", "0: n[1-2]\n1: n[3-4]\n"]),
+        ("pbs", "Racks", {}, ["8x2x2: 32 ranks on n[1-4]", "rack 0: n[1-2]\nrack 1: n[3-4]\n"]),
         ("pbs", "Restart, arrays", {}, ["8x4x1: ", "train.py 1", "DDLRUN_RESTART=0"]),
         ("flux", "The smallest job", {}, ["8x4x1: 32 ranks on corona[82-83,171-172]", "ssh: Flux job f1"]),
         ("flux", "Warning before the time limit", {}, ["8x4x1: 32 ranks", "one rank per GPU"]),

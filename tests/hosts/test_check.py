@@ -18,7 +18,7 @@ pytestmark = pytest.mark.openmpi(5)
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 SHM = "/dev/shm"  # noqa: S108 - a mount point
-WELL = "h[1-4]: all is well; network 10.77.0.0/16\n"
+WELL = "h[1-4]: no problems; network 10.77.0.0/16\n"
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +319,7 @@ def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path
 def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=2, racks=1, ipv6=True) as cluster:
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-2]", "--mpirun", mpirun], cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (0, "h[1-2]: all is well; network fd77::/64\n")
+        assert (done.returncode, done.stdout) == (0, "h[1-2]: no problems; network fd77::/64\n")
         done = launch(cluster, mpirun, tmp_path, "--network", "fd77::/16")
         assert done.returncode == 0, done.stderr
         assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]

@@ -165,7 +165,7 @@ STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
         (
             "daemon",
             3,
-            r"rank 2 on h3 had to end: mpirun, or its daemon on this host, is gone|mpirun lost host h3",
+            r"rank 2 on h3 had to end: mpirun, or its daemon on that host, is gone|mpirun lost host h3",
         ),
         ("keeper", 137, "rank 2 on h3 was killed by another process"),
         ("rank", 137, r"failed: rank 2 on h3 \(local rank 0\): killed by SIGKILL \(Killed\)"),

@@ -379,7 +379,7 @@ def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
     assert run(ours, "kill", record["run"], **environ).returncode == 2
     left = {**os.environ, "DDLRUN_RUN": record["run"], **{k: str(v) for k, v in environ.items()}}
     with subprocess.Popen(["sleep", mark], env=left) as stray:
-        assert "has leftovers: ddlrun clean localhost" in run(ours, "ps", **environ).stdout
+        assert "left processes on localhost: ddlrun clean localhost" in run(ours, "ps", **environ).stdout
         assert mark in run(ours, "clean", "--dry-run", **environ).stdout
         assert len(running(mark)) == 1
         assert mark in run(ours, "clean", **environ).stdout

@@ -165,7 +165,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
     ran = subprocess.run([*argv, "--ranks", "0", "--no-tag-output", *program], env=environ, timeout=60,
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert ran.stdout.split("\n")[:2] == [f"-mode {profile.mode}:2x1x1", profile.tuning]
-    assert f"gives 2x1x1, mode {profile.mode}, {profile.tuning}; --profile none" in ran.stderr
+    assert f"gives 2x1x1, mode {profile.mode}, {profile.tuning}; disable it with --profile none" in ran.stderr
 
 
 @pytest.mark.parametrize(

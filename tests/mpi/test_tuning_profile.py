@@ -103,7 +103,7 @@ def test_launch_uses_the_profile_of_its_hosts_with_a_note(plan: Plan) -> None:
     assert [note for note in planned["notes"] if "profile" in note] == [
         (
             "the profile of 2026-11-22 for gradients of 105 MB gives 2x1x2, mode c, HOROVOD_FUSION_THRESHOLD=16777216, "
-            "HOROVOD_CYCLE_TIME=3.5, chunk=256K,depth=4,bucket=16M; --profile none to do without"
+            "HOROVOD_CYCLE_TIME=3.5, chunk=256K,depth=4,bucket=16M; disable it with --profile none"
         )
     ]
     assert planned["reasons"]["topology"].endswith(", instead of 2x2x1")

@@ -119,5 +119,5 @@ def test_show_and_gen_rankfile_inside_a_job(slurm: SlurmCluster, tmp_path: Path)
     assert state == "COMPLETED", lines
     assert "h3  rack rack1  host 0  ranks 2" in lines
     assert "rack1: h[3-4]" in lines
-    assert any(line.startswith("by srun: Slurm job ") for line in lines)
+    assert any(line.startswith("daemons started by srun: Slurm job ") for line in lines)
     assert any(line.startswith("rank 1=h3 slot=") for line in lines)

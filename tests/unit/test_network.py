@@ -225,8 +225,8 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
         "plan", "--hosts", "4", "--gpus-per-host", "4", "--network", str(network), "--compute", "1s", "--images", "228"
     )
     assert done.stderr == ""
-    assert "16 learners, wired as 4x2x2" in done.stdout
-    assert "228 images on 16 learners: 15 steps, so at most 95.0 % efficiency" in done.stdout
+    assert "16 ranks, wired as 4x2x2" in done.stdout
+    assert "228 images on 16 ranks: 15 steps, so at most 95.0 % efficiency" in done.stdout
     assert len(done.stdout.splitlines()) <= 24
 
 

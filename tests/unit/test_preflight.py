@@ -304,7 +304,7 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
         lost.raise_failures()
     assert (
         render_report(report._replace(findings=tuple(well)), everything=True)
-        == "ssh  h[1-3]  ok\nh[1-3]: all is well\n"
+        == "ssh  h[1-3]  ok\nh[1-3]: no problems\n"
     )
 
 

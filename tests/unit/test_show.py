@@ -51,7 +51,9 @@ def test_missing_scripts_and_unknown_words_are_errors() -> None:
     assert "'ranks' is none of placement, rankfile" in show("ranks").stderr
     assert show().returncode == 2
     assert "--svg draws a placement" in show("hosts", "--svg", "x").stderr
-    assert "placement|rankfile|machines" in show("--help").stdout
+    text = show("--help").stdout
+    assert "placement|rankfile|machines" in text
+    assert "\n  rankfile   the rank file\n" in text
 
 
 def test_a_terminal_without_utf8_gets_ascii() -> None:

@@ -31,7 +31,7 @@ def test_missing_dimensions_are_one(text: str, dims: tuple[int, ...]) -> None:
         ("4xx3", ["column 3"]),
         ("4xtwox3", ["'two'", "column 3"]),
         ("ax2xb", ["'a'", "'b'"]),
-        ("0x2x3", ["X (accelerators per host) is 0", "at least 1"]),
+        ("0x2x3", ["X (ranks per host) is 0", "at least 1"]),
         ("4x0x0", ["Y (hosts per rack)", "Z (racks)"]),
         ("4x-2", ["'-2'"]),
         ("4x2x3x1x1", ["5 dimensions"]),

@@ -83,10 +83,10 @@ class IterationReport:
         times = [float(np.median(seconds)) * 1e3 for seconds in (whole, compute, inside, wait)]
         head = (
             f"iterations {first} to {self._reported}, {self._grid.topology}, mode {self._mode}: {times[0]:.2f} ms each "
-            f"({times[1]:.2f} computing, {times[2]:.2f} reducing, of it {times[3]:.2f} waiting for others)"
+            f"({times[1]:.2f} computing, {times[2]:.2f} reducing, of which {times[3]:.2f} waiting for others)"
         )
         foot = f"most jitter: rank {worst} on {self._hosts[worst]}, {jitter[worst]:.1%} of its computing time"
-        sys.stderr.write(render_table(head, lines, f"{foot}; half of all have at most {median_jitter:.1%}"))
+        sys.stderr.write(render_table(head, lines, f"{foot}; median {median_jitter:.1%}"))
         self._log.write(
             event="iterations", first=first, last=self._reported, topology=str(self._grid.topology), mode=self._mode,
             seconds=float(np.median(whole)), compute=compute.tolist(), reduce=inside.tolist(), jitter=jitter.tolist(),
