@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 
 from ddlrun.errors import InputError
@@ -15,9 +14,17 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
     if not script.endswith(".py"):
         if os.path.isdir(script) and "/" in script:
             raise InputError(f"{script!r} is a folder; name the script or program in it")
-        if re.search(r",|\[\d", script) and shutil.which(script) is None:
-            raise InputError(f"there is no program {script!r}; name hosts with -H: -H {script} SCRIPT")
+        if re.search(r",|\[\d", script):
+            _check_exists(script)
         return (script, *args)
     if not os.path.isfile(script):
         raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")
     return (sys.executable, script, *args)
+
+
+def _check_exists(program: str) -> None:
+    """Raise InputError where a word that looks like a host list is no program."""
+    import shutil  # noqa: PLC0415 - 2 ms, for names that look like hosts alone
+
+    if shutil.which(program) is None:
+        raise InputError(f"there is no program {program!r}; name hosts with -H: -H {program} SCRIPT")

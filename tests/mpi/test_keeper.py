@@ -332,7 +332,7 @@ def test_many_launches_leave_nothing(line: list[str], tmp_path: Path) -> None:
             program = [sys.executable, "-c", SHARED, mark]
         line[at] = str(tmp_path / "runs" / str(number))
         done = run(line, "-np", "2", *program, **environ)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert [path for path in Path("/proc").glob("[0-9]*") if mark in cmdline(path)] == []
     assert list((tmp_path / "tmp").iterdir()) == []
     segments = [word for word in done.stdout.split() if word.startswith(SHARED_MEMORY)]
