@@ -11,7 +11,7 @@ class MachineNoteCode(Enum):
 
     CORES_ARE_THREADS = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
     CORES_DIFFER = "lstopo and /sys differ in cores; hwloc counts as mpirun does, so its cores are used"
-    MEMORY_LIMITED = "a cgroup allows {allowed:.1f} of {installed:.0f} GiB of memory"
+    MEMORY_LIMITED = "a cgroup allows {allowed} of {installed} GiB of memory"
     GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
     GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
     GPUS_ALLOCATED = "{allocated} of {gpus} GPUs are the job's"

@@ -180,7 +180,8 @@ def _memory_note(output: _Output, kib: int) -> tuple[MachineNote, ...]:
     limits = [int(words[1]) for words in output.records if words[0] == "@memory" and words[1].isdecimal()]
     if not kib or not limits or min(limits) >= kib << 10:
         return ()
-    allowed, installed = min(limits) / (1 << 30), kib / (1 << 20)
+    # Rounded as in the text: MemTotal differs by some KiB between hosts whose machines are equal.
+    allowed, installed = round(min(limits) / (1 << 30), 1), round(kib / (1 << 20))
     return (machine_note(MachineNoteCode.MEMORY_LIMITED, allowed=allowed, installed=installed),)
 
 

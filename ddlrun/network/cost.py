@@ -74,9 +74,9 @@ def stages(axes: Sequence[GridAxis], algorithms: Sequence[str], blocks: Sequence
                 sent = axis.size - 1 if algorithm == "direct" else 1
                 counts = (sent - leaving[0] // blocks[1], *leaving)  # the rest of a learner's messages stay in the host
                 furthest = max((level for level, count in enumerate(counts) if count), default=0)
-                share = step_by_level[0].share * piece
-                loads = tuple(count * share for count in counts)
-                result.append(CostStage(step_by_level[0].steps, loads, furthest))
+                first = step_by_level[0]
+                loads = tuple(count * first.share * piece for count in counts)
+                result.append(CostStage(first.steps, loads, furthest))
         piece /= axis.size
     return result
 

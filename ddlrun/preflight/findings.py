@@ -101,10 +101,10 @@ class FindingCode(Enum):
     )
 
     CLOCK_AHEAD = _failure(
-        "its clock is {seconds:.0f} s ahead", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
+        "its clock is {seconds} s ahead", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
     )
     CLOCK_BEHIND = _failure(
-        "its clock is {seconds:.0f} s behind", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
+        "its clock is {seconds} s behind", "start chrony or systemd-timesyncd there: timedatectl set-ntp true"
     )
     LEFTOVERS = _warning("run {run} left process {processes}", "if it is not another job of yours: ddlrun clean {host}")
     LITTLE_DISK = _failure(
@@ -137,7 +137,10 @@ class FindingCode(Enum):
 
 
 class PreflightFinding(NamedTuple):
-    """The result of one check of one host; `values` fill in the code's texts."""
+    """The result of one check of one host.
+
+    `values` fill in the code's texts. They are what the texts show, no more: equal ones share a row of the table.
+    """
 
     host: str
     check: str

@@ -106,10 +106,11 @@ def check_files(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         elif request.program and program is None and here is not None:
             yield PreflightFinding(host, "files", FindingCode.NO_PROGRAM, values)
         elif isinstance(here, FileDigest) and isinstance(program, FileDigest) and program != here:
-            same_size = program.size == here.size
-            code = FindingCode.OTHER_CONTENT if same_size else FindingCode.OTHER_SIZE
-            digest = {"size": program.size, "expected": here.size, "checksum": program.checksum}
-            yield PreflightFinding(host, "files", code, {**values, **digest})
+            if program.size == here.size:
+                code, difference = FindingCode.OTHER_CONTENT, {"checksum": program.checksum}
+            else:
+                code, difference = FindingCode.OTHER_SIZE, {"size": program.size, "expected": here.size}
+            yield PreflightFinding(host, "files", code, {**values, **difference})
 
 
 def check_machine(facts: PreflightFacts) -> Iterator[PreflightFinding]:
@@ -146,9 +147,9 @@ def check_clock(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     for host, host_facts in facts.hosts.items():
         clock = host_facts.clock
         if clock is not None and begin - clock > MOST_CLOCK:
-            yield PreflightFinding(host, "clock", FindingCode.CLOCK_BEHIND, {"seconds": begin - clock})
+            yield PreflightFinding(host, "clock", FindingCode.CLOCK_BEHIND, {"seconds": round(begin - clock)})
         elif clock is not None and clock - end > MOST_CLOCK:
-            yield PreflightFinding(host, "clock", FindingCode.CLOCK_AHEAD, {"seconds": clock - end})
+            yield PreflightFinding(host, "clock", FindingCode.CLOCK_AHEAD, {"seconds": round(clock - end)})
 
 
 def check_leftovers(facts: PreflightFacts) -> Iterator[PreflightFinding]:

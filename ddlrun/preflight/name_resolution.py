@@ -54,13 +54,15 @@ def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBoo
     resolved_here = {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
     if not own or not (own | resolved_here).isdisjoint(resolved):
         return
+    values = {"name": name, "address": resolved[0]}
     owner = book.owners.get(resolved[0])
     if _is_loopback(resolved[0]):
-        code = FindingCode.NAME_OF_ITSELF
+        yield PreflightFinding(host, CHECK, FindingCode.NAME_OF_ITSELF, values)
+    elif owner is not None:
+        yield PreflightFinding(host, CHECK, FindingCode.NAME_OF_OTHER_HOST, {**values, "owner": owner})
     else:
-        code = FindingCode.NAME_OF_NO_HOST if owner is None else FindingCode.NAME_OF_OTHER_HOST
-    values = {"name": name, "address": resolved[0], "owner": owner, "own": ", ".join(sorted(own))}
-    yield PreflightFinding(host, CHECK, code, values)
+        own_addresses = ", ".join(sorted(own))
+        yield PreflightFinding(host, CHECK, FindingCode.NAME_OF_NO_HOST, {**values, "own": own_addresses})
 
 
 def _check_own_name(host: str, facts: HostFacts) -> Iterator[PreflightFinding]:

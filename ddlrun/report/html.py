@@ -110,9 +110,10 @@ def _end(rank: RankRecord) -> tuple[str, str]:
     end = rank.end
     if end is None:
         return "", "ok"
+    text = render_end(end) + (", ended by ddlrun" if end.ordered else "")
     if end.exit_code == 0:
-        return render_end(end), "ok"
-    return (f"{render_end(end)}, ended by ddlrun", "dim") if end.ordered else (render_end(end), "failure")
+        return text, "ok"
+    return text, "dim" if end.ordered else "failure"
 
 
 def _charts(record: RecordedRun) -> Iterator[Chart]:

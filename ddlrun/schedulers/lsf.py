@@ -91,8 +91,10 @@ def parse_mcpu(words: list[str]) -> dict[str, int]:
 
 def _find_launch_host(slots: Mapping[str, int], environ: Mapping[str, str]) -> str | None:
     """Return the host that is listed first only because it launches: on machines with CSM, or judging by its name."""
+    if len(slots) < 2:
+        return None
     first, *others = slots
-    if not others or slots[first] != 1:
+    if slots[first] != 1:
         return None
     has_launch_name = bool(re.fullmatch(LAUNCH_HOST, first.partition(".")[0]))
     others_have = any(re.fullmatch(LAUNCH_HOST, other.partition(".")[0]) for other in others)

@@ -146,6 +146,15 @@ def test_the_page_of_a_failed_run_has_the_contents_of_its_folder(failed: Path, t
     assert re.search(r"Their own messages .*: rank 2 on \S+ is slow, [\d.]+ times the median in 3 checks: ", text)
 
 
+def test_the_page_names_the_ranks_that_ddlrun_ended(failed: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(failed, tmp_path / "run"))
+    outcome = json.loads((run / "outcome.json").read_text())
+    # A program may handle SIGTERM and exit with 0.
+    ends = [end | {"exit_code": 0, "signal": None, "ordered": end["rank"] == 3} for end in outcome["ends"]]
+    (run / "outcome.json").write_text(json.dumps(outcome | {"ends": ends}))
+    assert read(page_of(run, tmp_path)).count(" exit code 0, ended by ddlrun") == 1
+
+
 def test_a_trace_has_each_phase_of_each_rank(failed: Path, tmp_path: Path) -> None:
     page_of(failed, tmp_path, "--trace", tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)["traceEvents"]

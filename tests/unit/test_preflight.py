@@ -338,3 +338,45 @@ def test_findings_that_differ_only_in_their_host_share_a_line() -> None:
         for host, name in (("h1", "h1"), ("h2", "h2"), ("h3", "x"))
     ]
     assert [[finding.host for finding in group] for group in group_findings(findings)] == [["h1", "h2"], ["h3"]]
+
+
+def test_equal_lines_share_a_row_whatever_was_measured() -> None:
+    # Clocks that differ by less than the second that is shown, and scripts of one size with different contents.
+    clocks = {"h1": facts(1), "h2": facts(2, clock=1700000005.6), "h3": facts(3, clock=1700000005.7)}
+    digests = {"h1": FileDigest(9, 1), "h2": FileDigest(8, 2), "h3": FileDigest(8, 3)}
+    hosts = {host: own._replace(program=digests[host]) for host, own in clocks.items()}
+    request = WANTED._replace(program="train.py")
+    interval = (1700000000.0, 1700000000.5)
+    findings = judge(
+        PreflightFacts(hosts, hosts["h1"], "h1", request, "orted", interval), frozenset({"clock", "files"})
+    )
+    problems = [finding for finding in findings if finding.level is Level.FAILURE]
+    assert render_lines(problems) == [
+        "hosts h[2-3]: train.py is another file: 8 bytes, here it has 9; copy it there: scp train.py h2:/work/",
+        "hosts h[2-3]: its clock is 5 s ahead; start chrony or systemd-timesyncd there: timedatectl set-ntp true",
+    ]
+
+
+def test_names_that_lead_back_share_a_row() -> None:
+    # The loopback address belongs to each host, the first of which is its owner.
+    loopback = (Address("lo", "127.0.0.1", 8),)
+    names = {"h1": ("10.0.0.1",), "h2": ("10.0.0.2",), "h3": ("127.0.0.1",)}
+    hosts = {host: facts(number)._replace(names=names) for number, host in enumerate(("h1", "h2", "h3"), 1)}
+    hosts = {host: own._replace(addresses=(*own.addresses, *loopback)) for host, own in hosts.items()}
+    known = facts(1, addresses=hosts["h1"].addresses)
+    findings = judge(PreflightFacts(hosts, known, "h1", WANTED, "orted", (0.0, 0.0)), frozenset({"names"}))
+    problems = [finding for finding in findings if finding.code is FindingCode.NAME_OF_ITSELF]
+    assert [[finding.host for finding in group] for group in group_findings(problems)] == [["h1", "h2"]]
+
+
+def test_memory_limits_of_equal_hosts_make_equal_machines() -> None:
+    # MemTotal differs by some KiB between equal hosts. The variable keeps parse_facts from treating the texts as equal.
+    text = TEXT.replace("@own", "proc/meminfo:MemTotal: {} kB\n@memory 17179869184\n@env CUDA_VISIBLE_DEVICES 0\n@own")
+    hosts = {
+        host: parse_facts(text.format(kib).replace("ddlrun:end\n", "").replace("@own", "ddlrun:end\n@own"), host)
+        for host, kib in (("h1", 528000000), ("h2", 528000004))
+    }
+    first, second = (own.machine for own in hosts.values())
+    assert first is not None
+    assert first == second
+    assert str(first.notes[0]) == "a cgroup allows 16.0 of 504 GiB of memory"

@@ -293,6 +293,8 @@ def test_lsf_lists(capture: Callable[[str], Path]) -> None:
     assert slots(job({**LSF, "LSB_AFFINITY_HOSTFILE": "/a"}, {"/a": text})) == [("Host1", 2)]
     with pytest.raises(InputError, match="none of LSB_DJOB_HOSTFILE"):
         job(LSF)
+    with pytest.raises(InputError, match="no hosts; name at least one"):
+        job({**LSF, "LSB_DJOB_HOSTFILE": "/f"}, {"/f": ""})
     with pytest.raises(InputError, match="'hostB' has no number of slots"):
         parse_mcpu(["hostA", "4", "hostB"])
 
