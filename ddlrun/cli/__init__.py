@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
 
+# A dropped exception of a signal is raised again after this time.
+RAISE_SECONDS = 0.001
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
 COMMANDS = {
     "check": "check",
@@ -125,11 +127,18 @@ def _raise_again(lost: UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
         return
 
-    def raise_error(_number: int, _frame: FrameType | None) -> NoReturn:
+    def raise_error(_number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if (
+                frame.f_code is _raise_again.__code__
+            ):  # on a busy machine it has not returned, and Python would drop this
+                signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
+                return
+            frame = frame.f_back
         raise error
 
     signal.signal(signal.SIGALRM, raise_error)
-    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
 
 
 def _source(error: click.UsageError) -> str:

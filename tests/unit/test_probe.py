@@ -207,10 +207,12 @@ def test_differences_in_words() -> None:
     assert "a: 2 packages x 10 cores, SMT8, 4 GPUs, 5 cores usable (minsky)" in render_groups(groups)
 
 
-# Moments of an interrupt: in a fork handler, as logging has, whose exceptions Python drops; and before the new
-# process is recorded anywhere.
+# Moments of an interrupt: in a fork handler, as logging has, whose exceptions Python drops; there, with a machine so
+# busy that the exception is raised again before its handler has returned; and before the new process is recorded.
 MOMENTS = {
     "fork": "os.register_at_fork(after_in_parent=interrupt)",
+    "busy": "os.register_at_fork(after_in_parent=interrupt); sys.setprofile(lambda frame, event, function: "
+    "event == 'c_return' and function.__name__ == 'setitimer' and not slow and (slow.append(1), time.sleep(0.1)))",
     "start": "sys.setprofile(lambda frame, event, _: "
     "(event, frame.f_code.co_name) == ('return', '_execute_child') and interrupt())",
 }
@@ -223,8 +225,8 @@ def test_a_ctrl_c_while_a_process_starts_ends_ddlrun_and_the_process(moment: str
     agent.write_text(f"#!/bin/sh\nexec sleep {nap}\n")
     agent.chmod(0o755)
     program = f"""
-import os, signal, sys
-sent = []
+import os, signal, sys, time
+sent, slow = [], []
 def interrupt():
     if not sent:
         sent.append(1)
