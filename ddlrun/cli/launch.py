@@ -4,6 +4,7 @@ The stages of a launch, each with the value that it returns:
 
     read_settings    Settings    what was asked for; here the options end
     check_settings   Attempt     mpirun is asked for its version meanwhile
+    start_probe      Attempt     this machine is probed meanwhile
     survey_hosts     Surveyed    machines, network, software
     place_ranks      Placed      host, cores and GPU of every rank
     plan_job         Planned     rank file, environment, command
@@ -22,7 +23,15 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.job_options import job_options
-from ddlrun.cli.launch_planning import Attempt, Planned, check_settings, place_ranks, plan_job, survey_hosts
+from ddlrun.cli.launch_planning import (
+    Attempt,
+    Planned,
+    check_settings,
+    place_ranks,
+    plan_job,
+    start_probe,
+    survey_hosts,
+)
 from ddlrun.cli.options import Sections, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
@@ -107,7 +116,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         _print_plan(_plan(attempt))
         return 0
     _check_root(settings)
-    return _run_until_done(attempt)
+    return _run_until_done(start_probe(attempt))
 
 
 def _plan(attempt: Attempt) -> Planned:
@@ -133,7 +142,7 @@ def _print_plan(planned: Planned) -> None:
 
 def _run_until_done(attempt: Attempt) -> int:
     """Run the job, and restart it after a failure as often as allowed; return the last exit code."""
-    from ddlrun.cli import launch_running as running  # noqa: PLC0415 - imported while mpirun prints its version
+    from ddlrun.cli import launch_running as running  # noqa: PLC0415 - imported while this machine is probed
 
     finished = None
     while True:

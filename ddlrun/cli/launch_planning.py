@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import read_machines
+from ddlrun.cli.inputs import reach, read_machines
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
@@ -29,7 +29,7 @@ from ddlrun.process_managers.installation import (
     start_mpirun_query,
 )
 from ddlrun.process_managers.openmpi import Mpirun
-from ddlrun.remote.probe import await_names, check_distinct
+from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Attempt(NamedTuple):
     mpirun: PendingMpirun
     restarts: int
     """Number of restarts that are allowed in all."""
+    probe: PendingProbe | None = None
+    """The probe of this machine, if it has begun."""
 
     def without_hosts(self, reasons: Mapping[str, str]) -> "Attempt":
         """Return the attempt with other hosts in place of some (name -> reason), or with fewer; print which."""
@@ -50,7 +52,7 @@ class Attempt(NamedTuple):
         assignment = replace_hosts(hosts.assignment, reasons, hosts.min_topology)
         for line in assignment.notes:
             click.echo(f"ddlrun: {line}", err=True)
-        return self._replace(settings=reassign_hosts(self.settings, assignment))
+        return self._replace(settings=reassign_hosts(self.settings, assignment), probe=None)
 
 
 class Surveyed(NamedTuple):
@@ -97,7 +99,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     """
     settings = attempt.settings
     if settings.hosts.all_local or (settings.machines.described and settings.run.dry_run):
-        return Surveyed(attempt, survey_machines(settings, attempt.mpirun), None)
+        return Surveyed(attempt, survey_machines(settings, attempt.mpirun, attempt.probe), None)
     report = _check_hosts(settings, attempt.mpirun.result())
     if report.bad_hosts:
         if not settings.hosts.replaceable:
@@ -115,9 +117,17 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
     return Surveyed(attempt, survey, report)
 
 
-def survey_machines(settings: Settings, mpirun: PendingMpirun) -> Survey:
+def start_probe(attempt: Attempt) -> Attempt:
+    """Start the probe of a job on this machine alone, so that it runs while modules are imported."""
+    hosts = attempt.settings.hosts
+    if not hosts.all_local or attempt.settings.machines.described:
+        return attempt
+    return attempt._replace(probe=PendingProbe(hosts.hosts, reach(hosts.launcher)))
+
+
+def survey_machines(settings: Settings, mpirun: PendingMpirun, probe: PendingProbe | None = None) -> Survey:
     """Return the survey of hosts that need no check: each is this machine, or described."""
-    machines = read_machine_source(settings)  # while mpirun prints its version
+    machines = probe.result() if probe is not None else read_machine_source(settings)  # while mpirun prints its version
     return Survey(machines, inspect_installation(settings, mpirun.result()), dict(os.environ))
 
 

@@ -118,7 +118,7 @@ def next_attempt(finished: Finished) -> Attempt:
     attempt, settings = finished.attempt, finished.attempt.settings
     number = settings.run.attempt + 1
     click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
-    attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()))
+    attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()), probe=None)
     dead = {*finished.outcome.dead}
     lost = [host.name for host in settings.hosts.hosts if {host.name, host.name.partition(".")[0]} & dead]
     if not lost or not settings.hosts.replaceable:

@@ -94,25 +94,45 @@ def _resolves(name: str) -> bool:
     return True
 
 
-def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
-    """Return each host's machine, read from its /sys; hosts with equal replies share one object.
+class PendingProbe:
+    """A probe of hosts. That of this machine has begun, so that other work can go on until the reply is needed."""
 
-    Raises:
-        UnreachableError: Hosts that did not reply, each with the reason.
-    """
-    replies = run_scripts(dict.fromkeys(hosts.names, SCRIPT), reach)
-    failed = {name: describe_failure(replies[name]) for name in hosts.names if "ddlrun:end" not in replies[name].out}
-    if failed:
-        raise UnreachableError(*render_failures(failed, reach.ssh, " (or describe the hosts: --machine)"))
+    def __init__(self, hosts: HostList, reach: ProbeTarget) -> None:
+        """Start reading this machine's /sys."""
+        self._names, self._reach = hosts.names, reach
+        self._local = {name: reach.here(SCRIPT) for name in hosts.names if is_local(name, reach.own_name)}
+
+    def result(self) -> dict[str, Machine]:
+        """Return each host's machine, read from its /sys; hosts with equal replies share one object.
+
+        Raises:
+            UnreachableError: Hosts that did not reply, each with the reason.
+        """
+        remote = {name: SCRIPT for name in self._names if name not in self._local}
+        replies = dict(self._reach.there(remote)) if remote else {}
+        replies |= {name: finish() for name, finish in self._local.items()}
+        failed = {
+            name: describe_failure(replies[name]) for name in self._names if "ddlrun:end" not in replies[name].out
+        }
+        if failed:
+            raise UnreachableError(*render_failures(failed, self._reach.ssh, " (or describe the hosts: --machine)"))
+        return _parse_machines({name: replies[name].out.strip() for name in self._names})
+
+
+def _parse_machines(texts: Mapping[str, str]) -> dict[str, Machine]:
     kinds: dict[str, Machine] = {}
     machines: dict[str, Machine] = {}
-    for name in hosts.names:
-        text = replies[name].out.strip()
+    for name, text in texts.items():
         kind = machine_kind(text)
         if kind not in kinds:
             kinds[kind] = parse_sysfs(text, name)
         machines[name] = kinds[kind]
     return machines
+
+
+def probe(hosts: HostList, reach: ProbeTarget) -> dict[str, Machine]:
+    """Return each host's machine, as PendingProbe.result does. Raises UnreachableError."""
+    return PendingProbe(hosts, reach).result()
 
 
 def probe_fully(hosts: HostList, reach: ProbeTarget, cache: ProbeCache | None = None) -> dict[str, ProbedHost]:
