@@ -187,16 +187,21 @@ def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
     assert job.returncode == 0
 
 
-def test_clean_spares_a_job_whose_mpirun_stays(line: list[str]) -> None:
-    """Between the end of the ranks and that of mpirun a job has no keepers, and is no orphan."""
+def test_clean_spares_a_job_whose_mpirun_stays(line: list[str], tmp_path: Path) -> None:
+    """Between the end of the ranks and that of mpirun a job has no keepers, and is no orphan.
+
+    That holds for a clean that does not know the run either, as its state folder is another.
+    """
     mark = word()
     with subprocess.Popen([*line, "-np", "2", "sh", "-c", "echo up; sleep 1", mark], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
-        os.kill(mpirun_of(job.pid), signal.SIGSTOP)
-        keepers = re.compile(rf"\0-S\0[^\0]*/rank/start\.py\0.*\0{mark}\0", re.DOTALL)
+        mpirun = mpirun_of(job.pid)
+        os.kill(mpirun, signal.SIGSTOP)
+        keepers = re.compile(rf"\x00-S\x00[^\x00]*/rank/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
         wait_for(lambda: not any(keepers.search(cmdline(process)) for process in Path("/proc").glob("[0-9]*")))
-        assert mark not in run([sys.executable, "-m", "ddlrun"], "clean", "localhost").stdout
+        clean = [sys.executable, "-m", "ddlrun", "clean", "--dry-run", "localhost"]
+        assert f"process {mpirun} of" not in run(clean, XDG_STATE_HOME=tmp_path / "state").stdout
         job.stdout.read()
     assert job.returncode == 0
 
