@@ -198,8 +198,8 @@ def test_clean_spares_a_job_whose_mpirun_stays(line: list[str], tmp_path: Path) 
         job.stdout.readline()
         mpirun = mpirun_of(job.pid)
         os.kill(mpirun, signal.SIGSTOP)
-        keepers = re.compile(rf"\x00-S\x00[^\x00]*/rank/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
-        wait_for(lambda: not any(keepers.search(cmdline(process)) for process in Path("/proc").glob("[0-9]*")))
+        keepers = re.compile(rf"[^\x00]+\x00-I\x00-S\x00[^\x00]*/rank/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
+        wait_for(lambda: not any(keepers.match(cmdline(process)) for process in Path("/proc").glob("[0-9]*")))
         clean = [sys.executable, "-m", "ddlrun", "clean", "--dry-run", "localhost"]
         assert f"process {mpirun} of" not in run(clean, XDG_STATE_HOME=tmp_path / "state").stdout
         job.stdout.read()
