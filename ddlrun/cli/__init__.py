@@ -97,7 +97,18 @@ def main() -> NoReturn:
         code = EXIT_INTERRUPTED
     except _EndedError as error:
         code = EXIT_SIGNAL + error.number
-    sys.exit(code or 0)
+    _exit(code or 0)
+
+
+def _exit(code: int) -> NoReturn:
+    """Flush the standard streams and exit at once: Python would take 8 ms more to free its modules."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed when Python started
+                stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python reports what cannot be written
+    os._exit(code)
 
 
 def _open_standard_streams() -> None:

@@ -143,7 +143,7 @@ def test_grid_engine_prints_what_the_page_shows(sge: GridEngineCluster, tmp_path
     printed = re.sub(r"\(/\S*/execd/h\d/active_jobs/\d+", "(/var/spool/gridengine/execd/h1/active_jobs/7", printed)
     printed = re.sub(r"Grid Engine job \d+", "Grid Engine job 7", printed)
     if printed.startswith("h2"):  # Grid Engine takes either for the first
-        printed = re.sub(r"(?m)^(h|\d: h)([12])", lambda found: f"{found[1]}{3 - int(found[2])}", printed)
+        printed = re.sub(r"(?m)^(h|rack \d: h)([12])", lambda match: f"{match[1]}{3 - int(match[2])}", printed)
     assert printed == script("grid-engine", "Show what ddlrun found", kind="text")
 
 
