@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddlrun import __version__
-from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_way
+from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, read_hosts, read_preset, ssh_launcher
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
@@ -122,7 +122,7 @@ def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Mac
 
         return machines_of(hosts, simple_machine(sockets, cores))
     if options["probe"]:
-        return probe(hosts, reach(ssh_way(options)))
+        return probe(hosts, reach(ssh_launcher(options)))
     if options["load"]:
         return load_machines(options["load"], hosts)
     machine = read_preset(options["machine"] or ASSUMED_PRESET)

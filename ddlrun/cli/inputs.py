@@ -50,14 +50,14 @@ def find_job(scheduler: str, *, named: bool = False) -> Allocation | None:
     Where the user has `named` hosts, a job that cannot be read is ignored. Raises InputError otherwise.
     """
     try:
-        return read_allocation(world(), scheduler)
+        return read_allocation(scheduler_context(), scheduler)
     except InputError:
         if named and scheduler == "auto":
             return None
         raise
 
 
-def world() -> SchedulerContext:
+def scheduler_context() -> SchedulerContext:
     """Return the environment, files and commands that the readers of schedulers use."""
     return SchedulerContext(os.environ, lambda path: read_text(path, "file"), _run)
 
@@ -161,28 +161,28 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(f"{error.host}: {error.problem}") from error
 
 
-def reach(way: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:
+def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:
     """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
 
     GPUs that are chosen by number here are chosen on the hosts too, as mpirun passes the variable on, except
     where Slurm chooses them for each host.
     """
     own_name = os.uname().nodename
-    allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in way.gpus.items()}
+    allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
     own = next((line for name, line in allocated.items() if is_local(name, own_name)), "")
-    chosen = "" if way.launcher == "srun" or way.gpus else _chosen_gpus()
+    chosen = "" if launcher.launcher == "srun" or launcher.gpus else _chosen_gpus()
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
 
         heads = {name: chosen + allocated.get(name, "") for name in scripts}
-        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, way, seconds)
+        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, launcher, seconds)
 
     return ProbeTarget(
         own_name,
         lambda script: start_command(["sh", "-c", own + script], "", seconds),
         there,
-        shlex.join(way.shown),
+        shlex.join(launcher.shown),
     )
 
 
@@ -194,7 +194,7 @@ def _chosen_gpus() -> str:
 
 
 def read_machines(
-    hosts: HostList, machine: str | None, load: str | None, way: AgentLauncher = SSH
+    hosts: HostList, machine: str | None, load: str | None, launcher: AgentLauncher = SSH
 ) -> dict[str, Machine]:
     """Return the machine of each host: described (--machine), saved (--load), or probed."""
     if machine and load:
@@ -202,7 +202,7 @@ def read_machines(
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
-    return machines_of(hosts, described) if described is not None else probe(hosts, reach(way))
+    return machines_of(hosts, described) if described is not None else probe(hosts, reach(launcher))
 
 
 def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def machines_of(hosts: HostList, machine: Machine) -> dict[str, Machine]:
     return dict.fromkeys(hosts.names, machine)
 
 
-def ssh_way(options: Mapping[str, Any]) -> AgentLauncher:
+def ssh_launcher(options: Mapping[str, Any]) -> AgentLauncher:
     """Return ssh with the port and the key of the options. Raises InputError where the key file does not exist."""
     return SSH._replace(words=ssh_arguments(options["ssh_port"], options["ssh_identity_file"]))
 
@@ -226,10 +226,10 @@ def read_job_hosts(expression: str | None, options: Mapping[str, Any]) -> tuple[
     """Return the named hosts, else the scheduler's job's or this machine, and their launcher."""
     job = find_job(options["scheduler"], named=bool(expression or options["hostfile"]))
     hosts = apply_job_names(read_hosts(expression, options["hostfile"], job=job), job)
-    return hosts, read_way(options, job, hosts)
+    return hosts, read_launcher(options, job, hosts)
 
 
-def read_way(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
+def read_launcher(options: Mapping[str, Any], job: Allocation | None, hosts: HostList) -> AgentLauncher:
     """Return the launcher of programs on the hosts. Raises InputError where --launcher cannot reach them."""
     ssh = ssh_arguments(options["ssh_port"], options["ssh_identity_file"])
     return choose_launcher(options["launcher"], job, hosts, ssh, os.environ)

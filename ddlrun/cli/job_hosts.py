@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddlrun.cli.inputs import load_hosts, read_hosts, read_rankfile, read_way
+from ddlrun.cli.inputs import load_hosts, read_hosts, read_launcher, read_rankfile
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import RackLayout, RackNoteCode, arrange
@@ -97,7 +97,7 @@ def assign_job_hosts(options: Options, layout: RackLayout, allocation: Allocatio
         assignment=assign_hosts(layout.hosts, spares, layout.request),
         min_topology=parse_topology(least, "--min-topology") if least else None,
         local=frozenset(name for name in names if is_local(name, own_name)),
-        launcher=read_way(options, allocation, layout.hosts),
+        launcher=read_launcher(options, allocation, layout.hosts),
         allocation=allocation,
         notes=(*(allocation.notes if allocation is not None else ()), *map(str, layout.notes)),
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import reach, world
+from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_planning import Attempt, Planned
 from ddlrun.cli.read_settings import new_run_id
 from ddlrun.plan import Plan, shown_command
@@ -83,7 +83,7 @@ def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:
     explained = outcome.root is not None and not outcome.root.signal
     if allocation is None or not outcome.exit_code or explained:
         return outcome
-    end = read_job_end(world(), allocation)
+    end = read_job_end(scheduler_context(), allocation)
     return outcome if end is None else apply_job_end(outcome, end)
 
 

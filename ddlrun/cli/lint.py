@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_way
+from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_launcher
 from ddlrun.cli.options import COUNT, Sections, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
@@ -106,5 +106,5 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         here = probe(HostList((Host("localhost"),), "this machine"), reach(SSH))["localhost"]
         machines = dict.fromkeys(names, here)
     else:
-        machines = probe(hosts, reach(ssh_way(options)))
+        machines = probe(hosts, reach(ssh_launcher(options)))
     return machines.get

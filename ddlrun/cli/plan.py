@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from ddlrun.allreduce_algorithms import MODES
-from ddlrun.cli.inputs import find_job, read_hosts, read_machines, read_text, read_way
+from ddlrun.cli.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
 from ddlrun.cli.options import (
     COUNT,
     TOPOLOGY_HELP,
@@ -182,8 +182,8 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     for note in arranged.notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     stated = request.accelerators or shape or (not hosts.slots_are_capacity and any(host.slots for host in hosts))
-    way = read_way(options, job, arranged.hosts)
-    machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], way)
+    launcher = read_launcher(options, job, arranged.hosts)
+    machines = {} if stated else read_machines(arranged.hosts, options["machine"], options["load"], launcher)
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli.inputs import reach, read_hosts, ssh_way
+from ddlrun.cli.inputs import reach, read_hosts, ssh_launcher
 from ddlrun.cli.options import (
     GRACE_HELP,
     Sections,
@@ -158,7 +158,7 @@ def _find_processes(hosts: str | None, runs: Sequence[Run], options: Options) ->
 
 
 def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:
-    return reach(ssh_way(options), options["timeout"] + extra_seconds)
+    return reach(ssh_launcher(options), options["timeout"] + extra_seconds)
 
 
 def _raise_failures(failed: Failures, options: Options) -> None:
