@@ -83,13 +83,18 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         try:
             result["horovod"] = measurement_job.measure(listed, options, words, ["horovod", horovod_plan])
         except measurement_job.MeasurementError as error:
-            code = error.exit_code if options["horovod"] else 0
-            click.echo("ddlrun: note: Horovod was not tuned, for the reason above; the other results stand", err=True)
+            code = _report_horovod_failure(error, requested=options["horovod"])
     result |= {"gradient": gradient, "profile": path, "hosts": list(names)}
     click.echo(json.dumps(result, indent=2) + "\n" if options["as_json"] else render_tune(result), nl=False)
     if path is not None:
         _save(_profile(result, names, gradient), path, replace=options["save"] is not None)
     return code
+
+
+def _report_horovod_failure(error: measurement_job.MeasurementError, *, requested: bool | None) -> int:
+    """Print that Horovod was not tuned; return the exit code, which is 0 unless Horovod was requested."""
+    click.echo("ddlrun: note: Horovod was not tuned, for the reason above; the other results stand", err=True)
+    return error.exit_code if requested else 0
 
 
 def _links(path: str | None) -> str:
