@@ -151,5 +151,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{number:>{widths[0]}}  {reason:{widths[1]}}  {command}".rstrip())
     if config.getoption("markexpr") == "not extra":
         terminalreporter.line(
-            "Tests marked `extra` take long or need packages of the system: `make test-all` runs them."
+            "Tests marked `extra` take long or need more: `make test-all` runs them."
         )
