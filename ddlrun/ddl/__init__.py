@@ -45,22 +45,23 @@ def shard(items: Any, *, drop_last: bool = False) -> Any:  # noqa: ANN401
     The last learners get items from the beginning again where the number does not divide.
 
     Args:
-        items: What to divide, see below.
+        items: A list, array, dataset, torch sampler, tf.data.Dataset or iterable.
         drop_last: Leave out the items beyond the last multiple of the number of learners instead.
 
     Returns:
-        For a list, tuple or range, a list. For an array, an array (a copy). For a dataset with __len__ and
-        __getitem__, a view that reads items when they are used. For a torch sampler, a sampler over its indices in
-        rank 0's order. For a tf.data.Dataset, which must know its cardinality or be infinite, a tf.data.Dataset. For
+        For a list, tuple or range, a list. For an array, an array (a copy). For a dataset with `__len__`
+        and `__getitem__`, a view that reads items when they are used. For a torch sampler, a sampler over its indices
+        in rank 0's order. For a tf.data.Dataset, which must know its cardinality or be infinite, a tf.data.Dataset. For
         an iterable or a torch IterableDataset, an iterable: each learner reads all items, and the parts have the same
         length if all learners read the same items.
 
     Raises:
         InputError: `items` has no items, or with `drop_last` fewer items than learners.
 
-    >>> _ = init()
-    >>> shard([1, 2, 3])
-    [1, 2, 3]
+    Examples:
+        >>> _ = init()
+        >>> shard([1, 2, 3])
+        [1, 2, 3]
     """
     from ddlrun.ddl.shards import take_shard  # noqa: PLC0415 - it needs numpy
 

@@ -46,9 +46,15 @@ def peers_of(topology: Topology, order: RankOrder, coords: tuple[int, ...], axis
 class Grid:
     """The learners of a communicator as X x Y x Z, with one communicator per dimension.
 
-    All ranks create it together, and free it with `free` or `with`. The communicator that is passed in stays the
-    caller's; without one the grid is a single learner. Raises InputError if the product of the dimensions is not the
-    number of ranks.
+    All ranks create it together, and free it with `free` or `with`.
+
+    Args:
+        topology: The dimensions.
+        order: The rank order of the job.
+        comm: The communicator, which stays the caller's. Without one the grid is a single learner.
+
+    Raises:
+        InputError: The product of the dimensions is not the number of ranks.
     """
 
     def __init__(self, topology: Topology, order: RankOrder, comm: Intracomm | None = None) -> None:
@@ -83,15 +89,27 @@ class Grid:
         return rank_at(self.topology, RankOrder.HOST, coords_of(self.topology, self.order, rank))
 
     def peers(self, axis: str) -> tuple[int, ...]:
-        """Return the ranks of this learner's group in one dimension, in the order of the dimension."""
+        """Return the ranks that differ from this one in one dimension only, and this one, in the dimension's order.
+
+        Args:
+            axis: The letter of the dimension, such as "X".
+
+        Raises:
+            InputError: The grid has no dimension of that letter.
+        """
         return peers_of(self.topology, self.order, self.coords, self._number(axis))
 
     def communicator(self, axes: str) -> Intracomm:
         """Return the communicator of the learners that differ from this one in `axes` only, such as "X" or "YZ".
 
-        The communicators of single dimensions exist already. For several dimensions all learners call this together the
-        first time. Its ranks are in host order, so ranks of a host are adjacent whatever the rank order of the job. The
-        grid frees it.
+        Its ranks are in host order, so ranks of a host are adjacent whatever the rank order of the job. The grid frees
+        it.
+
+        Args:
+            axes: Letters of dimensions. With several letters, all learners call this together the first time.
+
+        Raises:
+            InputError: The grid has no dimension of a letter, or is a single learner without MPI.
         """
         if self.base is None:
             raise InputError(f"grid {self.topology}: no communicator {axes!r}: a single learner runs without MPI")

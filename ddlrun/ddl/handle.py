@@ -30,7 +30,8 @@ class Handle:
     def wait(self) -> None:
         """Return when the results are in the arrays. A second call returns at once.
 
-        Raises InputError if a message had another length, because another rank reduces other arrays.
+        Raises:
+            InputError: A message had another length, because another rank reduces other arrays.
         """
         while self._open and self._engine is not None:
             operation, finish = self._open[0]
@@ -42,9 +43,13 @@ class Handle:
             finish()
 
     def test(self) -> bool:
-        """Handle the messages that are complete; return whether the results are in the arrays.
+        """Handle the messages that are complete, without blocking.
 
-        Raises InputError as `wait` does.
+        Returns:
+            True if the results are in the arrays.
+
+        Raises:
+            InputError: As in `wait`.
         """
         try:
             while self._open and self._engine is not None and self._engine.test(self._open[0][0]):

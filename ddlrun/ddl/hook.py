@@ -18,7 +18,12 @@ class _PendingAverage(NamedTuple):
 
 
 class Averaging:
-    """The state of `comm_hook`: the averages in progress. `axes` and `wire` as in `ddl.all_reduce`."""
+    """The state of `comm_hook`: the averages in progress.
+
+    Args:
+        axes: As in `ddl.all_reduce`.
+        wire: As in `ddl.all_reduce`.
+    """
 
     def __init__(self, axes: str = "", wire: str | None = None) -> None:
         self.axes, self.wire = axes, wire
@@ -42,8 +47,12 @@ class Averaging:
 def comm_hook(state: Averaging | None, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of DistributedDataParallel: `model.register_comm_hook(Averaging(), comm_hook)`.
 
-    Buckets are in progress while the backward pass continues. With None as the state each is waited for. The default
-    process group carries the start values, no gradients, and must exist (`init_process_group`).
+    The default process group carries the start values, no gradients, and must exist (`init_process_group`).
+
+    Args:
+        state: The averages in progress, while the backward pass continues. With None, each bucket is waited for before
+            the next.
+        bucket: The bucket, as DistributedDataParallel passes it.
     """
     averaging = state or Averaging()
     if bucket.index() == 0:

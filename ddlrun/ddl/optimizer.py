@@ -37,8 +37,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         wire: As in `ddl.all_reduce`.
 
     Raises:
-        InputError: The learners' parameters differ. Also raised by `step` and `synchronize` if a gradient was changed
-            while its average was in progress.
+        InputError: The learners' parameters differ.
     """
 
     def __init__(
@@ -112,7 +111,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """Average the gradients that are not averaged yet, then step the wrapped optimizer."""
+        """Average the gradients that are not averaged yet, then step the wrapped optimizer.
+
+        Args:
+            closure: A function that computes the loss, for optimizers that call it several times. The gradients of each
+                call are averaged, and it returns the average loss.
+
+        Returns:
+            The result of the wrapped optimizer's step.
+
+        Raises:
+            InputError: A gradient was changed while its average was in progress.
+        """
         if closure is not None:
             return self.optimizer.step(lambda: self._evaluate(closure))
         self.synchronize()
@@ -120,7 +130,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.optimizer.step()
 
     def synchronize(self) -> None:
-        """Return when the gradients are averaged. `step` does so itself."""
+        """Return when the gradients are averaged. `step` calls it.
+
+        Raises:
+            InputError: A gradient was changed while its average was in progress.
+        """
         self._averager.average()
 
     def __repr__(self) -> str:

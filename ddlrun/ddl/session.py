@@ -42,7 +42,8 @@ class Session:
 def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: str | None = None) -> Session:
     """Join the other learners. All ranks call it together.
 
-    Without an MPI launch there is a single learner. A second call frees the first session and starts anew.
+    Without an MPI launch there is a single learner, and MPI is not loaded. A second call first calls `free`, which
+    makes communicators and process groups of the first session invalid.
 
     Args:
         options: A DDL string such as "-mode r:4x2x3". Default: DDL_OPTIONS, else the shape from `ddlrun launch`, else
@@ -52,7 +53,7 @@ def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: s
         tuning: Sizes such as "chunk=64K,depth=8". Default: DDLRUN_DDL_TUNING.
 
     Returns:
-        A context manager that calls `free` at its end.
+        A context manager that calls `free` at its end, unless an exception leaves it.
 
     Raises:
         InputError: An option is wrong, or the product of the dimensions differs from the number of ranks.
@@ -65,7 +66,11 @@ def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: s
 
 
 def free() -> None:
-    """Free what `init` created. All ranks call it together. Without a session it does nothing."""
+    """Finish the reductions in progress and free what `init` created. All ranks call it together.
+
+    It also ends the default process group that this module started. Without a session it does nothing. A script need
+    not call it before it exits.
+    """
     while _started:
         _started.pop().free()
 
@@ -108,10 +113,7 @@ def coords() -> tuple[int, ...]:
 
 
 def grid() -> Grid:
-    """Return the grid of learners.
-
-    `grid().communicator("X")` is the mpi4py communicator of the learners that differ from this one in X only.
-    """
+    """Return the grid of learners: the topology, with this learner's position in it."""
     return current_learner().grid
 
 
@@ -146,7 +148,21 @@ def all_reduce(
 def all_reduce_n(
     arrays: Iterable[Any], op: str = "avg", *, axes: str = "", in_place: bool = False, wire: str | None = None
 ) -> list[Any]:
-    """Reduce several arrays as `all_reduce` does. Small arrays of one dtype are fused into buckets."""
+    """Reduce several arrays as `all_reduce` does. Small arrays of one dtype are fused into buckets.
+
+    Args:
+        arrays: The arrays; their shapes and dtypes are the same on all learners.
+        op: As in `all_reduce`, with another default.
+        axes: As in `all_reduce`.
+        in_place: Overwrite the arrays with the results.
+        wire: As in `all_reduce`.
+
+    Returns:
+        The results, in the order of the arrays.
+
+    Raises:
+        InputError: An array cannot be reduced.
+    """
     return current_learner().all_reduce_n(list(arrays), op, axes=axes, in_place=in_place, wire=wire)
 
 
@@ -155,9 +171,17 @@ def start(arrays: Iterable[Any], op: str = "avg", *, axes: str = "", wire: str |
 
     Messages move only during calls of `start`, `test` and `wait`. In mode m the reduction is complete on return.
 
+    Args:
+        arrays: The arrays, which are overwritten with the results.
+        op: As in `all_reduce_n`.
+        axes: As in `all_reduce`.
+        wire: As in `all_reduce`.
+
     Returns:
-        A handle. Call its `wait` before the arrays are read or written. `test` moves messages that are ready, and
-        returns whether the results are in the arrays.
+        A handle. Call its `wait` before the arrays are read or written.
+
+    Raises:
+        InputError: An array cannot be reduced.
     """
     return current_learner().start(list(arrays), op, axes=axes, wire=wire)
 
@@ -170,8 +194,8 @@ def reduce_scatter(x: Any, op: str = "sum") -> Any:  # noqa: ANN401
         op: As in `all_reduce`.
 
     Returns:
-        The view x.reshape(-1)[low:high] with (low, high) = piece(count) for an array of `count` elements. Block sizes
-        differ by at most one element, the longer blocks first. Block (x*Y + y)*Z + z belongs to the learner at
+        The view `x.reshape(-1)[low:high]` with `(low, high) = piece(count)` for an array of `count` elements. Block
+        sizes differ by at most one element, the longer blocks first. Block `(x*Y + y)*Z + z` belongs to the learner at
         (x, y, z); in ddl order this number is the rank.
     """
     return current_learner().reduce_scatter(x, op)
@@ -188,7 +212,7 @@ def piece(count: int) -> tuple[int, int]:
 
 
 def allgather(x: Any) -> Any:  # noqa: ANN401
-    """Return the x of every learner in rank order: a numpy array of shape (size, *x.shape).
+    """Return the x of every learner in rank order: a numpy array of shape `(size, *x.shape)`.
 
     x has the same shape and dtype on all learners. bfloat16 is returned as its bits in uint16.
     """
@@ -196,9 +220,15 @@ def allgather(x: Any) -> Any:  # noqa: ANN401
 
 
 def bcast(x: Any, root: int = 0, *, in_place: bool = False) -> Any:  # noqa: ANN401
-    """Return the x of rank `root`. The other ranks pass an array of the same shape and dtype.
+    """Return the x of rank `root`.
 
-    Raises InputError if there is no rank `root`.
+    Args:
+        x: An array or a number. The other ranks pass an array of the same shape and dtype.
+        root: The rank whose x is returned.
+        in_place: Overwrite x with the result.
+
+    Raises:
+        InputError: There is no rank `root`.
     """
     return current_learner().bcast(x, root, in_place=in_place)
 

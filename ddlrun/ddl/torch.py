@@ -42,16 +42,23 @@ def init_process_group() -> None:
     The backend is gloo, and NCCL for tensors on GPUs if each rank has a current GPU of its own: call
     torch.cuda.set_device first. `ddl.free` ends the group. A default group that the script started is kept.
 
-    Raises InputError on every learner if that group has other ranks, or if the ranks cannot connect to rank 0.
+    Raises:
+        InputError: On every learner, if that group has other ranks, or if the ranks cannot connect to rank 0.
     """
     _groups()
 
 
 def process_group(axes: str = "") -> ProcessGroup:
-    """Return the process group of the learners that differ from this one in `axes` ("YZ") only, or of all learners.
+    """Return the process group of the learners that differ from this one in `axes` only.
 
-    Its ranks ascend. The default group is started if there is none. All learners request the same groups in the same
-    order. Raises InputError as `init_process_group` does, and if the grid has no dimension of a letter.
+    Its ranks ascend with the ranks of the job. The default group is started if there is none. All learners request the
+    same groups in the same order.
+
+    Args:
+        axes: Letters of dimensions such as "YZ". Default: all learners.
+
+    Raises:
+        InputError: As in `init_process_group`, and if the grid has no dimension of a letter.
     """
     return _groups().group(axes)
 
@@ -59,8 +66,13 @@ def process_group(axes: str = "") -> ProcessGroup:
 def device_mesh(device_type: str | None = None) -> DeviceMesh:
     """Return the grid as a DeviceMesh with dimensions X, Y and Z over the groups of `process_group`.
 
-    `device_type` is "cuda" if the groups have NCCL, else "cpu", unless set. All learners call it together. Needs torch
-    2.4. Raises InputError as `init_process_group` does.
+    All learners call it together. It needs torch 2.4.
+
+    Args:
+        device_type: "cuda" or "cpu". Default: "cuda" if the groups have NCCL.
+
+    Raises:
+        InputError: As in `init_process_group`.
     """
     groups = _groups()
     return groups.mesh(device_type or ("cpu" if groups.why_no_nccl else "cuda"))

@@ -40,7 +40,7 @@ def test_the_index_names_every_page_by_its_title() -> None:
     listed = {(path, text) for text, path in re.findall(r"\[([^]]+)\]\(([^)#]+)\)", (folder / "index.md").read_text())}
     pages = [path for path in sorted(folder.rglob("*.md")) if path.name != "index.md"]
     titles = {(str(path.relative_to(folder)), path.read_text().partition("\n")[0].lstrip("# ")) for path in pages}
-    assert listed == titles
+    assert {(path, text) for path, text in listed if not path.startswith("..")} == titles
 
 
 def test_the_readme_is_one_screen() -> None:

@@ -160,7 +160,18 @@ def enable(
 ) -> LMS:
     """Watch the tensors that each forward of a module saves for backward.
 
-    Returns the LMS, which is created with the other arguments.
+    Args:
+        module: The module.
+        size_kb: As in `LMS`.
+        frac: As in `LMS`.
+        window: As in `LMS`.
+        device: As in `LMS`.
+
+    Returns:
+        The LMS that watches the module.
+
+    Raises:
+        InputError: As in `LMS`.
     """
     large = LMS(size_kb, frac, window=window, device=device)
     large.around(module)

@@ -6,16 +6,22 @@ from typing import NamedTuple
 
 
 class Stats(NamedTuple):
-    """Counts, and bytes, since the start. Memory that is saved several times counts once."""
+    """Counts, and bytes, since the start.
+
+    A block is the memory of one or more saved tensors. Only blocks of at least `size_kb` count, and a block that is
+    saved several times counts once.
+    """
 
     saved: int = 0
-    """Blocks of memory of at least the size that were saved."""
+    """Blocks that were saved."""
     out: int = 0
     """Blocks that left the device."""
     bytes_out: int = 0
+    """Bytes of the blocks that left."""
     back: int = 0
     """Blocks that came back."""
     bytes_in: int = 0
+    """Bytes of the blocks that came back."""
     waits: int = 0
     """Times that backward began an operation before its memory was back. A GPU may still receive it in time."""
     missed: int = 0
