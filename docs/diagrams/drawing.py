@@ -121,9 +121,10 @@ class Drawing:
         """Return the drawing as SVG."""
         size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title description">'
-        about = f'<title id="title">{escape(self.title)}</title>\n<desc id="description">{escape(self.description)}</desc>'
+        title = f'<title id="title">{escape(self.title)}</title>'
+        description = f'<desc id="description">{escape(self.description)}</desc>'
         paper = '<rect width="100%" height="100%" rx="6" class="paper"/>'
-        return "\n".join([head, about, f"<style>{STYLE}</style>", paper, *self._parts, "</svg>\n"])
+        return "\n".join([head, title, description, f"<style>{STYLE}</style>", paper, *self._parts, "</svg>\n"])
 
 
 def measure(words: str, font: str, size: int) -> float:

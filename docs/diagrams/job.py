@@ -52,7 +52,8 @@ def _draw_machine(drawing: Drawing, panel: Box) -> None:
     owners = {core: place.local_rank for place in place_local_ranks(machine, 4) for core in place.cores}
     drawing.box(panel)
     drawing.words(Point(panel.x + 12, panel.y + 24), "n1:", font="bold")
-    drawing.words(Point(panel.x + 46, panel.y + 24), "an IBM AC922. Each digit is a core, and the local rank bound to it")
+    meaning = "an IBM AC922. Each digit is a core, and the local rank bound to it"
+    drawing.words(Point(panel.x + 46, panel.y + 24), meaning)
     for package in range(2):
         left = panel.x + 12 + package * 338
         drawing.box(Box(left, panel.y + 38, 330, 142), style="frame")
@@ -71,8 +72,8 @@ def draw_rank_orders() -> Drawing:
     """Draw the numbers of the ranks of a job in host order and in ddl order."""
     drawing = Drawing(
         "Rank numbers of a 4x2x3 job in host order and in ddl order",
-        "In host order, ranks 0 to 3 are on the first host, 4 to 7 on the second. In ddl order, ranks 0, 1 and 2 are on "
-        "the first host of racks 0, 1 and 2, and rank 3 is on the second host of rack 0.",
+        "In host order, ranks 0 to 3 are on the first host, 4 to 7 on the second. In ddl order, ranks 0, 1 and 2 are "
+        "on the first host of racks 0, 1 and 2, and rank 3 is on the second host of rack 0.",
         720, 280,
     )  # fmt: skip
     _draw_order(drawing, 62, RankOrder.HOST, "--rank-order host", "rank = (z*Y + y)*X + x")
