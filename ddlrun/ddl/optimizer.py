@@ -30,7 +30,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: The optimizer to wrap.
-        backward_passes_per_step: Average in the n-th backward pass only; torch adds up the gradients of those before.
+        backward_passes_per_step: Average in the n-th backward pass only. torch adds up the gradients of those before,
+            and the sum is not divided by n.
         bucket_bytes: Bytes of a bucket, at most. Default: the tuning's.
         overlap: Begin during the backward pass; else in `step`.
         axes: As in `ddl.all_reduce`.
@@ -121,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The result of the wrapped optimizer's step.
 
         Raises:
-            InputError: A gradient was changed while its average was in progress.
+            InputError: A gradient is sparse, or was changed while its average was in progress.
         """
         if closure is not None:
             return self.optimizer.step(lambda: self._evaluate(closure))
@@ -133,7 +134,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Return when the gradients are averaged. `step` calls it.
 
         Raises:
-            InputError: A gradient was changed while its average was in progress.
+            InputError: A gradient is sparse, or was changed while its average was in progress.
         """
         self._averager.average()
 
