@@ -9,8 +9,8 @@ WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference docs clean apt schedulers horovod \
-	announce prepared
+.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference docs clean apt schedulers \
+	horovod announce prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py

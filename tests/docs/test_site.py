@@ -148,3 +148,26 @@ def test_the_python_interface_lists_every_function(site: Path) -> None:
 def test_a_page_has_the_same_parts_on_a_forge(source: Path, site: Path, pages: dict[Path, Page]) -> None:
     html = MarkdownIt("commonmark").enable("table").render(source.read_text())
     assert pages[built(site, source)].blocks == Page(f"<article>{html}</article>").blocks
+
+
+def test_the_site_has_no_programs_but_the_examples(site: Path) -> None:
+    programs = {path.relative_to(site).parent for path in site.rglob("*.py*")}
+    assert programs == {Path("examples")}
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "target", "uri"),
+    [
+        ("docs/index.md", "../CHANGELOG.md", "CHANGELOG.md", "repository/CHANGELOG.md"),
+        ("docs/how-to/a.md", "../../configs/machines/dgx1.yaml", "configs/machines/dgx1.yaml",
+         "repository/configs/machines/dgx1.yaml"),
+        ("CHANGELOG.md", "docs/glossary.md", "docs/glossary.md", "glossary.md"),
+    ],
+)  # fmt: skip
+def test_a_link_leads_to_a_file_of_the_repository(source: str, link: str, target: str, uri: str) -> None:
+    needs.package("mkdocs", pip="'.[docs]'")
+    from docs.site.outside_links import address, place, resolve  # noqa: PLC0415
+
+    assert (resolve(source, link), address(target), place(uri)) == (target, uri, target)
+    assert resolve(source, f"{link}.absent") == ""
+    assert resolve(source, "../../../etc/passwd") == ""
