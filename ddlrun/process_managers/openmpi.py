@@ -32,7 +32,8 @@ DIALECTS = {
         rankfile=("--map-by", "rankfile:file={}"),
         keep_names=("--prtemca", "prte_keep_fqdn_hostnames", "1"),
         ssh_args=("--prtemca", "plm_ssh_args", "{}"),
-        one_host=(),
+        # Without this, and without ssh, 5.0 takes the number of cores for the slots that the hostfile gives.
+        one_host=("--prtemca", "plm_ssh_agent", "true"),
     ),
 }
 

@@ -125,6 +125,16 @@ def test_more_ranks_than_cores(launch: Launch) -> None:
     assert sorted(cpu for rank in shared for cpu in rank["cpus"]) == sorted([*os.sched_getaffinity(0)] * 2)  # type: ignore[attr-defined]
 
 
+def test_more_ranks_than_cores_where_there_is_no_ssh(mpirun: str, tmp_path: Path) -> None:
+    for program in Path("/usr/bin").iterdir():
+        if program.name not in ("ssh", "rsh"):
+            (tmp_path / program.name).symlink_to(program)
+    ranks = str(2 * len(os.sched_getaffinity(0)))
+    argv = [*launch_line(mpirun, tmp_path, "--allow-run-as-root", "--overload", "-np", ranks), sys.executable, "-c", ""]
+    done = subprocess.run(argv, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("bind", ["numa", "package", "none"])
 def test_ranks_that_may_run_on_more_than_their_own_cores(launch: Launch, bind: str, tmp_path: Path) -> None:
     ranks = told(launch("--accelerators", "core", "--bind", bind, "python3", "-c", TELL))
