@@ -150,6 +150,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for number, reason, command in (header, *rows):
             terminalreporter.line(f"{number:>{widths[0]}}  {reason:{widths[1]}}  {command}".rstrip())
     if config.getoption("markexpr") == "not extra":
-        terminalreporter.line(
-            "Tests marked `extra` take long or need more: `make test-all` runs them."
-        )
+        terminalreporter.line("Tests marked `extra` take long or need more: `make test-all` runs them.")
