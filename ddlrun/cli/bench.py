@@ -15,7 +15,7 @@ from ddlrun.report.bench import render_bench
 from ddlrun.units import parse_bytes
 
 if TYPE_CHECKING:  # for the annotations alone
-    from ddlrun.network.measurements import BenchRecord
+    from ddlrun.network.measurements import BenchRecord, BenchResult
 
 # Seconds.
 LEAST_BUDGET = 5.0
@@ -61,7 +61,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
-    result = measurement_job.measure(listed, options, measurement_job.shape_words(options), ["bench", plan])
+    words = measurement_job.shape_words(options)
+    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan])
     if result["odd"]:
         click.echo(f"ddlrun: note: {result['odd']}", err=True)
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}

@@ -74,7 +74,7 @@ class Show(Sections):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the usage line, with WHAT first."""
-        return ["|".join(VIEWS), *super().collect_usage_pieces(ctx)]
+        return ["WHAT", *super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write show's own options; those of a job are in launch's help."""
@@ -102,8 +102,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     env        the variables of the ranks
     hosts      the hosts with their ranks and racks, and the source of the list
     topology   XxYxZ, and the reason for it
-    schema     the JSON Schema of an output or a file, by name; without a name, the
-               list of all
+    schema     a JSON Schema of an output or a file: ddlrun show schema [NAME]
 
     The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
     With --machine or --load, no host need be reachable.
