@@ -82,7 +82,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     result: TuneResult = measurement_job.measure(listed, options, words, ["tune", json.dumps(plan)])
     record: TuneRecord = {
         "schema": "urn:ddlrun:tune:1",
-        **result,
+        **result,  # type: ignore[typeddict-item]  # mypy: it might have a key horovod
         "gradient": gradient,
         "profile": path,
         "hosts": list(names),
