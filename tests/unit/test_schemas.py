@@ -1,5 +1,6 @@
 """The published schemas: generated from the types, one for each output, and true of real output and files."""
 
+import importlib
 import json
 import os
 import re
@@ -247,6 +248,45 @@ def test_files_in_configs_are_valid_and_name_their_schema(path: Path) -> None:
     first = text.splitlines()[0]
     assert first == f"# yaml-language-server: $schema=../../ddlrun/schemas/{name}.json"
     assert (path.parent / first.partition("=")[2]).resolve() == FOLDER / f"{name}.json"
+
+
+RECORDS = {
+    "ddlrun.cli.show_records", "ddlrun.cli.show_schema", "ddlrun.mapping.lint_record", "ddlrun.network.description",
+    "ddlrun.network.measurements", "ddlrun.plan.records", "ddlrun.preflight.records", "ddlrun.report.records",
+    "ddlrun.runs.binding_record", "ddlrun.runs.records",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--help"], ["gen-rankfile", "1x2", "a,b"], ["launch", "--dry-run", *JOB, "true"]])
+def test_records_are_no_part_of_a_start(words: list[str]) -> None:
+    argv = [sys.executable, "-X", "importtime", "-m", "ddlrun", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "ddlrun.cli" in imported
+    assert imported & RECORDS == set()
+    assert {importlib.import_module(name).__name__ for name in RECORDS} == RECORDS
+
+
+def test_the_page_lists_every_schema_with_its_title() -> None:
+    rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (.*) \|$", (ROOT / "docs" / "reference" / "schemas.md").read_text())
+    assert {name for name, _ in rows} == set(NAMES)
+    for name, text in rows:
+        if text.startswith("`ddlrun "):
+            assert text.strip("`") in read_schema(name)["title"]
+
+
+def test_the_program_on_the_page_validates_a_plan(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "schemas.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ddlrun("launch", "--dry-run", "--run-dir", f"{tmp_path}/run", *JOB, "true")
+    run = [sys.executable, "-W", "error::ResourceWarning", "-c", program]
+    done = subprocess.run(run, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    (tmp_path / "run" / "plan.json").write_text(json.dumps({**plan, "ranks": None}))
+    done = subprocess.run(run, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert "ValidationError: None is not of type 'array'" in done.stderr
 
 
 def yaml_blocks(path: Path) -> list[str]:
