@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,14 +52,17 @@ def test_ps_of_a_running_job(mpirun: str, tmp_path: Path) -> None:
             job.terminate()
 
 
-def wait_for_runs(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict[str, list[dict[str, object]]]:
-    """Return the output of `ddlrun ps --json` with the keepers of both ranks."""
+def wait_for_runs(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict[str, Any]:
+    """Return the output of `ddlrun ps --json` with the keepers of both ranks; other jobs may run here too."""
     end = time.monotonic() + 120
     while True:
         ps = subprocess.run([*DDLRUN, "ps", "--json"], env=environ, capture_output=True, text=True, check=True)
-        shown: dict[str, list[dict[str, object]]] = json.loads(ps.stdout)
-        processes = [process for on_host in shown["processes"].values() for process in on_host]  # type: ignore[attr-defined]
-        if sum(process["keeper"] for process in processes) == 2:
+        shown: dict[str, Any] = json.loads(ps.stdout)
+        ids = [run["run"] for run in shown["runs"]]
+        keepers = [
+            process for process in shown["processes"]["localhost"] if process["keeper"] and process["run"] in ids
+        ]
+        if len(keepers) == 2:
             return shown
         assert job.poll() is None, f"the job ended with {job.returncode}"
         assert time.monotonic() < end, shown
