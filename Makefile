@@ -55,7 +55,7 @@ bench: $(VENV)/test-all
 faults: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.hosts.faults
 
-# Regenerate the golden files and docs/reference/command-line.md.
+# Regenerate the golden files; docs/reference/command-line.md and ddlrun/schemas.
 goldens: $(VENV)/test
 	$(VENV)/bin/python -m tests.goldens
 reference: $(VENV)/test

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
 from ddlrun.units import parse_bytes
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import BenchRecord, BenchResult
 
 # Seconds.
 LEAST_BUDGET = 5.0
@@ -58,10 +61,12 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["save_network"] and len(listed) == 1:
         raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
-    result = measurement_job.measure(listed, options, measurement_job.shape_words(options), ["bench", plan])
+    words = measurement_job.shape_words(options)
+    result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan])
     if result["odd"]:
         click.echo(f"ddlrun: note: {result['odd']}", err=True)
-    click.echo(json.dumps(result, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
+    record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}
+    click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
     if options["save_network"]:
         write_atomically(options["save_network"], [result["network"]], "--save-network")
     if options["plot"]:

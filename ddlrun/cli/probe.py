@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,12 @@ from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
-from ddlrun.plan import machine_dict
+from ddlrun.plan import machine_group_dict
 from ddlrun.remote.probe import ProbedHost, check_distinct, group, probe_fully, render_failures
 from ddlrun.report.machines import render_groups
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.plan.records import ProbeRecord
 
 CACHE_SECONDS = 3600
 
@@ -74,8 +77,12 @@ def _load(hosts: str | None, hostfile: str | None, folder: str) -> dict[str, Mac
 
 
 def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
-    groups = [{"hosts": list(names), **machine_dict(machine)} for machine, names in group(machines)]
-    return json.dumps({"machines": groups, "problems": problems}, indent=2) + "\n"
+    record: ProbeRecord = {
+        "schema": "urn:ddlrun:probe:1",
+        "machines": [machine_group_dict(names, machine) for machine, names in group(machines)],
+        "problems": problems,
+    }
+    return json.dumps(record, indent=2) + "\n"
 
 
 def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:

@@ -3,11 +3,14 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.runs.orphans import OrphanProcess
 from ddlrun.runs.registry import Run
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.runs.records import RunsRecord
 
 COMMAND_WIDTH = 100
 
@@ -37,7 +40,8 @@ def render_runs(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProc
 
 def render_runs_json(runs: Sequence[Run], processes: Mapping[str, Sequence[OrphanProcess]]) -> str:
     """Render the runs and all processes as JSON."""
-    records = {
+    records: RunsRecord = {
+        "schema": "urn:ddlrun:ps:1",
         "runs": [{**run._asdict(), "alive": run.alive()} for run in runs],
         "processes": {
             host: [{**process._asdict(), "keeper": process.keeper} for process in on_host]

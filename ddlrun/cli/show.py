@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,16 +32,27 @@ from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import shape_reason
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.topology_request import TopologyReason
-from ddlrun.plan import Plan, machine_dict, placement_dict, shown_command
+from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
 from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
 from ddlrun.topology import describe
 
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.cli.show_records import (
+        CommandRecord,
+        EnvironmentRecord,
+        HostRanksRecord,
+        HostsRecord,
+        RankfileRecord,
+        TopologyRecord,
+    )
+    from ddlrun.plan.records import MachineGroupRecord, ShownPlacement
+
 # A view as text and as JSON can carry it.
 View = tuple[str, object]
 
-VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology")
+VIEWS = ("placement", "rankfile", "machines", "command", "env", "hosts", "topology", "schema")
 # The options that launch does not have, and --json, which it has for a dry run.
 OWN_OPTIONS = ("as_json", "svg")
 # The key of the view in click's context.
@@ -63,7 +74,7 @@ class Show(Sections):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the usage line, with WHAT first."""
-        return ["|".join(VIEWS), *super().collect_usage_pieces(ctx)]
+        return ["WHAT", *super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write show's own options; those of a job are in launch's help."""
@@ -91,6 +102,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     env        the variables of the ranks
     hosts      the hosts with their ranks and racks, and the source of the list
     topology   XxYxZ, and the reason for it
+    schema     a JSON Schema of an output or a file: ddlrun show schema [NAME]
 
     The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
     With --machine or --load, no host need be reachable.
@@ -98,6 +110,11 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     view = str(ctx.meta[VIEW_KEY])
     if options["svg"] and view != "placement":
         raise InputError(f"--svg draws a placement: ddlrun show placement --svg {options['svg']}")
+    if view == "schema":
+        from ddlrun.cli.show_schema import show_schema  # noqa: PLC0415 - for this view alone
+
+        show_schema(script, args, as_json=options["as_json"])
+        return
     program = read_program(script, args, is_module=options["is_module"]) if script else ("SCRIPT",)
     settings = read_settings(ctx, options, program)
     check_distinct(settings.hosts.hosts, os.uname().nodename)
@@ -133,7 +150,8 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
     if view == "topology":
         return _topology(placement, reason, settings)
     if view == "placement":
-        return f"{placement.topology}: {reason}\n{_picture(placement)}", placement_dict(placement)
+        record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
+        return f"{placement.topology}: {reason}\n{_picture(placement)}", record
     return _rankfile(placement) if view == "rankfile" else _hosts(placement, settings)
 
 
@@ -153,7 +171,8 @@ def _picture(placement: Placement) -> str:
 
 def _rankfile(placement: Placement) -> View:
     text = "".join(render(placement, f"by ddlrun: {placement.topology}"))
-    return text, {"rankfile": text}
+    record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
+    return text, record
 
 
 def _topology(placement: Placement, reason: TopologyReason, settings: Settings) -> View:
@@ -167,7 +186,8 @@ def _topology(placement: Placement, reason: TopologyReason, settings: Settings) 
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         name = rack if has_racks else f"rack {number}"
         lines.append(f"{name}: {fold(host.name for host in members)}\n")
-    return "".join(lines), {
+    record: TopologyRecord = {
+        "schema": "urn:ddlrun:show-topology:1",
         "topology": str(topology),
         "dims": list(topology.dims),
         "reason": str(reason),
@@ -178,6 +198,7 @@ def _topology(placement: Placement, reason: TopologyReason, settings: Settings) 
         "source": hosts.source,
         "notes": list(settings.hosts.notes),
     }
+    return "".join(lines), record
 
 
 def _shape_reason(settings: Settings) -> str:
@@ -187,7 +208,8 @@ def _shape_reason(settings: Settings) -> str:
 
 
 def _hosts(placement: Placement, settings: Settings) -> View:
-    rows, values = [], []
+    rows: list[str] = []
+    values: list[HostRanksRecord] = []
     for index, host in enumerate(placement.hosts):
         coords = placement.topology.host_coords(index)
         x = placement.topology.accelerators
@@ -196,24 +218,35 @@ def _hosts(placement: Placement, settings: Settings) -> View:
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})
     source, launcher = placement.hosts.source, settings.hosts.launcher.reason
-    return f"{''.join(rows)}hosts from {source}\ndaemons started by {launcher}\n", {
-        "source": source, "launcher": launcher, "notes": list(settings.hosts.notes), "hosts": values,
-    }  # fmt: skip
+    record: HostsRecord = {
+        "schema": "urn:ddlrun:show-hosts:1",
+        "source": source,
+        "launcher": launcher,
+        "notes": list(settings.hosts.notes),
+        "hosts": values,
+    }
+    return f"{''.join(rows)}hosts from {source}\ndaemons started by {launcher}\n", record
 
 
 def _machines(hosts: HostList, machines: Mapping[str, Machine]) -> View:
     from ddlrun.report.picture import render_machine  # noqa: PLC0415 - for pictures alone
 
-    text, values = "", []
+    text = ""
+    values: list[MachineGroupRecord] = []
     for machine, names in group({name: machines[name] for name in hosts.names}):
         notes = "".join(f"  note: {note}\n" for note in machine.notes)
         text += f"{fold(names)}: {machine} ({machine.source})\n{render_machine(machine, _width(), _box_style())}{notes}"
-        values.append({"hosts": list(names), **machine_dict(machine)})
+        values.append(machine_group_dict(names, machine))
     return text, values
 
 
 def _command(plan: Plan) -> View:
-    return shown_command(plan), {"argv": list(plan.argv), "variables": plan.printed_variables}
+    record: CommandRecord = {
+        "schema": "urn:ddlrun:show-command:1",
+        "argv": list(plan.argv),
+        "variables": plan.printed_variables,
+    }
+    return shown_command(plan), record
 
 
 def _env(plan: Plan) -> View:
@@ -223,9 +256,14 @@ def _env(plan: Plan) -> View:
     own = [word.partition("=")[0] for word in variables.get(OWN, "").split()]
     text += f"set by each rank: {' '.join(own)}\n" if own else ""
     removed = f"removed: {' '.join(plan.removed)}\n" if plan.removed else ""
-    return f"{text}passed on: {' '.join(passed)}\n{removed}", {
-        "set": variables, "set_by_rank": own, "passed_on": passed, "removed": list(plan.removed),
-    }  # fmt: skip
+    record: EnvironmentRecord = {
+        "schema": "urn:ddlrun:show-env:1",
+        "set": variables,
+        "set_by_rank": own,
+        "passed_on": passed,
+        "removed": list(plan.removed),
+    }
+    return f"{text}passed on: {' '.join(passed)}\n{removed}", record
 
 
 _OF_PLAN: dict[str, Callable[[Plan], View]] = {"command": _command, "env": _env}

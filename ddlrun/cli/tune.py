@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, rende
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
 from ddlrun.units import parse_seconds
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import TuneRecord, TuneResult
 
 # Seconds.
 LEAST_BUDGET = 6.0
@@ -76,18 +79,24 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         "racks": measurement_job.rack_numbers(listed),
         "exhaustive": options["exhaustive"],
     }
-    result = measurement_job.measure(listed, options, words, ["tune", json.dumps(plan)])
+    result: TuneResult = measurement_job.measure(listed, options, words, ["tune", json.dumps(plan)])
+    record: TuneRecord = {
+        "schema": "urn:ddlrun:tune:1",
+        **result,  # type: ignore[typeddict-item]  # mypy: it might have a key horovod
+        "gradient": gradient,
+        "profile": path,
+        "hosts": list(names),
+    }
     code = 0
     if horovod_budget:
         horovod_plan = json.dumps({"budget": horovod_budget, "gradient": gradient})
         try:
-            result["horovod"] = measurement_job.measure(listed, options, words, ["horovod", horovod_plan])
+            record["horovod"] = measurement_job.measure(listed, options, words, ["horovod", horovod_plan])
         except measurement_job.MeasurementError as error:
             code = _report_horovod_failure(error, requested=options["horovod"])
-    result |= {"gradient": gradient, "profile": path, "hosts": list(names)}
-    click.echo(json.dumps(result, indent=2) + "\n" if options["as_json"] else render_tune(result), nl=False)
+    click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_tune(record), nl=False)
     if path is not None:
-        _save(_profile(result, names, gradient), path, replace=options["save"] is not None)
+        _save(_profile(record, names, gradient), path, replace=options["save"] is not None)
     return code
 
 

@@ -23,16 +23,24 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 
 
 class MachineDescription(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys of the YAML file."""
+    """The hardware of a host: a file for --machine, or a preset."""
 
     packages: Count | Annotated[list[Count], msgspec.Meta(min_length=1, max_length=256)]
+    """Number of packages, with cores_per_package; or the number of cores of each: [8, 10]."""
     cores_per_package: Count | None = None
+    """Number of cores of each package."""
     smt: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1
+    """Number of hardware threads per core."""
     numa_per_package: Count = 1
+    """Number of NUMA nodes per package."""
     gpus: Index | list[Index] = 0
+    """The package of each GPU, from 0: [0, 0, 1, 1]; or the number of GPUs, if their packages are unknown."""
     gpus_by: Literal["package", "numa"] = "package"
+    """Whether `gpus` has packages or NUMA nodes."""
     gpu_vendor: Literal["nvidia", "amd", "intel"] = "nvidia"
+    """The vendor of the GPUs."""
     rdma: bool | None = None
+    """Whether there are RDMA devices (InfiniBand, RoCE); leave it out if unknown."""
 
 
 def parse_machine(text: str, source: str) -> Machine:

@@ -4,8 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -23,6 +22,13 @@ from ddlrun.measure.tuning import StepBenchmark, TuningSearch, result_dict
 from ddlrun.network.candidates import TuningSpace, default_candidate
 from ddlrun.network.fabric import Fabric, parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
+from ddlrun.network.measurements import (
+    BandwidthRecord,
+    BenchResult,
+    LinkRates,
+    TimingRecord,
+    TuneResult,
+)
 from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import render_bytes, render_seconds, render_size
 
@@ -31,7 +37,7 @@ COPIES = 4
 # A pair across racks may by chance be up to this factor faster than one inside.
 FASTER = 1.3
 
-Links = dict[str, dict[str, float]]
+Links = dict[str, LinkRates]
 
 
 def racks(comm: MPI.Intracomm) -> None:
@@ -115,19 +121,19 @@ def bench(comm: MPI.Intracomm) -> None:
     measured, left_out = timer.run([cell for cell in cells if cell.size < room], progress)
     left_out += [cell for cell in cells if cell.size >= room]
     collectives.free()
-    result = {
+    result: BenchResult = {
         "topology": str(topology),
         "links": links,
         "network": render_fabric(fabric),
-        "measured": [row | bandwidths(row, topology, fabric) for row in measured],
-        "left_out": left_out,
+        "measured": [{**row, **bandwidths(row, topology, fabric)} for row in measured],
+        "left_out": [(cell.collective, cell.algorithm, cell.size) for cell in left_out],
         "odd": odd_racks(links),
         "seconds": time.perf_counter() - start,
     }
     send_result(comm, result)
 
 
-def bandwidths(row: Mapping[str, Any], topology: Topology, fabric: Fabric) -> dict[str, float | None]:
+def bandwidths(row: TimingRecord, topology: Topology, fabric: Fabric) -> BandwidthRecord:
     """Return nccl-tests' bandwidths of a measurement, and its share of the limit that the links set.
 
     On a single host there is no share: its link is the memory, whose rate depends on what the caches hold.
@@ -201,7 +207,8 @@ def tune(comm: MPI.Intracomm) -> None:
     search = TuningSearch(comm, step, max(left, 1e-3), progress_of(comm))
     best = search.run_all(default, space) if plan["exhaustive"] else search.run(default, space)
     step.free()
-    result = result_dict(best, space) | {
+    result: TuneResult = {
+        **result_dict(best, space),
         "links": links,
         "major": MPI.get_vendor()[1][0],
         "topology": str(topology),

@@ -3,13 +3,14 @@
 import os
 import statistics
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
 from ddlrun.allreduce_algorithms import MIB
 from ddlrun.measure.messages import Progress
 from ddlrun.measure.tuning import BETTER
+from ddlrun.network.measurements import HorovodResult, HorovodSettingRecord
 
 FUSIONS = tuple(mib * MIB for mib in (128, 64, 16, 4, 1))
 CYCLES = (1.0, 3.5, 10.0)
@@ -31,7 +32,7 @@ class FusionSetting(NamedTuple):
         return {name: f"{value:.12g}" for name, value in values.items() if value is not None}
 
 
-def tune_horovod(comm: MPI.Intracomm, gradient: int, budget: float, progress: Progress) -> dict[str, Any]:
+def tune_horovod(comm: MPI.Intracomm, gradient: int, budget: float, progress: Progress) -> HorovodResult:
     """Return the measurements as JSON, the best first: variables, and the seconds of a step."""
     start = time.perf_counter()
     times: dict[FusionSetting, float] = {}
@@ -55,9 +56,11 @@ def tune_horovod(comm: MPI.Intracomm, gradient: int, budget: float, progress: Pr
         times[setting] = _seconds(comm, setting, gradient)
     if times[best] > BETTER * times[FusionSetting()]:
         best = FusionSetting()
-    rows = [{"variables": setting.variables, "seconds": seconds} for setting, seconds in times.items()]
+    rows: list[HorovodSettingRecord] = [
+        {"variables": setting.variables, "seconds": seconds} for setting, seconds in times.items()
+    ]
     return {
-        "measured": sorted(rows, key=lambda row: float(str(row["seconds"]))),
+        "measured": sorted(rows, key=lambda row: row["seconds"]),
         "best": {"variables": best.variables, "seconds": times[best]},
         "usual": times[FusionSetting()],
         "complete": len(times) == 1 + len(fusions) + len(CYCLES),

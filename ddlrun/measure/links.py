@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import LEVELS, Fabric, Link
+from ddlrun.network.measurements import LinkRates
 from ddlrun.topology import Topology
 
 
@@ -37,14 +38,12 @@ def pairs_of(topology: Topology, rack_numbers: Sequence[int] = ()) -> dict[str, 
     return {level: of_level for level, of_level in pairs.items() if of_level}
 
 
-def measure_links(
-    traffic: Traffic, topology: Topology, rack_numbers: Sequence[int] = ()
-) -> dict[str, dict[str, float]]:
+def measure_links(traffic: Traffic, topology: Topology, rack_numbers: Sequence[int] = ()) -> dict[str, LinkRates]:
     """Return the latency of each level, and the bytes/s of a pair alone and of all that share the link.
 
     With one host per rack a NIC is never alone: then the figures of the uplink are reported as those of the NIC.
     """
-    links = {}
+    links: dict[str, LinkRates] = {}
     for level, pairs in pairs_of(topology, rack_numbers).items():
         traffic.warm_up(pairs[:1])
         alone = max(traffic(pairs[:1])[0] for _ in range(2))
@@ -57,9 +56,7 @@ def measure_links(
     return links
 
 
-def fabric_of(
-    links: dict[str, dict[str, float]], topology: Topology, source: str, rack_numbers: Sequence[int] = ()
-) -> Fabric:
+def fabric_of(links: dict[str, LinkRates], topology: Topology, source: str, rack_numbers: Sequence[int] = ()) -> Fabric:
     """Return the measured links for `ddlrun plan --network`; the rates are those of data, so without a payload."""
     levels = []
     for level in LEVELS:
@@ -67,7 +64,7 @@ def fabric_of(
         if link is None:
             levels.append(Link())
         else:
-            levels.append(Link(link["alone" if level == "host" else "together"], link["latency"]))
+            levels.append(Link(link["alone"] if level == "host" else link["together"], link["latency"]))
     largest = max(map(rack_numbers.count, rack_numbers), default=topology.dims[1])
     per_rack = largest if "uplink" in links else None
     return Fabric(tuple(levels), name="measured", source=source, hosts_per_rack=per_rack)

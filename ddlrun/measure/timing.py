@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from ddlrun.measure.collectives import Array, Collectives, Run
+from ddlrun.network.measurements import SampleRecord, TimingRecord
 
 # A sample is the mean of several runs in a row that take at least this long together.
 SAMPLE_SECONDS = 2e-4
@@ -45,16 +46,17 @@ class Timer:
 
     def run(
         self, cells: Sequence[Cell], progress: Callable[[Cell, float], None]
-    ) -> tuple[list[dict[str, Any]], list[Cell]]:
+    ) -> tuple[list[TimingRecord], list[Cell]]:
         """Return the measurements, and the cells left out: they would take more than their share of the time left."""
-        measured, left_out = [], []
+        measured, left_out = list[TimingRecord](), list[Cell]()
         for number, cell in enumerate(cells):
             progress(cell, number / len(cells))
             share = (self._end - self._now()) / (len(cells) - number)
             if 2 * self._expected(cell) > share:
                 left_out.append(cell)
                 continue
-            measured.append(cell._asdict() | self._time(cell, share))
+            samples = self._time(cell, share)
+            measured.append({"collective": cell.collective, "algorithm": cell.algorithm, "size": cell.size, **samples})
         return measured, left_out
 
     def _now(self) -> float:
@@ -70,7 +72,7 @@ class Timer:
         scaled = seconds * cell.size / size if size >= LARGE else seconds
         return max(scaled, self._least(cell.collective, cell.size))
 
-    def _time(self, cell: Cell, share: float) -> dict[str, Any]:
+    def _time(self, cell: Cell, share: float) -> SampleRecord:
         run = self._collectives.runs[cell[:2]]
         x = self._collectives.array(cell.collective, cell.size)
         end = self._now() + share

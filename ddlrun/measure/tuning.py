@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -11,6 +11,7 @@ from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.measure.messages import Progress
 from ddlrun.measure.timing import is_stable
 from ddlrun.network.candidates import SETTINGS, Candidate, TuningSpace
+from ddlrun.network.measurements import CandidateRecord, SearchResult
 
 if TYPE_CHECKING:
     from ddlrun.ddl.handle import Handle
@@ -181,9 +182,9 @@ class TuningSearch:
         return float(self._comm.bcast(time.perf_counter()))
 
 
-def result_dict(result: TuningResult, space: TuningSpace) -> dict[str, Any]:
+def result_dict(result: TuningResult, space: TuningSpace) -> SearchResult:
     """Return a result as JSON, the fastest candidate first."""
-    rows = [
+    rows: list[CandidateRecord] = [
         {
             "topology": str(candidate.topology), "mode": candidate.mode, "tuning": candidate.tuning,
             "seconds": float(np.median(seconds)), "runs": len(seconds), "expected": space.predict(candidate),
@@ -192,7 +193,7 @@ def result_dict(result: TuningResult, space: TuningSpace) -> dict[str, Any]:
     ]  # fmt: skip
     best = result.best
     return {
-        "measured": sorted(rows, key=lambda row: float(str(row["seconds"]))),
+        "measured": sorted(rows, key=lambda row: row["seconds"]),
         "best": {"topology": str(best.topology), "mode": best.mode, "tuning": best.tuning,
                  "seconds": float(np.median(result.samples[best]))},
         "complete": result.complete,

@@ -2,15 +2,26 @@
 
 import os
 import shlex
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun import __version__
 from ddlrun.environment.exports import REDACTED, redact
-from ddlrun.machine import Machine
+from ddlrun.machine import Core, Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.process_managers.openmpi import Mpirun, Transport
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.plan.records import (
+        CoreRecord,
+        MachineGroupRecord,
+        MachineRecord,
+        PlacementRecord,
+        PlannedRankRecord,
+        PlanRecord,
+    )
 
 # The program that mpirun starts for each rank.
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "rank", "start.py")
@@ -71,9 +82,11 @@ class Plan(NamedTuple):
         """The variables of the command as it is printed and pasted, without their secrets."""
         return redact(dict(sorted((*self.variables, *self.unsupervised))))
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> "PlanRecord":
         """Return the plan as JSON can carry it, without secrets."""
         return {
+            "schema": "urn:ddlrun:run-plan:1",
+            "version": __version__,
             **placement_dict(self.placement),
             "reasons": {
                 "topology": str(self.reason),
@@ -102,7 +115,7 @@ def shown_command(plan: Plan) -> str:
     return shlex.join(["env", *removed, *assignments, *plan.argv]) + (f"  # set {secret} yourself" if secret else "")
 
 
-def placement_dict(placement: Placement) -> dict[str, object]:
+def placement_dict(placement: Placement) -> "PlacementRecord":
     """Return a placement as JSON can carry it."""
     names = placement.hosts.names
     return {
@@ -111,14 +124,19 @@ def placement_dict(placement: Placement) -> dict[str, object]:
         "hosts": [{"name": host.name, "slots": host.slots, "rack": host.rack} for host in placement.hosts],
         "hosts_source": placement.hosts.source,
         "machines": [
-            {"hosts": [names[index] for index in indexes], **machine_dict(machine)}
+            machine_group_dict([names[index] for index in indexes], machine)
             for indexes, machine, _ in placement.groups()
         ],
         "ranks": list(_rank_dicts(placement)),
     }
 
 
-def machine_dict(machine: Machine) -> dict[str, object]:
+def machine_group_dict(hosts: Iterable[str], machine: Machine) -> "MachineGroupRecord":
+    """Return the names and the machine of equal hosts as JSON can carry them."""
+    return {"hosts": list(hosts), **machine_dict(machine)}
+
+
+def machine_dict(machine: Machine) -> "MachineRecord":
     """Return a machine as JSON can carry it."""
     return {
         "summary": str(machine),
@@ -127,24 +145,22 @@ def machine_dict(machine: Machine) -> dict[str, object]:
         "memory_gib": machine.memory,
         "numa_nodes": list(machine.numa_nodes),
         "notes": [str(note) for note in machine.notes],
-        "packages": [
-            [
-                {
-                    "core": core.logical_index,
-                    "numa_node": core.numa_node,
-                    "pus": [pu.os_index for pu in core.pus],
-                    "usable": core.usable,
-                }
-                for core in package
-            ]
-            for package in machine.packages
-        ],
+        "packages": [[_core_dict(core) for core in package] for package in machine.packages],
         "gpus": [gpu._asdict() for gpu in machine.gpus],
         "nics": None if machine.nics is None else [nic._asdict() for nic in machine.nics],
     }
 
 
-def _rank_dicts(placement: Placement) -> Iterator[dict[str, object]]:
+def _core_dict(core: Core) -> "CoreRecord":
+    return {
+        "core": core.logical_index,
+        "numa_node": core.numa_node,
+        "pus": [pu.os_index for pu in core.pus],
+        "usable": core.usable,
+    }
+
+
+def _rank_dicts(placement: Placement) -> Iterator["PlannedRankRecord"]:
     for placed in placement.by_host():
         seat = placed.binding
         yield {

@@ -1,6 +1,6 @@
 """The outcome of a run and the ends of its ranks."""
 
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 
 class RankEnd(NamedTuple):
@@ -46,10 +46,20 @@ class Outcome(NamedTuple):
     dead: tuple[str, ...] = ()
     """Hosts that were lost, by the names that the job has for them."""
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> "OutcomeRecord":
         """Return the outcome as JSON can carry it."""
         return {
+            "schema": "urn:ddlrun:run-outcome:1",
             **self._asdict(),
             "root": self.root._asdict() if self.root else None,
             "ends": [end._asdict() for end in self.ends],
         }
+
+
+class OutcomeSchema(TypedDict):
+    """The key that outcome.json has besides the fields of an outcome."""
+
+    schema: Literal["urn:ddlrun:run-outcome:1"]
+
+
+OutcomeRecord = Annotated[dict[str, Any], Outcome, OutcomeSchema]

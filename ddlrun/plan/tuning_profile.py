@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.errors import InputError
 from ddlrun.topology import Topology, parse_topology
@@ -42,6 +42,20 @@ class Profile(NamedTuple):
         """Return True for a job with as many ranks per host, as many hosts and the same Open MPI (None: any)."""
         alike = (self.topology.accelerators, self.topology.hosts) == (topology.accelerators, topology.hosts)
         return alike and major in (None, self.major)
+
+
+class ProfileTopology(TypedDict):
+    """The field of a profile that its JSON has in another form."""
+
+    topology: str
+    """XxYxZ: ranks per host, hosts per rack, racks."""
+
+
+class ProfilesRecord(TypedDict):
+    """Tuning profiles: the file that `ddlrun tune` writes and `ddlrun launch --profile` reads."""
+
+    schema: Literal["urn:ddlrun:profile:1"]
+    profiles: list[Annotated[dict[str, Any], Profile, ProfileTopology]]
 
 
 class Profiles(NamedTuple):
@@ -107,8 +121,11 @@ def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
 
 def render_profiles(profiles: Iterable[Profile]) -> str:
     """Render profiles as JSON."""
-    records = [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles]
-    return json.dumps({"profiles": records}, indent=1) + "\n"
+    records: ProfilesRecord = {
+        "schema": "urn:ddlrun:profile:1",
+        "profiles": [{**profile._asdict(), "topology": str(profile.topology)} for profile in profiles],
+    }
+    return json.dumps(records, indent=1) + "\n"
 
 
 def replace_profile(profiles: Iterable[Profile], new: Profile) -> tuple[Profile, ...]:

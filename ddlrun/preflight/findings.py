@@ -162,17 +162,6 @@ class PreflightFinding(NamedTuple):
         """How to correct it; empty if the check passed."""
         return self.code.value.remedy.format_map({**self.values, "host": self.host})
 
-    def as_dict(self) -> dict[str, str]:
-        """Return the finding for `ddlrun check --json`."""
-        return {
-            "host": self.host,
-            "check": self.check,
-            "code": self.code.name.lower().replace("_", "-"),
-            "level": self.level.value,
-            "what": self.message,
-            "remedy": self.remedy,
-        }
-
 
 def group_findings(findings: Iterable[PreflightFinding]) -> list[list[PreflightFinding]]:
     """Return groups of findings that are equal except for their hosts."""

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
-from ddlrun.preflight.findings import FindingCode, Level, group_findings
+from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport
 from ddlrun.wording import counted
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.subnet_selection import Network
+    from ddlrun.preflight.records import CheckRecord, FindingGroupRecord, FindingRecord, NetworkRecord, RunCheckRecord
 
 
 class _Row(NamedTuple):
@@ -63,20 +67,52 @@ def _summary(report: PreflightReport) -> str:
 
 def report_json(report: PreflightReport) -> str:
     """Write a report as JSON: the network, and every finding, including those of checks that passed."""
-    network = report.network
-    network_values = network and {
-        "subnets": network.subnets, "interfaces": network.interfaces, "addresses": network.addresses,
-        "reason": network.reason, "rejected": [
-            {"subnet": rejected.subnet, "why": rejected.reason} for rejected in network.rejected
-        ],
-    }  # fmt: skip
-    findings = [finding.as_dict() for finding in report.findings]
-    return json.dumps({"exit_code": report.exit_code, "network": network_values, "findings": findings}, indent=2) + "\n"
+    record: CheckRecord = {
+        "schema": "urn:ddlrun:check:1",
+        "exit_code": report.exit_code,
+        "network": None if report.network is None else _network_dict(report.network),
+        "findings": [_finding_dict(finding) for finding in report.findings],
+    }
+    return json.dumps(record, indent=2) + "\n"
+
+
+def _finding_dict(finding: PreflightFinding) -> "FindingRecord":
+    return {
+        "host": finding.host,
+        "check": finding.check,
+        "code": finding.code.name.lower().replace("_", "-"),
+        "level": finding.level.value,
+        "what": finding.message,
+        "remedy": finding.remedy,
+    }
+
+
+def _network_dict(network: "Network") -> "NetworkRecord":
+    return {
+        "subnets": list(network.subnets),
+        "interfaces": {host: list(names) for host, names in network.interfaces.items()},
+        "addresses": dict(network.addresses),
+        "reason": network.reason,
+        "rejected": [{"subnet": rejected.subnet, "why": rejected.reason} for rejected in network.rejected],
+    }
 
 
 def check_json(report: PreflightReport) -> str:
     """Write the JSON of a report for the run folder: all findings, equal ones of several hosts as one."""
-    names = ("check", "hosts", "level", "what", "remedy")
     rows = [row for name in NAMES for row in _rows(report, name, everything=True)]
-    findings = [dict(zip(names, row, strict=True)) for row in rows]
-    return json.dumps({"summary": _summary(report), "findings": findings}) + "\n"
+    record: RunCheckRecord = {
+        "schema": "urn:ddlrun:run-check:1",
+        "summary": _summary(report),
+        "findings": [_row_dict(row) for row in rows],
+    }
+    return json.dumps(record) + "\n"
+
+
+def _row_dict(row: _Row) -> "FindingGroupRecord":
+    return {
+        "check": row.check,
+        "hosts": row.hosts,
+        "level": row.level,
+        "what": row.message,
+        "remedy": row.remedy,
+    }

@@ -1,6 +1,6 @@
 """Results of ddlrun bench as text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddlrun.report.table import aligned
@@ -10,12 +10,12 @@ NAMES = {"host": "inside a host", "nic": "between hosts", "uplink": "between rac
 Measurement = dict[str, Any]
 
 
-def render_bench(result: dict[str, Any]) -> str:
+def render_bench(result: Mapping[str, Any]) -> str:
     """Render the links, then one table per collective: rows are sizes, columns algorithms."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"{result['topology']}, {render_seconds(result['seconds'])}"
     if result["links"]:
         yield from _links(result["links"])

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.network.fabric import LEVELS, Fabric, Link
-from ddlrun.network.forecast import Forecast, OrderPenalties, TrainingStep, UnevenData
+from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, TrainingStep, UnevenData
 from ddlrun.report.table import aligned
 from ddlrun.topology import RankOrder, Topology, describe
 from ddlrun.units import render_bytes, render_rate, render_seconds
 from ddlrun.wording import counted
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.report.records import DecompositionRecord, ForecastRecord, PenaltyRecord
 
 # One screen.
 MOST_ROWS = 16
@@ -132,10 +135,11 @@ def _render_epoch(epoch: Epoch, own: Forecast, learners: int) -> str:
     return f"{line}; with the allreduce {efficiency}, {render_seconds(epoch.data.steps * own.step)} per epoch"
 
 
-def forecast_dict(report: ForecastReport) -> dict[str, Any]:
+def forecast_dict(report: ForecastReport) -> "ForecastRecord":
     """Return the JSON of --json: bytes and seconds; null where there is no limit or no value was given."""
     epoch = report.epoch
     return {
+        "schema": "urn:ddlrun:plan:1",
         "topology": str(report.topology),
         "reason": report.reason,
         "rank_order": RankOrder.HOST.value,
@@ -146,17 +150,27 @@ def forecast_dict(report: ForecastReport) -> dict[str, Any]:
             for level, link in zip(LEVELS, report.fabric.links, strict=True)
         },
         "work": report.work._asdict(),
-        "decompositions": [
-            {
-                "topology": str(entry.topology), "steps": entry.cost.steps, "limit": entry.cost.busiest,
-                "bytes": dict(zip(LEVELS, entry.cost.volumes, strict=True)), "way": str(entry.cost.algorithm),
-                "allreduce": entry.cost.seconds, "step": entry.step, "efficiency": entry.efficiency,
-            }
-            for entry in report.forecasts
-        ],
+        "decompositions": [_decomposition_dict(entry) for entry in report.forecasts],
         "wrong_order": {
-            name: None if penalty is None else {"level": penalty.level, "times": penalty.factor}
-            for name, penalty in zip(OrderPenalties._fields, report.penalties, strict=True)
+            "hosts": _penalty_dict(report.penalties.hosts),
+            "ranks": _penalty_dict(report.penalties.ranks),
         },
         "data": None if epoch is None else {"images": epoch.images, **epoch.data._asdict()},
-    }  # fmt: skip
+    }
+
+
+def _decomposition_dict(entry: Forecast) -> "DecompositionRecord":
+    return {
+        "topology": str(entry.topology),
+        "steps": entry.cost.steps,
+        "limit": entry.cost.busiest,
+        "bytes": dict(zip(LEVELS, entry.cost.volumes, strict=True)),
+        "way": str(entry.cost.algorithm),
+        "allreduce": entry.cost.seconds,
+        "step": entry.step,
+        "efficiency": entry.efficiency,
+    }
+
+
+def _penalty_dict(penalty: OrderPenalty | None) -> "PenaltyRecord | None":
+    return None if penalty is None else {"level": penalty.level, "times": penalty.factor}

@@ -1,12 +1,15 @@
 """Measured racks as a hostfile, as text and as JSON."""
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
 from ddlrun.units import render_rate, render_seconds
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.report.records import HierarchyLevelRecord, HierarchyRecord
 
 NAMES = ("rack", "aisle", "hall")
 
@@ -107,27 +110,29 @@ def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
         yield f"racks of {comparison.source}: {'the same' if comparison.same else declared}"
 
 
-def hierarchy_dict(hierarchy: MeasuredHierarchy) -> dict[str, Any]:
+def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
     """Return the JSON of --json: bytes/s of a pair per direction, seconds, names of hosts."""
     names, result = hierarchy.hosts.names, hierarchy.result
     comparison = hierarchy.compare()
     y, z = hierarchy.shape()
+    inside, across = result["latency"]
     return {
+        "schema": "urn:ddlrun:racks:1",
         "certain": hierarchy.certain,
         "racks": [list(rack) for rack in hierarchy.racks()] if hierarchy.certain else None,
         "topology": f"Xx{y}x{z}" if hierarchy.certain else None,
-        "levels": [
-            {
-                "groups": [[names[host] for host in group] for group in level["groups"]],
-                "inside": level["inside"], "across": level["across"],
-                "doubts": [
-                    {"why": reason, "hosts": [names[host] for host in hosts]} for reason, hosts in level["doubts"]
-                ],
-            }
-            for level in result["levels"]
-        ],
-        "latency": dict(zip(("inside", "across"), result["latency"], strict=True)),
+        "levels": [_level_dict(level, names) for level in result["levels"]],
+        "latency": {"inside": inside, "across": across},
         "said": None if comparison is None else {"by": comparison.source, "same": comparison.same},
         "rounds": result["rounds"],
         "seconds": result["seconds"],
-    }  # fmt: skip
+    }
+
+
+def _level_dict(level: Mapping[str, Any], names: Sequence[str]) -> "HierarchyLevelRecord":
+    return {
+        "groups": [[names[host] for host in group] for group in level["groups"]],
+        "inside": level["inside"],
+        "across": level["across"],
+        "doubts": [{"why": reason, "hosts": [names[host] for host in hosts]} for reason, hosts in level["doubts"]],
+    }

@@ -1,6 +1,6 @@
 """Results of ddlrun tune as text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddlrun.report.bench import NAMES
@@ -10,12 +10,12 @@ from ddlrun.units import render_bytes, render_rate, render_seconds
 MOST_ROWS = 12
 
 
-def render_tune(result: dict[str, Any]) -> str:
+def render_tune(result: Mapping[str, Any]) -> str:
     """Render the links, the fastest candidates, and the settings that were saved."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     size, seconds = render_bytes(result["gradient"]), render_seconds(result["seconds"])
     yield f"{result['topology']}, gradients of {size}, searched for {seconds}"
     links = [f"{NAMES[level]} {render_rate(link['together'])}" for level, link in result["links"].items()]

@@ -28,7 +28,7 @@ class Run(NamedTuple):
     host: str
     """The host of that process."""
     born: str
-    """The start of that process: see `born`."""
+    """The boot of the host and the start of that process, in clock ticks since the boot."""
     started: float
     """Seconds since the epoch."""
     program: tuple[str, ...]

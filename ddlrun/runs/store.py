@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from ddlrun import __version__
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.mapping import rankfile
@@ -16,6 +16,9 @@ from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
@@ -56,9 +59,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
         write_private(files.environment, (f"{name}\n" for name in plan.exports))
         if check is not None:
             write_private(files.check, [check])
-        write_private(
-            files.plan, [json.dumps({"version": __version__, "written": time.time(), **plan.as_dict()}), "\n"]
-        )
+        write_private(files.plan, [json.dumps({**plan.as_dict(), "written": time.time()}), "\n"])
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
 
@@ -95,13 +96,29 @@ def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
 BOUND_FIELDS = ("rank", "host", "cpus", "planned", "gpus", "problem")
 
 
-def bindings(reports: Iterable[str], ranks: int) -> dict[str, object]:
+def bindings(reports: Iterable[str], ranks: int) -> "BindingsRecord":
     """Return the ranks' reports of their bindings for JSON, with the ranks that differ from the plan."""
     records = [dict(zip(BOUND_FIELDS, report.split("\t"), strict=True)) for report in reports]
     records.sort(key=lambda record: int(record["rank"]))
     different = [int(record["rank"]) for record in records if record["problem"]]
-    numbered = [{**record, "rank": int(record["rank"])} for record in records]
-    return {"ranks": ranks, "reported": len(records), "different": different, "bindings": numbered}
+    return {
+        "schema": "urn:ddlrun:run-binding:1",
+        "ranks": ranks,
+        "reported": len(records),
+        "different": different,
+        "bindings": [_binding_dict(record) for record in records],
+    }
+
+
+def _binding_dict(record: Mapping[str, str]) -> "BindingRecord":
+    return {
+        "rank": int(record["rank"]),
+        "host": record["host"],
+        "cpus": record["cpus"],
+        "planned": record["planned"],
+        "gpus": record["gpus"],
+        "problem": record["problem"],
+    }
 
 
 # A learner's message about a slow rank, or about its move to other cores, in a line of standard error.

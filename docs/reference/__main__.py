@@ -1,10 +1,11 @@
-"""Generator of docs/reference/command-line.md, from the help of the program: `make reference`."""
+"""Generator of docs/reference/command-line.md, from the help of the program, and of the schemas: `make reference`."""
 
 from pathlib import Path
 
 import click
 
 from ddlrun.cli import group
+from docs.reference.schemas import write_schemas
 
 PAGE = Path(__file__).with_name("command-line.md")
 WIDTH = 78  # of 80 columns click uses 78
@@ -30,3 +31,4 @@ def render_page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render_page())
+    write_schemas()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import launch_line
 from tests.ddl.test_mpi import ROOT, started
+from tests.support.json_schemas import validate
 
 pytestmark = pytest.mark.openmpi(5)
 
@@ -138,6 +139,8 @@ def test_a_learner_moves_away_from_a_busy_process(mpirun: str, tmp_path: Path) -
         r"times the median after the move, [\d.]+ before(: no gain, moved back|; it stays on) ", done.stderr
     )
     events = [json.loads(line) for line in (tmp_path / "run" / "ddl.jsonl").read_text().splitlines()]
+    for event in events:
+        validate(event, "run-event")
     slow = next(event for event in events if event["event"] == "slow")
     assert (slow["rank"], slow["host"], slow["cause"]) == (0, host, "queue")
     iterations = next(event for event in events if event["event"] == "iterations")

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster import namespaces
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS, launch_line
+from tests.support.json_schemas import validate
 
 pytestmark = pytest.mark.openmpi(5)
 
@@ -273,7 +274,9 @@ def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Pa
     done = check(cluster, tmp_path, "--network", "10.77/x")
     assert (done.returncode, done.stdout) == (2, "")
     done = check(cluster, tmp_path, "--network-interface", "eth0,ens3", "--json")
-    assert json.loads(done.stdout)["network"]["subnets"] == ["10.77.0.0/16"]
+    report = json.loads(done.stdout)
+    validate(report, "check")
+    assert report["network"]["subnets"] == ["10.77.0.0/16"]
     done = check(cluster, tmp_path, "--only", "tpc")
     assert (done.returncode, done.stderr[:42]) == (2, "ddlrun: error: unknown check 'tpc'; the ch")
 

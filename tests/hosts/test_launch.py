@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
+from tests.support.json_schemas import validate_run_folder
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
 TELL = (
@@ -42,6 +43,7 @@ def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_pa
     assert done.returncode == 0, done.stderr
     ranks = sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert validate_run_folder(tmp_path / "run") >= {"plan.json", "check.json", "outcome.json"}
     planned = sorted(plan["ranks"], key=lambda rank: int(rank["rank"]))
     assert [(rank["rank"], rank["host"]) for rank in ranks] == [(rank["rank"], rank["host"]) for rank in planned]
     seats = plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")

@@ -18,6 +18,7 @@ from ddlrun.network.fabric import parse_fabric
 from tests.cluster import slurm
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS
+from tests.support.json_schemas import validate
 
 pytestmark = pytest.mark.busy
 
@@ -44,6 +45,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
                 break
         assert done.returncode == 0, done.stdout + done.stderr
         result = json.loads(done.stdout)
+        validate(result, "racks")
         assert set(map(frozenset, result["racks"])) == racks_of(cluster)
         assert result["topology"] == f"Xx{per_rack}x{racks}"
         assert len(result["levels"]) == (1 if racks > 1 else 0)
@@ -119,6 +121,7 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
         done = bench(cluster, *words, "--budget", "8s", "--save-network", f"{tmp_path}/links.yaml", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    validate(result, "bench")
     check_complete(result, 3 * (3 * 2 + 2))
     assert {size for *_, size in result["left_out"]} >= {4 * 2**30}
     fabric = parse_fabric((tmp_path / "links.yaml").read_text(), "links")
@@ -146,6 +149,7 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
         done = run("tune", ",".join(names), *words, *more, "--json")
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
+        validate(result, "tune")
         best = result["best"]
         assert {row["topology"] for row in result["measured"]} == {"1x4x1", "1x2x2"}  # both decompositions of 4 hosts
         assert {"nic"} <= result["links"].keys()

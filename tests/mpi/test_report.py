@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.browser import Browser
+from tests.support.json_schemas import validate_run_folder
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """
@@ -140,6 +141,7 @@ def test_the_page_of_a_failed_run_has_the_contents_of_its_folder(failed: Path, t
     assert "geheim" not in page
     assert re.search(r"The last report: iterations 26 to 31, mode r, [\d.]+ ms each dimension .* X 4 ring 0\.18 ", text)
     assert page.count("<polyline") == 1 + 2 + 4 + 4
+    validate_run_folder(failed)
     events = [json.loads(line) for line in (failed / "ddl.jsonl").read_text().splitlines()]
     assert (2, "slow") in [(event.get("rank"), event["event"]) for event in events]
     assert re.search(r"2 \S+ slow [\d.]+ ", text)

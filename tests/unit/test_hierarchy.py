@@ -1,5 +1,6 @@
 """Search for racks on simulated networks whose links share fairly."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,7 +10,8 @@ import pytest
 from ddlrun.hosts import Host, HostList
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.pair_rates import Pair
-from ddlrun.report.racks import MeasuredHierarchy, render_hierarchy
+from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
+from tests.support.json_schemas import validate
 
 NIC = 100.0
 
@@ -132,6 +134,30 @@ def test_racks_are_compared_with_those_of_a_scheduler(declared: str, line: str) 
     )
     level: dict[str, object] = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
     result = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0, "rate": 2e6}
-    text = render_hierarchy(MeasuredHierarchy(hosts, result))
+    hierarchy = MeasuredHierarchy(hosts, result)
+    text = render_hierarchy(hierarchy)
+    assert hierarchy_dict(hierarchy)["racks"] == [["h1", "h2"], ["h3", "h4"]]
     assert "  r1: h[1-2]\n  r2: h[3-4]\n" in text
     assert line in text if declared else "racks of" not in text
+
+
+@pytest.mark.parametrize("case", ["racks", "aisles", "flat", "uncertain"])
+def test_the_json_of_a_hierarchy_is_valid(case: str) -> None:
+    chance = random.Random(1)  # noqa: S311 - a test's
+    wires = {
+        "racks": Wires(2, 2, NIC), "aisles": Wires(4, 8, NIC, racks_per_aisle=2, aisle=NIC), "flat": Wires(7, 1, 1),
+        "uncertain": Wires(8, 1, 1),
+    }[case]  # fmt: skip
+    racks, measure = network(wires, 0.05, 1)
+    if case == "uncertain":
+        solved = find_levels(8, lambda pairs: [NIC * chance.choice((0.4, 1.0)) for _ in pairs])
+    else:
+        solved = find_levels(len(racks), measure, 1)
+    result = {
+        "levels": [level._asdict() for level in solved.levels], "rounds": solved.rounds, "seconds": 3.0, "rate": NIC,
+        "latency": [1e-5, 2e-5 if solved.levels else None],
+    }  # fmt: skip
+    hosts = HostList(tuple(Host(f"h{number}", None, f"r{rack}") for number, rack in enumerate(racks)), "a hostfile")
+    hierarchy = MeasuredHierarchy(hosts, json.loads(json.dumps(result)))
+    assert hierarchy.certain == (case != "uncertain")
+    validate(json.loads(json.dumps(hierarchy_dict(hierarchy))), "racks")

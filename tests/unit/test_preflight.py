@@ -9,7 +9,7 @@ from ddlrun.cli.check import parse_checks
 from ddlrun.errors import InputError, PreflightError, UnreachableError
 from ddlrun.machine import NIC, Machine
 from ddlrun.network.addresses import Address
-from ddlrun.network.subnet_selection import Network
+from ddlrun.network.subnet_selection import Network, RejectedSubnet
 from ddlrun.preflight.facts import (
     END,
     START,
@@ -24,9 +24,10 @@ from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, grou
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.run import PreflightReport
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
-from ddlrun.preflight.table import render_report, report_json
+from ddlrun.preflight.table import check_json, render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
+from tests.support.json_schemas import validate
 
 TEXT = f"""\
 Welcome!
@@ -302,6 +303,11 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
     assert lost.exit_code == json.loads(report_json(lost))["exit_code"] == 3
     with pytest.raises(UnreachableError, match="host h4: refused"):
         lost.raise_failures()
+    rejected = (RejectedSubnet("172.17.0.0/16", "a bridge"),)
+    network = Network(("10.0.0.0/16",), {"h1": ("eth0",)}, {"h1": "10.0.0.1"}, "the fastest", rejected)
+    for some_report in (lost, report._replace(network=network)):
+        validate(json.loads(report_json(some_report)), "check")
+        validate(json.loads(check_json(some_report)), "run-check")
     assert (
         render_report(report._replace(findings=tuple(well)), everything=True)
         == "ssh  h[1-3]  ok\nh[1-3]: no problems\n"

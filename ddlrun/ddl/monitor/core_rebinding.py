@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.monitor.event_log import EventLog
+    from ddlrun.ddl.monitor.event_records import StragglerEvent
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.procfs import CpuLoad
     from ddlrun.ddl.monitor.spare_cores import SpareCoreOffer
@@ -133,10 +134,17 @@ class CoreRebinding:
             move_threads(before)
             self._report(f"{times}: no gain, moved back to CPUs {render_cpus(os.sched_getaffinity(0))}")
 
-    def _log_finding(self, finding: StragglerFinding, **more: object) -> None:
+    def _log_finding(self, finding: StragglerFinding, cause: str | None = None) -> None:
         if self._rank == 0:
-            host = self._hosts[finding.rank]
-            self._log.write(event=finding.verdict.value, rank=finding.rank, host=host, score=finding.score, **more)
+            event: StragglerEvent = {
+                "event": finding.verdict.value,
+                "rank": finding.rank,
+                "host": self._hosts[finding.rank],
+                "score": finding.score,
+            }
+            if cause is not None:
+                event["cause"] = cause
+            self._log.write(event)
 
     def _report(self, text: str) -> None:
         sys.stderr.write(f"ddlrun.ddl.monitor: rank {self._rank} on {self._hosts[self._rank]} {text}\n")

@@ -6,6 +6,10 @@ import json
 import os
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddlrun.ddl.monitor.event_records import IterationsEvent, StragglerEvent
 
 NAME = "ddl.jsonl"
 
@@ -16,11 +20,11 @@ class EventLog:
     def __init__(self, folder: str = "") -> None:
         self._path = os.path.join(folder, NAME) if folder and os.path.isdir(folder) else ""
 
-    def write(self, **fields: object) -> None:
-        """Append an event with these fields, and the time in seconds since 1970."""
+    def write(self, event: IterationsEvent | StragglerEvent) -> None:
+        """Append an event, with the time in seconds since 1970."""
         if self._path:
             with (
                 suppress(OSError),
                 open(self._path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
             ):
-                file.write(json.dumps({"time": time.time(), **fields}) + "\n")
+                file.write(json.dumps({"time": time.time(), **event}) + "\n")

@@ -6,11 +6,11 @@ import math
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.ddl.monitor.traffic_meter import PHASES
+from ddlrun.ddl.monitor.traffic_meter import PHASES, DimensionTraffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,26 +19,12 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.monitor.event_log import EventLog
+    from ddlrun.ddl.monitor.event_records import IterationSpans, PhaseSpan
     from ddlrun.ddl.monitor.iteration_timer import Iteration
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
 
 # Figures of a row before those of the dimensions: iterations, compute, inside, both, jitter.
 OWN = 5
-
-
-class DimensionTraffic(NamedTuple):
-    """A dimension in one iteration: its letters, learners and algorithm, bytes that a learner sends, busy seconds."""
-
-    dimension: str
-    learners: int
-    algorithm: str
-    sent: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second while busy."""
-        return self.sent / self.seconds if self.seconds else 0.0
 
 
 class IterationReport:
@@ -87,14 +73,15 @@ class IterationReport:
         )
         foot = f"most jitter: rank {worst} on {self._hosts[worst]}, {jitter[worst]:.1%} of its computing time"
         sys.stderr.write(render_table(head, lines, f"{foot}; median {median_jitter:.1%}"))
-        self._log.write(
-            event="iterations", first=first, last=self._reported, topology=str(self._grid.topology), mode=self._mode,
-            seconds=float(np.median(whole)), compute=compute.tolist(), reduce=inside.tolist(), jitter=jitter.tolist(),
-            most_jitter={"rank": worst, "host": self._hosts[worst], "share": float(jitter[worst])},
-            dimensions=[{**line._asdict(), "rate": line.rate} for line in lines], **self._spans(rows),
-        )  # fmt: skip
+        self._log.write({
+            "event": "iterations", "first": first, "last": self._reported, "topology": str(self._grid.topology),
+            "mode": self._mode, "seconds": float(np.median(whole)), "compute": compute.tolist(),
+            "reduce": inside.tolist(), "jitter": jitter.tolist(),
+            "most_jitter": {"rank": worst, "host": self._hosts[worst], "share": float(jitter[worst])},
+            "dimensions": [{**line._asdict(), "rate": line.rate} for line in lines], **self._spans(rows),
+        })  # fmt: skip
 
-    def _spans(self, rows: NDArray[Any]) -> dict[str, object]:
+    def _spans(self, rows: NDArray[Any]) -> IterationSpans:
         """Return when the last iteration and its phases began and ended on each rank, in seconds from the first begin.
 
         Times are by the clock of each rank's host; null if a rank has no such phase.
@@ -107,7 +94,7 @@ class IterationReport:
             return [None if math.isnan(at) else round(at - start, 6) for at in spans[:, place].tolist()]
 
         axes = [*self._grid.axes, self._grid.axes]
-        phases = []
+        phases: list[PhaseSpan] = []
         for place in range(2 * parts):
             whole = place >= 2 * (parts - 1)
             if not np.isnan(spans[:, 2 + place]).all():

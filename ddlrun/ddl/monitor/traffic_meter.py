@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 
 PHASES = ("reduce-scatter", "allgather")
+
+
+class DimensionTraffic(NamedTuple):
+    """A dimension in one iteration: its letters, learners and algorithm, bytes that a learner sends, busy seconds."""
+
+    dimension: str
+    learners: int
+    algorithm: str
+    sent: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second while busy."""
+        return self.sent / self.seconds if self.seconds else 0.0
 
 
 class TrafficMeter:

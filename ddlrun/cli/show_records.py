@@ -1,0 +1,89 @@
+"""Records of `ddlrun show`: the types of its JSON objects, from which their schemas are generated."""
+
+from typing import Literal, TypedDict
+
+
+class RankfileRecord(TypedDict):
+    """The output of `ddlrun show rankfile --json`: the rank file."""
+
+    schema: Literal["urn:ddlrun:show-rankfile:1"]
+    rankfile: str
+    """The text of the file."""
+
+
+class CommandRecord(TypedDict):
+    """The output of `ddlrun show command --json`: the command that launch runs."""
+
+    schema: Literal["urn:ddlrun:show-command:1"]
+    argv: list[str]
+    """The words of the command."""
+    variables: dict[str, str]
+    """Variables that ddlrun sets; secret values are <redacted>."""
+
+
+class EnvironmentRecord(TypedDict):
+    """The output of `ddlrun show env --json`: the variables of the ranks."""
+
+    schema: Literal["urn:ddlrun:show-env:1"]
+    set: dict[str, str]
+    """Variables that ddlrun sets; secret values are <redacted>."""
+    set_by_rank: list[str]
+    """Variables whose value differs between ranks."""
+    passed_on: list[str]
+    """Variables that ranks get from the environment of ddlrun."""
+    removed: list[str]
+    """Variables that are removed from the environment of mpirun."""
+
+
+class HostRanksRecord(TypedDict):
+    """A host with its ranks."""
+
+    name: str
+    slots: int | None
+    """Number of ranks that the host takes; null if not given."""
+    rack: str
+    """Name or number of its rack."""
+    coords: list[int]
+    """Coordinates of the host: Y, Z, and A if there are aisles."""
+    ranks: list[int]
+
+
+class HostsRecord(TypedDict):
+    """The output of `ddlrun show hosts --json`: the hosts with their ranks and racks."""
+
+    schema: Literal["urn:ddlrun:show-hosts:1"]
+    source: str
+    """The source of the list of hosts."""
+    launcher: str
+    """The program that starts the daemons, and the reason for it."""
+    notes: list[str]
+    hosts: list[HostRanksRecord]
+
+
+class RackRecord(TypedDict):
+    """The hosts of a rack."""
+
+    rack: str | None
+    """The name of the rack; null if no racks are declared."""
+    hosts: list[str]
+
+
+class TopologyRecord(TypedDict):
+    """The output of `ddlrun show topology --json`: XxYxZ, and the reason for it."""
+
+    schema: Literal["urn:ddlrun:show-topology:1"]
+    topology: str
+    dims: list[int]
+    reason: str
+    racks: list[RackRecord]
+    source: str
+    """The source of the list of hosts."""
+    notes: list[str]
+
+
+class SchemasRecord(TypedDict):
+    """The output of `ddlrun show schema --json`: the published schemas."""
+
+    schema: Literal["urn:ddlrun:show-schema:1"]
+    schemas: dict[str, str]
+    """The description of each schema, by its name."""

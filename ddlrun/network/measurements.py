@@ -1,0 +1,159 @@
+"""Results of the measuring job, and the records of `ddlrun bench` and `ddlrun tune`: the source of their schemas."""
+
+from typing import Literal, TypedDict
+
+
+class LinkRates(TypedDict):
+    """A measured link."""
+
+    latency: float
+    """Seconds of a message."""
+    alone: float
+    """Bytes per second of one pair of ranks."""
+    together: float
+    """Bytes per second of all pairs that share the link, at the same time."""
+
+
+class SampleRecord(TypedDict):
+    """The samples of a collective."""
+
+    bytes: int
+    """Bytes of the array, in whole elements."""
+    seconds: float
+    """Median time."""
+    quartiles: list[float]
+    """First and third quartile of the times."""
+    samples: int
+    """Number of times."""
+    right: bool
+    """Whether the result was correct."""
+
+
+class TimingRecord(SampleRecord):
+    """The times of a collective with one algorithm and size."""
+
+    collective: str
+    algorithm: str
+    """mpi, or a mode of ddlrun.ddl."""
+    size: int
+    """Bytes that were requested."""
+
+
+class BandwidthRecord(TypedDict):
+    """Bandwidths as nccl-tests defines them."""
+
+    algbw: float
+    """Algorithm bandwidth, in bytes per second."""
+    busbw: float
+    """Bus bandwidth, in bytes per second."""
+    share: float | None
+    """Share of the limit that the links set; null on a single host."""
+
+
+class CollectiveRecord(TimingRecord, BandwidthRecord):
+    """The measurement of a collective with one algorithm and size."""
+
+
+class BenchResult(TypedDict):
+    """Links and collectives of a job."""
+
+    topology: str
+    links: dict[str, LinkRates]
+    """The links of each level: host, nic, uplink."""
+    network: str
+    """The links as YAML, for --network of ddlrun plan."""
+    measured: list[CollectiveRecord]
+    left_out: list[tuple[str, str, int]]
+    """Collective, algorithm and size of each measurement that exceeded the budget or the memory."""
+    odd: str
+    """A note if rates contradict the declared racks; otherwise empty."""
+    seconds: float
+    """Duration of the measurement."""
+
+
+class BenchRecord(BenchResult):
+    """The output of `ddlrun bench --json`: links and collectives, in bytes, seconds and bytes per second."""
+
+    schema: Literal["urn:ddlrun:bench:1"]
+
+
+class BestSettings(TypedDict):
+    """The fastest settings of ddlrun.ddl."""
+
+    topology: str
+    mode: str
+    tuning: str
+    """Sizes, as in DDLRUN_DDL_TUNING."""
+    seconds: float
+    """Median time of a step."""
+
+
+class CandidateRecord(BestSettings):
+    """The measurement of one candidate."""
+
+    runs: int
+    """Number of measured steps."""
+    expected: float
+    """Seconds that ddlrun plan predicts."""
+
+
+class SearchResult(TypedDict):
+    """The result of a search for settings of ddlrun.ddl."""
+
+    measured: list[CandidateRecord]
+    """All candidates, the fastest first."""
+    best: BestSettings
+    complete: bool
+    """Whether the search ended within the budget."""
+
+
+class TuneResult(SearchResult):
+    """The links and the fastest settings of a job."""
+
+    links: dict[str, LinkRates]
+    """The links of each level: host, nic, uplink; empty if --links gave them."""
+    major: int
+    """Major version of Open MPI."""
+    topology: str
+    usual: float
+    """Seconds of a step without a profile."""
+    seconds: float
+    """Duration of the search."""
+
+
+class HorovodSettingRecord(TypedDict):
+    """Settings of Horovod."""
+
+    variables: dict[str, str]
+    """The variables that set them; empty: Horovod's defaults."""
+    seconds: float
+    """Median time of a step."""
+
+
+class HorovodResult(TypedDict):
+    """The result of a search for settings of Horovod."""
+
+    measured: list[HorovodSettingRecord]
+    """All settings, the fastest first."""
+    best: HorovodSettingRecord
+    usual: float
+    """Seconds of a step with Horovod's defaults."""
+    complete: bool
+    """Whether the search ended within the budget."""
+
+
+class TuneHorovod(TypedDict, total=False):
+    """The part of `ddlrun tune --json` that is absent if Horovod was not tuned."""
+
+    horovod: HorovodResult
+
+
+class TuneRecord(TuneResult, TuneHorovod):
+    """The output of `ddlrun tune --json`: the measured settings, the fastest first, in bytes and seconds."""
+
+    schema: Literal["urn:ddlrun:tune:1"]
+    gradient: int
+    """Bytes of gradients per step."""
+    profile: str | None
+    """The file with the profile; null if it was not saved."""
+    hosts: list[str]

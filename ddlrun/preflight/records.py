@@ -1,0 +1,72 @@
+"""Records of `ddlrun check` and of check.json: the types of their JSON objects, the source of their schemas."""
+
+from typing import Annotated, Literal, TypedDict
+
+from ddlrun.preflight.findings import Level
+
+
+class FindingRecord(TypedDict):
+    """The result of one check of one host."""
+
+    host: str
+    check: str
+    """Name of the check, as for --only."""
+    code: str
+    """Code of the result: passed, unreachable, ..."""
+    level: Annotated[str, Level]
+    what: str
+    """The problem, or "ok"."""
+    remedy: str
+    """How to correct it; empty if there is nothing to correct."""
+
+
+class RejectedSubnetRecord(TypedDict):
+    """A subnet that is not used."""
+
+    subnet: str
+    why: str
+
+
+class NetworkRecord(TypedDict):
+    """The network that a job would use."""
+
+    subnets: list[str]
+    """Its subnets; empty if the choice is left to MPI."""
+    interfaces: dict[str, list[str]]
+    """Its interfaces on each host."""
+    addresses: dict[str, str]
+    """The address of each host on it."""
+    reason: str
+    rejected: list[RejectedSubnetRecord]
+
+
+class CheckRecord(TypedDict):
+    """The output of `ddlrun check --json`: the results of all checks on all hosts."""
+
+    schema: Literal["urn:ddlrun:check:1"]
+    exit_code: int
+    """0; 3 if a host cannot be reached; 5 if another check failed."""
+    network: NetworkRecord | None
+    """Null with fewer than two hosts."""
+    findings: list[FindingRecord]
+
+
+class FindingGroupRecord(TypedDict):
+    """Equal results of a check on several hosts."""
+
+    check: str
+    hosts: str
+    """The hosts, with ranges: n[1-4]."""
+    level: str
+    """ok, WARNING or FAILURE."""
+    what: str
+    """The problem; empty if the check passed."""
+    remedy: str
+
+
+class RunCheckRecord(TypedDict):
+    """The check of the hosts before a run: check.json in its folder."""
+
+    schema: Literal["urn:ddlrun:run-check:1"]
+    summary: str
+    findings: list[FindingGroupRecord]

@@ -1,0 +1,85 @@
+"""Schema of the config file, from its table of keys and the options of `ddlrun launch`."""
+
+from typing import Any
+
+import click
+
+from ddlrun.cli.job_options import AcceleratorsType
+from ddlrun.cli.launch import command as launch
+from ddlrun.environment.horovod_settings import HOROVOD
+from ddlrun.mapping.topology_request import UNITS
+from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES
+
+Schema = dict[str, Any]
+DESCRIPTION = (
+    "Options of `ddlrun launch` and `ddlrun show`, for --config-file. All keys are optional. A config file of Horovod "
+    "is valid too."
+)
+PACKINGS = ["spread", "pack"]
+
+
+def config_schema() -> Schema:
+    """Return the schema of the config file, without its head."""
+    root: Schema = {"description": DESCRIPTION, "type": ["object", "null"], "properties": {}}
+    root["additionalProperties"] = False
+    root["properties"]["env"] = {
+        "description": "Variables of the ranks: --env NAME=VALUE.",
+        "type": "object",
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    }
+    root["properties"]["controller"] = {
+        "description": "Horovod's controller; ddlrun starts Horovod over MPI.",
+        "enum": list(CONTROLLERS),
+    }
+    parameters = {str(parameter.name): parameter for parameter in launch.params}
+    for key, name in LAUNCH_KEYS.items():
+        _insert(root, key, _key_schema(key, parameters[name]))
+    for setting in HOROVOD:
+        _insert(root, setting.yaml, _described(_option_schema(parameters[setting.parameter]), setting.help))
+    return root
+
+
+def _insert(schema: Schema, key: str, part: Schema) -> None:
+    """Insert the schema of a dotted key."""
+    *sections, last = key.split(".")
+    for section in sections:
+        empty: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+        schema = schema["properties"].setdefault(section, empty)
+    schema["properties"][last] = part
+
+
+def _key_schema(key: str, parameter: click.Parameter) -> Schema:
+    text = f"{_help(parameter)} Same as {max(parameter.opts, key=len)} of ddlrun launch.".lstrip()
+    if key in SWITCHES:
+        return _described({"type": ["boolean", "null"]}, text)
+    if key in LISTS:
+        items = {"type": ["string", "integer"]}
+        return _described({"type": ["array", "string", "integer", "null"], "items": items}, text)
+    return _described(_option_schema(parameter), text)
+
+
+def _help(parameter: click.Parameter) -> str:
+    return (parameter.help or "") if isinstance(parameter, click.Option) else ""
+
+
+def _described(schema: Schema, text: str) -> Schema:
+    return {"description": text, **schema}
+
+
+def _option_schema(parameter: click.Parameter) -> Schema:
+    """Return the schema of an option's values; null stands for an option that is not given."""
+    kind = parameter.type
+    if parameter.name == "packing":
+        return {"enum": [*PACKINGS, None]}
+    if isinstance(kind, AcceleratorsType):
+        return {"anyOf": [{"type": ["integer", "null"], "minimum": 1}, {"enum": list(UNITS)}]}
+    if isinstance(kind, click.Choice):
+        spellings = [] if kind.case_sensitive else [choice.lower() for choice in kind.choices]
+        return {"enum": [*kind.choices, *spellings, None]}
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        limits = {"minimum": kind.min, "maximum": kind.max}
+        number = "integer" if isinstance(kind, click.IntRange) else "number"
+        return {"type": [number, "null"]} | {name: limit for name, limit in limits.items() if limit is not None}
+    if kind is click.BOOL:
+        return {"type": ["boolean", "null"]}
+    return {"type": ["string", "number", "null"]}
