@@ -243,7 +243,7 @@ def main() -> None:
     options = read_options()
     cells = select_cells(options)
     if why_not() and not all(cell.one_host for cell in cells):
-        cannot_run(why_not())
+        cannot_run(f"{why_not()}: sudo make test-all")
     print(f"{os.cpu_count()} cores, {platform.release()}, Python {platform.python_version()}")
     failed: list[str] = []
     for cell in cells:

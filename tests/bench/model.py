@@ -143,7 +143,7 @@ def measure_all(options: argparse.Namespace) -> Iterator[CellResult]:
 def main() -> None:
     options = read_options()
     if why_not() and not options.read:
-        cannot_run(why_not())
+        cannot_run(f"{why_not()}: sudo make test-all")
     print("| NIC/uplink Mbit/s | mode:topology | predicted s | measured s | range of runs | error |")
     print("|---|---|---|---|---|---|")
     rows: list[CellResult] = []

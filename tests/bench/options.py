@@ -19,6 +19,6 @@ def bench_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def cannot_run(reason: str) -> NoReturn:
-    """End a benchmark that this machine cannot run."""
+    """End a benchmark that this machine cannot run; the reason has the form of those in tests.support.needs."""
     sys.stderr.write(f"{reason}\n")
     sys.exit(CANNOT_RUN)

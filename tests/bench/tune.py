@@ -57,7 +57,7 @@ def main() -> None:
     """Print a table: for each pair of rates the best of all candidates, and the result of each search."""
     options = read_options()
     if why_not():
-        cannot_run(why_not())
+        cannot_run(f"{why_not()}: sudo make test-all")
     print(f"cores in use before: {100 * quiet(options.patience):.0f} %")
     for rates in options.rates.split(","):
         nic, uplink = (f"{rate}mbit" for rate in rates.split("/"))

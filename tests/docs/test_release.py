@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddlrun
+from tests.support import needs
 
 pytestmark = pytest.mark.extra
 
@@ -22,13 +22,14 @@ NAME = f"ddlrun-{ddlrun.__version__}"
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a release, built from the last commit."""
     folder = tmp_path_factory.mktemp("release")
+    needs.program("git", apt="git")
+    for name in ("build", "cyclonedx_py", "twine"):
+        needs.package(name, pip="'.[release]'")
     if not (ROOT / ".git").exists():
-        pytest.skip("no git repository: git clone the project")
-    if shutil.which("git") is None:
-        pytest.skip("no git: sudo apt-get install git")
+        needs.skip("no git repository", "git clone https://github.com/ddlrun/ddlrun")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), "hatchling"]
     if subprocess.run(pip, capture_output=True, check=False).returncode:
-        pytest.skip("no package index: PIP_INDEX_URL=https://an-index/simple make test-all")
+        needs.skip("no package index", "PIP_INDEX_URL=https://an-index/simple make test-all")
     clone = folder / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     done = subprocess.run(
