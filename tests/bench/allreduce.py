@@ -7,7 +7,8 @@ Every figure is a share of the limit T*: every allreduce must send at least 2 (H
 host's NIC in each direction, and 2 (Z - 1)/Z through each rack's uplink, at the shaped rates x 1448/1514 (payload).
 The bursts that the shapers let pass are subtracted, so small sizes have no meaningful limit.
 The uplinks' counters see large segments before they are cut into packets, so they leave out most headers.
-Algorithms take turns in one job; times are medians of the slowest rank's; every sum is checked.
+Algorithms take turns in one job; times are medians of the slowest rank's; every sum is checked. The exit code is 1 if a
+job fails or a sum is wrong. With --smoke, one run of each algorithm on a small array.
 """
 
 import argparse
@@ -26,18 +27,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.cells import EXPLORED, TABLE, Cell
+from tests.bench.cells import EXPLORED, SMOKE, TABLE, Cell
+from tests.bench.options import bench_parser, cannot_run
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 
 ROOT = Path(__file__).parents[2]
-RANKS = Path(__file__).with_name("allreduce_ranks.py")
+RANKS = Path(__file__).parent / "programs" / "allreduce_ranks.py"
 # Messages of rank 0, and replies to its queries.
 PIPES = ("messages", "replies")
 HEADINGS = (
     "order", "MiB", "algorithm", "of T*", "time / p", "uplink bytes / least", "CPU s", "CPU / p", "median s",
     "quartiles", "runs",
 )  # fmt: skip
+
+
+class JobFailed(Exception):  # noqa: N818 - a result of the benchmark
+    """The job of a cell ended with an error, or its sums are wrong."""
 
 
 def busy(seconds: float) -> float:
@@ -102,7 +108,7 @@ def run_ranks(cell: Cell, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
                 job.terminate()
                 job.wait()
         if job.returncode:
-            sys.stderr.write(f"{(folder / 'out').read_text()[-3000:]}\n{cell.title}: ended with {job.returncode}\n")
+            raise JobFailed(f"{(folder / 'out').read_text()[-3000:]}\n{cell.title}: ended with {job.returncode}")
 
 
 def messages(
@@ -159,9 +165,9 @@ NAMES = [cell.name for cell in (*TABLE, *EXPLORED)]
 
 
 def measure(cell: Cell, file: Path | None, **conditions: Any) -> None:
-    """Run a cell; print each size as it comes, and append it to the file."""
+    """Run a cell; print each size as it comes, and append it to the file. Raises JobFailed for a wrong sum too."""
     print(f"\n{cell.title}\n\n| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
-    openmpi, notes = "", []
+    openmpi, notes, wrong = "", list[str](), list[str]()
     with cluster_of(cell) as cluster:
         for message in run_ranks(cell, cluster):
             openmpi = message.get("openmpi", openmpi)
@@ -170,10 +176,14 @@ def measure(cell: Cell, file: Path | None, **conditions: Any) -> None:
             p = next((result for result in results if result["algorithm"].partition("=")[0] == "p"), None)
             for result in results:
                 print(f"| {' | '.join(row(cell, result, p))} |", flush=True)
+                if not result["right"]:
+                    wrong.append(result["algorithm"])
                 if result["note"]:
                     notes.append(f"{result['algorithm']} at {result['mib']:g} MiB: {result['note']}")
             append(file, results)
     print("\n" + "\n".join(notes))
+    if wrong:
+        raise JobFailed(f"{cell.title}: wrong sums of {', '.join(wrong)}")
 
 
 def append(path: Path | None, results: Sequence[dict[str, Any]]) -> None:
@@ -183,7 +193,7 @@ def append(path: Path | None, results: Sequence[dict[str, Any]]) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--table", metavar="CELLS", help=f"all, explored, or some of {','.join(NAMES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one JSON line each")
     parser.add_argument("--hosts", type=int, default=2, help="hosts per rack (2)")
@@ -198,11 +208,16 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--orders", default="host,ddl")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
     parser.add_argument("names", nargs="*", help="algorithms, or MODE=TUNING; with --table a selection")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.smoke:
+        options.patience = 0
+    return options
 
 
 def select_cells(options: argparse.Namespace) -> list[Cell]:
     """Return the cells of the table, or the one that the options describe, in each rank order."""
+    if options.smoke:
+        return list(SMOKE)
     same = {name: value for name in ("rounds", "budget") if (value := getattr(options, name)) is not None}
     if options.mib:
         same["mib"] = tuple(float(word) for word in options.mib.split(","))
@@ -228,13 +243,20 @@ def main() -> None:
     options = read_options()
     cells = select_cells(options)
     if why_not() and not all(cell.one_host for cell in cells):
-        sys.exit(why_not())
+        cannot_run(f"{why_not()}: sudo make test-all")
     print(f"{os.cpu_count()} cores, {platform.release()}, Python {platform.python_version()}")
+    failed: list[str] = []
     for cell in cells:
         before = quiet(options.patience)
         start = time.monotonic()
-        measure(cell, options.json, date=time.strftime("%Y-%m-%d"), cores=os.cpu_count(), busy=round(before, 2))
+        try:
+            measure(cell, options.json, date=time.strftime("%Y-%m-%d"), cores=os.cpu_count(), busy=round(before, 2))
+        except JobFailed as error:
+            sys.stderr.write(f"{error}\n")
+            failed.append(cell.name)
         print(f"{100 * before:.0f} % busy before, {100 * busy(1):.0f} % after, {time.monotonic() - start:.0f} s")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,13 @@ TABLE = (
     _16._replace(name="sixteen-4-ddl", order="ddl", mib=(4,), names=SOME),
 )
 
+_SMALL = Cell("smoke", hosts=1, nic=1000, uplink=1000, mib=(1 / 64,), rounds=1)
+SMOKE = (
+    _SMALL._replace(name="smoke-one-host", racks=1, names=_ONE.names, major=5),
+    _SMALL._replace(name="smoke-4", learners=1),
+    _SMALL._replace(name="smoke-5-ddl", names=ALL_5, major=5, order="ddl"),
+)
+
 # Does mode p find the best? Beside it run the candidates of its first choice.
 _FIXED = tuple(f"p=chunk={chunk},flat=0" for chunk in ("32K", "64K", "96K", "128K", "256K", "512K", "1M", "4M"))
 _P = Cell("", mib=(1 / 4, 1, 4, 16), names=("p", "mpi-host", "m", *_FIXED))

@@ -3,12 +3,13 @@
 import json
 import operator
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.measure import DDLRUN, Failed, Row, Series, interleaved, run, show, wall
+from tests.bench.measure import DDLRUN, Failed, NotInstalled, Row, Series, interleaved, run, show, wall
 
 NO_OP = ["--accelerators", "core", "/bin/true"]
 INIT = [sys.executable, "-c", "from mpi4py import MPI"]
@@ -34,31 +35,37 @@ int main(int argc, char **argv) {
 """
 
 
-def launch(mpirun: str, title: str, folder: Path) -> None:
-    """Show the time that ddlrun adds to mpirun, and the time that its choice of components saves."""
+def launch(mpirun: str, title: str, folder: Path, rounds: int) -> list[str]:
+    """Show the time that ddlrun adds, and that its choice of components saves; return the rows that failed."""
+    return [*_added(mpirun, title, folder, rounds), *_components(mpirun, title, folder, rounds)]
+
+
+def _added(mpirun: str, title: str, folder: Path, rounds: int) -> list[str]:
     line, env = bare(mpirun, folder / "no-op", NO_OP)
     ours = [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", mpirun]
-    series = interleaved({"ddlrun": wall([*ours, *NO_OP]), "bare": wall(line, env)})
+    series = interleaved({"ddlrun": wall([*ours, *NO_OP]), "bare": wall(line, env)}, rounds)
     added = series["ddlrun"].against(series["bare"], operator.sub)
     rows = [
         Row("mpirun, with the command that ddlrun prints", series["bare"]),
         Row("ddlrun launch", series["ddlrun"], base=series["bare"]),
         Row("added by ddlrun, pair by pair", added, goal=90),
-        *before_mpirun(mpirun, folder),
+        *before_mpirun(mpirun, folder, rounds),
     ]
-    show(f"{title}: launch of /bin/true, 2 ranks", rows)
+    return show(f"{title}: launch of /bin/true, 2 ranks", rows)
 
+
+def _components(mpirun: str, title: str, folder: Path, rounds: int) -> list[str]:
+    ours = [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", mpirun]
     line, env = bare(mpirun, folder / "init", ["-np", "2", *INIT])
     plain = {key: value for key, value in env.items() if key not in ("OMPI_MCA_pml", "OMPI_MCA_btl")}
-    series = interleaved(
-        {"bare": wall(line, plain), "chosen": wall(line, env), "ddlrun": wall([*ours, "-np", "2", *INIT])}
-    )
+    samplers = {"bare": wall(line, plain), "chosen": wall(line, env), "ddlrun": wall([*ours, "-np", "2", *INIT])}
+    series = interleaved(samplers, rounds)
     rows = [
         Row("mpirun, its own choice of components", series["bare"]),
         Row("mpirun, ddlrun's choice of components", series["chosen"], base=series["bare"]),
         Row("ddlrun launch", series["ddlrun"], base=series["bare"]),
     ]
-    show(f"{title}: 'from mpi4py import MPI', 2 ranks", rows)
+    return show(f"{title}: 'from mpi4py import MPI', 2 ranks", rows)
 
 
 def bare(mpirun: str, folder: Path, words: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -68,13 +75,13 @@ def bare(mpirun: str, folder: Path, words: list[str]) -> tuple[list[str], dict[s
     return plan["command"], {**os.environ, **plan["variables"]}
 
 
-def before_mpirun(mpirun: str, folder: Path) -> Iterator[Row]:
+def before_mpirun(mpirun: str, folder: Path, rounds: int) -> Iterator[Row]:
     """Yield the time until mpirun starts, as written down by an mpirun in its place."""
     stamp = folder / "stamp"
     try:
         stamped = stamped_mpirun(mpirun, folder / "prefix", stamp)
-    except (Failed, OSError) as error:
-        yield Row("until mpirun starts", Series((), f"no C compiler: {error}"), goal=60)
+    except Failed as error:
+        yield Row("until mpirun starts", Series((), error), goal=60)
         return
     ours = [*DDLRUN, "launch", "--allow-run-as-root", "--mpirun", stamped, *NO_OP]
 
@@ -84,7 +91,7 @@ def before_mpirun(mpirun: str, folder: Path) -> Iterator[Row]:
         return (int(stamp.read_text()) - start) / 1e6
 
     queries = {"direct": wall([mpirun, "--version"]), "stamped": wall([stamped, "--version"])}
-    series = interleaved({"until": until, **queries})
+    series = interleaved({"until": until, **queries}, rounds)
     yield Row("until mpirun starts", series["until"], goal=60)
     yield Row("of this, mpirun --version (run alone)", series["direct"])
     yield Row("of this, measuring (on mpirun --version)", series["stamped"].against(series["direct"], operator.sub))
@@ -92,6 +99,8 @@ def before_mpirun(mpirun: str, folder: Path) -> Iterator[Row]:
 
 def stamped_mpirun(mpirun: str, prefix: Path, stamp: Path) -> str:
     """Compile an mpirun, with the prefix of the real one, that writes down its time of start; return its path."""
+    if shutil.which("cc") is None:
+        raise NotInstalled("no C compiler")
     real = Path(mpirun).resolve().parent.parent
     (prefix / "bin").mkdir(parents=True)
     for name in ("etc", "lib", "lib64"):

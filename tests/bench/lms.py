@@ -5,11 +5,10 @@ without; bytes copied per second as a share of the rate of a plain pinned copy i
 that torch uses. On any machine: the processor time of the hooks for each saved tensor, without copies.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from ddlrun.ddl.lms import LMS
 from ddlrun.ddl.lms.device import PendingCopy
 from ddlrun.ddl.lms.stats import format_bytes
+from tests.bench.options import bench_parser
 
 MIB, GIB = 1 << 20, 1 << 30
-ROUNDS = 7
+TENSOR_BYTES = 4096
+
+
+class Sizes(NamedTuple):
+    """Rounds of each measurement, tensors of a pass on the host, and GiB of the device; None for all."""
+
+    rounds: int
+    tensors: int
+    gib: float | None
+
+
+FULL = Sizes(rounds=7, tensors=1000, gib=None)
+SMOKE = Sizes(rounds=1, tensors=10, gib=1.0)
 
 
 class Nowhere:
@@ -53,15 +65,12 @@ class Nowhere:
         pass
 
 
-TENSORS, TENSOR_BYTES = 1000, 4096
-
-
-def host_side() -> None:
+def host_side(sizes: Sizes) -> None:
     """Print the processor time per saved and fetched tensor, in excess of a pass without hooks."""
 
     def one_pass() -> None:
         x = torch.zeros(TENSOR_BYTES // 4, requires_grad=True).clone()
-        for _ in range(TENSORS):
+        for _ in range(sizes.tensors):
             x = x.sin()  # saves its input
         x.sum().backward()
 
@@ -72,7 +81,7 @@ def host_side() -> None:
         "swapped out and in": lambda: LMS(1, 0.5, device=Nowhere(0.8)),
     }
     samples: dict[str, list[float]] = {name: [] for name in ("", *variants)}
-    for _ in range(ROUNDS + 1):
+    for _ in range(sizes.rounds + 1):
         for name, times in samples.items():
             start = time.process_time()
             if name:
@@ -82,9 +91,10 @@ def host_side() -> None:
                 one_pass()
             times.append(time.process_time() - start)
     bare = statistics.median(samples.pop("")[1:])
-    print(f"{TENSORS} tensors, median of {ROUNDS} passes in turn; without hooks {bare / TENSORS * 1e6:.1f} us each")
+    passes = f"{sizes.tensors} tensors, median of {sizes.rounds} passes in turn"
+    print(f"{passes}; without hooks {bare / sizes.tensors * 1e6:.1f} us each")
     for name, times in samples.items():
-        print(f"  {name:24} +{(statistics.median(times[1:]) - bare) / TENSORS * 1e6:5.1f} us per tensor")
+        print(f"  {name:24} +{(statistics.median(times[1:]) - bare) / sizes.tensors * 1e6:5.1f} us per tensor")
 
 
 class UNet(nn.Module):
@@ -144,10 +154,10 @@ def largest(net: nn.Module, make: Callable[[], LMS]) -> int:
     return 16 * low
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Return the median time of ROUNDS calls, after one to warm up."""
+def seconds(work: Callable[[], Any], rounds: int) -> float:
+    """Return the median time of some calls, after one to warm up."""
     times = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         work()
@@ -156,19 +166,20 @@ def seconds(work: Callable[[], Any]) -> float:
     return statistics.median(times[1:])
 
 
-def limits() -> tuple[float, float]:
+def limits(rounds: int) -> tuple[float, float]:
     """Return the bytes per second of plain pinned copies to the host and back."""
     host, there = torch.empty(256 * MIB, dtype=torch.uint8, pin_memory=True), torch.empty(256 * MIB, dtype=torch.uint8)
     there = there.cuda()
-    out = seconds(lambda: host.copy_(there, non_blocking=True))
-    return host.numel() / out, host.numel() / seconds(lambda: there.copy_(host, non_blocking=True))
+    out = seconds(lambda: host.copy_(there, non_blocking=True), rounds)
+    return host.numel() / out, host.numel() / seconds(lambda: there.copy_(host, non_blocking=True), rounds)
 
 
-def device_side(gib: float | None) -> None:
+def device_side(sizes: Sizes) -> None:
+    gib = sizes.gib
     total = torch.cuda.mem_get_info()[1]
     if gib is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, gib * GIB / total))
-    out, back = limits()
+    out, back = limits(sizes.rounds)
     memory = format_bytes(min(total, (gib or 1e9) * GIB))
     rates = f"{out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back"
     print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {rates}")
@@ -177,8 +188,8 @@ def device_side(gib: float | None) -> None:
     print(f"largest image without: {plain}^3, with: {largest(net, LMS)}^3")
     for name, make in {"without": lambda: LMS(0), "with": LMS, "with, frac 0": lambda: LMS(frac=0)}.items():
         large = make()
-        each = seconds(lambda large=large: step(net, plain, large))  # type: ignore[misc]
-        stats, steps = large.stats(), ROUNDS + 1
+        each = seconds(lambda large=large: step(net, plain, large), sizes.rounds)  # type: ignore[misc]
+        stats, steps = large.stats(), sizes.rounds + 1
         rate_out, rate_back = stats.bytes_out / steps / each, stats.bytes_in / steps / each
         share = f"out {rate_out / out:4.0%}, back {rate_back / back:4.0%} of the link over the whole step"
         print(f"  {plain}^3 {name:14} {1 / each:7.2f} images/s; {share}")
@@ -186,15 +197,16 @@ def device_side(gib: float | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--gib", type=float, help="use up to N GiB of the device", metavar="N")
-    gib = parser.parse_args().gib
+    options = parser.parse_args()
+    sizes = SMOKE if options.smoke else FULL._replace(gib=options.gib)
     torch.set_num_threads(1)
     if torch.cuda.is_available():
-        device_side(gib)
+        device_side(sizes)
     else:
         print("no CUDA device: only the processor time of the host is measured")
-    host_side()
+    host_side(sizes)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 
 BESIDE = Path(sys.executable).parent
 DDLRUN = [str(BESIDE / "ddlrun")] if (BESIDE / "ddlrun").exists() else [sys.executable, "-m", "ddlrun"]
-ROUNDS = 7
 _HEADINGS = ("", "median", "min", "max", "ratio", "goal", "met")
 Sample = Callable[[], float]
 
@@ -19,12 +18,16 @@ class Failed(Exception):  # noqa: N818 - shown in the table
     """A sample could not be taken, for the reason given."""
 
 
+class NotInstalled(Failed):
+    """A program is not installed on this machine, which is no failure of the benchmark."""
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """The samples of one command, or the reason why there are none."""
 
     values: tuple[float, ...]
-    reason: str = ""
+    error: Failed | None = None
 
     @property
     def median(self) -> float:
@@ -33,7 +36,7 @@ class Series:
     def against(self, other: "Series", how: Callable[[float, float], float]) -> "Series":
         """Combine with another series, sampled in turn with this one, pair by pair."""
         pairs = zip(self.values, other.values, strict=False)
-        return Series(tuple(how(mine, theirs) for mine, theirs in pairs), self.reason or other.reason)
+        return Series(tuple(how(mine, theirs) for mine, theirs in pairs), self.error or other.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,9 @@ def wall(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Sample:
     return sample
 
 
-def interleaved(samplers: Mapping[str, Sample], rounds: int = ROUNDS) -> dict[str, Series]:
+def interleaved(samplers: Mapping[str, Sample], rounds: int) -> dict[str, Series]:
     """Run each sampler once to warm up, then `rounds` times in turn."""
-    failed: dict[str, str] = {}
+    failed: dict[str, Failed] = {}
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(rounds + 1):
         for name, sample in samplers.items():
@@ -78,15 +81,15 @@ def interleaved(samplers: Mapping[str, Sample], rounds: int = ROUNDS) -> dict[st
             try:
                 value = sample()
             except Failed as error:
-                failed[name] = str(error)
+                failed[name] = error
                 continue
             if number > 0:
                 samples[name].append(value)
-    return {name: Series(() if name in failed else tuple(samples[name]), failed.get(name, "")) for name in samplers}
+    return {name: Series(() if name in failed else tuple(samples[name]), failed.get(name)) for name in samplers}
 
 
-def show(title: str, rows: Sequence[Row]) -> None:
-    """Print a table."""
+def show(title: str, rows: Sequence[Row]) -> list[str]:
+    """Print a table; return the names of the rows that failed."""
     cells = [_HEADINGS, *map(_cells, rows)]
     widths = [max(len(row[i]) for row in cells if len(row) == len(_HEADINGS)) for i in range(len(_HEADINGS))]
     widths[0] = max(len(row[0]) for row in cells)
@@ -95,12 +98,13 @@ def show(title: str, rows: Sequence[Row]) -> None:
         padded = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=False))]
         sys.stdout.write("  " + " | ".join(padded).rstrip() + "\n")
     sys.stdout.flush()
+    return [row.name for row in rows if row.series.error and not isinstance(row.series.error, NotInstalled)]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     series = row.series
     if not series.values:
-        return (row.name, series.reason)
+        return (row.name, str(series.error))
     figures = (_figure(value, row.unit) for value in (series.median, min(series.values), max(series.values)))
     ratio = f"{series.median / row.base.median:.2f}" if row.base and row.base.values else ""
     if row.goal is None:

@@ -4,7 +4,8 @@
 
 2 racks x 2 hosts x 2 learners on shaped links, 16 MiB of float32, the decompositions of 8 learners into three
 dimensions that differ; they take turns in one job, and the median of the slowest rank's times counts. The model is not
-fitted to the measurements: rates and bursts are those of the shapers.
+fitted to the measurements: rates and bursts are those of the shapers. With --smoke, one run of one of them on links of
+1 and 4 Gbit/s.
 
 tc counts 1514 bytes per 1448 of data (Ethernet 14, IP 20, TCP 20 with 12 of options), and the acknowledgements in the
 other direction: 66 bytes per two segments, while as many data travel in that direction.
@@ -23,8 +24,9 @@ from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.network.message_counts import axes_of
 from ddlrun.topology import parse_topology
-from tests.bench.allreduce import busy, cluster_of, quiet, run_ranks
+from tests.bench.allreduce import JobFailed, busy, cluster_of, quiet, run_ranks
 from tests.bench.cells import NIC_BUCKET, UPLINK_BUCKET, Cell
+from tests.bench.options import bench_parser, cannot_run
 from tests.cluster.cluster import why_not
 
 SHAPES = ("8x1x1", "1x8x1", "2x4x1", "2x1x4", "2x2x2", "4x2x1", "4x1x2")
@@ -105,14 +107,17 @@ def show(rows: list[CellResult]) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser(__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one JSON line each")
     parser.add_argument("--read", type=Path, metavar="FILE", help="print the results of --json FILE, measure nothing")
     parser.add_argument("--rates", default=RATES, help=f"NIC/uplink in Mbit/s, with commas ({RATES})")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
     parser.add_argument("names", nargs="*", default=[f"r:{shape}" for shape in SHAPES], help="MODE:XxYxZ[=TUNING]")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.smoke:
+        options.rates, options.rounds, options.patience, options.names = "1000/4000", 1, 0, ["r:2x2x2"]
+    return options
 
 
 def read_results(file: Path) -> Iterator[CellResult]:
@@ -138,13 +143,16 @@ def measure_all(options: argparse.Namespace) -> Iterator[CellResult]:
 def main() -> None:
     options = read_options()
     if why_not() and not options.read:
-        sys.exit(why_not())
+        cannot_run(f"{why_not()}: sudo make test-all")
     print("| NIC/uplink Mbit/s | mode:topology | predicted s | measured s | range of runs | error |")
     print("|---|---|---|---|---|---|")
     rows: list[CellResult] = []
-    for row in read_results(options.read) if options.read else measure_all(options):
-        rows.append(row)
-        print(f"| {' | '.join(row.words)} |", flush=True)
+    try:
+        for row in read_results(options.read) if options.read else measure_all(options):
+            rows.append(row)
+            print(f"| {' | '.join(row.words)} |", flush=True)
+    except JobFailed as error:
+        sys.exit(str(error))
     print()
     show(rows)
 

@@ -2,6 +2,7 @@
 
 Writes FOLDER/allreduce-share.svg, the share of the limit that each algorithm reaches at 16 MiB, and
 FOLDER/allreduce-sizes.svg, time against size, in terms of the limit. They follow the dark mode of the browser.
+With --smoke, pictures of invented results, in a temporary folder.
 """
 
 import json
@@ -9,6 +10,7 @@ import math
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -18,6 +20,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from tests.bench.allreduce import append, complete
+from tests.bench.cells import TABLE
+from tests.bench.options import bench_parser
 
 MIB = 16
 # The palette of Okabe and Ito, for colour-blind readers; then the colours of dark mode.
@@ -188,15 +194,42 @@ def dark_rule(light: str, dark: str) -> str:
     return "".join(f"{selector}{{{name}:{dark}!important}}" for name, selector in selectors.items())
 
 
-def main() -> None:
-    file, folder = map(Path, sys.argv[1:])
+def invent_results(file: Path) -> None:
+    """Write a result of each algorithm at each size of the cells, in the form of tests.bench.allreduce."""
+    for cell in TABLE:
+        for mib in cell.mib:
+            times = [2 * max(cell.limit(mib), 0.001)]
+            measured = {"mib": mib, "repeat": 1, "seconds": times, "bytes": [[cell.least(mib)]], "cpu": times}
+            results = [measured | {"algorithm": name, "right": True, "note": ""} for name in cell.names_at(mib)]
+            append(file, [complete(cell, result, f"Open MPI v{cell.major}") for result in results])
+
+
+def draw(file: Path, folder: Path) -> None:
+    """Write the pictures of a file of results to a folder, and print their sizes."""
     with mpl.rc_context(STYLE), file.open() as lines:
         places = read(lines)
+        if not any(shares(results) for results in places.values()):
+            sys.exit(f"{file}: no results between hosts at {MIB} MiB")
         pictures = {"share": svg(draw_shares(places), f"Share of the limit that allreduces reach, {MIB} MiB")}
         place, results = max(places.items(), key=lambda item: len(item[1]))
         pictures["sizes"] = svg(draw_sizes(place, results), "Time relative to the limit, by array size")
     for name, text in pictures.items():
         (folder / f"allreduce-{name}.svg").write_text(text)
+        print(f"allreduce-{name}.svg: {len(text)} characters, {len(places)} clusters")
+
+
+def main() -> None:
+    parser = bench_parser(__doc__)
+    parser.add_argument("file", type=Path, nargs="?", help="of tests.bench.allreduce --json")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
+    options = parser.parse_args()
+    if not options.smoke and options.file is None:
+        parser.error("FILE is missing")
+    with tempfile.TemporaryDirectory() as name:
+        if options.smoke:
+            options.file, options.folder = Path(name, "results.json"), Path(name)
+            invent_results(options.file)
+        draw(options.file, options.folder)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ Tools with the same result on a captured machine share a row. mpirun 4.1 itself 
 hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's cores;
 the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding
 follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores divided among the
-ranks there); the GPU is that of the local rank.
+ranks there); the GPU is that of the local rank. With --smoke, the first machine alone.
 """
 
+import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.local_ranks import place_local_ranks
+from tests.bench.options import bench_parser, cannot_run
 from tests.conftest import CAPTURES, MPIRUNS
 from tests.support import oracle
 from tests.support.shapes import as_hwloc2
@@ -114,14 +115,15 @@ def summarize(machine: Machine, shares: Shares) -> Summary:
 
 
 def main() -> None:
+    machines = 1 if bench_parser(__doc__).parse_args().smoke else len(MACHINES)
     if not CAPTURES.is_dir():
-        sys.exit(f"{CAPTURES} does not exist; set DDLRUN_CAPTURES to the folder of captured outputs")
+        cannot_run(f"{CAPTURES} does not exist; set DDLRUN_CAPTURES to the folder of captured outputs")
     rules: Mapping[str, Callable[[Machine], Shares]] = {
         "ddlrun": ours, "mpibind": mpibind, "torchrun node": torchrun_node, "torchrun exclusive": torchrun_exclusive,
     }  # fmt: skip
     print("| machine | launcher | on the GPU's package | on the GPU's NUMA node | cores per rank | idle cores |")
     print("|---|---|---|---|---|---|")
-    for name, file in MACHINES.items():
+    for name, file in itertools.islice(MACHINES.items(), machines):
         with tempfile.TemporaryDirectory() as folder:
             path = as_hwloc2(CAPTURES / "hwloc-xml" / file, Path(folder))
             machine = parse_hwloc(path.read_text(errors="replace"), file)

@@ -8,22 +8,44 @@
     allreduce   predicted, as ddlrun plan does; nothing is measured
     oracle:4:8x16384   a rank file of that size read by a real mpirun, named by MPIRUN4 or MPIRUN5
 
+With --smoke, all parts in turn on few hosts, and the rank file read by each mpirun that is installed.
+
 CPU is user and system time together, which other processes on the machine do not change much. Each case is a process of
 its own; its peak memory includes that of the process that started it, which is smaller.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from tests.bench.options import bench_parser
 
 ROOT = Path(__file__).parents[2]
-SHAPES = ("8x25x5", "8x25x50", "8x25x500", "8x32x512")
-"""1,000, 10,000 and 100,000 learners, and 16,384 hosts."""
+
+
+class Sizes(NamedTuple):
+    """The topologies, the hosts that are queried, the ranks with a keeper, and the topologies of allreduces."""
+
+    shapes: tuple[str, ...]
+    queried: tuple[int, ...]
+    ranks: tuple[int, ...]
+    allreduces: tuple[str, ...]
+
+
+# 1,000, 10,000 and 100,000 learners, and 16,384 hosts.
+FULL = Sizes(
+    shapes=("8x25x5", "8x25x50", "8x25x500", "8x32x512"),
+    queried=(125, 500, 1000),
+    ranks=(1000, 4000, 16000),
+    allreduces=("8x25x5", "8x25x50", "8x25x10x5", "8x25x500", "8x125x100", "8x25x25x20"),
+)
+SMOKE = Sizes(shapes=("8x2x1",), queried=(2,), ranks=(2,), allreduces=("8x25x2",))
 # Most bytes of one word (MAX_ARG_STRLEN in Linux's binfmts.h), and of all words with the environment.
 WORD, ALL = 128 << 10, os.sysconf("SC_ARG_MAX")
 RADIX = 64
@@ -45,15 +67,15 @@ def hosts_of(shape: str) -> int:
 
 def case(*words: object) -> Any:
     """Run one case in a process of its own."""
-    argv = [sys.executable, "-m", "tests.bench.scale_cases", *map(str, words)]
+    argv = [sys.executable, "-m", "tests.bench.programs.scale_cases", *map(str, words)]
     return json.loads(subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def launch() -> None:
+def launch(sizes: Sizes) -> None:
     """Plan launches on hosts that do not exist."""
     table(
         "ranks|hosts|CPU s|MiB|rank file|hostfile|plan.json|command line|longest argument|longest variable|output",
-        map(_launch, SHAPES),
+        map(_launch, sizes.shapes),
     )
     print(f"longest word possible {WORD}, all of them with the environment {ALL} (getconf ARG_MAX)\n")
 
@@ -79,10 +101,10 @@ def _launch(shape: str) -> list[object]:
     ]  # fmt: skip
 
 
-def tree() -> None:
+def tree(sizes: Sizes) -> None:
     """Count the daemons of each level: mpirun and each daemon start up to RADIX daemons."""
     rows = []
-    for shape in SHAPES:
+    for shape in sizes.shapes:
         left, level, levels = hosts_of(shape), RADIX, []
         while left > 0:
             levels.append(min(left, level))
@@ -91,9 +113,9 @@ def tree() -> None:
     table("hosts|levels|daemons of each level|ssh processes started by mpirun itself", rows)
 
 
-def preflight() -> None:
+def preflight(sizes: Sizes) -> None:
     """Check simulated replies."""
-    results = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in SHAPES]
+    results = [(hosts_of(shape), case("preflight", hosts_of(shape))) for shape in sizes.shapes]
     table(
         "hosts|script, bytes|reply, bytes|CPU s|MiB",
         [
@@ -103,18 +125,18 @@ def preflight() -> None:
     )
 
 
-def fanout() -> None:
+def fanout(sizes: Sizes) -> None:
     """Query hosts through a stand-in for ssh that prints a simulated reply."""
-    results = [(hosts, case("fanout", hosts)) for hosts in (125, 500, 1000)]
+    results = [(hosts, case("fanout", hosts)) for hosts in sizes.queried]
     table(
         "hosts|CPU ms per host, ddlrun only|MiB",
         [[f"{hosts:,}", f"{cost['own'] * 1000 / hosts:.1f}", f"{cost['mib']:.0f}"] for hosts, cost in results],
     )
 
 
-def keepers() -> None:
+def keepers(sizes: Sizes) -> None:
     """Let many keepers connect at the same time, and send heartbeats."""
-    results = [(ranks, case("keepers", ranks)) for ranks in (1000, 4000, 16000)]
+    results = [(ranks, case("keepers", ranks)) for ranks in sizes.ranks]
     table(
         "ranks at once|CPU us per connection|per heartbeat received|per heartbeat sent|MiB",
         [
@@ -127,31 +149,47 @@ def keepers() -> None:
     )  # fmt: skip
 
 
-def allreduce() -> None:
+def allreduce(sizes: Sizes) -> None:
     """Predict allreduces of two models' gradients."""
-    for title, rows in case("allreduce"):
+    for title, rows in case("allreduce", *sizes.allreduces):
         print(f"{title}\n")
         table("ranks|topology|mode p|mode r|halving by dimension|one ring over all", rows)
 
 
 def oracle(major: str, shape: str) -> None:
     """Let a real mpirun read a rank file, and compare its placement of every rank."""
+    *cells, as_planned = case("oracle", major, shape)
     head = "Open MPI|hosts|ranks|bytes|CPU s|MiB|every rank as planned"
-    table(head, [case("oracle", major, shape)])
+    table(head, [[*cells, "yes" if as_planned else "NO"]])
+    if not as_planned:
+        raise SystemExit(f"Open MPI {major} placed ranks of {shape} elsewhere")
 
 
 PARTS = {part.__name__: part for part in (launch, tree, preflight, fanout, keepers, allreduce)}
 
 
-def main(words: Iterable[str]) -> None:
+def installed_oracles() -> list[str]:
+    """Return a small part for each mpirun that the tests use, and export their paths to the cases."""
+    from tests.conftest import MPIRUNS  # noqa: PLC0415 - the memory of each case would include that of pytest
+
+    installed = {major: mpirun for major, mpirun in MPIRUNS.items() if shutil.which(mpirun)}
+    os.environ.update({f"MPIRUN{major}": mpirun for major, mpirun in installed.items()})
+    return [f"oracle:{major}:2x2" for major in installed]
+
+
+def main() -> None:
     """Print the tables of the given parts."""
-    for word in words:
+    parser = bench_parser(__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    options = parser.parse_args()
+    sizes = SMOKE if options.smoke else FULL
+    for word in options.parts or [*PARTS, *(installed_oracles() if options.smoke else [])]:
         part, *more = word.split(":")
         if part == "oracle":
             oracle(*more)
         else:
-            PARTS[part]()
+            PARTS[part](sizes)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or PARTS)
+    main()

@@ -3,7 +3,7 @@
     nice -n -20 python -m tests.bench.tune [--rates 200/100,200/400] [--topology 2x2x2] [--gradient 4MiB] [--budget 40s]
 
 First each combination is measured, then tune searches --searches times. The time of each winner is taken from the
-exhaustive search, so that all are judged by the same runs.
+exhaustive search, so that all are judged by the same runs. With --smoke, one search with a rank per host.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from tests.bench.allreduce import busy, quiet
+from tests.bench.options import bench_parser, cannot_run
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS
 
@@ -36,19 +37,28 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['topology']} {row['mode']} {row['tuning']}"
 
 
-def main() -> None:
-    """Print a table: for each pair of rates the best of all candidates, and the result of each search."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+def read_options() -> argparse.Namespace:
+    parser = bench_parser(__doc__)
     parser.add_argument("--rates", default="200/100,200/400", help="NIC/uplink in Mbit/s")
     parser.add_argument("--topology", default="2x2x2")
     parser.add_argument("--gradient", default="4MiB")
     parser.add_argument("--budget", default="40s")
     parser.add_argument("--searches", type=int, default=3)
+    parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
     parser.add_argument("--major", type=int, choices=sorted(MPIRUNS), default=4)
     options = parser.parse_args()
+    if options.smoke:
+        options.rates, options.topology, options.gradient, options.searches = "1000/1000", "1x2x2", "64KiB", 1
+        options.patience = 0
+    return options
+
+
+def main() -> None:
+    """Print a table: for each pair of rates the best of all candidates, and the result of each search."""
+    options = read_options()
     if why_not():
-        raise SystemExit(why_not())
-    print(f"cores in use before: {100 * quiet(60):.0f} %")
+        cannot_run(f"{why_not()}: sudo make test-all")
+    print(f"cores in use before: {100 * quiet(options.patience):.0f} %")
     for rates in options.rates.split(","):
         nic, uplink = (f"{rate}mbit" for rate in rates.split("/"))
         with Cluster(HOSTS, RACKS, nic=nic, uplink=uplink) as cluster:

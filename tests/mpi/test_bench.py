@@ -33,7 +33,8 @@ def test_table_names_each_cell_once() -> None:
 def test_sums_of_the_baselines_are_correct(mpirun: str, major: int, tmp_path: Path) -> None:
     names = ["p", "r", "mpi", "mpi-host", "tuned", "tuned-best", "han", "gloo", "two-level"]
     plan = {"rounds": 1, "budget": 1, "in_a_row": 1 / 64, "sizes": [[1 / 256, names], [1 / 16, names]]}
-    program = [sys.executable, "-m", "mpi4py", "tests/bench/allreduce_ranks.py", str(tmp_path), json.dumps(plan)]
+    ranks = "tests/bench/programs/allreduce_ranks.py"
+    program = [sys.executable, "-m", "mpi4py", ranks, str(tmp_path), json.dumps(plan)]
     options = ["-n", "4", "--oversubscribe"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")

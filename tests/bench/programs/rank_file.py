@@ -1,4 +1,4 @@
-"""One large rank file in a process that does nothing else: `python -m tests.bench.rank_file TOPOLOGY HOSTS`.
+"""One large rank file in a process that does nothing else: `python -m tests.bench.programs.rank_file TOPOLOGY HOSTS`.
 
 Prints JSON: the seconds of rendering alone, and the peak memory of this process from its start. ru_maxrss includes the
 memory that the parent had when it started this process, so the parent must be smaller.
