@@ -39,7 +39,7 @@ def _run_by_cluster_shell(
 
     task = task_self()
     task.set_info("fanout", FANOUT)
-    task.set_info("ssh_options", " ".join(agents.words))
+    task.set_info("ssh_options", shlex.join(agents.words))
     task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
     task.set_default("stderr", True)
     hosts_by_script: dict[str, list[str]] = {}

@@ -303,3 +303,11 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     assert (variables(parsed)["A"], variables(parsed)["B"]) == ("3", "2")
     parsed = plan("--config-file", "c.yaml", "--accelerators", "1", "-H", "z", "true", cwd=tmp_path)
     assert parsed["topology"] == "1x1x1"
+
+
+def test_the_path_of_a_key_may_have_a_blank(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\nexit 255\n')
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "a key").touch()
+    ddlrun("probe", "-i", f"{tmp_path}/a key", "h1", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert f"{tmp_path}/a key" in (tmp_path / "words").read_text().splitlines()
