@@ -1,0 +1,114 @@
+"""Parts of the man pages that the program does not hold: examples, files, related pages."""
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A command, and its purpose."""
+
+    purpose: str
+    command: str
+
+
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "": (
+        Example("Train on this machine, with one rank per GPU.", "ddlrun launch train.py"),
+        Example("Check that a job can run on two hosts.", "ddlrun check n1,n2"),
+        Example("Show where the ranks would run.", "ddlrun show placement -H n1,n2 train.py"),
+    ),
+    "check": (
+        Example("Check 64 hosts and the script on them.", "ddlrun check 'n[01-64]' --script train.py"),
+        Example("Run only the checks of MPI and of TCP connections.", "ddlrun check @hosts --only mpi,tcp"),
+    ),
+    "gen-rankfile": (
+        Example("Write the rank file of 4 ranks on each of 2 hosts.", "ddlrun gen-rankfile 4x2 n1,n2 -o rankfile"),
+        Example("Describe the hosts, so that none need be reachable.",
+                "ddlrun gen-rankfile --machine dgx1 8x2x2 'n[1-4]'"),
+    ),
+    "launch": (
+        Example("Train on this machine, with one rank per GPU.", "ddlrun launch train.py --epochs 3"),
+        Example("Train on two hosts with 4 ranks each.", "ddlrun launch -H n1:4,n2:4 train.py"),
+        Example("Inside a scheduler's job, use its hosts.", "ddlrun launch train.py"),
+        Example("Give the topology, and print the plan without starting anything.",
+                "ddlrun launch --hostfile hosts --topology 4x2x3 --dry-run train.py"),
+        Example("Restart a failed job up to 3 times, with a spare host.",
+                "ddlrun launch -H n1,n2 --spare-hosts n3 --restarts 3 train.py"),
+    ),
+    "submit": (
+        Example("Submit a job of 4 ranks on each of 2 hosts, and follow it to its end.",
+                "ddlrun submit 4x2 --time 2h --wait train.py"),
+        Example("Print the job script for Slurm.", "ddlrun submit 4x2 --scheduler slurm --print train.py"),
+    ),
+    "lint": (
+        Example("Check a rank file against the cores of a preset.", "ddlrun lint --machine dgx1 rankfile"),
+        Example("Write a corrected rank file.", "ddlrun lint --fix -o fixed rankfile"),
+    ),
+    "probe": (
+        Example("Show the hardware of this machine.", "ddlrun probe"),
+        Example("Save the hardware of 64 hosts, for --load of other commands.", "ddlrun probe 'n[01-64]' --save saved"),
+    ),
+    "show": (
+        Example("Draw the ranks of a job on 2 DGX-1.", "ddlrun show placement --machine dgx1 -H n1,n2 train.py"),
+        Example("Print the command that launch would run.", "ddlrun show command -H n1,n2 train.py"),
+    ),
+    "plan": (
+        Example("Predict the step time of ResNet-50 on 16 hosts with 100 Gbit/s Ethernet.",
+                "ddlrun plan --topology 4x16 --network 100gbe --model resnet50"),
+    ),
+    "report": (
+        Example("Write the page of the last run.", "ddlrun report"),
+        Example("Write the page of another run, and a trace for Perfetto.",
+                "ddlrun report 20261122-1353 -o run.html --trace run.json"),
+    ),
+    "racks": (Example("Write a hostfile with the racks of 16 hosts.", "ddlrun racks 'n[01-16]' -o hosts"),),
+    "bench": (
+        Example("Measure the links of 16 hosts, for ddlrun plan.",
+                "ddlrun bench 'n[01-16]' --save-network network.yaml"),
+    ),
+    "tune": (Example("Find the fastest settings for 16 hosts within 5 minutes.", "ddlrun tune @hosts --budget 5m"),),
+    "ps": (Example("List the runs and processes on 64 hosts.", "ddlrun ps 'n[01-64]'"),),
+    "kill": (Example("End a run, named by the beginning of its id.", "ddlrun kill 20261122-1353"),),
+    "clean": (Example("Print what would be ended on 64 hosts.", "ddlrun clean --dry-run 'n[01-64]'"),),
+}  # fmt: skip
+
+STATE = ("~/.local/state/ddlrun", "Run folders, records of runs and profiles of ddlrun tune.")
+CACHE = ("~/.cache/ddlrun", "Saved replies of ddlrun probe.")
+HOSTFILE = ("hostfile", "One host per line, with slots=N and rack=NAME where known; # starts a comment.")
+LAST_RUN = ("~/.local/state/ddlrun/last", "Link to the folder of the last run.")
+
+FILES: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (STATE, CACHE),
+    "check": (HOSTFILE,),
+    "gen-rankfile": (HOSTFILE,),
+    "probe": (CACHE, HOSTFILE),
+    "report": (LAST_RUN,),
+    "tune": (STATE,),
+    "ps": (STATE,),
+    "kill": (STATE,),
+    "clean": (STATE,),
+}
+
+# The options of another command that a command accepts too.
+BORROWED = {
+    "submit": "The options of ddlrun-launch(1) are accepted too, except for those that name hosts.",
+    "show": "The options of ddlrun-launch(1) for a job are accepted too.",
+}
+
+SEE_ALSO: dict[str, tuple[str, ...]] = {
+    "": ("mpirun(1)",),
+    "check": ("launch", "ssh(1)"),
+    "gen-rankfile": ("lint", "show", "mpirun(1)"),
+    "launch": ("check", "show", "submit", "report", "ps", "kill", "mpirun(1)"),
+    "submit": ("launch", "sbatch(1)", "bsub(1)", "qsub(1)"),
+    "lint": ("gen-rankfile", "mpirun(1)"),
+    "probe": ("show", "check"),
+    "show": ("launch", "probe", "plan"),
+    "plan": ("bench", "tune"),
+    "report": ("launch", "ps"),
+    "racks": ("bench", "check"),
+    "bench": ("plan", "tune", "racks"),
+    "tune": ("launch", "bench", "plan"),
+    "ps": ("kill", "clean"),
+    "kill": ("ps", "clean"),
+    "clean": ("ps", "kill"),
+}
