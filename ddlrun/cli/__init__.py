@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import FrameType
 
+# The variable by which the completion script of a shell requests completions.
+COMPLETION = "_DDLRUN_COMPLETE"
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
@@ -84,6 +86,10 @@ def main() -> NoReturn:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
     sys.unraisablehook = _raise_again
+    if COMPLETION in os.environ:
+        from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
+
+        _exit(complete_line(group, COMPLETION))
     try:
         code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
     except DdlrunError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.cli import measurement_job
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
@@ -24,7 +24,7 @@ MODES = "rbnmcp"
 
 
 @click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @measurement_job.measuring_options
 @measurement_job.shape_options
 @measurement_job.budget_option("60s")

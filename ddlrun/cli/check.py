@@ -10,6 +10,7 @@ import click
 from ddlrun.cli.inputs import reach, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
+    argument,
     check_build_option,
     hostfile_option,
     mpirun_option,
@@ -34,7 +35,7 @@ from ddlrun.remote.probe import check_distinct
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @hostfile_option
 @ssh_options
 @scheduler_options

@@ -12,6 +12,7 @@ from ddlrun.cli.inputs import SSH, find_job, load_machines, machines_of, reach, 
 from ddlrun.cli.options import (
     ORDER_HELP,
     Sections,
+    argument,
     hostfile_option,
     load_option,
     machine_option,
@@ -37,8 +38,8 @@ ASSUMED_PRESET = "s822lc"
 
 
 @click.command("gen-rankfile", cls=Sections)
-@click.argument("topology")
-@click.argument("hosts", required=False)
+@argument("topology")
+@argument("hosts", required=False)
 @hostfile_option
 @machine_option(ASSUMED_PRESET)
 @probe_option

@@ -32,7 +32,7 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
-from ddlrun.cli.options import Sections, check_build_option, check_options, option
+from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.environment.frameworks import NAMES
@@ -95,8 +95,8 @@ class Launch(Sections):
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
 @option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@argument("script")
+@argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
     """Launch SCRIPT with ranks placed and bound.

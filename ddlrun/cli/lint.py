@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_launcher
-from ddlrun.cli.options import COUNT, Sections, load_option, machine_option, option, probe_option, ssh_options
+from ddlrun.cli.options import COUNT, Sections, argument, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
@@ -19,7 +19,7 @@ from ddlrun.remote.probe import probe
 
 
 @click.command("lint", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("rankfile")
+@argument("rankfile")
 @machine_option()
 @load_option
 @probe_option

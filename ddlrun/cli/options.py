@@ -11,6 +11,10 @@ from ddlrun.mapping.policy import BINDINGS, PlacementPolicy
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import TITLES
 
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 COUNT = click.IntRange(min=1)
 # The headings of a command's help, in this order.
 HEADINGS = (
@@ -34,8 +38,26 @@ class Sections(click.Command):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """Return the completions of an option's name; those of a file among the arguments of the script."""
+        script = next((param for param in self.params if param.name == "args"), None)
+        if script is not None and ctx.params.get("script"):
+            return script.shell_complete(ctx, incomplete)
+        return super().shell_complete(ctx, incomplete)
 
-class Option(click.Option):
+
+class CompletedParameter(click.Parameter):
+    """An option or an argument whose values a shell can complete."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """Return the completions of a value."""
+        from ddlrun.cli.completion import complete_parameter  # noqa: PLC0415 - only for a shell's completion
+
+        items = complete_parameter(self, ctx, incomplete)
+        return super().shell_complete(ctx, incomplete) if items is None else items
+
+
+class Option(CompletedParameter, click.Option):
     """An option with a heading."""
 
     def __init__(self, *args: Any, section: str = "Other", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
@@ -43,9 +65,18 @@ class Option(click.Option):
         self.section = section
 
 
+class Argument(CompletedParameter, click.Argument):
+    """An argument."""
+
+
 def option(section: str, *names: str, **kwargs: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - click's own
     """Declare an option under a heading."""
     return click.option(*names, cls=Option, section=section, **kwargs)
+
+
+def argument(name: str, **kwargs: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - click's own
+    """Declare an argument."""
+    return click.argument(name, cls=Argument, **kwargs)
 
 
 def option_group(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

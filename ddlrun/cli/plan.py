@@ -14,6 +14,7 @@ from ddlrun.cli.options import (
     COUNT,
     TOPOLOGY_HELP,
     Sections,
+    argument,
     hostfile_option,
     load_option,
     machine_option,
@@ -51,7 +52,7 @@ gradient_options = option_group(
 
 
 @click.command("plan", cls=Sections)
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @hostfile_option
 @option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
 @machine_option("probe")

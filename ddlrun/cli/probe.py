@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.cli.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
-from ddlrun.cli.options import Sections, hostfile_option, option, probe_timeout_option, scheduler_options, ssh_options
+from ddlrun.cli.options import (
+    Sections,
+    argument,
+    hostfile_option,
+    option,
+    probe_timeout_option,
+    scheduler_options,
+    ssh_options,
+)
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
@@ -25,7 +33,7 @@ CACHE_SECONDS = 3600
 
 
 @click.command("probe", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @hostfile_option
 @ssh_options
 @scheduler_options

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
@@ -18,7 +18,7 @@ from ddlrun.runs.store import read_run_dir, run_folders, state_folder
 
 
 @click.command("report", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("run", required=False)
+@argument("run", required=False)
 @option("Output", "-o", "--output", metavar="FILE", show_default="report.html in the run folder",
         help="Write the page to FILE.")  # fmt: skip
 @option("Output", "--trace", metavar="FILE", help="Also write the phases of each allreduce (Chrome trace).")

@@ -13,6 +13,7 @@ from ddlrun.cli.inputs import reach, read_hosts, ssh_launcher
 from ddlrun.cli.options import (
     GRACE_HELP,
     Sections,
+    argument,
     hostfile_option,
     option,
     option_group,
@@ -40,7 +41,7 @@ Failures = Mapping[str, FinishedProcess]
 
 
 @click.command("ps", cls=Sections, context_settings=CONTEXT)
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @host_options
 @option("Output", "--json", "as_json", is_flag=True, help="Print all processes as JSON.")
 def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
@@ -57,7 +58,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 
 
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
-@click.argument("runs", nargs=-1, required=True)
+@argument("runs", nargs=-1, required=True)
 @host_options
 @option("Termination", "--grace", type=click.FloatRange(min=0), default=10, show_default=True, metavar="SECONDS",
         help=GRACE_HELP)  # fmt: skip
@@ -98,7 +99,7 @@ def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfil
 
 
 @click.command("clean", cls=Sections, context_settings=CONTEXT)
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
 @option("Termination", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",

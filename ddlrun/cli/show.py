@@ -19,7 +19,7 @@ from ddlrun.cli.launch_planning import (
     read_machine_source,
     survey_machines,
 )
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
@@ -62,12 +62,18 @@ VIEW_KEY = "ddlrun.view"
 class Show(Sections):
     """A command whose first word, WHAT, comes before the options; options end at the script, as for launch."""
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; for the completion of the first word, WHAT alone."""
+        if ctx.resilient_parsing and VIEW_KEY not in ctx.meta:
+            return [click.Argument(["what"], type=click.Choice(VIEWS))]
+        return super().get_params(ctx)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remove WHAT from the arguments."""
         if args and args[0] in VIEWS:
             ctx.meta[VIEW_KEY] = args[0]
             return super().parse_args(ctx, translate(args[1:], self.get_params(ctx)))
-        if not {"-h", "--help"} & set(args[:1]):
+        if not {"-h", "--help"} & set(args[:1]) and (args or not ctx.resilient_parsing):
             problem = f"{args[0]!r} is none of" if args else "name one of"
             raise click.UsageError(f"{problem} {', '.join(VIEWS)}", ctx)
         return super().parse_args(ctx, args)
@@ -88,8 +94,8 @@ class Show(Sections):
 @job_options
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
 @option("Output", "--svg", metavar="FILE", help="With placement: also draw the placement in FILE.")
-@click.argument("script", required=False)
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@argument("script", required=False)
+@argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **options: Any) -> None:  # noqa: ANN401 - click's own
     """Show part of a launch, and start nothing.

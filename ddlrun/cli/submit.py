@@ -13,7 +13,7 @@ from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options import COUNT, Option, Sections, option, option_group
+from ddlrun.cli.options import COUNT, Option, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
@@ -65,7 +65,7 @@ class Submit(Sections):
         ctx.meta[ARGV] = argv
         options = [word for _, words in argv.options for word in words]
         if argv.topology is None:
-            if not {"-h", "--help"} & {*options} and not argv.rest:
+            if not {"-h", "--help"} & {*options} and not argv.rest and not ctx.resilient_parsing:
                 raise click.UsageError("Missing argument 'TOPOLOGY' (XxYxZ, such as 4x2x3)", ctx)
             return super().parse_args(ctx, [*options, *argv.rest])
         if "topology" in {param.name for param, _ in argv.options}:
@@ -117,8 +117,8 @@ own_options = option_group(
     "submit", cls=Submit, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
 @own_options
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@argument("script")
+@argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401 - click's own
     """Submit a batch job that launches SCRIPT.

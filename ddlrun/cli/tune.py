@@ -12,7 +12,7 @@ import click
 
 from ddlrun.cli import measurement_job
 from ddlrun.cli.inputs import read_text
-from ddlrun.cli.options import Sections, option
+from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.cli.profile_store import profile_folder, profile_names
@@ -33,7 +33,7 @@ HOROVOD_SHARE = 1 / 3
 
 
 @click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("hosts", required=False)
+@argument("hosts", required=False)
 @measurement_job.measuring_options
 @measurement_job.shape_options
 @gradient_options
