@@ -20,7 +20,7 @@ def show_builds(ctx: click.Context) -> None:
     """Print the builds and exit: that needs neither a script nor hosts."""
     try:
         mpirun = start_mpirun_query(None, os.environ).result()
-        mpi = f"Open MPI {mpirun.version} ({mpirun.path})"
+        mpi = f"{mpirun.manager.title} {mpirun.version} ({mpirun.path})"
         library = mpi4py_variables(find_mpi_library(mpirun.path), os.environ)
     except DdlrunError as error:
         mpi, library = str(error), {}

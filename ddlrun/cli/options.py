@@ -1,6 +1,6 @@
 """Options that several commands share, under headings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -8,8 +8,9 @@ import click
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.errors import InputError
 from ddlrun.mapping.policy import BINDINGS, PlacementPolicy
+from ddlrun.plugins import plugin_names
 from ddlrun.remote.agent import LAUNCHERS
-from ddlrun.schedulers import TITLES
+from ddlrun.schedulers import GROUP, READERS
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
@@ -69,6 +70,28 @@ class Argument(CompletedParameter, click.Argument):
     """An argument."""
 
 
+class SchedulerType(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
+    """The name of a scheduler: one of ddlrun's own, or a plug-in's, which are searched for other names alone."""
+
+    def __init__(self, choices: Sequence[str], group: str) -> None:
+        """Keep the names of ddlrun's own, and the group of the plug-ins' entry points."""
+        super().__init__(choices)
+        self._group = group
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Convert a name; fail where there is no such scheduler."""
+        if value not in self.choices and value in plugin_names(self._group):
+            return value
+        return super().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem[str]]":
+        """Return the completions of a name, with those of plug-ins."""
+        names = click.Choice([*self.choices, *plugin_names(self._group)])
+        return names.shell_complete(ctx, param, incomplete)
+
+
 def option(section: str, *names: str, **kwargs: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - click's own
     """Declare an option under a heading."""
     return click.option(*names, cls=Option, section=section, **kwargs)
@@ -102,7 +125,8 @@ ssh_options = option_group(
 )
 scheduler_options = option_group(
     option(
-        "Hosts", "--scheduler", type=click.Choice(["auto", "none", *TITLES]), default="auto", show_default=True,
+        "Hosts", "--scheduler", type=SchedulerType(["auto", "none", *READERS], GROUP),
+        default="auto", show_default=True,
         help="If no hosts are named, use those of this scheduler's job; auto: of the current job, if any.",
     ),
     option(

@@ -4,14 +4,14 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from ddlrun.errors import InputError
 from ddlrun.remote.batch_job import SubmittedJob, follow, run
 from ddlrun.schedulers.submit import BatchJob, Scheduler, insert_job_id
-from ddlrun.schedulers.submit.registry import SCHEDULERS
+from ddlrun.schedulers.submit.registry import SCHEDULERS, all_schedulers
 
 # Variables of an enclosing job, which sbatch or ddlrun would take for those of the new job.
 OUTER_JOB_VARIABLES = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
@@ -19,14 +19,17 @@ OUTER_JOB_VARIABLES = r"(SLURM_(?!CONF)|PMIX_|PMI_|OMPI_COMM_WORLD_|DDLRUN_).*"
 
 def select_scheduler(name: str) -> Scheduler:
     """Return the scheduler of that name; for "auto" the first one on PATH, with a note where there are several."""
-    if name != "auto":
+    if name in SCHEDULERS:
         return SCHEDULERS[name]
-    installed = find_schedulers()
+    schedulers = all_schedulers()
+    if name != "auto":
+        return schedulers[name]
+    installed = find_schedulers(schedulers)
     if not installed:
-        commands = ", ".join(dict.fromkeys(scheduler.command for scheduler in SCHEDULERS.values()))
+        commands = ", ".join(dict.fromkeys(scheduler.command for scheduler in schedulers.values()))
         raise InputError(
             f"no scheduler is installed here (none of {commands} is on PATH); submit from a host that has one, "
-            f"or print a script: --print --scheduler {'|'.join(SCHEDULERS)}"
+            f"or print a script: --print --scheduler {'|'.join(schedulers)}"
         )
     if len(installed) > 1:
         titles = ", ".join(scheduler.title for scheduler in installed)
@@ -36,12 +39,12 @@ def select_scheduler(name: str) -> Scheduler:
     return installed[0]
 
 
-def find_schedulers() -> list[Scheduler]:
-    """Return the schedulers whose commands are on PATH, in the order of the registry."""
-    names = {name for name, scheduler in SCHEDULERS.items() if shutil.which(scheduler.command)}
+def find_schedulers(schedulers: Mapping[str, Scheduler]) -> list[Scheduler]:
+    """Return those of the schedulers whose commands are on PATH, in their order."""
+    names = {name for name, scheduler in schedulers.items() if shutil.which(scheduler.command)}
     if shutil.which("qsub"):
         names.discard("pbs" if _qsub_is_grid_engine() else "sge")
-    return [scheduler for name, scheduler in SCHEDULERS.items() if name in names]
+    return [scheduler for name, scheduler in schedulers.items() if name in names]
 
 
 def _qsub_is_grid_engine() -> bool:

@@ -13,14 +13,14 @@ from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options import COUNT, Option, Sections, argument, option, option_group
+from ddlrun.cli.options import COUNT, Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
-from ddlrun.schedulers.submit.registry import SCHEDULERS
+from ddlrun.schedulers.submit.registry import GROUP, SCHEDULERS
 from ddlrun.schedulers.submit.render import render
 from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import parse_memory, parse_time_limit
@@ -77,7 +77,7 @@ class Submit(Sections):
 
 
 own_options = option_group(
-    option("Scheduler", "--scheduler", "queued_by", type=click.Choice(["auto", *SCHEDULERS]), default="auto",
+    option("Scheduler", "--scheduler", "queued_by", type=SchedulerType(["auto", *SCHEDULERS], GROUP), default="auto",
            show_default=True,
            help="Scheduler that gets the job; auto: the first one with its commands on PATH, in this order."),
     option("Scheduler", "--print", "show_script", is_flag=True, help="Print the job script, and submit nothing."),
@@ -242,4 +242,5 @@ def _read_template(scheduler: Scheduler, path: str | None) -> tuple[str, str]:
     """Return the text of the template and its name for errors."""
     if path:
         return read_text(path, "--template"), path
-    return read_text(f"{configs_folder()}/jobs/{scheduler.template}", "template"), scheduler.template
+    path = os.path.join(configs_folder(), "jobs", scheduler.template)  # that of a plug-in is absolute
+    return read_text(path, "template"), scheduler.template

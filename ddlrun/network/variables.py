@@ -12,10 +12,11 @@ DAEMON_VARIABLES = {4: "OMPI_MCA_oob_tcp_if_include", 5: "PRTE_MCA_prte_if_inclu
 
 
 def choose_variables(
-    network: Network | None, major: int, environ: Mapping[str, str], mca_texts: Iterable[str], *, rdma: bool
+    network: Network | None, major: int | None, environ: Mapping[str, str], mca_texts: Iterable[str], *, rdma: bool
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set for a network, and notes on those that the user or the site has set, which stay.
 
+    `major` is Open MPI's; None: another program starts the ranks.
     `mca_texts` are the arguments of mpirun and the texts of the files in which MCA parameters stand.
     """
     if network is None or not network.needs_variables:
@@ -32,7 +33,7 @@ def choose_variables(
     return variables, list(dict.fromkeys(notes))
 
 
-def network_variables(network: Network, major: int, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:
+def network_variables(network: Network, major: int | None, *, rdma: bool = False) -> tuple[dict[str, str], list[str]]:
     """Return the variables that keep MPI, UCX, NCCL and Gloo to a network, and notes on what they cannot express.
 
     `rdma`: a host has an RDMA device; UCX is then left to choose.
@@ -59,7 +60,7 @@ def network_variables(network: Network, major: int, *, rdma: bool = False) -> tu
     return variables, notes
 
 
-def _mpi_variables(network: Network, major: int) -> tuple[dict[str, str], list[str]]:
+def _mpi_variables(network: Network, major: int | None) -> tuple[dict[str, str], list[str]]:
     """Return the subnets for MPI and its daemons; of IPv6 the interfaces.
 
     Open MPI 4.1.4 and 5.0.11 stop at an IPv6 subnet, and at an interface that one of the hosts does not have.
@@ -73,7 +74,7 @@ def _mpi_variables(network: Network, major: int) -> tuple[dict[str, str], list[s
     if not value:
         return {}, ["network: left to MPI, which takes IPv6 networks by interface alone, the same on all hosts"]
     variables = {"OMPI_MCA_btl_tcp_if_include": value}
-    if network.daemons:
+    if network.daemons and major is not None:
         variables[DAEMON_VARIABLES[major]] = value
     return variables, []
 

@@ -84,7 +84,7 @@ def _check_rankfile(
         )
 
 
-def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], major: int) -> list[str]:
+def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], major: int | None) -> list[str]:
     """Return the findings of a rank file that are no errors."""
     from ddlrun.mapping.lint_findings import LintCode  # noqa: PLC0415 - for the user's own rank file alone
     from ddlrun.mapping.rankfile_lint import lint  # noqa: PLC0415

@@ -16,8 +16,8 @@ class PlacedJob(NamedTuple):
     placement: Placement
 
     @property
-    def major(self) -> int:
-        """The major version of Open MPI."""
+    def major(self) -> int | None:
+        """The major version of Open MPI; None for a plug-in's process manager."""
         return self.survey.installation.mpirun.major
 
     @property

@@ -12,11 +12,10 @@ from ddlrun.plan.placed_job import PlacedJob
 from ddlrun.plan.rank_environment import plan_environment
 from ddlrun.plan.settings import Settings
 from ddlrun.plan.survey import Survey
+from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.openmpi import (
-    MpirunJob,
     Transport,
     choose_transport,
-    command,
     find_transport_choice,
     parse_site_excludes,
 )
@@ -49,7 +48,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         order_reason=placed.order_reason,
         mpirun=mpirun,
         transport=transport,
-        argv=command(mpirun, _mpirun_job(job, environment.exports)),
+        argv=mpirun.command(_mpirun_job(job, environment.exports)),
         variables=tuple(sorted(environment.variables.items())),
         unsupervised=tuple(sorted(environment.unsupervised.items())),
         removed=environment.removed,
@@ -69,6 +68,8 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
 
 def _choose_transport(job: PlacedJob) -> Transport:
     settings, files = job.settings, job.survey.installation.mca_files
+    if job.major is None:
+        return Transport((), f"left to {job.survey.installation.mpirun.manager.title}")
     if settings.mpi.tcp:
         variables = tuple(tcp_variables(job.major).items())
         return Transport(variables, "--tcp: TCP, and shared memory inside of hosts")

@@ -124,7 +124,7 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
 def _collectives(job: PlacedJob) -> Contribution:
     """Return the variables that make Horovod's hierarchical settings work; warn of those that have no effect."""
     settings, installation = job.settings, job.survey.installation
-    if not active_hierarchical(settings.environment.horovod):
+    if not active_hierarchical(settings.environment.horovod) or job.major is None:
         return Contribution({})
     chosen = find_collectives_choice(settings.mpi.args, job.environ, installation.mca_files)
     gpus = any(machine.gpus for machine in job.placement.machines)
@@ -151,6 +151,8 @@ def _describe_network(job: PlacedJob, contribution: Contribution) -> str:
 def _daemons(job: PlacedJob) -> dict[str, str]:
     """Return the variables that make mpirun start its daemons as ddlrun starts its own scripts."""
     hosts = job.settings.hosts
+    if job.major is None:
+        return {}
     request = DaemonRequest(
         launcher=hosts.launcher.launcher,
         words=hosts.launcher.words,

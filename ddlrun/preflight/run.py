@@ -29,12 +29,12 @@ DAEMONS = {4: "orted", 5: "prted"}
 class PreflightRequest(NamedTuple):
     """The settings of the checks, beyond the hosts.
 
-    `major` is Open MPI's, `only` the checks to run, `ssh` the command line without the host, `seconds` the time
-    limit of all, `path` the PATH on which ranks look for the program.
+    `major` is Open MPI's (None: a plug-in starts the ranks), `only` the checks to run, `ssh` the command line without
+    the host, `seconds` the time limit of all, `path` the PATH on which ranks look for the program.
     """
 
     mpirun: str
-    major: int
+    major: int | None
     program: str | None = None
     logs: str | None = None
     network: str | None = None
@@ -146,7 +146,8 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
 
 
 def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) -> _Replies:
-    daemon = DAEMONS[request.major]
+    own_program = os.path.basename(request.mpirun)  # of a plug-in's process manager no daemon is known
+    daemon = own_program if request.major is None else DAEMONS[request.major]
     base = FactsRequest(
         mpirun=request.mpirun,
         python=sys.executable,

@@ -1,1 +1,49 @@
-"""Process managers: the programs that start the processes of a job."""
+"""Process managers: the programs that start the processes of a job. ddlrun has Open MPI's; plug-ins add others."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ddlrun.hosts import HostList
+
+# The entry points of plug-ins; each is a ProcessManager.
+GROUP = "ddlrun.process_managers"
+OPEN_MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
+
+
+class MpirunJob(NamedTuple):
+    """A job as its process manager has to start it."""
+
+    ranks: int
+    hosts: HostList
+    rankfile: str
+    """Path of the rank file."""
+    hostfile: str
+    """Path of the hostfile: a line per host, with its slots."""
+    root: bool
+    """Whether the process manager is to start as root."""
+    ssh: tuple[str, ...]
+    """Arguments of ssh."""
+    exports: tuple[str, ...]
+    """Names of variables in the process manager's environment that are passed on to ranks."""
+    extra: tuple[str, ...]
+    """The user's own arguments of the process manager."""
+    program: tuple[str, ...]
+    """The command line of each rank."""
+    overload: bool = False
+    """Whether ranks share cores."""
+
+
+class ProcessManager(NamedTuple):
+    """A program that starts the ranks of a job, as mpirun does.
+
+    It runs until all ranks have ended, and ends its ranks at SIGTERM. ddlrun binds the ranks itself, once they run.
+    """
+
+    title: str
+    """Its name for messages."""
+    parse_version: Callable[[str], str | None]
+    """Returns the version from the output of `PROGRAM --version`; None where it is that of another program."""
+    command: Callable[[str, str, MpirunJob], tuple[str, ...]]
+    """Returns the argv that starts a job, from the program's path, its version, and the job."""
+    rank_variables: tuple[str, str, str] = OPEN_MPI_RANK_VARIABLES
+    """The variables in which each process finds its rank, its local rank and the number of ranks."""

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
-from ddlrun.process_managers.openmpi import REMEDY, Mpirun, parse_version
+from ddlrun.plugins import load_plugins
+from ddlrun.process_managers import GROUP, ProcessManager
+from ddlrun.process_managers.openmpi import REMEDY, Mpirun, find_version, parse_version
 from ddlrun.remote.processes import FinishedProcess, start_command
 
 # Importing TensorFlow from a slow file system.
@@ -38,7 +40,7 @@ class PendingMpirun:
         self._mpirun: Mpirun | None = None
 
     def result(self) -> Mpirun:
-        """Wait for the version. Raises PreflightError where mpirun fails or is no Open MPI 4 or 5."""
+        """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._mpirun is None:
             self._mpirun = _parse_reply(self._finish(), self._path, self._reason)
         return self._mpirun
@@ -66,6 +68,11 @@ def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:
     if reply.code != 0:
         lines = (reply.err or reply.out).strip().splitlines()
         raise PreflightError(f"{path} --version fails ({lines[0] if lines else reply.code}); {REMEDY}")
+    if find_version(reply.out) is None:
+        for manager in load_plugins(GROUP, ProcessManager).values():
+            version = manager.parse_version(reply.out)
+            if version is not None:
+                return Mpirun(path, version, reason, manager)
     return parse_version(reply.out, path, reason)
 
 

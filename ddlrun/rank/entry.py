@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONNECT_SECONDS = 5.0
+# Where Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process manager.
+OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
 # When all keepers connect at once, ddlrun accepts at least this many per second.
 CONNECTIONS_PER_SECOND = 2000
 
@@ -29,7 +31,7 @@ def main(argv: list[str]) -> None:
     """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started."""
     prctl = load_prctl()
     parent = os.getppid()
-    rank, local_rank, size = (_number(f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "LOCAL_RANK", "SIZE"))
+    rank, local_rank, size = map(_number, os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI).split())
     # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
     if rank == 0 and "DDLRUN_STDIN" in os.environ:

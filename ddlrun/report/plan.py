@@ -24,7 +24,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
         lines += [
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
-            f"mpirun:     {plan.mpirun.path} (Open MPI {plan.mpirun.version}): {plan.mpirun.reason}",
+            f"mpirun:     {plan.mpirun.path} ({plan.mpirun.manager.title} {plan.mpirun.version}): {plan.mpirun.reason}",
             f"daemons:    {plan.launcher}",
             f"transport:  {plan.transport.reason}",
             f"network:    {plan.network}",

@@ -1,33 +1,16 @@
-"""Job schedulers: the hosts of the job that ddlrun runs in. One module per scheduler."""
+"""Job schedulers: the hosts of the job that ddlrun runs in. One module per scheduler; plug-ins add others."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
+from ddlrun.plugins import load_plugins
 
-TITLES = {
-    "flux": "Flux",
-    "kubernetes": "Kubernetes",
-    "slurm": "Slurm",
-    "lsf": "LSF",
-    "pbs": "PBS",
-    "sge": "Grid Engine",
-    "cobalt": "Cobalt",
-}
-# Scheduler -> sets of environment variables, any of which shows its job. The innermost comes first: Flux is started
-# inside other schedulers' jobs, and a pod or a container may run in one, too.
-JOB_VARIABLES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "flux": (("FLUX_JOB_ID",), ("FLUX_ENCLOSING_ID", "FLUX_URI")),
-    "kubernetes": (("OMPI_MCA_orte_default_hostfile",), ("PRTE_MCA_prte_default_hostfile",)),
-    "slurm": (("SLURM_JOB_ID",), ("SLURM_JOBID",)),
-    "lsf": (("LSB_JOBID",),),
-    "pbs": (("PBS_JOBID",),),
-    "sge": (("JOB_ID", "PE_HOSTFILE"),),
-    "cobalt": (("COBALT_JOBID",),),
-}
+# The entry points of plug-ins; each is a SchedulerReader.
+GROUP = "ddlrun.schedulers"
 # Remedy of every error about a job whose hosts cannot be read.
 NAME_HOSTS = "name the hosts with -H, or ignore the scheduler with --scheduler none"
 
@@ -69,11 +52,13 @@ class Allocation(NamedTuple):
     restarts: int = 0
     """How often the scheduler has restarted this job."""
     notes: tuple[str, ...] = ()
+    scheduler_title: str | None = None
+    """The name of a plug-in's scheduler for messages; None: that of TITLES."""
 
     @property
     def title(self) -> str:
         """Return the job's name for messages."""
-        return f"{TITLES[self.scheduler]} job {self.job_id}"
+        return f"{self.scheduler_title or TITLES[self.scheduler]} job {self.job_id}"
 
 
 class JobEnd(NamedTuple):
@@ -83,40 +68,88 @@ class JobEnd(NamedTuple):
     reason: str
 
 
-def detect_schedulers(environ: Mapping[str, str]) -> list[str]:
+class SchedulerReader(NamedTuple):
+    """A scheduler: how ddlrun recognises its jobs, and reads their hosts."""
+
+    title: str
+    """Its name for messages."""
+    job_variables: tuple[tuple[str, ...], ...]
+    """Sets of environment variables, any of which shows a job."""
+    read: Callable[[SchedulerContext], Allocation]
+    """Returns the job's hosts. Raises InputError where its variables or files are broken."""
+
+
+def _read_with(module: str) -> Callable[[SchedulerContext], Allocation]:
+    """Return the function `read` of a module of this package, which is imported for a job of its scheduler alone."""
+
+    def read(context: SchedulerContext) -> Allocation:
+        reader: Callable[[SchedulerContext], Allocation] = importlib.import_module(f"ddlrun.schedulers.{module}").read
+        return reader(context)
+
+    return read
+
+
+# The innermost comes first: Flux is started inside other schedulers' jobs, and a pod or a container may run in one,
+# too.
+READERS = {
+    "flux": SchedulerReader("Flux", (("FLUX_JOB_ID",), ("FLUX_ENCLOSING_ID", "FLUX_URI")), _read_with("flux")),
+    "kubernetes": SchedulerReader(
+        "Kubernetes",
+        (("OMPI_MCA_orte_default_hostfile",), ("PRTE_MCA_prte_default_hostfile",)),
+        _read_with("kubernetes"),
+    ),
+    "slurm": SchedulerReader("Slurm", (("SLURM_JOB_ID",), ("SLURM_JOBID",)), _read_with("slurm")),
+    "lsf": SchedulerReader("LSF", (("LSB_JOBID",),), _read_with("lsf")),
+    "pbs": SchedulerReader("PBS", (("PBS_JOBID",),), _read_with("pbs")),
+    "sge": SchedulerReader("Grid Engine", (("JOB_ID", "PE_HOSTFILE"),), _read_with("sge")),
+    "cobalt": SchedulerReader("Cobalt", (("COBALT_JOBID",),), _read_with("cobalt")),
+}
+TITLES = {name: reader.title for name, reader in READERS.items()}
+
+
+def detect_schedulers(environ: Mapping[str, str], readers: Mapping[str, SchedulerReader] = READERS) -> list[str]:
     """Return the schedulers whose jobs the environment shows, the innermost first."""
     return [
         name
-        for name, alternatives in JOB_VARIABLES.items()
-        if any(all(environ.get(variable) for variable in variables) for variables in alternatives)
+        for name, reader in readers.items()
+        if any(all(environ.get(variable) for variable in variables) for variables in reader.job_variables)
     ]
 
 
 def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Allocation | None:
     """Return the job that ddlrun runs in, None outside any job or where `scheduler` is "none".
 
-    Raises InputError where the job's variables or files are broken, or there is no job of `scheduler`.
+    Plug-ins are searched for a scheduler of another name, and where no other job is detected. Raises InputError where
+    the job's variables or files are broken, or there is no job of `scheduler`.
     """
-    detected = detect_schedulers(context.environ)
-    if scheduler == "none" or (scheduler == "auto" and not detected):
+    if scheduler == "none":
         return None
-    if scheduler not in ("auto", *detected):
-        variables = " or ".join(", ".join(names) for names in JOB_VARIABLES[scheduler])
-        raise InputError(
-            f"--scheduler {scheduler}: not inside a job of {TITLES[scheduler]} ({variables} is not set); "
-            "leave the option out"
-        )
+    readers = READERS
+    detected = detect_schedulers(context.environ)
+    if scheduler not in READERS and (scheduler != "auto" or not detected):
+        readers = READERS | load_plugins(GROUP, SchedulerReader)
+        detected = detect_schedulers(context.environ, readers)
+    if scheduler == "auto" and not detected:
+        return None
     name = detected[0] if scheduler == "auto" else scheduler
-    reader: Callable[[SchedulerContext], Allocation] = importlib.import_module(f"ddlrun.schedulers.{name}").read
-    allocation = reader(context)
-    outer = " and of ".join(TITLES[other] for other in detected if other != name)
+    if name not in detected:
+        _raise_no_job(name, readers[name])
+    allocation = readers[name].read(context)._replace(scheduler=name, scheduler_title=readers[name].title)
+    outer = " and of ".join(readers[other].title for other in detected if other != name)
     if not outer or scheduler != "auto":
         return allocation
     note = (
-        f"this is also a job of {outer}; {TITLES[name]} is the innermost, so its hosts are used "
+        f"this is also a job of {outer}; {readers[name].title} is the innermost, so its hosts are used "
         "(--scheduler selects another)"
     )
     return allocation._replace(notes=(*allocation.notes, note))
+
+
+def _raise_no_job(name: str, reader: SchedulerReader) -> NoReturn:
+    variables = " or ".join(", ".join(names) for names in reader.job_variables)
+    raise InputError(
+        f"--scheduler {name}: not inside a job of {reader.title} ({variables} is not set); leave the option out"
+    )
 
 
 def read_job_end(context: SchedulerContext, allocation: Allocation) -> JobEnd | None:

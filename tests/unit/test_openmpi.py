@@ -6,9 +6,8 @@ from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
+from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.openmpi import (
-    Mpirun,
-    MpirunJob,
     Transport,
     choose_transport,
     command,
@@ -51,7 +50,7 @@ def test_another_mpi_is_named_with_the_remedy(text: str, name: str) -> None:
 
 
 def test_open_mpi_4_command() -> None:
-    assert command(Mpirun("/x/mpirun", "4.1.4", ""), job("a.org,b")) == (
+    assert command("/x/mpirun", "4.1.4", job("a.org,b")) == (
         "/x/mpirun", "-np", "2", "--hostfile", "/r/hostfile", "--rankfile", "/r/rankfile",
         "--mca", "orte_keep_fqdn_hostnames", "1", "--mca", "plm_rsh_args", "-p 2222",
         "-x", "A", "--verbose", "prog", "a b",
@@ -59,7 +58,7 @@ def test_open_mpi_4_command() -> None:
 
 
 def test_open_mpi_5_command() -> None:
-    assert command(Mpirun("/x/mpirun", "5.0.11", ""), job("a.org,b")) == (
+    assert command("/x/mpirun", "5.0.11", job("a.org,b")) == (
         "/x/mpirun", "-np", "2", "--hostfile", "/r/hostfile", "--map-by", "rankfile:file=/r/rankfile",
         "--prtemca", "prte_keep_fqdn_hostnames", "1", "--prtemca", "plm_ssh_args", "-p 2222",
         "-x", "A", "--verbose", "prog", "a b",
@@ -69,7 +68,7 @@ def test_open_mpi_5_command() -> None:
 @pytest.mark.parametrize("folder", ["/a:b", "/a,b"])
 def test_a_run_folder_that_open_mpi_5_cannot_take(folder: str) -> None:
     with pytest.raises(PreflightError, match=re.escape(repr(f"{folder}/rankfile"))):
-        command(Mpirun("/x/mpirun", "5.0.11", ""), job("a", f"{folder}/rankfile"))
+        command("/x/mpirun", "5.0.11", job("a", f"{folder}/rankfile"))
 
 
 def described(rdma: str) -> Machine:
