@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.plan.placed_job import Contribution, PlacedJob
-from ddlrun.process_managers import OPEN_MPI_RANK_VARIABLES
 from ddlrun.topology import Topology, parse_topology
 
 # The user's own settings of thread binding, which the plan does not read.
@@ -32,9 +31,9 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)
     elif "PATH" in job.environ:  # 4.1 puts its own folder before the user's
         variables["DDLRUN_PATH"] = job.environ["PATH"]
-    names = job.survey.installation.mpirun.manager.rank_variables
-    if names != OPEN_MPI_RANK_VARIABLES:
-        variables["DDLRUN_RANK_VARIABLES"] = " ".join(names)
+    if job.major is None:  # nothing binds the ranks beforehand: each binds itself
+        variables["DDLRUN_NARROW"] = "1"
+        variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
     if settings.placement.strict_binding:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]

@@ -36,7 +36,8 @@ class MpirunJob(NamedTuple):
 class ProcessManager(NamedTuple):
     """A program that starts the ranks of a job, as mpirun does.
 
-    It runs until all ranks have ended, and ends its ranks at SIGTERM. ddlrun binds the ranks itself, once they run.
+    It passes on its environment to the ranks, runs until all of them have ended, and ends them at SIGTERM. It need not
+    bind them: under a plug-in's process manager, each rank binds itself to the cores of the plan.
     """
 
     title: str

@@ -1,0 +1,1 @@
+"""The scheduler Toy and its toyrun, for ddlrun."""
