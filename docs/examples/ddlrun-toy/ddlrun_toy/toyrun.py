@@ -13,7 +13,12 @@ def main() -> None:
         return
     size, program = int(sys.argv[1]), sys.argv[2:]
     ranks = [subprocess.Popen(program, env=os.environ | _variables(rank, size)) for rank in range(size)]
-    signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in ranks])
+
+    def end(_number: int, _frame: object) -> None:
+        for rank in ranks:
+            rank.terminate()
+
+    signal.signal(signal.SIGTERM, end)
     codes = [rank.wait() for rank in ranks]
     sys.exit(next((abs(code) for code in codes if code), 0))
 
