@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ddlrun.cli.argv import options_by_name
 from docs.reference.contexts import command_contexts
 from docs.reference.man_pages import FOLDER, render_man_pages
 from docs.reference.man_texts import EXAMPLES
+from tests.support import needs
 
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS", "ENVIRONMENT", "SEE ALSO"]
 PAGES = sorted(FOLDER.glob("*.1"))
@@ -65,8 +65,7 @@ def test_the_options_of_an_example_exist(name: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_groff_has_no_warning(path: Path) -> None:
-    if shutil.which("groff") is None:
-        pytest.skip("no groff: sudo apt-get install groff")
+    needs.program("groff", apt="groff")
     done = subprocess.run(
         ["groff", "-man", "-ww", "-z", "-K", "utf8", path], capture_output=True, text=True, check=True
     )
@@ -74,8 +73,7 @@ def test_groff_has_no_warning(path: Path) -> None:
 
 
 def test_mandoc_has_no_warning() -> None:
-    if shutil.which("mandoc") is None:
-        pytest.skip("no mandoc: sudo apt-get install mandoc")
+    needs.program("mandoc", apt="mandoc")
     done = subprocess.run(
         ["mandoc", "-T", "lint", "-W", "warning", *PAGES], capture_output=True, text=True, check=False
     )

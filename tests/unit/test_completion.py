@@ -2,15 +2,17 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ddlrun.cli import COMMANDS
+from ddlrun.cli import COMMANDS, group
+from ddlrun.cli.completion import complete_line
 from ddlrun.cli.show import VIEWS
+from tests.support import needs
 from tests.support.terminal import shell_at_terminal
 
 SHARE = Path(__file__).parents[2] / "share"
@@ -48,70 +50,81 @@ def environment(home: Path) -> dict[str, str]:
     return environ | {"HOME": str(home), "PATH": path, "TERM": "dumb", "LC_ALL": "C.UTF-8"}
 
 
-def answer(home: Path, *words: str, shell: str = "bash") -> list[str]:
-    """Return what ddlrun answers when the last word is completed; it has nothing to say on standard error."""
+def query(*words: str, shell: str = "bash") -> dict[str, str]:
+    """Return the variables by which the script of a shell requests the completions of the last word."""
     place = words[-1] if shell == "fish" else str(len(words))
-    query = {
-        "_DDLRUN_COMPLETE": f"{shell}_complete",
-        "COMP_WORDS": "\n".join(["ddlrun", *words]),
-        "COMP_CWORD": place,
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "ddlrun"], capture_output=True, text=True, cwd=home, check=True,
-        env=environment(home) | query,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+    return {"_DDLRUN_COMPLETE": f"{shell}_complete", "COMP_WORDS": "\n".join(["ddlrun", *words]), "COMP_CWORD": place}
+
+
+Answer = Callable[..., list[str]]
+
+
+@pytest.fixture
+def answer(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Return a function that returns the answer to a shell; there is nothing on standard error."""
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+
+    def complete(*words: str, shell: str = "bash") -> list[str]:
+        for name, value in query(*words, shell=shell).items():
+            monkeypatch.setenv(name, value)
+        assert complete_line(group, "_DDLRUN_COMPLETE") == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out.splitlines()
+
+    return complete
 
 
 def plain(lines: list[str]) -> set[str]:
     return {line.partition(",")[2] for line in lines if line.startswith("plain,")}
 
 
-def test_commands(home: Path) -> None:
-    assert plain(answer(home, "")) == set(COMMANDS)
-    assert plain(answer(home, "ch")) == {"check"}
+def test_commands(answer: Answer) -> None:
+    assert plain(answer("")) == set(COMMANDS)
+    assert plain(answer("ch")) == {"check"}
 
 
-def test_views_come_before_options_and_script(home: Path) -> None:
-    assert plain(answer(home, "show", "")) == set(VIEWS)
-    assert plain(answer(home, "show", "pl")) == {"placement"}
-    assert "--machine" in plain(answer(home, "show", "env", "--m"))
-    assert answer(home, "show", "env", "tr") == ["file,tr"]
+def test_views_come_before_options_and_script(answer: Answer) -> None:
+    assert plain(answer("show", "")) == set(VIEWS)
+    assert plain(answer("show", "pl")) == {"placement"}
+    assert "--machine" in plain(answer("show", "env", "--m"))
+    assert answer("show", "env", "tr") == ["file,tr"]
 
 
 @pytest.mark.parametrize("words", [["launch"], ["show", "env"], ["submit", "4x2"], ["gen-rankfile"], ["lint"]])
-def test_presets_and_files_of_machine(home: Path, words: list[str]) -> None:
-    lines = answer(home, *words, "--machine", "")
+def test_presets_and_files_of_machine(answer: Answer, words: list[str]) -> None:
+    lines = answer(*words, "--machine", "")
     assert plain(lines) == {*PRESETS, "local"}
     assert "file," in lines
 
 
 @pytest.mark.parametrize("words", [["--machine", "=", "dgx"], ["--machine", "dgx"]])
-def test_a_value_after_a_word_of_its_own(home: Path, words: list[str]) -> None:
-    assert plain(answer(home, "launch", *words)) == {name for name in PRESETS if name.startswith("dgx")}
+def test_a_value_after_a_word_of_its_own(answer: Answer, words: list[str]) -> None:
+    assert plain(answer("launch", *words)) == {name for name in PRESETS if name.startswith("dgx")}
 
 
-def test_a_value_in_the_word_of_its_option(home: Path) -> None:
+def test_a_value_in_the_word_of_its_option(answer: Answer) -> None:
     expected = {f"--machine={name}" for name in PRESETS if name.startswith("dgx")}
     for shell in ("bash", "fish"):
-        assert plain(answer(home, "launch", "--machine=dgx", shell=shell)) == expected
+        assert plain(answer("launch", "--machine=dgx", shell=shell)) == expected
 
 
 @pytest.mark.parametrize("words", [["launch", "-H"], ["check"], ["probe"], ["gen-rankfile", "4x2"], ["clean"]])
-def test_hosts_of_ssh(home: Path, words: list[str]) -> None:
-    assert plain(answer(home, *words, "gpu")) == {"gpu1", "gpu2", "gpu3"}
-    assert plain(answer(home, *words, "gpu1,g")) == {"gpu1,gpu2", "gpu1,gpu3"}
+def test_hosts_of_ssh(answer: Answer, words: list[str]) -> None:
+    assert plain(answer(*words, "gpu")) == {"gpu1", "gpu2", "gpu3"}
+    assert plain(answer(*words, "gpu1,g")) == {"gpu1,gpu2", "gpu1,gpu3"}
 
 
-def test_hosts_of_the_hostfile_on_the_line(home: Path) -> None:
-    assert plain(answer(home, "launch", "--hostfile", "hosts", "--spare-hosts", "")) == {"extra", "n1", "n2"}
-    assert plain(answer(home, "check", "@ho")) == {"@hosts"}
+def test_hosts_of_the_hostfile_on_the_line(answer: Answer) -> None:
+    assert plain(answer("launch", "--hostfile", "hosts", "--spare-hosts", "")) == {"extra", "n1", "n2"}
+    assert plain(answer("check", "@ho")) == {"@hosts"}
 
 
-def test_runs(home: Path) -> None:
-    assert plain(answer(home, "kill", "")) == {"20261122-101500-7-ab"}
-    assert plain(answer(home, "report", "2026")) == {"20261122-101500-7-ab", "20261121-090000-5-cd"}
+def test_runs(answer: Answer) -> None:
+    assert plain(answer("kill", "")) == {"20261122-101500-7-ab"}
+    assert plain(answer("report", "2026")) == {"20261122-101500-7-ab", "20261121-090000-5-cd"}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +142,8 @@ def test_runs(home: Path) -> None:
         (["launch", "-x", "COMP_WO"], {"COMP_WORDS"}),
     ],
 )
-def test_values(home: Path, words: list[str], expected: set[str]) -> None:
-    assert plain(answer(home, *words)) == expected
+def test_values(answer: Answer, words: list[str], expected: set[str]) -> None:
+    assert plain(answer(*words)) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,8 +156,8 @@ def test_values(home: Path, words: list[str], expected: set[str]) -> None:
         (["lint", "r"], ["file,r"]),
     ],
 )
-def test_paths(home: Path, words: list[str], expected: list[str]) -> None:
-    assert answer(home, *words) == expected
+def test_paths(answer: Answer, words: list[str], expected: list[str]) -> None:
+    assert answer(*words) == expected
 
 
 @pytest.mark.parametrize(
@@ -160,16 +173,30 @@ def test_paths(home: Path, words: list[str], expected: list[str]) -> None:
         ["launch", "'unclosed"],
     ],
 )
-def test_a_broken_line_prints_no_error(home: Path, words: list[str]) -> None:
+def test_a_broken_line_prints_no_error(answer: Answer, words: list[str]) -> None:
     for shell in ("bash", "zsh", "fish"):
-        answer(home, *words, shell=shell)
+        answer(*words, shell=shell)
+
+
+def run(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ddlrun"], capture_output=True, text=True, check=False, cwd=home,
+        env=environment(home) | variables,
+    )  # fmt: skip
+
+
+def test_the_program_answers(home: Path) -> None:
+    done = run(home, **query("launch", "--machine", "mi"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "file,mi\nplain,mi250x\n", "")
+
+
+def test_the_program_prints_no_error(home: Path) -> None:
+    done = run(home, **query("launch", "--map-by", "node", "--mode", ""))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_shell_that_is_not_known_gets_no_answer(home: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ddlrun"], capture_output=True, text=True, check=False,
-        env=environment(home) | {"_DDLRUN_COMPLETE": "tcsh_complete"},
-    )  # fmt: skip
+    done = run(home, _DDLRUN_COMPLETE="tcsh_complete")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
@@ -212,8 +239,7 @@ def test_bash_at_a_terminal(home: Path) -> None:
 
 
 def test_zsh_at_a_terminal(home: Path) -> None:
-    if shutil.which("zsh") is None:
-        pytest.skip("no zsh: sudo apt-get install zsh")
+    needs.program("zsh", apt="zsh")
     environ = environment(home) | {"PS1": "READY "}
     with shell_at_terminal(["zsh", "-f", "-i"], environ, home) as zsh:
         zsh.wait_for("READY")
@@ -238,8 +264,7 @@ def test_zsh_at_a_terminal(home: Path) -> None:
     ],
 )
 def test_fish(home: Path, line: str, expected: set[str]) -> None:
-    if shutil.which("fish") is None:
-        pytest.skip("no fish: sudo apt-get install fish")
+    needs.program("fish", apt="fish")
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source {FISH}; complete -C '{line}'"], capture_output=True, text=True,
         check=True, env=environment(home), cwd=home,
