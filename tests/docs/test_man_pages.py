@@ -66,9 +66,7 @@ def test_the_options_of_an_example_exist(name: str) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_groff_has_no_warning(path: Path) -> None:
     needs.program("groff", apt="groff")
-    done = subprocess.run(
-        ["groff", "-man", "-ww", "-z", "-K", "utf8", path], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["groff", "-man", "-ww", "-z", path], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 
