@@ -60,10 +60,10 @@ def _metadata_folders() -> list[str]:
     folders: dict[str, str] = {}
     for parent in sys.path:
         try:
-            names = sorted(os.listdir(parent or "."))
+            names = os.listdir(parent or ".")
         except OSError:  # a zip file, or a folder that does not exist
             continue
         for name in names:
             if name.startswith(PREFIX) and name.endswith(SUFFIX):
                 folders.setdefault(name.partition("-")[0], os.path.join(parent, name))
-    return list(folders.values())
+    return sorted(folders.values())

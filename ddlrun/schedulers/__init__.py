@@ -127,7 +127,7 @@ def read_allocation(context: SchedulerContext, scheduler: str = "auto") -> Alloc
     readers = READERS
     detected = detect_schedulers(context.environ)
     if scheduler not in READERS and (scheduler != "auto" or not detected):
-        readers = READERS | load_plugins(GROUP, SchedulerReader)
+        readers = READERS | load_plugins(GROUP, SchedulerReader) | READERS  # no plug-in replaces one of them
         detected = detect_schedulers(context.environ, readers)
     if scheduler == "auto" and not detected:
         return None

@@ -16,4 +16,4 @@ GROUP = "ddlrun.submit"
 
 def all_schedulers() -> dict[str, Scheduler]:
     """Return ddlrun's own schedulers, and after them those of plug-ins. Raises InputError where one is broken."""
-    return SCHEDULERS | load_plugins(GROUP, Scheduler)
+    return SCHEDULERS | load_plugins(GROUP, Scheduler) | SCHEDULERS  # no plug-in replaces one of them
