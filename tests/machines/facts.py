@@ -78,7 +78,7 @@ class Facts(NamedTuple):
         return tuple(device for device in self.devices if device.nets or device.rdma)
 
 
-Groups = str | dict[int | str, str | int]
+Groups = int | str | dict[int | str, str | int]
 """Groups that count from 0, or by their numbers, which may be lists such as 252-255."""
 
 
@@ -87,13 +87,13 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
 
     about: str
     packages: Groups = msgspec.field(default_factory=dict)
-    cores: str = ""
+    cores: str | int = ""
     cpus: str | int = ""
     nodes: Groups = msgspec.field(default_factory=dict)
     memory: int | dict[int | str, int] = 0
     distances: list[str] = msgspec.field(default_factory=list)
-    caches: dict[int, str] = msgspec.field(default_factory=dict)
-    groups: str = ""
+    caches: dict[int, str | int] = msgspec.field(default_factory=dict)
+    groups: str | int = ""
     offline: str | int = ""
     forbidden: str | int = ""
     forbidden_nodes: str | int = ""
@@ -170,7 +170,7 @@ def _facts(raw: Description, name: str) -> Facts:
 
 
 def _numbered(groups: Groups) -> Numbered:
-    if isinstance(groups, str):
+    if isinstance(groups, str | int):
         return dict(enumerate(parse_groups(groups)))
     return {index: cpus for key, text in groups.items() for index, cpus in _listed(str(key), text)}
 

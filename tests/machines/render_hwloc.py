@@ -77,8 +77,9 @@ def _node_groups(facts: Facts) -> set[Cpus]:
 def _element(parent: ET.Element, facts: Facts, item: _Object, version: int) -> ET.Element:
     attributes = {"type": item.kind}
     if item.kind == "Cache":
-        attributes = {"type": "Cache", "depth": str(item.level)} if version == 1 else {"type": f"L{item.level}Cache"}
+        attributes = {"type": "Cache" if version == 1 else f"L{item.level}Cache", "depth": str(item.level)}
         attributes |= {"cache_type": "0", "cache_size": str(1 << (13 + 2 * item.level))}
+        attributes |= {"cache_linesize": "64", "cache_associativity": "0"}
     if item.os_index is not None:
         attributes["os_index"] = str(item.os_index)
     attributes |= {"cpuset": cpuset(item.cpus & facts.online), "complete_cpuset": cpuset(item.cpus)}
