@@ -20,6 +20,8 @@ from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.rankfile import render
+from tests.machines.facts import parse_facts
+from tests.machines.render_hwloc import render_hwloc
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, placement
 
@@ -157,9 +159,11 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
         assert gpu is not None
         assert gpu.package in (None, *(core.package for core in rank.binding.cores))
     assert not placed.shares_cores
-    smt = len(described.cores[0].pus)
-    synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
-    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == cores_by_package(placed)
+    smt, last = len(described.cores[0].pus), len(described.cores) * len(described.cores[0].pus) - 1
+    per_package = (last + 1) // len(described.packages)
+    facts = parse_facts(f"about: {path.stem}\npackages: 0-{last}/{per_package}\ncores: 0-{last}/{smt}\n", path.stem)
+    mapped = map_ranks(major, "".join(render(placed, "test")), render_hwloc(facts), mpirun=mpirun)
+    assert mapped == cores_by_package(placed)
 
 
 def test_summit_gives_seven_cores_to_each_gpu() -> None:
