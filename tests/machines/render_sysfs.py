@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from ddlrun.machine.cpus import cpu_list
 from tests.machines.facts import Cpus, Device, Facts
@@ -19,10 +20,13 @@ _BRIDGE_IDS = ("0x10b5", "0x8725", "0x060400")
 _CPUSET = "sys/fs/cgroup"
 
 
-def write_sysfs(facts: Facts, folder: Path) -> Path:
-    """Write the machine's tree, for HWLOC_FSROOT or `lscpu --sysroot`; return its root."""
+def write_sysfs(facts: Facts, folder: Path, *, cgroup: Literal[1, 2] = 2) -> Path:
+    """Write the machine's tree, for HWLOC_FSROOT or `lscpu --sysroot`; return its root.
+
+    `cgroup` is the version in which a cpuset forbids CPUs. hwloc before 2.2, as in Open MPI 4.1, knows only 1.
+    """
     root = folder / facts.name
-    for path, content in _files(facts):
+    for path, content in (*_files(facts), *_cpuset_files(facts, cgroup)):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(f"{content}\n")
     (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
@@ -49,20 +53,26 @@ def _files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "proc/meminfo", f"MemTotal:       {total} kB\nMemFree:        {total} kB"
     yield "proc/cpuinfo", "\n\n".join(_cpuinfo(facts))
     yield "proc/self/status", f"Name:\tcat\nCpus_allowed:\t{mask(facts.allowed)}\nCpus_allowed_list:\t{cpu_list(facts.allowed)}"
-    mounts = f"proc /proc proc rw 0 0\ncgroup2 /{_CPUSET} cgroup2 rw 0 0"
+
+
+def _cpuset_files(facts: Facts, version: int) -> Iterator[tuple[str, str]]:
+    kind, ending = ("cgroup rw,cpuset", "") if version == 1 else ("cgroup2 rw", ".effective")
+    mounts = f"proc /proc proc rw 0 0\ncgroup /{_CPUSET} {kind} 0 0"
     yield from ((path, mounts) for path in ("proc/mounts", "proc/self/mounts"))
     yield "proc/self/cpuset", "/"
-    yield "proc/self/cgroup", "0::/"
+    yield "proc/self/cgroup", "1:cpuset:/" if version == 1 else "0::/"
     if facts.forbidden or facts.forbidden_nodes:
         yield f"{_CPUSET}/cgroup.controllers", "cpuset"
-        yield f"{_CPUSET}/cpuset.cpus.effective", cpu_list(facts.allowed)
-        yield f"{_CPUSET}/cpuset.mems.effective", cpu_list(set(facts.nodes) - facts.forbidden_nodes)
+        yield f"{_CPUSET}/cpuset.cpus{ending}", cpu_list(facts.allowed)
+        yield f"{_CPUSET}/cpuset.mems{ending}", cpu_list(set(facts.nodes) - facts.forbidden_nodes)
 
 
 def _cpuinfo(facts: Facts) -> Iterator[str]:
+    if any(group > package for group in facts.groups for package in facts.packages.values()):
+        yield "vendor_id\t: IBM/S390"  # hwloc reads the files of books and drawers only there
     for cpu in sorted(facts.online):
-        names = [f"\nmodel name\t: {model}" for model, cpus in facts.models.items() if cpu in cpus]
-        yield f"processor\t: {cpu}{''.join(names)}"
+        model = next((model for model, cpus in facts.models.items() if cpu in cpus), "-")
+        yield f"processor\t: {cpu}\nmodel name\t: {model}"  # lscpu lists no CPU without a model
 
 
 def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
