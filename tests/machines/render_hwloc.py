@@ -35,7 +35,7 @@ def render_hwloc(facts: Facts, version: int = 2) -> str:
         top.set("online_cpuset", cpuset(facts.online))
     top.set("allowed_nodeset", cpuset(set(facts.nodes or [0]) - facts.forbidden_nodes))
     _nest(top, facts, objects, version)
-    _attach_devices(top, facts)
+    _attach_devices(top, facts, version)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -80,6 +80,8 @@ def _element(parent: ET.Element, facts: Facts, item: _Object, version: int) -> E
         attributes = {"type": "Cache" if version == 1 else f"L{item.level}Cache", "depth": str(item.level)}
         attributes |= {"cache_type": "0", "cache_size": str(1 << (13 + 2 * item.level))}
         attributes |= {"cache_linesize": "64", "cache_associativity": "0"}
+    if item.kind == _MEMORY_1:
+        attributes["local_memory"] = str(facts.memory.get(item.os_index or 0, 0) << 20)
     if item.os_index is not None:
         attributes["os_index"] = str(item.os_index)
     attributes |= {"cpuset": cpuset(item.cpus & facts.online), "complete_cpuset": cpuset(item.cpus)}
@@ -146,10 +148,11 @@ def _first(element: ET.Element) -> int:
     return (bits & -bits).bit_length()
 
 
-def _attach_devices(top: ET.Element, facts: Facts) -> None:
+def _attach_devices(top: ET.Element, facts: Facts, version: int) -> None:
     bridges: dict[tuple[str, ...], ET.Element] = {}
     for device in facts.devices:
-        parent = _locality(top, device.near & facts.online) if device.near & facts.online else top
+        near = device.near & facts.online
+        parent = _locality(top, near, version) if near else top
         for depth in range(1, len(device.path)):
             above = device.path[:depth]
             if above not in bridges:
@@ -158,12 +161,12 @@ def _attach_devices(top: ET.Element, facts: Facts) -> None:
         _pci_device(parent, device)
 
 
-def _locality(top: ET.Element, near: Cpus) -> ET.Element:
-    """Return the innermost object that is no PU and has exactly these CPUs."""
+def _locality(top: ET.Element, near: Cpus, version: int) -> ET.Element:
+    """Return the innermost object, except cores and PUs, that has exactly these CPUs."""
+    excluded = {"Core", "PU", *(["NUMANode"] if version == 2 else [])}
     wanted = cpuset(near)
-    matches = [item for item in top.iter("object") if item.get("cpuset") == wanted and item.get("type") != "NUMANode"]
-    above = [item for item in matches if item.get("type") not in ("PU", "Core")]
-    return above[-1] if above else top
+    matches = [item for item in top.iter("object") if item.get("cpuset") == wanted and item.get("type") not in excluded]
+    return matches[-1] if matches else top
 
 
 def _bridge(parent: ET.Element, path: tuple[str, ...]) -> ET.Element:

@@ -37,12 +37,15 @@ def render_topo(facts: Facts, style: Style = DEFAULT) -> str:
     for row, gpu in zip(rows, facts.gpus, strict=False):
         row += _affinity(facts, facts.gpus[0] if style.same_affinity else gpu, style)
     legend = [f"  {name}: {nic.rdma}" for name, nic in zip(names[len(facts.gpus) :], nics, strict=True) if style.legend]
-    lines = [_line(row, style) for row in (header, *rows)]
+    lines = list(_aligned([header, *rows]) if style.blanks else map("\t".join, (header, *rows)))
     return "\n".join([*lines, "", *(["NIC Legend:", "", *legend] if legend else []), ""])
 
 
-def _line(cells: Sequence[str], style: Style) -> str:
-    return "".join(f"{cell:<16}" for cell in cells).rstrip() if style.blanks else "\t".join(cells)
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield lines with two or more blanks between columns."""
+    widths = [max(len(row[column]) for row in rows if column < len(row)) + 2 for column in range(len(rows[0]))]
+    for row in rows:
+        yield "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
 
 
 def _affinity(facts: Facts, gpu: Device, style: Style) -> Iterator[str]:

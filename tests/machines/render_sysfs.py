@@ -52,6 +52,8 @@ def _files(facts: Facts) -> Iterator[tuple[str, str]]:
     total = sum(facts.memory.values()) << 10
     yield "proc/meminfo", f"MemTotal:       {total} kB\nMemFree:        {total} kB"
     yield "proc/cpuinfo", "\n\n".join(_cpuinfo(facts))
+    # A folder has no uname: hwloc reads it here, and books and drawers only on IBM Z.
+    yield "proc/hwloc-nofile-info", f"OSName: Linux\nArchitecture: {'s390x' if _has_books(facts) else 'x86_64'}"
     yield "proc/self/status", f"Name:\tcat\nCpus_allowed:\t{mask(facts.allowed)}\nCpus_allowed_list:\t{cpu_list(facts.allowed)}"
 
 
@@ -68,8 +70,6 @@ def _cpuset_files(facts: Facts, version: int) -> Iterator[tuple[str, str]]:
 
 
 def _cpuinfo(facts: Facts) -> Iterator[str]:
-    if any(group > package for group in facts.groups for package in facts.packages.values()):
-        yield "vendor_id\t: IBM/S390"  # hwloc reads the files of books and drawers only there
     for cpu in sorted(facts.online):
         model = next((model for model, cpus in facts.models.items() if cpu in cpus), "-")
         yield f"processor\t: {cpu}\nmodel name\t: {model}"  # lscpu lists no CPU without a model
@@ -80,7 +80,7 @@ def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield f"{_CPU}/offline", cpu_list(facts.offline)
     for name in ("possible", "present"):
         yield f"{_CPU}/{name}", cpu_list(facts.cpus)
-    yield f"{_CPU}/kernel_max", str(max(facts.cpus))
+    yield f"{_CPU}/kernel_max", "2047"
     for cpu in sorted(facts.cpus):
         yield f"{_CPU}/cpu{cpu}/online", str(int(cpu in facts.online))
     core_of = {cpu: (number, cpus) for number, cpus in enumerate(facts.cores) for cpu in cpus}
@@ -93,16 +93,22 @@ def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
         yield f"{at}/physical_package_id", str(package_index)
         yield from _set_files(f"{at}/thread_siblings", core & facts.online)
         yield from _set_files(f"{at}/core_siblings", package & facts.online)
-        for kind, group in _groups(facts, cpu, package):
-            yield from _set_files(f"{at}/{kind}", group & facts.online)
+        for kind, ending, group in _groups(facts, cpu, package):
+            yield from _set_files(f"{at}/{kind}_{ending}", group & facts.online)
+            yield f"{at}/{kind}_id", str(facts.groups.index(group))
         yield from _cache_files(facts, cpu)
 
 
-def _groups(facts: Facts, cpu: int, package: Cpus) -> Iterator[tuple[str, Cpus]]:
+def _groups(facts: Facts, cpu: int, package: Cpus) -> Iterator[tuple[str, str, Cpus]]:
     """Yield the groups around a CPU: a cluster inside its package, or IBM Z's book and drawer around it."""
     groups = sorted((cpus for cpus in facts.groups if cpu in cpus), key=len)
-    yield from (("cluster_cpus", group) for group in groups if group < package)
-    yield from zip(("book_siblings", "drawer_siblings"), (group for group in groups if group >= package), strict=False)
+    yield from (("cluster", "cpus", group) for group in groups if group < package)
+    around = (group for group in groups if group >= package)
+    yield from ((kind, "siblings", group) for kind, group in zip(("book", "drawer"), around, strict=False))
+
+
+def _has_books(facts: Facts) -> bool:
+    return any(group > package for group in facts.groups for package in facts.packages.values())
 
 
 def _set_files(path: str, cpus: Cpus) -> Iterator[tuple[str, str]]:

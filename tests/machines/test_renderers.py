@@ -14,7 +14,7 @@ from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
 from ddlrun.machine.sysfs import parse_sysfs
 from tests.machines.facts import NAMES, load
-from tests.machines.probes import cores_of_lstopo, cores_of_machine, probe_output
+from tests.machines.probes import Cores, cores_of_lstopo, cores_of_machine, probe_output
 from tests.machines.render_hwloc import render_hwloc
 from tests.machines.render_lscpu import render_json, render_summary, render_table
 from tests.machines.render_numactl import render_numactl
@@ -26,25 +26,21 @@ from tests.support.oracle import environment, parse_map
 # An old kernel lists no cores in /sys, and a kernel without packages has no machine for ddlrun.
 WITH_CORES = [name for name in NAMES if load(name).cores and load(name).packages]
 # The kernel lists no offline CPU of a package, so that /sys has another order than a description with them.
-OFFLINE_CPUS_GIVE_THE_ORDER = {"offline-threads"}
-# ddlrun orders packages by the CPUs that a cpuset allows, hwloc by all of them.
-ALLOWED_CPUS_GIVE_THE_ORDER = {"cpuset-reorders-packages"}
-# One of each kind for tests that start programs.
-VARIED = (
-    "ac922-22-cores cpuset-6-of-8-packages dgx2-cpuset every-cpu-in-every-node hybrid-laptop knl-snc4 minsky "
-    "offline-cpu0 power9-lassen s390-books sparse-numa xeon-4x8"
-).split()
-NEEDS_FORMAT_2 = {name for name in NAMES if len(set(load(name).nodes.values()) - {frozenset[int]()}) < len(
-    [cpus for cpus in load(name).nodes.values() if cpus]
-)}
+ORDERED_BY_OFFLINE_CPUS = {"offline-threads"}
+# ddlrun's probe of /sys orders packages by the CPUs that a cpuset allows, and reads no books; hwloc differs in both.
+ORDERED_BY_HWLOC_ALONE = {"cpuset-reorders-packages", "s390-books"}
+# Machines whose hwloc 1 was captured.
+FORMAT_1 = "ac922-22-cores arm-4-cores knl-snc4 lassen-gpu-memory lassen-without-gpu-memory minsky".split()
 
 
-@pytest.mark.parametrize("name", NAMES)
+def unordered(cores: Cores) -> set[tuple[int, ...]]:
+    return {pus for _, pus in cores}
+
+
+@pytest.mark.parametrize("name", FORMAT_1)
 def test_both_formats_of_hwloc_describe_the_same_machine(name: str) -> None:
     facts = load(name)
-    if name in NEEDS_FORMAT_2:
-        pytest.skip("hwloc 1 has no NUMA nodes with the same CPUs")
-    assert parse_hwloc(render_hwloc(facts, version=1), name).cores == parse_hwloc(render_hwloc(facts), name).cores
+    assert parse_hwloc(render_hwloc(facts, version=1), name) == parse_hwloc(render_hwloc(facts), name)
 
 
 @pytest.mark.parametrize("name", WITH_CORES)
@@ -53,14 +49,14 @@ def test_sys_and_hwloc_describe_the_same_machine(name: str, tmp_path: Path) -> N
     kernel = parse_sysfs(probe_output(str(write_sysfs(facts, tmp_path))), name)
     hwloc = parse_hwloc(render_hwloc(facts), name)
     ours, theirs = cores_of_machine(kernel), cores_of_machine(hwloc)
-    if name in OFFLINE_CPUS_GIVE_THE_ORDER | ALLOWED_CPUS_GIVE_THE_ORDER:
-        assert ours != theirs  # else leave it out of these sets
-        ours, theirs = ([(0, pus) for _, pus in sorted(cores, key=lambda core: core[1])] for cores in (ours, theirs))
-    assert ours == theirs
+    assert unordered(ours) == unordered(theirs)
+    assert (ours == theirs) == (name not in ORDERED_BY_OFFLINE_CPUS | ORDERED_BY_HWLOC_ALONE)
     assert [(gpu.pci_address, gpu.package) for gpu in kernel.gpus] == [
         (gpu.pci_address, gpu.package) for gpu in hwloc.gpus
     ]
-    assert sorted(map(str, kernel.nics or ())) == sorted(map(str, hwloc.nics or ()))
+    assert sorted((nic.name, nic.rdma, nic.package) for nic in kernel.nics or ()) == sorted(
+        (nic.name, nic.rdma, nic.package) for nic in hwloc.nics or ()
+    )
     assert kernel.memory == hwloc.memory or facts.forbidden_nodes
 
 
@@ -71,10 +67,8 @@ def test_lstopo_reads_the_same_machine_from_sys_and_from_xml(name: str, tmp_path
     (tmp_path / "machine.xml").write_text(render_hwloc(facts))
     tree = cores_of_lstopo("--input", str(write_sysfs(facts, tmp_path)))
     xml = cores_of_lstopo("--input", str(tmp_path / "machine.xml"))
-    if name in OFFLINE_CPUS_GIVE_THE_ORDER:
-        assert tree != xml
-        tree, xml = ([(0, pus) for _, pus in sorted(cores, key=lambda core: core[1])] for cores in (tree, xml))
-    assert tree == xml
+    assert unordered(tree) == unordered(xml)
+    assert (tree == xml) == (name not in ORDERED_BY_OFFLINE_CPUS)
     assert xml == cores_of_machine(parse_hwloc(render_hwloc(facts), name))
 
 
