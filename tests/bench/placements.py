@@ -1,10 +1,11 @@
 """Placements of one rank per GPU by other tools, beside ddlrun: `python -m tests.bench.placements`.
 
-Tools with the same result on a machine of tests/machines share a row. mpirun 4.1 itself is run (ppr, as users write it by
-hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's cores;
-the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding
-follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores divided among the
-ranks there); the GPU is that of the local rank. With --smoke, the first machine alone.
+Tools with the same result on a machine of tests/machines share a row. mpirun 4.1 itself is run (ppr, as users write
+it by hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's
+cores; the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun
+--numa-binding follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores
+divided among the ranks there); the GPU is that of the local rank. With --smoke, the first machine
+alone.
 """
 
 import itertools

@@ -50,6 +50,7 @@ class Facts(NamedTuple):
     forbidden: Cpus
     packages: Numbered
     cores: tuple[Cpus, ...]
+    modules: tuple[Cpus, ...]
     nodes: Numbered
     memory: Mapping[int, int]
     forbidden_nodes: Cpus
@@ -60,6 +61,11 @@ class Facts(NamedTuple):
     lscpu: Mapping[str, int]
     devices: tuple[Device, ...]
     links: Mapping[tuple[int, int], int]
+
+    @property
+    def siblings(self) -> tuple[Cpus, ...]:
+        """The CPUs that the kernel calls siblings: those of a core, or of a module of cores."""
+        return self.modules or self.cores
 
     @property
     def online(self) -> Cpus:
@@ -88,6 +94,7 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
     about: str
     packages: Groups = msgspec.field(default_factory=dict)
     cores: str | int = ""
+    modules: str = ""
     cpus: str | int = ""
     nodes: Groups = msgspec.field(default_factory=dict)
     memory: int | dict[int | str, int] = 0
@@ -153,6 +160,7 @@ def _facts(raw: Description, name: str) -> Facts:
         forbidden=parse_cpu_list(str(raw.forbidden)),
         packages=packages,
         cores=cores,
+        modules=parse_groups(raw.modules),
         nodes=nodes,
         memory=_memory(raw.memory, nodes),
         forbidden_nodes=parse_cpu_list(str(raw.forbidden_nodes)),
@@ -195,9 +203,7 @@ def _models(models: str | Mapping[str, str | int], cpus: Cpus) -> Mapping[str, C
     return {model: parse_cpu_list(str(text)) for model, text in models.items()}
 
 
-def _devices(
-    raw: Mapping[str, Mapping[str, str]], cpus: Cpus, packages: Numbered, nodes: Numbered
-) -> Iterator[Device]:
+def _devices(raw: Mapping[str, Mapping[str, str]], cpus: Cpus, packages: Numbered, nodes: Numbered) -> Iterator[Device]:
     for place, devices in raw.items():
         near = cpus if place == "machine" else _near(place, packages, nodes)
         for path, words in devices.items():

@@ -20,8 +20,11 @@ def probe_output(root: str = "") -> str:
 def cores_of_lstopo(*arguments: str) -> Cores:
     """Return lstopo's cores. Packages without a PU, of which a cpuset allows only the memory, are not counted."""
     xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
-    objects = ET.fromstring(xml).iter("object")
-    packages = [item for item in objects if item.get("type") == "Package" and item.find(".//object[@type='PU']") is not None]
+    packages = [
+        item
+        for item in ET.fromstring(xml).iterfind(".//object[@type='Package']")
+        if item.find(".//object[@type='PU']") is not None
+    ]
     return [
         (index, tuple(sorted(int(pu.get("os_index", "-1")) for pu in core.iter("object") if pu.get("type") == "PU")))
         for index, package in enumerate(packages)

@@ -173,7 +173,8 @@ def _bridge(parent: ET.Element, path: tuple[str, ...]) -> ET.Element:
     domain, bus = path[-1].removeprefix("pci").split(":")[:2]
     buses = f"{domain}:[{bus}-{bus}]"
     if len(path) == 1:
-        return ET.SubElement(parent, "object", {"type": "Bridge", "bridge_type": "0-1", "depth": "0", "bridge_pci": buses})
+        kind = {"bridge_type": "0-1", "depth": "0", "bridge_pci": buses}
+        return ET.SubElement(parent, "object", {"type": "Bridge", **kind})
     kind = {"bridge_type": "1-1", "depth": str(len(path) - 1), "pci_busid": path[-1]}
     ids = {"pci_type": "0604 [10b5:8725] [10b5:8725] ca", "pci_link_speed": "0.000000"}
     return ET.SubElement(parent, "object", {"type": "Bridge", **kind, "bridge_pci": buses, **ids})

@@ -10,7 +10,7 @@ from tests.machines.facts import Cpus, Facts
 def render_table(facts: Facts) -> str:
     """Return the output of `lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE`: sockets and cores count from 0."""
     kinds = facts.models.values() or (facts.cpus,)  # lscpu numbers the cores of each kind from 0
-    cores = {cpu: number for kind in kinds for cpu, number in _numbers(facts.cores, facts.online & kind).items()}
+    cores = {cpu: number for kind in kinds for cpu, number in _numbers(facts.siblings, facts.online & kind).items()}
     sockets = _numbers(facts.packages.values(), facts.online)
     nodes = {cpu: node for node, cpus in sorted(facts.nodes.items(), reverse=True) for cpu in cpus}
     rows = (
@@ -46,7 +46,7 @@ def fields(facts: Facts) -> Iterator[tuple[str, str]]:
 
 def _counts(facts: Facts, cpus: Cpus) -> Iterator[tuple[str, int]]:
     """Yield what lscpu counts among the online CPUs of one kind; the cores of a socket are an average."""
-    cores = [core & cpus for core in facts.cores if core & cpus]
+    cores = [core & cpus for core in facts.siblings if core & cpus]
     sockets = sum(bool(package & cpus) for package in facts.packages.values())
     yield "Thread(s) per core", max(map(len, cores), default=1)
     yield "Core(s) per socket", len(cores) // max(sockets, 1)

@@ -35,7 +35,7 @@ def render_topo(facts: Facts, style: Style = DEFAULT) -> str:
     header = ["", *names, "CPU Affinity", *(["NUMA Affinity"] if style.numa else [])]
     rows = [[name, *_links(facts, devices, place)] for place, name in enumerate(names)]
     for row, gpu in zip(rows, facts.gpus, strict=False):
-        row += _affinity(facts, facts.gpus[0] if style.same_affinity else gpu, style)
+        row.extend(_affinity(facts, facts.gpus[0] if style.same_affinity else gpu, style))
     legend = [f"  {name}: {nic.rdma}" for name, nic in zip(names[len(facts.gpus) :], nics, strict=True) if style.legend]
     lines = list(_aligned([header, *rows]) if style.blanks else map("\t".join, (header, *rows)))
     return "\n".join([*lines, "", *(["NIC Legend:", "", *legend] if legend else []), ""])

@@ -54,7 +54,8 @@ def _files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "proc/cpuinfo", "\n\n".join(_cpuinfo(facts))
     # A folder has no uname: hwloc reads it here, and books and drawers only on IBM Z.
     yield "proc/hwloc-nofile-info", f"OSName: Linux\nArchitecture: {'s390x' if _has_books(facts) else 'x86_64'}"
-    yield "proc/self/status", f"Name:\tcat\nCpus_allowed:\t{mask(facts.allowed)}\nCpus_allowed_list:\t{cpu_list(facts.allowed)}"
+    allowed = (f"Cpus_allowed:\t{mask(facts.allowed)}", f"Cpus_allowed_list:\t{cpu_list(facts.allowed)}")
+    yield "proc/self/status", "\n".join(("Name:\tcat", *allowed))
 
 
 def _cpuset_files(facts: Facts, version: int) -> Iterator[tuple[str, str]]:
@@ -70,9 +71,11 @@ def _cpuset_files(facts: Facts, version: int) -> Iterator[tuple[str, str]]:
 
 
 def _cpuinfo(facts: Facts) -> Iterator[str]:
+    # AMD's family 21 has modules, whose cores hwloc tells apart.
+    kind = "\nvendor_id\t: AuthenticAMD\ncpu family\t: 21\nmodel\t\t: 1" if facts.modules else ""
     for cpu in sorted(facts.online):
         model = next((model for model, cpus in facts.models.items() if cpu in cpus), "-")
-        yield f"processor\t: {cpu}\nmodel name\t: {model}"  # lscpu lists no CPU without a model
+        yield f"processor\t: {cpu}\nmodel name\t: {model}{kind}"  # lscpu lists no CPU without a model
 
 
 def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -83,15 +86,15 @@ def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield f"{_CPU}/kernel_max", "2047"
     for cpu in sorted(facts.cpus):
         yield f"{_CPU}/cpu{cpu}/online", str(int(cpu in facts.online))
-    core_of = {cpu: (number, cpus) for number, cpus in enumerate(facts.cores) for cpu in cpus}
+    core_id_of = {cpu: number for number, cpus in enumerate(facts.cores) for cpu in cpus}
+    siblings_of = {cpu: cpus for cpus in facts.siblings for cpu in cpus}
     package_of = {cpu: (index, cpus) for index, cpus in facts.packages.items() for cpu in cpus}
-    for cpu in sorted(facts.online & core_of.keys()):  # an offline CPU has no such files
-        number, core = core_of[cpu]
+    for cpu in sorted(facts.online & core_id_of.keys()):  # an offline CPU has no such files
         package_index, package = package_of.get(cpu, (-1, facts.cpus))
         at = f"{_CPU}/cpu{cpu}/topology"
-        yield f"{at}/core_id", str(number)
+        yield f"{at}/core_id", str(core_id_of[cpu])
         yield f"{at}/physical_package_id", str(package_index)
-        yield from _set_files(f"{at}/thread_siblings", core & facts.online)
+        yield from _set_files(f"{at}/thread_siblings", siblings_of[cpu] & facts.online)
         yield from _set_files(f"{at}/core_siblings", package & facts.online)
         for kind, ending, group in _groups(facts, cpu, package):
             yield from _set_files(f"{at}/{kind}_{ending}", group & facts.online)

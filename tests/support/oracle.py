@@ -188,7 +188,9 @@ if __name__ == "__main__":
     major_argument, path, machine_argument = sys.argv[1:]
     text = os.fsdecode(Path(path).read_bytes())
     launcher = os.environ.get(f"MPIRUN{major_argument}", "mpirun")
-    xml = render_hwloc(load(machine_argument)) if machine_argument in NAMES else Path(machine_argument).read_text("utf-8")
+    xml = (
+        render_hwloc(load(machine_argument)) if machine_argument in NAMES else Path(machine_argument).read_text("utf-8")
+    )
     mapping = map_ranks(int(major_argument), text, xml, mpirun=launcher)
     for number, (name, packages) in sorted(mapping.items()):
         print(number, name, *(f"{package}:{','.join(map(str, inside))}" for package, inside in packages.items()))
