@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.machine.cpus import cpu_list
-from tests.machines.facts import FOLDER, NAMES, load, parse_facts, parse_groups
+from tests.machines.facts import FOLDER, NAMES, Description, load, parse_facts, parse_groups
+
+PAGE = FOLDER.parents[1] / "docs/how-to/add-a-machine.md"
 
 SMALL = "about: a test\npackages: 0-7/4\ncores: 0-7/2\nnodes: {0: 0-3, 8: 4-7, 252-253: ''}\n"
 
@@ -21,6 +23,15 @@ def test_every_description_is_complete_and_short(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     assert len(lines) <= 12 + len(facts.distances) + 2 * len(facts.devices)
     assert max(map(len, lines)) <= 120
+
+
+def test_the_page_has_an_existing_example_and_every_key() -> None:
+    text = PAGE.read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    assert example == (FOLDER / "xeon-2x20.yaml").read_text()
+    table = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    keys = set(re.findall(r"`([a-z_]+)`", "".join(table)))
+    assert keys == set(Description.__struct_fields__)
 
 
 def test_groups_and_numbers() -> None:

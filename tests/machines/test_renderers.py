@@ -20,6 +20,7 @@ from tests.machines.render_lscpu import render_json, render_summary, render_tabl
 from tests.machines.render_numactl import render_numactl
 from tests.machines.render_nvidia_smi import Style, render_query, render_topo
 from tests.machines.render_sysfs import write_sysfs
+from tests.machines.selection import others_extra
 from tests.support import needs
 from tests.support.oracle import environment, parse_map
 
@@ -45,7 +46,7 @@ def test_both_formats_of_hwloc_describe_the_same_machine(name: str) -> None:
     assert parse_hwloc(render_hwloc(facts, version=1), name) == parse_hwloc(render_hwloc(facts), name)
 
 
-@pytest.mark.parametrize("name", WITHOUT_MODULES)
+@pytest.mark.parametrize("name", others_extra(WITHOUT_MODULES))
 def test_sys_and_hwloc_describe_the_same_machine(name: str, tmp_path: Path) -> None:
     facts = load(name)
     kernel = parse_sysfs(probe_output(str(write_sysfs(facts, tmp_path))), name)
@@ -62,7 +63,7 @@ def test_sys_and_hwloc_describe_the_same_machine(name: str, tmp_path: Path) -> N
     assert kernel.memory == hwloc.memory or facts.forbidden_nodes
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if load(name).packages])
+@pytest.mark.parametrize("name", others_extra(name for name in NAMES if load(name).packages))
 def test_lstopo_reads_the_same_machine_from_sys_and_from_xml(name: str, tmp_path: Path) -> None:
     needs.program("lstopo", "hwloc-nox")
     facts = load(name)
@@ -74,7 +75,7 @@ def test_lstopo_reads_the_same_machine_from_sys_and_from_xml(name: str, tmp_path
     assert xml == cores_of_machine(parse_hwloc(render_hwloc(facts), name))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if load(name).devices])
+@pytest.mark.parametrize("name", others_extra(name for name in NAMES if load(name).devices))
 def test_lstopo_reads_the_same_devices_from_sys_and_from_xml(name: str, tmp_path: Path) -> None:
     needs.program("lstopo", "hwloc-nox")
     facts = load(name)
@@ -98,7 +99,7 @@ def devices_of_lstopo(path: str) -> dict[str, str | None]:
     }
 
 
-@pytest.mark.parametrize("name", WITH_CORES)
+@pytest.mark.parametrize("name", others_extra(WITH_CORES))
 def test_lscpu_prints_what_is_rendered(name: str, tmp_path: Path) -> None:
     program = needs.program("lscpu", "util-linux")
     facts = load(name)

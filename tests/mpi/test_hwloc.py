@@ -18,6 +18,7 @@ from ddlrun.machine.hwloc import parse_cpuset, parse_hwloc
 from tests.conftest import CAPTURES
 from tests.machines.facts import NAMES, load, parse_facts
 from tests.machines.render_hwloc import render_hwloc
+from tests.machines.selection import others_extra
 from tests.support import needs
 
 # Machine -> cores and PUs that may be used, of each package, and NUMA nodes; as hwloc 2.9 counts them.
@@ -100,7 +101,7 @@ def _pus(core: ET.Element) -> Iterator[int]:
     return (int(pu.get("os_index", "-1")) for pu in core.iter("object") if pu.get("type") == "PU")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", others_extra(NAMES))
 def test_lstopo_finds_the_same_cores_and_gpus(name: str, tmp_path: Path) -> None:
     needs.program("lstopo", "hwloc-nox")
     path = tmp_path / f"{name}.xml"

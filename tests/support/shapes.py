@@ -1,7 +1,6 @@
 """Machines of the tests, each with the hwloc topology for a real mpirun, and placements on them."""
 
 from functools import cache
-from pathlib import Path
 
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
@@ -34,14 +33,6 @@ def hwloc_topology(name: str) -> str:
     """Return hwloc's XML of a machine, for the oracle."""
     _, packages, cores = MACHINES[name]
     return render_hwloc(parse_facts(f"about: {name}\npackages: {packages}\ncores: {cores}\n", name))
-
-
-def as_hwloc2(path: Path, folder: Path) -> Path:
-    """Return a copy of an XML file for lstopo 2: hwloc 3 has another version number, and equal elements."""
-    copy = folder / path.name
-    text = path.read_text(errors="replace")
-    copy.write_text(text.replace('<topology version="3.0">', '<topology version="2.0">', 1))
-    return copy
 
 
 def placement(
