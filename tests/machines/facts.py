@@ -13,13 +13,10 @@ import msgspec
 
 from ddlrun.errors import InputError
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
+from tests.machines.cpu_groups import Cpus, Groups, Numbered, parse_groups, parse_numbered
 
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
-
-Cpus = frozenset[int]
-Numbered = Mapping[int, Cpus]
-"""CPUs by the OS index of a package or a NUMA node."""
 
 
 class Device(NamedTuple):
@@ -84,10 +81,6 @@ class Facts(NamedTuple):
         return tuple(device for device in self.devices if device.nets or device.rdma)
 
 
-Groups = int | str | dict[int | str, str | int]
-"""Groups that count from 0, or by their numbers, which may be lists such as 252-255."""
-
-
 class Description(msgspec.Struct, forbid_unknown_fields=True):
     """The keys of a YAML file."""
 
@@ -124,33 +117,9 @@ def parse_facts(text: str, name: str) -> Facts:
         raise InputError(f"machine {name}: {' '.join(str(error).split())}") from error
 
 
-def parse_groups(text: str | int) -> tuple[Cpus, ...]:
-    """Parse groups of CPUs. Raises ValueError on anything else.
-
-    >>> [cpu_list(group) for group in parse_groups("0-7/4 10,12")]  # groups of four consecutive CPUs; one group
-    ['0-3', '4-7', '10,12']
-    >>> [cpu_list(group) for group in parse_groups("0-3/2+4")]  # each with the CPUs whose numbers are larger by 4
-    ['0-1,4-5', '2-3,6-7']
-    """
-    return tuple(group for word in str(text).split() for group in _groups(word))
-
-
-def _groups(word: str) -> Iterator[Cpus]:
-    match = re.fullmatch(r"([\d,:-]+)(?:/(\d+))?((?:\+\d+)*)", word)
-    if not match:
-        raise ValueError(f"{word!r} is not a group of CPUs such as 0-7, 0-7/2 or 0-3/1+4")
-    first = sorted(parse_cpu_list(match[1]))
-    size = int(match[2] or len(first))
-    if not size or len(first) % size:
-        raise ValueError(f"{word!r}: {len(first)} CPUs cannot be divided into groups of {size}")
-    shifts = [0, *(int(shift) for shift in match[3].split("+")[1:])]
-    for start in range(0, len(first), size):
-        yield frozenset(cpu + shift for cpu in first[start : start + size] for shift in shifts)
-
-
 def _facts(raw: Description, name: str) -> Facts:
     cores = parse_groups(raw.cores)
-    packages, nodes = _numbered(raw.packages), _numbered(raw.nodes)
+    packages, nodes = parse_numbered(raw.packages), parse_numbered(raw.nodes)
     cpus = parse_cpu_list(str(raw.cpus)) or frozenset().union(*cores, *packages.values(), *nodes.values())
     facts = Facts(
         name=name,
@@ -175,20 +144,6 @@ def _facts(raw: Description, name: str) -> Facts:
     facts = facts._replace(links=_links(raw.links, len(facts.gpus)))
     _check(facts)
     return facts
-
-
-def _numbered(groups: Groups) -> Numbered:
-    if isinstance(groups, str | int):
-        return dict(enumerate(parse_groups(groups)))
-    return {index: cpus for key, text in groups.items() for index, cpus in _listed(str(key), text)}
-
-
-def _listed(key: str, text: str | int) -> Iterator[tuple[int, Cpus]]:
-    """Yield the groups of a list of numbers: one for each, or the same one for all."""
-    numbers, groups = sorted(parse_cpu_list(key)), parse_groups(text) or (frozenset[int](),)
-    if len(groups) not in (1, len(numbers)):
-        raise ValueError(f"{key}: {text}: {len(groups)} groups for {len(numbers)} numbers")
-    yield from zip(numbers, groups if len(groups) > 1 else groups * len(numbers), strict=True)
 
 
 def _memory(memory: int | Mapping[int | str, int], nodes: Numbered) -> Mapping[int, int]:

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from tests.machines.facts import Cpus, Device, Facts
+from tests.machines.cpu_groups import Cpus
+from tests.machines.facts import Device, Facts
 
 # Types from the outermost inwards, for objects with the same CPUs.
 _MEMORY_1 = "NUMANode"  # an ordinary object in hwloc 1

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Iterator
 
 from ddlrun.machine.cpus import cpu_list
-from tests.machines.facts import Cpus, Facts
+from tests.machines.cpu_groups import Cpus
+from tests.machines.facts import Facts
 
 
 def render_table(facts: Facts) -> str:

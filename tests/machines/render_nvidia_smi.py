@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ddlrun.machine.cpus import cpu_list
-from tests.machines.facts import Cpus, Device, Facts
+from tests.machines.cpu_groups import Cpus
+from tests.machines.facts import Device, Facts
 from tests.machines.render_sysfs import node_near
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from ddlrun.machine.cpus import cpu_list
-from tests.machines.facts import Cpus, Device, Facts
+from tests.machines.cpu_groups import Cpus
+from tests.machines.facts import Device, Facts
 
 _CPU, _NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 # Vendor, device and class.

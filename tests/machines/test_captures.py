@@ -34,7 +34,7 @@ Capture = Callable[[str], Path]
 HWLOC_XML = {
     "derived-minsky-socket0-8cores-socket1-10cores.xml": "minsky-8+10-cores",
     "fluxsched-chimera.xml": "threadripper-32",
-    "fluxsched-exclusive-broker0.xml": "arm-4-cores",
+    "fluxsched-exclusive-broker0.xml": "xeon-4-cores",
     "fluxsched-lassen-0.xml": "lassen-without-gpu-memory",
     "fluxsched-sierra2-0.xml": "ac922-22-cores",
     "hwloc-16amd64-8n2c-cpusets.xml": "cpuset-6-of-8-packages",

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError
 from ddlrun.machine.cpus import cpu_list
-from tests.machines.facts import FOLDER, NAMES, Description, load, parse_facts, parse_groups
+from tests.machines.cpu_groups import parse_groups
+from tests.machines.facts import FOLDER, NAMES, Description, load, parse_facts
 
 PAGE = FOLDER.parents[1] / "docs/how-to/add-a-machine.md"
 

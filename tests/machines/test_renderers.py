@@ -33,7 +33,7 @@ ORDERED_BY_OFFLINE_CPUS = {"offline-threads"}
 # ddlrun's probe of /sys orders packages by the CPUs that a cpuset allows, and reads no books; hwloc differs in both.
 ORDERED_BY_HWLOC_ALONE = {"cpuset-reorders-packages", "s390-books"}
 # Machines whose hwloc 1 was captured.
-FORMAT_1 = "ac922-22-cores arm-4-cores knl-snc4 lassen-gpu-memory lassen-without-gpu-memory minsky".split()
+FORMAT_1 = "ac922-22-cores xeon-4-cores knl-snc4 lassen-gpu-memory lassen-without-gpu-memory minsky".split()
 
 
 def unordered(cores: Cores) -> set[tuple[int, ...]]:

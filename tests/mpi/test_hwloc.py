@@ -26,7 +26,7 @@ EXPECTED = {
     "24-packages": ("8c/16t x24", "0-23"),
     "12-packages": ("8c/16t x12", "0"),
     "ac922-22-cores": ("22c/88t x2", "0,8,252-255"),
-    "arm-4-cores": ("4c/4t", "0"),
+    "xeon-4-cores": ("4c/4t", "0"),
     "corona-4-gpus": ("24c/48t x2", "0-7"),
     "cpuset-6-of-8-packages": ("2c/2t 2c/2t 1c/1t 1c/1t 2c/2t 2c/2t", "1-5"),
     "dgx2-cpuset": ("2c/2t x2", "0-1"),
