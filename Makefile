@@ -29,7 +29,7 @@ coverage: prepared
 
 # Feed random input to each parser, for a minute in all.
 fuzz: $(VENV)/test-all
-	$(VENV)/bin/python tests/fuzz.py
+	$(VENV)/bin/python -m tests.fuzz
 
 # Install what all tests need, in parallel where possible.
 prepared: announce

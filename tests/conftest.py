@@ -132,7 +132,7 @@ def capture() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         if not (CAPTURES / name).exists():
-            pytest.skip(f"{CAPTURES / name} is not there; DDLRUN_CAPTURES names the folder of captured outputs")
+            pytest.skip("no captured outputs of real machines: set DDLRUN_CAPTURES to their folder")
         return CAPTURES / name
 
     return find

@@ -1,4 +1,4 @@
-"""Fuzz the parsers, guided by coverage: `python tests/fuzz.py [PARSER [SECONDS]]`. Needs atheris, which no test needs.
+"""Fuzz the parsers, guided by coverage: `python -m tests.fuzz [PARSER [SECONDS]]`. Needs atheris, which no test needs.
 
 Each parser takes any text and returns a value or raises a DdlrunError; anything else is printed with its input.
 """
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import atheris
 
@@ -23,12 +24,23 @@ with atheris.instrument_imports(include=["ddlrun"]):
     from ddlrun.machine.sysfs import parse_sysfs
     from ddlrun.mapping.rankfile_lint import fix
 
-CAPTURES = os.environ.get("DDLRUN_CAPTURES", f"{os.path.dirname(__file__)}/../../shared/captures")
-# Parser -> the captured outputs that it begins with.
-SEEDS = {
-    "hwloc": "hwloc-xml", "lscpu": "lscpu", "lscpu-summary": "lscpu", "numactl": "numactl", "ppc64_cpu": "ppc64_cpu",
-    "nvidia-topo": "nvidia-smi", "lint": "mpi-rankfile",
-}  # fmt: skip
+from tests.machines.facts import NAMES, Facts, load
+from tests.machines.render_hwloc import render_hwloc
+from tests.machines.render_lscpu import render_summary, render_table
+from tests.machines.render_numactl import render_numactl
+from tests.machines.render_nvidia_smi import render_query, render_topo
+from tests.machines.render_ppc64_cpu import render_ppc64_cpu
+
+# Parser -> renderer of the outputs that it begins with, one per described machine.
+SEEDS: dict[str, Callable[[Facts], str]] = {
+    "hwloc": render_hwloc,
+    "lscpu": render_table,
+    "lscpu-summary": render_summary,
+    "numactl": render_numactl,
+    "ppc64_cpu": render_ppc64_cpu,
+    "nvidia-topo": render_topo,
+    "nvidia-query": render_query,
+}
 PARSERS: dict[str, Callable[[str], object]] = {
     "hwloc": lambda text: parse_hwloc(text, "h"),
     "sysfs": lambda text: parse_sysfs(text, "h"),
@@ -54,10 +66,10 @@ def fuzz(name: str, seconds: str) -> None:
             assert all("\n" not in problem for problem in error.problems)
 
     with tempfile.TemporaryDirectory() as found:
-        seeds = f"{CAPTURES}/{SEEDS.get(name, 'none')}"
-        folders = [found, *([seeds] if os.path.isdir(seeds) else [])]
+        for machine in NAMES if name in SEEDS else ():
+            Path(found, machine).write_text(SEEDS[name](load(machine)))
         limits = [f"-max_total_time={seconds}", "-max_len=20000", f"-artifact_prefix={tempfile.gettempdir()}/"]
-        atheris.Setup(["fuzz", *limits, *folders], one)
+        atheris.Setup(["fuzz", *limits, found], one)
         atheris.Fuzz()
 
 
@@ -65,5 +77,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         fuzz(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60")
     for parser in PARSERS:
-        done = subprocess.run([sys.executable, __file__, parser, os.environ.get("SECONDS_EACH", "20")], check=False)
+        argv = [sys.executable, "-m", "tests.fuzz", parser, os.environ.get("SECONDS_EACH", "20")]
+        done = subprocess.run(argv, check=False)
         print(f"{parser}: {'clean' if done.returncode == 0 else f'ended with {done.returncode}'}")

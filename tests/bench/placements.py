@@ -1,14 +1,16 @@
 """Placements of one rank per GPU by other tools, beside ddlrun: `python -m tests.bench.placements`.
 
-Tools with the same result on a captured machine share a row. mpirun 4.1 itself is run (ppr, as users write it by
-hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's cores;
-the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun --numa-binding
-follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores divided among the
-ranks there); the GPU is that of the local rank. With --smoke, the first machine alone.
+Tools with the same result on a machine of tests/machines share a row. mpirun 4.1 itself is run (ppr, as users write
+it by hand). mpibind is its published rule: ranks over the NUMA nodes that have GPUs, each with a part of the node's
+cores; the results agree with those of its own test suite for Lassen (2 ranks) and Corona (8 ranks). torchrun
+--numa-binding follows PyTorch's documentation of `node` (all cores of the GPU's node) and `exclusive` (these cores
+divided among the ranks there); the GPU is that of the local rank. With --smoke, the first machine
+alone.
 """
 
 import itertools
-import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,18 +20,19 @@ from ddlrun.machine import Core, Machine
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.local_ranks import place_local_ranks
 from tests.bench.options import bench_parser, cannot_run
-from tests.conftest import CAPTURES, MPIRUNS
+from tests.conftest import MPIRUNS
+from tests.machines.facts import load
+from tests.machines.render_hwloc import render_hwloc
 from tests.support import oracle
-from tests.support.shapes import as_hwloc2
 
 MACHINES = {
-    "Minsky, 2 x 10 cores, 4 P100": "mpibind-coral-ea-hwloc1.xml",
-    "AC922, 2 x 20 cores, 4 V100": "mpibind-coral-lassen.xml",
-    "AC922, 2 x 22 cores, 4 V100": "fluxsched-sierra2-0.xml",
-    "Pascal, 2 x 18 cores, 2 P100 on one package": "mpibind-cts1-pascal.xml",
-    "Corona, 2 x 4 NUMA nodes x 6 cores, 4 MI60": "mpibind-epyc-corona.xml",
-    "Corona, 2 x 24 cores, 8 MI50": "mpibind-epyc-corona-p2.xml",
-    "g4dn.metal, 2 x 24 cores, 8 T4": "mpibind-g4dnmetal.xml",
+    "Minsky, 2 x 10 cores, 4 P100": "minsky",
+    "AC922, 2 x 20 cores, 4 V100": "power9-lassen",
+    "AC922, 2 x 22 cores, 4 V100": "ac922-22-cores",
+    "Pascal, 2 x 18 cores, 2 P100 on one package": "pascal",
+    "Corona, 2 x 4 NUMA nodes x 6 cores, 4 MI60": "corona-4-gpus",
+    "Corona, 2 x 24 cores, 8 MI50": "corona-8-gpus",
+    "g4dn.metal, 2 x 24 cores, 8 T4": "g4dn",
 }
 Shares = Sequence[Sequence[Core]]
 
@@ -67,21 +70,20 @@ def torchrun_exclusive(machine: Machine) -> Shares:
     return [shares[rank] for rank in range(len(machine.gpus))]
 
 
-def ppr(machine: Machine, path: Path) -> Shares:
+def ppr(machine: Machine, xml: str) -> Shares:
     """Return the cores by mpirun 4.1: ranks divided among packages, each with an equal part of the package's cores."""
     ranks, packages = len(machine.gpus), len(machine.packages)
     per_package = -(-ranks // packages)
     cores = len(machine.packages[0]) // per_package
     argv = [MPIRUNS[4], "--allow-run-as-root", "-np", str(ranks), "-H", f"a:{ranks}"]
-    options = oracle.OPTIONS[4].replace(" --rankfile ranks", "").split()
+    options = oracle.OPTIONS[4].replace(" --hostfile hosts --rankfile ranks", "").split()
+    mapping = ["--map-by", f"ppr:{per_package}:socket:pe={cores}", "--bind-to", "core"]
     with tempfile.TemporaryDirectory() as folder:
-        xml = oracle._machine_xml(str(path))  # noqa: SLF001 - parts of the oracle
         Path(folder, "machine.xml").write_text(xml)
-        shim = {"LD_PRELOAD": f"{oracle._folder()}/shim.so"}  # noqa: SLF001
-        env = {**os.environ, "HOME": folder, "TMPDIR": folder, **shim}
-        mapping = ["--map-by", f"ppr:{per_package}:socket:pe={cores}", "--bind-to", "core"]
-        done = oracle._run([*argv, *options, *mapping, "true"], cwd=folder, env=env)  # noqa: SLF001
-        mapped = dict(oracle._parse_map(done.stdout, oracle._cores_of_pus(xml)))  # noqa: SLF001
+        env = oracle.environment(4, folder)
+        argv += [*options, *mapping, "true"]
+        done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    mapped = oracle.parse_map(done.stdout, xml)
     at = {(core.package, core.index_in_package): core for core in machine.cores}
     return [
         [at[package, index] for package, indexes in mapped[r][1].items() for index in indexes] for r in range(ranks)
@@ -116,20 +118,19 @@ def summarize(machine: Machine, shares: Shares) -> Summary:
 
 def main() -> None:
     machines = 1 if bench_parser(__doc__).parse_args().smoke else len(MACHINES)
-    if not CAPTURES.is_dir():
-        cannot_run(f"{CAPTURES} does not exist; set DDLRUN_CAPTURES to the folder of captured outputs")
+    if not shutil.which("gcc"):
+        cannot_run("no gcc: sudo apt-get install gcc libc6-dev")
     rules: Mapping[str, Callable[[Machine], Shares]] = {
         "ddlrun": ours, "mpibind": mpibind, "torchrun node": torchrun_node, "torchrun exclusive": torchrun_exclusive,
     }  # fmt: skip
     print("| machine | launcher | on the GPU's package | on the GPU's NUMA node | cores per rank | idle cores |")
     print("|---|---|---|---|---|---|")
-    for name, file in itertools.islice(MACHINES.items(), machines):
-        with tempfile.TemporaryDirectory() as folder:
-            path = as_hwloc2(CAPTURES / "hwloc-xml" / file, Path(folder))
-            machine = parse_hwloc(path.read_text(errors="replace"), file)
-            launchers_by_summary: dict[Summary, list[str]] = {summarize(machine, ppr(machine, path)): ["mpirun ppr"]}
-            for launcher, rule in rules.items():
-                launchers_by_summary.setdefault(summarize(machine, rule(machine)), []).append(launcher)
+    for name, described in itertools.islice(MACHINES.items(), machines):
+        xml = render_hwloc(load(described))
+        machine = parse_hwloc(xml, described)
+        launchers_by_summary: dict[Summary, list[str]] = {summarize(machine, ppr(machine, xml)): ["mpirun ppr"]}
+        for launcher, rule in rules.items():
+            launchers_by_summary.setdefault(summarize(machine, rule(machine)), []).append(launcher)
         for summary, launchers in launchers_by_summary.items():
             print(f"| {name} | {', '.join(launchers)} | {' | '.join(map(str, summary))} |")
 

@@ -12,7 +12,8 @@ from ddlrun.schedulers.submit import BatchJob
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 from ddlrun.schedulers.submit.render import render as render_job
 from ddlrun.topology import RankOrder, Topology
-from tests.conftest import CAPTURES
+from tests.machines.facts import load
+from tests.machines.render_hwloc import render_hwloc
 from tests.support.shapes import machine, placement
 
 FOLDER = Path(__file__).parent
@@ -30,26 +31,26 @@ GOLDENS: dict[str, tuple[str, list[str], str, RankOrder]] = {
     "2x1-1x2.rf": ("2", ["10.0.0.1"], "1x2", RankOrder.DDL),
 }
 
-# Name -> (captured machine, topology, policy)
-CAPTURED: dict[str, tuple[str, str, PlacementPolicy]] = {
-    "minsky": ("mpibind-coral-ea-hwloc1.xml", "4x2", PlacementPolicy()),
-    "minsky-8+10-cores": ("derived-minsky-socket0-8cores-socket1-10cores.xml", "4", PlacementPolicy()),
-    "ac922-22-cores": ("fluxsched-sierra2-0.xml", "4x2", PlacementPolicy()),
-    "ac922-22-cores-2-ranks-spread": ("fluxsched-sierra2-0.xml", "2", PlacementPolicy(packing="spread")),
-    "ac922-22-cores-2-ranks-pack": ("fluxsched-sierra2-0.xml", "2", PlacementPolicy(packing="pack")),
-    "ac922-20-cores": ("mpibind-coral-lassen.xml", "4", PlacementPolicy(reserve_cores=4)),
-    "pascal-one-package-has-the-gpus": ("mpibind-cts1-pascal.xml", "2", PlacementPolicy()),
-    "corona-gpus-far-from-numa-0": ("mpibind-epyc-corona.xml", "4", PlacementPolicy()),
-    "corona-bound-to-numa-nodes": ("mpibind-epyc-corona.xml", "4", PlacementPolicy(bind="numa")),
-    "corona-8-gpus": ("mpibind-epyc-corona-p2.xml", "8", PlacementPolicy(cores_per_rank=4)),
-    "g4dn": ("mpibind-g4dnmetal.xml", "8", PlacementPolicy()),
-    "dgx2-4-cores-visible": ("hwloc-nvidiaDGX2.xml", "4", PlacementPolicy(packing="spread")),
-    "knl-snc4": ("mpibind-knl-snc4-flat-hwloc1.xml", "5", PlacementPolicy()),
-    "power7-4-packages": ("hwloc-ppc64-full-with-smt.xml", "3", PlacementPolicy()),
-    "cpuset-2+2+1+1+2+2": ("hwloc-16amd64-8n2c-cpusets.xml", "4", PlacementPolicy()),
-    "24-packages": ("hwloc-192em64t-24n8c2t.xml", "8", PlacementPolicy()),
-    "12-packages": ("hwloc-x86-Intel-IvyBridge-12xXeon-E5-4620v2.xml", "5", PlacementPolicy()),
-    "genoa": ("hwloc-x86-AMD-19h-Zen4-2xEpyc-9654.xml", "6", PlacementPolicy()),
+# Name -> (machine of tests/machines, topology, policy)
+PLACEMENTS: dict[str, tuple[str, str, PlacementPolicy]] = {
+    "minsky": ("minsky", "4x2", PlacementPolicy()),
+    "minsky-8+10-cores": ("minsky-8+10-cores", "4", PlacementPolicy()),
+    "ac922-22-cores": ("ac922-22-cores", "4x2", PlacementPolicy()),
+    "ac922-22-cores-2-ranks-spread": ("ac922-22-cores", "2", PlacementPolicy(packing="spread")),
+    "ac922-22-cores-2-ranks-pack": ("ac922-22-cores", "2", PlacementPolicy(packing="pack")),
+    "ac922-20-cores": ("power9-lassen", "4", PlacementPolicy(reserve_cores=4)),
+    "pascal-one-package-has-the-gpus": ("pascal", "2", PlacementPolicy()),
+    "corona-gpus-far-from-numa-0": ("corona-4-gpus", "4", PlacementPolicy()),
+    "corona-bound-to-numa-nodes": ("corona-4-gpus", "4", PlacementPolicy(bind="numa")),
+    "corona-8-gpus": ("corona-8-gpus", "8", PlacementPolicy(cores_per_rank=4)),
+    "g4dn": ("g4dn", "8", PlacementPolicy()),
+    "dgx2-4-cores-visible": ("dgx2-cpuset", "4", PlacementPolicy(packing="spread")),
+    "knl-snc4": ("knl-snc4", "5", PlacementPolicy()),
+    "power7-4-packages": ("power-4-packages", "3", PlacementPolicy()),
+    "cpuset-2+2+1+1+2+2": ("cpuset-6-of-8-packages", "4", PlacementPolicy()),
+    "24-packages": ("24-packages", "8", PlacementPolicy()),
+    "12-packages": ("12-packages", "5", PlacementPolicy()),
+    "genoa": ("zen4-96", "6", PlacementPolicy()),
 }
 
 COMMAND = (
@@ -97,16 +98,15 @@ def job_text(name: str) -> str:
     return render_job(job(name), scheduler, template, scheduler.template, "1.0.0")
 
 
-def captured(name: str) -> Placement:
-    file, topology, policy = CAPTURED[name]
-    described = parse_hwloc((CAPTURES / "hwloc-xml" / file).read_text(errors="replace"), file)
+def placed(name: str) -> Placement:
+    described, topology, policy = PLACEMENTS[name]
+    probed = parse_hwloc(render_hwloc(load(described)), described)
     hosts = [f"n{i}" for i in range(1, int(topology.partition("x")[2] or 1) + 1)]
-    return placement(topology, hosts, described, policy=policy)
+    return placement(topology, hosts, probed, policy=policy)
 
 
 def drawn(name: str) -> str:
-    placed = captured(name)
-    return render_placement(placed, 100) + "".join(render(placed, f"golden {name}"))
+    return render_placement(placed(name), 100) + "".join(render(placed(name), f"golden {name}"))
 
 
 def text(name: str) -> str:
@@ -117,7 +117,7 @@ def text(name: str) -> str:
 if __name__ == "__main__":
     for name in GOLDENS:
         (FOLDER / name).write_text(text(name))
-    for name in CAPTURED:
+    for name in PLACEMENTS:
         (FOLDER / f"{name}.txt").write_text(drawn(name))
     for name in JOBS:
         job_file(name).write_text(job_text(name))

@@ -1,12 +1,7 @@
 """Machines: descriptions in YAML, and the probe of /sys and /proc."""
 
-import os
 import re
-import subprocess
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -14,75 +9,24 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.inputs import read_preset
 from ddlrun.errors import DdlrunError, InputError, UnreachableError
-from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
-from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.local_ranks import place_local_ranks
 from ddlrun.mapping.rankfile import render
+from tests.machines.facts import parse_facts
+from tests.machines.probes import cores_of_lstopo, cores_of_machine, probe_output
+from tests.machines.render_hwloc import render_hwloc
+from tests.support import needs
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, placement
 
 PRESETS = Path(__file__).parents[2] / "configs" / "machines"
 
 
-def probe_output(root: str = "") -> str:
-    """Return the output of the probe script on this machine, or for the files of another one under `root`."""
-    environ = {"PATH": os.environ["PATH"], "ROOT": root}
-    return subprocess.run(["sh", "-s"], input=SCRIPT, env=environ, capture_output=True, text=True, check=True).stdout
-
-
-def unpacked(archive: Path, folder: Path) -> Path:
-    """Unpack one of hwloc's trees of /sys and /proc; return its root."""
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):  # Debian 12's Python has none
-            tar.extraction_filter = tarfile.data_filter
-        tar.extractall(folder)  # noqa: S202 - hwloc's own test data
-    root = next(folder.iterdir())
-    for path in root.rglob("*"):  # some captures are filled up with NUL bytes, which grep calls binary
-        if path.is_file() and b"\0" in (content := path.read_bytes()):
-            path.chmod(0o644)
-            path.write_bytes(content.replace(b"\0", b""))
-    return root
-
-
-def cores_of_hwloc(*arguments: str) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (package, PUs) of each core in hwloc's order."""
-    xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
-    packages = [item for item in ET.fromstring(xml).iter("object") if item.get("type") == "Package"]
-    return [
-        (index, tuple(sorted(int(pu.get("os_index", "-1")) for pu in core.iter("object") if pu.get("type") == "PU")))
-        for index, package in enumerate(packages)
-        for core in package.iter("object")
-        if core.get("type") == "Core"
-    ]
-
-
-def cores_of_machine(machine: Machine) -> list[tuple[int, tuple[int, ...]]]:
-    return [(core.package, tuple(pu.os_index for pu in core.pus)) for core in machine.cores]
-
-
 def test_this_machine_agrees_with_hwloc() -> None:
-    assert cores_of_machine(parse_sysfs(probe_output(), "here")) == cores_of_hwloc()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "128arm-2pa2n8cluster4co",
-        "16amd64-4n4c-cgroup-distance-merge",
-        "20em64t-hybrid-1p6c2t+2ca4co1t",
-        "256ppc-8n8s4t",
-        "48amd64-4pa2n6c-sparse",
-        "8em64t-2s2ca2c-buggynuma",
-        "nvidiagpunumanodes",
-        "offline-cpu0-node0",
-    ],
-)
-def test_other_machines_agree_with_hwloc(capture: Callable[[str], Path], name: str, tmp_path: Path) -> None:
-    root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
-    machine = parse_sysfs(probe_output(str(root)), name)
-    assert cores_of_machine(machine) == cores_of_hwloc("--input", str(root))
+    needs.program("lstopo", "hwloc-nox")
+    assert cores_of_machine(parse_sysfs(probe_output(), "here")) == cores_of_lstopo()
 
 
 SMALL = """\
@@ -157,9 +101,11 @@ def test_presets_are_planned_and_name_their_source(path: Path, major: int, mpiru
         assert gpu is not None
         assert gpu.package in (None, *(core.package for core in rank.binding.cores))
     assert not placed.shares_cores
-    smt = len(described.cores[0].pus)
-    synthetic = f"pack:{len(described.packages)} core:{len(described.packages[0])} pu:{smt}"
-    assert map_ranks(major, "".join(render(placed, "test")), synthetic, mpirun=mpirun) == cores_by_package(placed)
+    smt, last = len(described.cores[0].pus), len(described.cores) * len(described.cores[0].pus) - 1
+    per_package = (last + 1) // len(described.packages)
+    facts = parse_facts(f"about: {path.stem}\npackages: 0-{last}/{per_package}\ncores: 0-{last}/{smt}\n", path.stem)
+    mapped = map_ranks(major, "".join(render(placed, "test")), render_hwloc(facts), mpirun=mpirun)
+    assert mapped == cores_by_package(placed)
 
 
 def test_summit_gives_seven_cores_to_each_gpu() -> None:

@@ -23,10 +23,10 @@ from tests.support.shapes import MACHINES, hwloc_topology, machine, placement
 MINSKY = "rank 0=a slot=0:0-4\n"
 
 
-def outcome(major: int, mpirun: str, text: str, name: str, folder: Path) -> str:
+def outcome(major: int, mpirun: str, text: str, name: str) -> str:
     """Return what a real mpirun does with a rank file: "as meant", "otherwise", "unbound" or "refused"."""
     try:
-        got = map_ranks(major, text, hwloc_topology(name, folder), mpirun=mpirun)
+        got = map_ranks(major, text, hwloc_topology(name), mpirun=mpirun)
     except OracleError as error:
         return "unbound" if "Data for" in error.output and not error.returncode else "refused"
     return "as meant" if got == meant_places(text, name) else "otherwise"
@@ -54,8 +54,9 @@ OUTCOMES = {
     LintCode.NOT_A_LINE: ({"refused", "unbound"}, {"refused", "unbound"}),
     LintCode.NO_SLOT: ({"refused", "unbound"}, {"unbound"}),
     LintCode.TRAILING_WORDS: ({"as meant"}, {"as meant"}),
-    LintCode.TOO_LONG: ({"refused"}, {"as meant"}),
-    LintCode.TOO_LONG_FOR_BOTH: ({"refused"}, {"otherwise"}),
+    # Debian's build of 4.1 checks for overflows and aborts; the wheel's does not.
+    LintCode.TOO_LONG: ({"refused", "as meant"}, {"as meant"}),
+    LintCode.TOO_LONG_FOR_BOTH: ({"refused", "otherwise"}, {"otherwise"}),
     LintCode.EVERY_CORE: ({"otherwise"}, {"otherwise"}),
     LintCode.EVERY_PACKAGE: ({"otherwise"}, {"otherwise"}),
     LintCode.BACKWARDS: ({"unbound"}, {"unbound"}),
@@ -88,13 +89,13 @@ def findings_of(text: str, name: str) -> tuple[LintFinding, ...]:
 
 
 @pytest.mark.parametrize("bad", BAD_RANK_FILES)
-def test_each_major_does_what_lint_reports(bad: BadRankFile, major: int, mpirun: str, tmp_path: Path) -> None:
+def test_each_major_does_what_lint_reports(bad: BadRankFile, major: int, mpirun: str) -> None:
     findings = findings_of(bad.text, bad.machine)
     finding = next(finding for finding in findings if finding.code is bad.code)
     assert finding.line == bad.line
     if len({finding.error for finding in findings}) == len(findings):  # several findings would hide each other
         possible = OUTCOMES[finding.code][0 if major == 4 else 1]
-        assert outcome(major, mpirun, bad.text, bad.machine, tmp_path) in possible, finding.effect(major)
+        assert outcome(major, mpirun, bad.text, bad.machine) in possible, finding.effect(major)
 
 
 GOOD = [
@@ -107,9 +108,9 @@ GOOD = [
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_a_file_without_findings_is_read_as_meant(text: str, major: int, mpirun: str, tmp_path: Path) -> None:
+def test_a_file_without_findings_is_read_as_meant(text: str, major: int, mpirun: str) -> None:
     assert [finding for finding in findings_of(text, "minsky") if finding.error] == []
-    assert outcome(major, mpirun, text, "minsky", tmp_path) == "as meant"
+    assert outcome(major, mpirun, text, "minsky") == "as meant"
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.integers(1, 8), st.integers(1, 4), st.sampled_from(RankOrder))
@@ -178,6 +179,23 @@ def test_the_number_of_ranks_and_the_hosts() -> None:
     assert lint(MINSKY, hosts=["b"])[0].message == "host 'a' is not among the job's hosts"
 
 
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ("rank 0=n1 slot=0\nrank 1=n2 slot=1\nrank 2=n1 slot=18\n", []),
+        (f"rank 0=nodeA0 slot={';'.join(f'1:{core}' for core in (*range(10), *range(6)))}\n", [LintCode.TOO_LONG]),
+        ("rank 0=n1 slot=0:0,1\n", [LintCode.COMMA]),
+        ("rank 0=n1 slot=0:0\r\nrank 1=n1 slot=0:1\r\n", [LintCode.CR_LF, LintCode.CR_LF]),
+        ("rank 0=n1\n", [LintCode.NO_SLOT, LintCode.NO_RANKS]),
+        ("rank 0=n1 slot=0:0\nrank 1=n1 slot=0:1\n# tail", [LintCode.NO_LAST_NEWLINE]),
+        ("#one rank per host\nrank 0=n-a05u08 slot=0:0\nrank 1=n-a04u02 slot=0:0\n", []),
+    ],
+)
+def test_rank_files_of_unknown_machines(text: str, codes: list[LintCode]) -> None:
+    assert [finding.code for finding in lint(text) if finding.error] == codes
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("name", "codes"),
     [

@@ -1,12 +1,11 @@
 """Mappings of rank files by a real mpirun, on machines that do not exist.
 
-Nothing is launched. Needs Open MPI 4.1 or 5.0, lstopo (hwloc), gcc and hwloc's header.
+Nothing is launched. Open MPI 4 needs gcc for a small library that is loaded into it; Open MPI 5 needs nothing.
 
-    python tests/support/oracle.py {4|5} RANKFILE MACHINE
+    python -m tests.support.oracle {4|5} RANKFILE MACHINE
 
-prints a line per rank, `rank host package:cores ...`, with cores counted inside their package. MACHINE is in hwloc's
-synthetic notation ("pack:2 core:10 pu:8") or a file of `lstopo --of xml`. mpirun is that of MPIRUN4 or MPIRUN5, or
-of PATH.
+prints a line per rank, `rank host package:cores ...`, with cores counted inside their package. MACHINE is the name of
+a machine in tests/machines, or a file of `lstopo --of xml`. mpirun is that of MPIRUN4 or MPIRUN5, or of PATH.
 """
 
 from __future__ import annotations
@@ -23,6 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
+
+from tests.machines.facts import NAMES, load
+from tests.machines.render_hwloc import render_hwloc
+from tests.support import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,9 +49,14 @@ HOST_OF_RANK = re.compile(r"^[ \t]*rank[ \t]*\d+[ \t]*=[ \t]*(\S+)", re.MULTILIN
 MAP_LINE = re.compile(
     r"""Data\ for\ node:\ (?P<host>\S+)
     | Data\ for\ proc:\ \[.*,(?P<rank>\d+)\]
-    | Binding:\ (?P<pus>\d[\d,-]*)$""",
+    | Binding:\ (?P<pus>\d[\d,-]*)$
+    | Binding:\ (?P<cores>package\[.*)$""",
     re.MULTILINE | re.VERBOSE,
 )
+
+
+# A package and its cores as Open MPI 5 displays them.
+PACKAGE_CORES = re.compile(r"package\[(\d+)\]\[core:L?([\d,-]+)\]")
 
 
 class OracleError(Exception):
@@ -66,18 +74,17 @@ def map_ranks(
 ) -> dict[int, tuple[str, Cores]]:
     """Return the host and the cores of each rank of the text `rankfile`, where every host is a `machine`.
 
-    `mpirun` is that of Open MPI `major` (4 or 5). Host names are not cut at a dot.
+    `machine` is hwloc's XML. `mpirun` is that of Open MPI `major` (4 or 5). Host names are not cut at a dot.
     Raises OracleError with mpirun's output and return code if it makes no map.
     """
-    xml = _machine_xml(machine)
-    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
-        Path(folder, "machine.xml").write_text(xml, encoding="utf-8")
+    hosts = Counter(HOST_OF_RANK.findall(rankfile))
+    argv = [mpirun, "--allow-run-as-root", "-np", str(hosts.total()), *OPTIONS[major].split(), "true"]
+    with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
+        Path(folder, "machine.xml").write_text(machine, encoding="utf-8")
         Path(folder, "ranks").write_bytes(os.fsencode(rankfile))
-        hosts = Counter(HOST_OF_RANK.findall(rankfile))
         Path(folder, "hosts").write_text("".join(f"{host} slots={ranks}\n" for host, ranks in hosts.items()))
-        argv = [mpirun, "--allow-run-as-root", "-np", str(hosts.total()), *OPTIONS[major].split(), "true"]
-        done = _run(argv, cwd=folder, env=_environment(folder), seconds=seconds)
-    place = dict(_parse_map(done.stdout, _cores_of_pus(xml)))
+        done = _run(argv, cwd=folder, env=environment(major, folder), seconds=seconds)
+    place = parse_map(done.stdout, machine)
     if not place:
         raise OracleError(mpirun, done.stdout + done.stderr, done.returncode)
     return place
@@ -96,60 +103,70 @@ def _run(
         raise OracleError(argv[0], f"killed after {seconds:g} s", None) from error
 
 
-def _run_checked(argv: list[str]) -> str:
-    """Run a command and return its standard output. Raises OracleError if it fails."""
-    done = _run(argv)
-    if done.returncode:
-        raise OracleError(argv[0], done.stdout + done.stderr, done.returncode)
-    return done.stdout
-
-
 @cache
-def _folder() -> str:
-    """Return this process's own folder with the compiled shim; it is removed when the process ends."""
+def _shim() -> str:
+    """Return the path of the compiled shim in a folder of this process; it is removed when the process ends."""
+    compiler = needs.program("gcc", "gcc libc6-dev")
     folder = tempfile.mkdtemp(prefix="oracle-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _run_checked(["gcc", "-shared", "-fPIC", "-o", f"{folder}/shim.so", str(SHIM)])
-    return folder
+    done = _run([compiler, "-shared", "-fPIC", "-o", f"{folder}/shim.so", str(SHIM)])
+    if done.returncode:
+        raise OracleError(compiler, done.stdout + done.stderr, done.returncode)
+    return f"{folder}/shim.so"
 
 
-def _environment(folder: str) -> dict[str, str]:
+def environment(major: int, folder: str) -> dict[str, str]:
     """Return mpirun's environment: no scheduler, no settings of the user, session files inside `folder`."""
     inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX") if name in os.environ}
-    return {**inherited, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C", "LD_PRELOAD": "../shim.so"}
+    shim = {"LD_PRELOAD": _shim()} if major == 4 else {}
+    return {**inherited, "HOME": folder, "TMPDIR": folder, "LC_ALL": "C", **shim}
 
 
-def _machine_xml(machine: str) -> str:
-    """Return the machine in hwloc's XML: the PUs that a process may use, one per core where the notation has none."""
-    source = machine if Path(machine).is_file() or "pu:" in machine else f"{machine} pu:1"
-    return _run_checked(["lstopo", "--input", source, "--of", "xml", "-"])
-
-
-def _cores_of_pus(xml: str) -> dict[int, tuple[int, int]]:
-    """Return the OS index of each PU -> (package, core inside it)."""
-    return {
-        int(pu.attrib["os_index"]): (package_index, core_index)
-        for package_index, package in enumerate(_objects(ET.fromstring(xml), "Package"))
-        for core_index, core in enumerate(_objects(package, "Core"))
-        for pu in _objects(core, "PU")
-    }
-
-
-def _objects(inside: ET.Element, kind: str) -> Iterator[ET.Element]:
-    """Yield hwloc's objects of one type, in logical order."""
-    return inside.iterfind(f".//object[@type='{kind}']")
-
-
-def _parse_map(text: str, cores_of_pus: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, tuple[str, Cores]]]:
-    """Yield (rank, (host, cores)) from the map that mpirun displays."""
+def parse_map(text: str, machine: str) -> dict[int, tuple[str, Cores]]:
+    """Return each rank's host and cores from the map that mpirun displays, for a machine in hwloc's XML."""
+    cores = _cores(machine)
+    core_of_pu = {pu: place for place, pus in cores.items() for pu in pus}
+    # Open MPI 5 numbers the cores of a machine without SMT by their OS indexes, although it prints an L.
+    smt = len(core_of_pu) > len(cores)
+    displayed = dict(enumerate(cores)) if smt else core_of_pu
     host, rank = "", -1
+    ranks: dict[int, tuple[str, Cores]] = {}
     for line in MAP_LINE.finditer(text):
         if line["host"]:
             host = line["host"]
         elif line["rank"]:
             rank = int(line["rank"])
+        elif line["pus"]:
+            ranks[rank] = host, _by_package(core_of_pu[pu] for pu in _parse_list(line["pus"]))
         else:
-            yield rank, (host, _by_package(cores_of_pus[pu] for pu in _parse_list(line["pus"])))
+            numbers = (number for _, text in PACKAGE_CORES.findall(line["cores"]) for number in _parse_list(text))
+            ranks[rank] = host, _by_package(displayed[number] for number in numbers)
+    return ranks
+
+
+def _cores(xml: str) -> dict[tuple[int, int], list[int]]:
+    """Return (package, core inside it) -> the PUs that may be used, in logical order."""
+    root = ET.fromstring(xml)
+    top = next(iter(root))
+    allowed = _parse_mask(top.get("allowed_cpuset", top.attrib["cpuset"]))
+    packages = filter(None, (_cores_inside(package, allowed) for package in _objects(root, "Package")))
+    return {(package, core): pus for package, cores in enumerate(packages) for core, pus in enumerate(cores)}
+
+
+def _cores_inside(package: ET.Element, allowed: int) -> list[list[int]]:
+    """Return the PUs of each core of a package that may be used."""
+    cores = ((int(pu.attrib["os_index"]) for pu in _objects(core, "PU")) for core in _objects(package, "Core"))
+    return [pus for core in cores if (pus := [pu for pu in core if allowed >> pu & 1])]
+
+
+def _parse_mask(text: str) -> int:
+    """Return a set of hwloc's, such as `0x1,0x00000005`, as the bits of a number."""
+    return int("".join(f"{int(word or '0', 16):08x}" for word in text.split(",")), 16)
+
+
+def _objects(inside: ET.Element, kind: str) -> Iterator[ET.Element]:
+    """Yield hwloc's objects of one type, in logical order."""
+    return inside.iterfind(f".//object[@type='{kind}']")
 
 
 def _parse_list(text: str) -> Iterator[int]:
@@ -171,6 +188,9 @@ if __name__ == "__main__":
     major_argument, path, machine_argument = sys.argv[1:]
     text = os.fsdecode(Path(path).read_bytes())
     launcher = os.environ.get(f"MPIRUN{major_argument}", "mpirun")
-    mapping = map_ranks(int(major_argument), text, machine_argument, mpirun=launcher)
+    xml = (
+        render_hwloc(load(machine_argument)) if machine_argument in NAMES else Path(machine_argument).read_text("utf-8")
+    )
+    mapping = map_ranks(int(major_argument), text, xml, mpirun=launcher)
     for number, (name, packages) in sorted(mapping.items()):
         print(number, name, *(f"{package}:{','.join(map(str, inside))}" for package, inside in packages.items()))

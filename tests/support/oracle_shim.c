@@ -1,9 +1,10 @@
-/* Preloaded into mpirun by oracle.py, so that it maps a rank file without a launch and prints each binding exactly.
+/* Preloaded into the mpirun of Open MPI 4 by oracle.py, so that it maps a rank file without a launch and prints each binding
+ * exactly. Reading the rank file, finding the hosts and turning slots into sets of PUs stay mpirun's own code.
  *
- * Reading the rank file, finding the hosts and turning slots into sets of PUs stay mpirun's own code. Each major version
- * calls only the functions that are named after it (OPAL and ORTE: 4, PRRTE: 5). hwloc is not linked here: the functions
- * are those of the copy that mpirun brings. */
-#include <hwloc.h>
+ * hwloc's function is that of the copy that mpirun brings; no header is needed. */
+#include <stddef.h>
+
+extern int hwloc_bitmap_list_snprintf(char *text, size_t size, const void *set);
 
 /* Under --do-not-launch Open MPI 4 asks the rank-file mapper for a step that it does not have, and fails ("The attempt to
  * assign hardware locations to processes ... failed"). A launch skips the step. */
@@ -13,18 +14,10 @@ int orte_rmaps_base_assign_locations(void *job)
     return 0;
 }
 
-/* The text of a binding: OS indexes of PUs. Of itself Open MPI 4 prints nothing for a rank that has the whole machine, and
- * PRRTE 3 prints cores, by logical index on a machine with SMT and by OS index on one without. */
-int opal_hwloc_base_cset2mapstr(char *text, int size, hwloc_topology_t machine, hwloc_const_bitmap_t pus)
+/* The text of a binding: OS indexes of PUs. Of itself Open MPI 4 prints nothing for a rank that has the whole machine. */
+int opal_hwloc_base_cset2mapstr(char *text, int size, void *machine, const void *pus)
 {
     (void)machine;
     hwloc_bitmap_list_snprintf(text, (size_t)size, pus);
     return 0;
-}
-
-char *prte_hwloc_base_cset2str(hwloc_const_bitmap_t pus)
-{
-    char *text = NULL;
-    hwloc_bitmap_list_asprintf(&text, pus);
-    return text;
 }

@@ -1,7 +1,6 @@
 """Machines of the tests, each with the hwloc topology for a real mpirun, and placements on them."""
 
-import subprocess
-from pathlib import Path
+from functools import cache
 
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
@@ -9,17 +8,19 @@ from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.topology import RankOrder, parse_topology
+from tests.machines.facts import parse_facts
+from tests.machines.render_hwloc import render_hwloc
 
 DEFAULT = PlacementPolicy()
 
-# Name -> (ddlrun's description, hwloc's synthetic notation, the PUs to keep or "" for all).
+# Name -> (ddlrun's description, the CPUs of the packages and of the cores as tests.machines describes them).
 MACHINES = {
-    "minsky": ("{packages: 2, cores_per_package: 10, smt: 8, gpus: [0, 0, 1, 1]}", "pack:2 core:10 pu:8", ""),
-    "2x22": ("{packages: 2, cores_per_package: 22, smt: 4}", "pack:2 core:22 pu:4", ""),
-    "1x2": ("{packages: 1, cores_per_package: 2}", "pack:1 core:2 pu:1", ""),
-    "4x6": ("{packages: 4, cores_per_package: 6, smt: 2}", "pack:4 core:6 pu:2", ""),
-    "8+10": ("{packages: [8, 10]}", "pack:2 core:10 pu:1", "0-7,10-19"),
-    "3+5+4": ("{packages: [3, 5, 4], smt: 2}", "pack:3 core:5 pu:2", "0-5,10-27"),
+    "minsky": ("{packages: 2, cores_per_package: 10, smt: 8, gpus: [0, 0, 1, 1]}", "0-159/80", "0-159/8"),
+    "2x22": ("{packages: 2, cores_per_package: 22, smt: 4}", "0-175/88", "0-175/4"),
+    "1x2": ("{packages: 1, cores_per_package: 2}", "0-1", "0-1/1"),
+    "4x6": ("{packages: 4, cores_per_package: 6, smt: 2}", "0-47/12", "0-47/2"),
+    "8+10": ("{packages: [8, 10]}", "0-7 10-19", "0-7,10-19/1"),
+    "3+5+4": ("{packages: [3, 5, 4], smt: 2}", "0-5 10-19 20-27", "0-5,10-27/2"),
 }
 
 
@@ -27,27 +28,11 @@ def machine(name: str) -> Machine:
     return parse_machine(MACHINES[name][0], name)
 
 
-def hwloc_topology(name: str, folder: Path) -> str:
-    """Return a machine for the oracle: synthetic notation, or the file of a machine without some of its cores."""
-    _, synthetic, remaining = MACHINES[name]
-    if not remaining:
-        return synthetic
-    pus: set[int] = set()
-    for part in remaining.split(","):
-        low, _, high = part.partition("-")
-        pus.update(range(int(low), int(high) + 1))
-    path = folder / "machine.xml"
-    mask = hex(sum(1 << pu for pu in pus))
-    subprocess.run(["lstopo", "-i", synthetic, "--restrict", mask, "--of", "xml", "-f", str(path)], check=True)
-    return str(path)
-
-
-def as_hwloc2(path: Path, folder: Path) -> Path:
-    """Return a copy of an XML file for lstopo 2: hwloc 3 has another version number, and equal elements."""
-    copy = folder / path.name
-    text = path.read_text(errors="replace")
-    copy.write_text(text.replace('<topology version="3.0">', '<topology version="2.0">', 1))
-    return copy
+@cache
+def hwloc_topology(name: str) -> str:
+    """Return hwloc's XML of a machine, for the oracle."""
+    _, packages, cores = MACHINES[name]
+    return render_hwloc(parse_facts(f"about: {name}\npackages: {packages}\ncores: {cores}\n", name))
 
 
 def placement(

@@ -1,44 +1,47 @@
-"""Parsers of lscpu, numactl, ppc64_cpu and nvidia-smi: every captured output, and broken text."""
+"""Parsers of lscpu, numactl, ppc64_cpu and nvidia-smi: outputs for described machines, and broken text."""
 
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
 from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo, with_topology
 from ddlrun.machine.ppc64_cpu import machine_of, parse_ppc64_cpu
 from ddlrun.machine.preset import parse_machine
-from tests.mpi.test_machine import cores_of_hwloc, cores_of_machine, unpacked
+from tests.machines.facts import load
+from tests.machines.probes import cores_of_lstopo, cores_of_machine
+from tests.machines.render_lscpu import render_json, render_summary
+from tests.machines.render_numactl import render_numactl
+from tests.machines.render_nvidia_smi import Style, render_topo
+from tests.machines.render_ppc64_cpu import render_ppc64_cpu
+from tests.support import needs
 
-Capture = Callable[[str], Path]
-
-# File -> summary of the machine, or a part of the error. POWER7's lscpu calls each core a socket.
+# Machine -> summary, or a part of the error.
 SUMMARIES = {
-    "arm-A510-A710-A715-X3.txt": "its cores are of several kinds",
-    "armv7.txt": "1 package x 2 cores",
-    "derived-hwloc-48amd64-4pa2n6c-sparse.txt": "4 packages x 12 cores",
-    "derived-hwloc-8em64t-2s2ca2c-buggynuma.txt": "2 packages x 4 cores",
-    "derived-hwloc-nvidiagpunumanodes.txt": "2 packages x 4 cores, SMT4",
-    "derived-hwloc-offline-cpu0-node0.txt": "not the 17 online CPUs ('2 x 8 x 1'); try lscpu -p",
-    "power9-2x16c-numa-0-8.txt": "2 packages x 16 cores, SMT4",
-    "ppc-qemu.txt": "1 package x 1 core",
-    "ppc64-POWER7-64cpu.txt": "16 packages x 1 core, SMT4",
-    "ppc64-POWER7.txt": "4 packages x 1 core, SMT4",
-    "s390-lpar-drawer.txt": "not the 8 online CPUs",
-    "sparc64.txt": "6 packages x 1 core",
-    "vmware_fpe.txt": "2 packages x 4 cores, SMT2",
-    "x86_64-64cpu.txt": "4 packages x 8 cores, SMT2",
-    "x86_64-dell_e4310.txt": "1 package x 2 cores, SMT2",
-    "x86_64-epyc_7451.txt": "2 packages x 24 cores, SMT2",
+    "arm-four-kinds-of-cores": "its cores are of several kinds",
+    "armv7-2-cores": "1 package x 2 cores",
+    "epyc-7451": "2 packages x 24 cores, SMT2",
+    "every-cpu-in-every-node": "2 packages x 4 cores",
+    "hybrid-laptop": "not the 20 online CPUs ('1 x 14 x 2'); try lscpu -p",
+    "laptop-2-cores": "1 package x 2 cores, SMT2",
+    "offline-cpu0": "not the 17 online CPUs ('2 x 8 x 1'); try lscpu -p",
+    "power7-16-cores": "16 packages x 1 core, SMT4",
+    "power7-4-cores": "4 packages x 1 core, SMT4",
+    "power9-16-cores": "2 packages x 16 cores, SMT4",
+    "power9-gpu-memory": "2 packages x 4 cores, SMT4",
+    "qemu-power": "1 package x 1 core",
+    "s390-partition": "not the 8 online CPUs",
+    "sparc64-6-packages": "6 packages x 1 core",
+    "sparse-numa": "4 packages x 12 cores",
+    "vmware-2x4": "2 packages x 4 cores, SMT2",
+    "xeon-4x8": "4 packages x 8 cores, SMT2",
 }
 
 
@@ -51,36 +54,18 @@ def summary_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_captured_summaries(capture: Capture, name: str) -> None:
-    text = (capture("lscpu") / name).read_text(errors="replace")
-    assert SUMMARIES[name] in summary_of(text)
-    # lscpu -J has the same fields.
-    fields = [line.partition(":") for line in text.splitlines() if ":" in line]
-    as_json = json.dumps({"lscpu": [{"field": f"{key.strip()}:", "data": value.strip()} for key, _, value in fields]})
-    assert SUMMARIES[name] in summary_of(as_json)
-
-
-def test_every_capture_of_lscpu_is_tried(capture: Capture) -> None:
-    assert {path.name for path in capture("lscpu").glob("*.txt") if "parseable" not in path.name} == set(SUMMARIES)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["48amd64-4pa2n6c-sparse", "8em64t-2s2ca2c-buggynuma", "nvidiagpunumanodes", "offline-cpu0-node0"],
-)
-def test_captured_lists_agree_with_hwloc(capture: Capture, name: str, tmp_path: Path) -> None:
-    machine = parse_lscpu((capture("lscpu") / f"derived-hwloc-{name}.parseable.txt").read_text(), name)
-    root = unpacked(capture(f"hwloc-sysfs/{name}.tar.bz2"), tmp_path)
-    assert sorted(cores_of_machine(machine)) == sorted(cores_of_hwloc("--input", str(root)))
-    assert machine.measured
+def test_summaries(name: str) -> None:
+    assert SUMMARIES[name] in summary_of(render_summary(load(name)))
+    assert SUMMARIES[name] in summary_of(render_json(load(name)))
 
 
 def test_this_machine() -> None:
+    needs.program("lstopo", "hwloc-nox")
     argv = ["lscpu", "-p=CPU,CORE,SOCKET,NODE,ONLINE"]
     text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert cores_of_machine(parse_lscpu(text, "here")) == cores_of_hwloc()
+    assert cores_of_machine(parse_lscpu(text, "here")) == cores_of_lstopo()
     text = subprocess.run(["lscpu", "-J"], capture_output=True, text=True, check=True).stdout
-    assert len(parse_lscpu_summary(text, "here").cores) == len(cores_of_hwloc())
+    assert len(parse_lscpu_summary(text, "here").cores) == len(cores_of_lstopo())
 
 
 LIST = "# CPU,Core,Socket,Node,Online\n0,0,0,0,Y\n1,0,0,0,Y\n2,1,0,0,Y\n3,1,0,0,N\n4,0,1,8,Y\n5,0,1,8,Y\n"
@@ -118,70 +103,60 @@ def test_a_broken_lscpu_is_an_error_with_its_line(text: str, part: str) -> None:
     assert part in str(caught.value)
 
 
-# File -> CPUs of each node, or a part of the error.
+# Machine -> CPUs of each node.
 NODES = {
-    "ac922-2x16c-gpu-memory-nodes.txt": {0: "0-63", 8: "64-127", 252: "", 253: "", 254: "", 255: ""},
-    "grace-fake-numa-same-cpus-in-4-nodes.txt": {0: "0-71", 1: "0-71", 2: "0-71", 3: "0-71"},
-    "grace-hopper-72c-9nodes-wrapped.txt": {0: "0-71", **dict.fromkeys(range(1, 9), "")},
-    "old-numactl-1.0.2-no-cpus-lines-16-nodes.txt": "this old numactl lists no CPUs",
-    "power8-2x10c-nodes-0-8.txt": {0: "0-79", 8: "80-159"},
-    "power8-minsky-2x10c-smt8.txt": {0: "0-79", 1: "80-159"},
-    "power9-2x16c-smt4-nodes-0-8.txt": {0: "0-63", 8: "64-127"},
-    "x86-2x20c-ht-interleaved-numbering.txt": {0: "0-19,40-59", 1: "20-39,60-79"},
+    "ac922-16-cores": {0: "0-63", 8: "64-127", 252: "", 253: "", 254: "", 255: ""},
+    "grace-fake-numa": {0: "0-71", 1: "0-71", 2: "0-71", 3: "0-71"},
+    "grace-hopper": {0: "0-71", **dict.fromkeys(range(1, 9), "")},
+    "minsky": {0: "0-79", 1: "80-159"},
+    "power8-nodes-0-8": {0: "0-79", 8: "80-159"},
+    "power9-16-cores": {0: "0-63", 8: "64-127"},
+    "xeon-2x20": {0: "0-19,40-59", 1: "20-39,60-79"},
 }
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_captured_nodes(capture: Capture, name: str) -> None:
-    text, expected = (capture("numactl") / name).read_text(), NODES[name]
-    if isinstance(expected, str):
-        with pytest.raises(UnreachableError, match=expected):
-            parse_numactl(text, "h")
-    else:
-        assert {node: cpu_list(cpus) for node, cpus in parse_numactl(text, "h").items()} == expected
+@pytest.mark.parametrize("width", [0, 66])
+def test_nodes(name: str, width: int) -> None:
+    nodes = parse_numactl(render_numactl(load(name), width=width), "h")
+    assert {node: cpu_list(cpus) for node, cpus in nodes.items()} == NODES[name]
 
 
-def test_every_capture_of_numactl_is_tried(capture: Capture) -> None:
-    assert {path.name for path in capture("numactl").iterdir()} == set(NODES)
+def test_old_numactl() -> None:
+    with pytest.raises(UnreachableError, match="this old numactl lists no CPUs"):
+        parse_numactl(render_numactl(load("24-packages"), lists_cpus=False), "h")
 
 
-def power(capture: Capture, numactl: str, ppc64: str) -> Machine:
-    nodes = parse_numactl((capture("numactl") / numactl).read_text(), "h")
-    return machine_of(nodes, parse_ppc64_cpu((capture("ppc64_cpu") / ppc64).read_text(), "h"), "h")
-
-
-@pytest.mark.parametrize("numactl", ["power8-minsky-2x10c-smt8.txt", "power8-2x10c-nodes-0-8.txt"])
-def test_power8_as_powerai_counts_it(capture: Capture, numactl: str) -> None:
-    machine = power(capture, numactl, "power8-20c-smt8-all-on.txt")
+@pytest.mark.parametrize("name", ["minsky", "power8-nodes-0-8"])
+def test_power8_as_powerai_counts_it(name: str) -> None:
+    facts = load(name)
+    nodes = parse_numactl(render_numactl(facts), "h")
+    machine = machine_of(nodes, parse_ppc64_cpu(render_ppc64_cpu(facts), "h"), "h")
     assert str(machine) == "2 packages x 10 cores, SMT8"
     assert machine.source == "numactl + ppc64_cpu"
     assert [core.index_in_package for core in machine.cores] == [*range(10), *range(10)]
     assert [pu.os_index for pu in machine.packages[1][0].pus] == list(range(80, 88))
 
 
-# File -> online CPUs of each core.
+# Machine -> online CPUs of each core.
 CORES = {
-    "power8-20c-smt8-all-on.txt": [f"{8 * core}-{8 * core + 7}" for core in range(20)],
-    "power8-lpar-smt-off.txt": ["0", "8"],
-    "power9-4c-one-core-on-smt2.txt": ["0-1", "", "", ""],
-    "power9-4c-one-core-on.txt": ["0-3", "", "", ""],
-    "power9-4c-smt4.txt": ["0-3", "4-7", "8-11", "12-15"],
+    "minsky": [f"{8 * core}-{8 * core + 7}" for core in range(20)],
+    "power8-lpar-smt-off": ["0", "8"],
+    "power9-4-cores-one-online-smt2": ["0-1", "", "", ""],
+    "power9-4-cores-one-online": ["0-3", "", "", ""],
+    "power9-4-cores": ["0-3", "4-7", "8-11", "12-15"],
 }
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_captured_cores(capture: Capture, name: str) -> None:
-    cores = parse_ppc64_cpu((capture("ppc64_cpu") / name).read_text(), "h")
+def test_cores(name: str) -> None:
+    cores = parse_ppc64_cpu(render_ppc64_cpu(load(name)), "h")
     assert [cpu_list(cpu for cpu, on in slots if on) for slots in cores] == CORES[name]
     online = frozenset(cpu for slots in cores for cpu, on in slots if on)
     machine = machine_of({0: online}, cores, "h")
     assert [cpu_list(pu.os_index for pu in core.pus) for core in machine.cores] == [
         text for text in CORES[name] if text
     ]
-
-
-def test_every_capture_of_ppc64_cpu_is_tried(capture: Capture) -> None:
-    assert {path.name for path in capture("ppc64_cpu").iterdir()} == set(CORES)
 
 
 def test_subcores_and_mixed_smt() -> None:
@@ -220,30 +195,33 @@ def test_tools_that_contradict_each_other() -> None:
         machine_of({0: frozenset({0, 1, 2}), 8: frozenset({3})}, cores, "h")
 
 
-# File -> (NUMA node, number of CPUs, nearest NICs) of each GPU.
-SMI: dict[str, Sequence[tuple[int | None, int, tuple[str, ...]]]] = {
-    "2gpu-nvlink-numa-na.txt": [(None, 24, ())] * 2,
-    "2gpu-phb-numa-na.txt": [(None, 12, ())] * 2,
-    "8xA100-48c.txt": [(0, 24, ())] * 4 + [(1, 24, ())] * 4,
-    "8xH100-104c.txt": [(0, 52, ())] * 4 + [(1, 52, ())] * 4,
-    "8xH100-208t-ht.txt": [(0, 104, ())] * 4 + [(1, 104, ())] * 4,
-    "ac922-4xV100.txt": [(0, 64, ("mlx5_0", "mlx5_1"))] * 2 + [(8, 64, ("mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"))] * 2,
-    "dgx1-8xV100-4xIB-same-affinity.txt": [(None, 40, (f"mlx5_{gpu // 2}",)) for gpu in range(8)],
-    "x86-4gpu-nv1-nv2-sys.txt": [(0, 40, ())] * 2 + [(1, 40, ())] * 2,
+# Machine -> (driver's style, (NUMA node, number of CPUs, nearest NICs) of each GPU).
+SMI: dict[str, tuple[Style, Sequence[tuple[int | None, int, tuple[str, ...]]]]] = {
+    "two-gpus-nvlink": (Style(numa="N/A", blanks=True), [(None, 24, ())] * 2),
+    "two-gpus-pcie": (Style(numa="N/A", blanks=True), [(None, 12, ())] * 2),
+    "a100-48": (Style(blanks=True), [(0, 24, ())] * 4 + [(1, 24, ())] * 4),
+    "h100-104": (Style(blanks=True), [(0, 52, ())] * 4 + [(1, 52, ())] * 4),
+    "h100-208-threads": (Style(blanks=True), [(0, 104, ())] * 4 + [(1, 104, ())] * 4),
+    "ac922-16-cores": (
+        Style(),
+        [(0, 64, ("mlx5_0", "mlx5_1"))] * 2 + [(8, 64, ("mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5"))] * 2,
+    ),
+    "dgx1": (
+        Style(numa="", same_affinity=True, blanks=True, nics=("mlx5_2", "mlx5_0", "mlx5_3", "mlx5_1")),
+        [(None, 40, (f"mlx5_{gpu // 2}",)) for gpu in range(8)],
+    ),
+    "xeon-2x20": (Style(), [(0, 40, ())] * 2 + [(1, 40, ())] * 2),
 }
 
 
 @pytest.mark.parametrize("name", SMI)
-def test_captured_gpus(capture: Capture, name: str) -> None:
-    rows = parse_topo((capture("nvidia-smi") / name).read_text(), "h")
+def test_gpus(name: str) -> None:
+    style, expected = SMI[name]
+    rows = parse_topo(render_topo(load(name), style), "h")
     described = parse_machine(f"{{packages: 2, cores_per_package: 64, gpus: {len(rows)}}}", "test")
     completed = with_topology(described, rows, ())
-    assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in SMI[name]]
-    assert [gpu.nics for gpu in completed.gpus] == [nics for _, _, nics in SMI[name]]
-
-
-def test_every_capture_of_nvidia_smi_is_tried(capture: Capture) -> None:
-    assert {path.name for path in capture("nvidia-smi").iterdir()} == set(SMI)
+    assert [(row.numa_node, len(row.cpus or ())) for row in rows] == [(node, cpus) for node, cpus, _ in expected]
+    assert [gpu.nics for gpu in completed.gpus] == [nics for _, _, nics in expected]
 
 
 TWO = parse_lscpu("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0,0\n2,2,1,8\n3,3,1,8\n", "h")
@@ -334,15 +312,37 @@ def test_changed_text_is_a_value_or_an_error_that_names_host_and_line(tool: str,
             assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("tool", ["numactl", "ppc64_cpu", "nvidia-smi topo", "lscpu -J"])
+def parsed_cut(tool: str, data: st.DataObject) -> tuple[str, object]:
+    """Return the beginning of a tool's output, and its value; None if it is refused."""
+    parse, text, _ = PARSERS[tool]
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    try:
+        return cut, parse(cut, "h")
+    except UnreachableError:
+        return cut, None
+
+
+@pytest.mark.parametrize("tool", ["numactl", "lscpu -J"])
 @given(data=st.data())
 def test_cut_text_is_never_a_smaller_machine(tool: str, data: st.DataObject) -> None:
     parse, text, _ = PARSERS[tool]
-    whole = parse(text, "h")
-    cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    if tool == "ppc64_cpu" and cut.endswith("\n"):
-        return  # cut between two cores: numactl, which it is always read with, lists more CPUs
-    try:
-        assert parse(cut, "h") == whole or tool == "nvidia-smi topo"  # its legend may be cut off
-    except UnreachableError:
-        return
+    assert parsed_cut(tool, data)[1] in (None, parse(text, "h"))
+
+
+@given(st.data())
+def test_cut_cores_are_whole_cores_or_an_error(data: st.DataObject) -> None:
+    # ppc64_cpu prints no end; numactl, which it is always read with, lists the CPUs of missing cores.
+    cut, cores = parsed_cut("ppc64_cpu", data)
+    whole = parse_ppc64_cpu(POWER, "h")
+    assert cores == (whole[: cut.count("\n")] if cut.endswith("\n") else None)
+
+
+@given(st.data())
+def test_cut_links_are_those_of_all_gpus_or_an_error(data: st.DataObject) -> None:
+    # Its legend may be cut off: NICs then have the names of the matrix.
+    _, rows = parsed_cut("nvidia-smi topo", data)
+    whole = parse_topo(PARSERS["nvidia-smi topo"][1], "h")
+    assert rows is None or isinstance(rows, tuple)
+    for row, complete in zip(rows or whole, whole, strict=True):
+        assert row[:2] == complete[:2]
+        assert sorted(row.links.values()) == sorted(complete.links.values())

@@ -17,6 +17,7 @@ from ddlrun.schedulers.lsf import parse_compute_units, parse_mcpu
 from ddlrun.schedulers.scontrol import parse_topology_lines
 from ddlrun.schedulers.slurm import parse_tasks
 from ddlrun.topology import parse_topology
+from tests.machines.render_schedulers import render_lsf_affinity, render_lsf_rank_file, render_topology_conf
 
 RECORDED = Path(__file__).parent / "schedulers"
 
@@ -249,8 +250,17 @@ def test_slurm_topologies_give_racks(text: str, names: list[str]) -> None:
     assert [host.rack for host in allocation.hosts] == [names[0], names[0], names[1], names[1]]
 
 
-def test_slurm_topology_conf_where_there_is_no_scontrol(capture: Callable[[str], Path]) -> None:
-    text = capture("scheduler/slurm-topology.conf.txt").read_text()
+def test_slurm_topology_conf_where_there_is_no_scontrol() -> None:
+    racks = {f"s{rack}": f"tux[{4 * rack}-{4 * rack + 3}]" for rack in range(4)}
+    check_topology_conf(render_topology_conf(racks, ["s4", "s5"]))
+
+
+@pytest.mark.extra
+def test_captured_topology_conf(capture: Callable[[str], Path]) -> None:
+    check_topology_conf(capture("scheduler/slurm-topology.conf.txt").read_text())
+
+
+def check_topology_conf(text: str) -> None:
     racks = parse_topology_lines(text)
     assert racks == {f"tux{number}": f"s{number // 4}" for number in range(16)}
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "tux[3-4]", "SLURM_CONF": "/c/slurm.conf"}
@@ -275,22 +285,34 @@ def test_lsf_hostfile_has_one_slot_per_line() -> None:
     assert allocation.hosts.source == "LSF job 12 (LSB_DJOB_HOSTFILE /f)"
 
 
-def test_lsf_launch_host_gets_no_rank(capture: Callable[[str], Path]) -> None:
-    text = capture("scheduler/lsf-LSB_DJOB_RANKFILE-lightning.txt").read_text()
-    allocation = job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": text})
-    assert allocation.hosts.names == tuple(f"10.10.10.{number}" for number in range(4))
-    assert "batch only launches" in allocation.notes[0]
+def test_lsf_launch_host_gets_no_rank() -> None:
+    check_launch_host(render_lsf_rank_file("batch", [f"10.10.10.{number}" for number in range(4)]))
     csm = {**LSF, "LSB_DJOB_HOSTFILE": "/r", "CSM_ALLOCATION_ID": "9"}
     assert job(csm, {"/r": "c699\n" + "c1\n" * 42 + "c2\n" * 42}).hosts.names == ("c1", "c2")
     assert job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": "a\nb\nb\n"}).hosts.names == ("a", "b")
     assert job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": "batch1\nbatch2\n"}).hosts.names == ("batch1", "batch2")
 
 
-def test_lsf_lists(capture: Callable[[str], Path]) -> None:
+@pytest.mark.extra
+def test_captured_files_of_lsf(capture: Callable[[str], Path]) -> None:
+    check_launch_host(capture("scheduler/lsf-LSB_DJOB_RANKFILE-lightning.txt").read_text())
+    check_affinity(capture("scheduler/lsf-LSB_AFFINITY_HOSTFILE.txt").read_text())
+
+
+def check_launch_host(text: str) -> None:
+    allocation = job({**LSF, "LSB_DJOB_RANKFILE": "/r"}, {"/r": text})
+    assert allocation.hosts.names == tuple(f"10.10.10.{number}" for number in range(4))
+    assert "batch only launches" in allocation.notes[0]
+
+
+def check_affinity(text: str) -> None:
+    assert slots(job({**LSF, "LSB_AFFINITY_HOSTFILE": "/a"}, {"/a": text})) == [("Host1", 2)]
+
+
+def test_lsf_lists() -> None:
     assert slots(job({**LSF, "LSB_MCPU_HOSTS": "hostA 4 hostB 4", "LSB_HOSTS": ""})) == [("hostA", 4), ("hostB", 4)]
     assert slots(job({**LSF, "LSB_HOSTS": "a a b b"})) == [("a", 2), ("b", 2)]
-    text = capture("scheduler/lsf-LSB_AFFINITY_HOSTFILE.txt").read_text()
-    assert slots(job({**LSF, "LSB_AFFINITY_HOSTFILE": "/a"}, {"/a": text})) == [("Host1", 2)]
+    check_affinity(render_lsf_affinity([("Host1", "0,1,2,3", 0), ("Host1", "4,5,6,7", 1)]))
     with pytest.raises(InputError, match="none of LSB_DJOB_HOSTFILE"):
         job(LSF)
     with pytest.raises(InputError, match="no hosts; name at least one"):

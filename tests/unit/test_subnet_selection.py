@@ -47,11 +47,16 @@ def test_a_host_without_ip_is_read_from_the_kernels_tables() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["", "noise", "@net", "@net eth0 nonsense up fast device", "@route a b c d e f", "@ips x"]
-)
+@pytest.mark.parametrize("text", ["", "noise", "@net", "@net eth0", "@route a b c d e f", "@ips x"])
 def test_noise_is_no_address(text: str) -> None:
-    assert all(address.interface == "eth0" for address in parse_addresses(text))
+    complete = "@net eth0 10.0.0.1/16 up 1000 device"
+    expected = (Address("eth0", "10.0.0.1", 16, speed=1000),)
+    assert parse_addresses(f"{text}\n{complete}\n") == expected
+    assert parse_addresses(text) == ()
+
+
+def test_a_speed_that_is_no_number_is_unknown() -> None:
+    assert parse_addresses("@net eth0 10.0.0.1/16 up fast device\n") == (Address("eth0", "10.0.0.1", 16, speed=-1),)
 
 
 def test_docker_has_the_same_address_everywhere() -> None:
@@ -175,7 +180,7 @@ def test_names_that_differ_by_host_are_listed_by_host() -> None:
 def test_ipv6_with_different_interface_names_is_left_to_mpi_with_a_note() -> None:
     addresses = {"h1": (Address("eth0", "fd77::1", 64),), "h2": (Address("ens3", "fd77::2", 64),)}
     variables, notes = network_variables(choose_network(addresses), 5)
-    assert not any("MCA" in name for name in variables)
+    assert set(variables) == {"NCCL_SOCKET_IFNAME", "DDLRUN_IFNAMES"}
     assert "left to MPI" in notes[0]
 
 
@@ -190,7 +195,7 @@ def test_settings_of_the_user_or_the_site_stay() -> None:
     assert set(variables) == {"OMPI_MCA_oob_tcp_if_include", "GLOO_SOCKET_IFNAME"}
     assert notes == ["NCCL_SOCKET_IFNAME: left as you set it", "OMPI_MCA_btl_tcp_if_exclude: left as you set it"]
     variables, notes = choose_variables(network, 5, {}, ("--mca", "btl_tcp_if_include", "eth0"), rdma=False)
-    assert not any("MCA" in name for name in variables)
+    assert set(variables) == {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"}
     assert notes == ["tcp_if_include or tcp_if_exclude in --mpi-args or an MCA file: left as you set it"]
     assert len(choose_variables(network, 5, {}, ("# btl_tcp_if_include = eth0\nbtl = ^x",), rdma=False)[0]) == 5
 

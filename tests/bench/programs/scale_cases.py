@@ -32,7 +32,7 @@ from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
 from tests.support.oracle import map_ranks
-from tests.support.shapes import MACHINES, cores_by_package, machine, placement
+from tests.support.shapes import cores_by_package, hwloc_topology, machine, placement
 from tests.support.simulated import simulate_replies
 
 # Connections before ddlrun accepts the first: fewer than the backlog of its listener.
@@ -190,7 +190,7 @@ def oracle(major: str, shape: str) -> list[object]:
     placed = placement(shape, [f"n{host:05}" for host in range(1, hosts + 1)], machine("minsky"), RankOrder.HOST)
     text = "".join(render(placed, "scale"))
     mpirun = os.environ.get(f"MPIRUN{major}", "mpirun")
-    mapped = map_ranks(int(major), text, MACHINES["minsky"][1], mpirun=mpirun, seconds=ORACLE_SECONDS)
+    mapped = map_ranks(int(major), text, hwloc_topology("minsky"), mpirun=mpirun, seconds=ORACLE_SECONDS)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     as_planned = mapped == cores_by_package(placed)
     seconds, peak = f"{usage.ru_utime + usage.ru_stime:.0f}", usage.ru_maxrss // 1024

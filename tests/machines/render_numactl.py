@@ -1,0 +1,30 @@
+"""The output of `numactl -H` for a machine."""
+
+import textwrap
+from collections.abc import Iterator
+
+from ddlrun.machine.cpus import cpu_list
+from tests.machines.facts import Facts
+from tests.machines.render_sysfs import distances
+
+
+def render_numactl(facts: Facts, *, width: int = 0, lists_cpus: bool = True) -> str:
+    """Return numactl's report. Lines wrap at `width` if it is not 0; numactl before 2.0 lists no CPUs."""
+    lines = (line for node in facts.nodes for line in _node(facts, node, lists_cpus=lists_cpus))
+    wrapped = (part for line in lines for part in (textwrap.wrap(line, width) if width else [line]))
+    head = f"available: {len(facts.nodes)} nodes ({cpu_list(facts.nodes)})"
+    return "\n".join([head, *wrapped, *_distances(facts)]) + "\n"
+
+
+def _node(facts: Facts, node: int, *, lists_cpus: bool) -> Iterator[str]:
+    if lists_cpus:
+        yield " ".join([f"node {node} cpus:", *map(str, sorted(facts.nodes[node] & facts.online))])
+    for name in ("size", "free"):
+        yield f"node {node} {name}: {facts.memory.get(node, 0)} MB"
+
+
+def _distances(facts: Facts) -> Iterator[str]:
+    yield "node distances:"
+    yield " ".join(["node", *(f"{node:>3}" for node in facts.nodes)])
+    for place, node in enumerate(facts.nodes):
+        yield " ".join([f"{node:>3}:", *(f"{distance:>3}" for distance in distances(facts, place))])
