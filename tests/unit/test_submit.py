@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,13 +109,15 @@ def install(folder: Path, name: str, commands: dict[str, str]) -> None:
 def submit(tmp_path: Path) -> Run:
     (tmp_path / "bin").mkdir()
     (tmp_path / "train.py").write_text("")
+    # The tests themselves may be started by nohup, or in the background of a script.
+    reset = [str(shutil.which("env")), "--default-signal"]
     for tool in ("sh", "cat", "wc", "sed", "env", "sleep", "kill"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environ = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **variables}
-        argv = [sys.executable, "-m", "ddlrun", "submit", *words]
-        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=100)
+        argv = [*reset, sys.executable, "-m", "ddlrun", "submit", *words]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=300)
 
     return run
 
