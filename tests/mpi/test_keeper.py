@@ -363,7 +363,8 @@ def test_many_launches_leave_nothing(line: list[str], tmp_path: Path, launches: 
             program = [sys.executable, "-c", SHARED, mark]
         line[at] = str(tmp_path / "runs" / str(number))
         done = run(line, "-np", "2", *program, **environ)
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        outcome = tmp_path / "runs" / str(number) / "outcome.json"
+        assert (done.returncode, done.stderr) == (0, ""), f"launch {number}: {done.stderr}\n{outcome.read_text()}"
     assert processes.listed(mark) == ""
     assert list((tmp_path / "tmp").iterdir()) == []
     segments = [name for name in done.stdout.split() if name.startswith(SHARED_MEMORY)]
