@@ -158,7 +158,7 @@ def large(comm: MPI.Intracomm, mode: str, checks: Checks) -> None:
     checks.check(f"{mode}: {LARGE} float32", mine, exact, 0)
 
 
-def run(comm: MPI.Intracomm, shape: str) -> Checks:
+def run(comm: MPI.Intracomm, shape: str, *, last: bool) -> Checks:
     checks = Checks()
     for order, mode in itertools.product(("host", "ddl"), MODES):
         os.environ["DDLRUN_RANK_ORDER"] = order
@@ -167,7 +167,7 @@ def run(comm: MPI.Intracomm, shape: str) -> Checks:
             with ddl.init(f"-mode {mode}:{shape} -dbg_level 1", comm=comm, tuning=tuning):
                 reduce_all(comm, mode, shape, checks)
                 other_calls(comm, checks)
-        if shape == SHAPES[-1]:
+        if last:
             with ddl.init(f"-mode {mode}:{shape}", comm=comm):
                 large(comm, mode, checks)
     if len(set(comm.allgather(checks.bits))) > 1:
@@ -198,8 +198,9 @@ def report(world: MPI.Intracomm, checks: Sequence[Tally]) -> NoReturn:
 def main() -> None:
     world = MPI.COMM_WORLD
     checks = []
-    for shape, comm in learners(world, sys.argv[1:] or SHAPES):
-        checks.append(run(comm, shape))
+    shapes = sys.argv[1:] or SHAPES
+    for shape, comm in learners(world, shapes):
+        checks.append(run(comm, shape, last=shape == shapes[-1]))
     report(world, checks)
 
 

@@ -26,13 +26,13 @@ import numpy as np
 from ddlrun import ddl
 ddl.init()
 x = np.ones(30_000, np.float32)
-longest = 0.0  # of all ranks and steps so far: the slow rank takes many times as long, however busy the machine is
+longest = 0.0  # of all ranks and steps so far: the slow rank takes longer, however busy the machine is
 for step in range(35):  # with the first number 36 iterations: 5 reports of 6 after the first, and time for the last
     began = time.perf_counter()
     time.sleep(0.004)
     longest = max(longest, ddl.all_reduce(time.perf_counter() - began, "max"))
     if ddl.rank() == int(sys.argv[1]):
-        time.sleep(8 * longest)
+        time.sleep(2 * longest)
     ddl.all_reduce(x, in_place=True)
 if ddl.rank() == int(sys.argv[2]):
     raise ValueError("no such <b>batch</b> & so on")
