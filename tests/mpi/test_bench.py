@@ -35,7 +35,8 @@ def test_table_names_each_cell_once() -> None:
 def test_sums_of_the_baselines_are_correct(mpirun: str, major: int, tmp_path: Path) -> None:
     needs.package("torch", "torch==2.13.0")
     names = ["p", "r", "mpi", "mpi-host", "tuned", "tuned-best", "han", "gloo", "two-level"]
-    plan = {"rounds": 1, "budget": 1, "in_a_row": 1 / 64, "sizes": [[1 / 256, names], [1 / 16, names]]}
+    cases = [[1 / 256, names], [1 / 16, names]]
+    plan = {"rounds": 1, "budget": 1, "in_a_row": 1 / 64, "sizes": cases}
     ranks = "tests/bench/programs/allreduce_ranks.py"
     program = [sys.executable, "-m", "mpi4py", ranks, str(tmp_path), json.dumps(plan)]
     options = ["-n", "4", "--oversubscribe"]
@@ -50,7 +51,7 @@ def test_sums_of_the_baselines_are_correct(mpirun: str, major: int, tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, *sizes = map(json.loads, done.stdout.splitlines())
-    assert len(sizes) == len(plan["sizes"])
+    assert len(sizes) == len(cases)
     assert first["missing"] == {}
     assert first["openmpi"].startswith(f"Open MPI v{major}")
     for size in sizes:
