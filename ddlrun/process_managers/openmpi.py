@@ -34,7 +34,7 @@ DIALECTS = {
         keep_names=("--prtemca", "prte_keep_fqdn_hostnames", "1"),
         ssh_args=("--prtemca", "plm_ssh_args", "{}"),
         # Without this, and without ssh, 5.0 takes the number of cores for the slots that the hostfile gives.
-        one_host=("--prtemca", "plm_ssh_agent", "true"),
+        one_host=("--prtemca", "plm_ssh_agent", "/bin/sh"),
     ),
 }
 

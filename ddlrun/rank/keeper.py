@@ -20,7 +20,8 @@ DRAINING     passes on the rest of the output and    When no child and no pipe i
 REPORTING    sends the report of the end             When all is sent and, unless the exit code is 0, LEAVE has
                                                      come: LEAVING. After a loss of the connection: GONE.
 LEAVING      has closed its half of the connection   When ddlrun closes the other half, or on its loss: GONE.
-GONE         exits with the program's exit code
+GONE         exits with the program's exit code; with 0
+             after a loss of the connection
 ===========  ======================================  ==========================================================
 
 Deadlines in every state (see escalation.py and connection.py):
@@ -107,6 +108,7 @@ class Keeper:
         self._state = State.RUNNING if program.status is None else State.DRAINING
         self._ordered = False
         self._may_leave = False
+        self._alone = False
         self._why = ""
 
     def send(self, kind: bytes, text: str) -> None:
@@ -121,7 +123,8 @@ class Keeper:
             self._wait()
         if self._connection.timed_out:
             end_daemon(self._settings.parent)
-        os._exit(self._program.exit_code)
+        # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
+        os._exit(0 if self._alone else self._program.exit_code)
 
     # -- states -----------------------------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class Keeper:
         self._order_end(self._settings.grace)
 
     def _on_loss(self, reason: str) -> None:
+        self._alone = self._state is not State.LEAVING
         self._why = self._why or reason
         self._order_end(self._settings.grace)
 

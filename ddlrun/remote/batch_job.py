@@ -12,12 +12,21 @@ from ddlrun.remote.processes import FinishedProcess, PassthroughCommand, start_c
 from ddlrun.schedulers.submit import JobState, Scheduler, insert_job_id, parse_state
 
 COMMAND_SECONDS = 60.0
-# Seconds between two queries, which grow: schedulers have many users.
-FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 2.0, 10.0, 1.25
 # Queries until a job counts as forgotten (accounting comes seconds later), and a scheduler as lost (ten minutes).
 MOST_FORGOTTEN, MOST_SILENT = 6, 60
-COPY_SECONDS = 1.0
 LAST_OUTPUT_SECONDS = 10.0
+
+
+class Intervals(NamedTuple):
+    """Seconds between two queries, which grow, as schedulers have many users; and between two copies of the log."""
+
+    first: float = 2.0
+    longest: float = 10.0
+    growth: float = 1.25
+    copy: float = 1.0
+
+
+INTERVALS = Intervals()
 
 
 class SubmittedJob(NamedTuple):
@@ -42,23 +51,25 @@ class QueryResult(NamedTuple):
     """The output of the first query that was not answered."""
 
 
-def follow(job: SubmittedJob, report: Callable[[str], None]) -> int:
+def follow(job: SubmittedJob, report: Callable[[str], None], intervals: Intervals = INTERVALS) -> int:
     """Stay with a job to its end: report its states, copy its log to standard output, return its exit code.
 
     Raises:
         UnreachableError: The scheduler has forgotten the job, or replies no longer.
     """
-    log: _LogFile | _LogCommand = _LogCommand(job) if job.scheduler.print_log else _LogFile(job.log, job.shown)
+    log = _LogCommand(job, intervals) if job.scheduler.print_log else _LogFile(job, intervals)
     with contextlib.closing(log):
-        code = _follow_states(job, log, report)
+        code = _follow_states(job, log, report, intervals)
         log.finish()
     return code
 
 
-def _follow_states(job: SubmittedJob, log: "_LogFile | _LogCommand", report: Callable[[str], None]) -> int:
+def _follow_states(
+    job: SubmittedJob, log: "_LogFile | _LogCommand", report: Callable[[str], None], intervals: Intervals
+) -> int:
     """Report each new state until the job has ended; return its exit code."""
     state = JobState("")
-    pause, silent, forgotten = FIRST_PAUSE, 0, 0
+    pause, silent, forgotten = intervals.first, 0, 0
     while True:
         result = query(job)
         if result.state is None:
@@ -74,21 +85,22 @@ def _follow_states(job: SubmittedJob, log: "_LogFile | _LogCommand", report: Cal
         if result.state is not None and result.state.name != state.name:
             code = f", exit code {result.state.exit_code}" if result.state.exit_code is not None else ""
             report(f"{job.scheduler.title} job {job.job_id}: {result.state.name}{code}")
-            pause = FIRST_PAUSE
+            pause = intervals.first
         state = result.state or state
         log.update(state)
         if state.exit_code is not None:
             return state.exit_code
-        _copy_for(pause, log)
-        pause = min(pause * PAUSE_GROWTH, LONGEST_PAUSE)
+        _copy_for(pause, log, intervals.copy)
+        pause = min(pause * intervals.growth, intervals.longest)
 
 
-def _copy_for(seconds: float, log: "_LogFile | _LogCommand") -> None:
-    """Copy the log as it grows, for some seconds."""
+def _copy_for(seconds: float, log: "_LogFile | _LogCommand", interval: float) -> None:
+    """Copy the log at least once, and as it grows for some seconds."""
     end = time.monotonic() + seconds
+    log.copy()
     while (remaining := end - time.monotonic()) > 0:
+        time.sleep(min(interval, remaining))
         log.copy()
-        time.sleep(min(COPY_SECONDS, remaining))
 
 
 def query(job: SubmittedJob) -> QueryResult:
@@ -113,9 +125,10 @@ def run(argv: Sequence[str], stdin: str = "") -> FinishedProcess:
 class _LogFile:
     """A log file that this machine can read; additions are copied to standard output."""
 
-    def __init__(self, path: str | None, shown: int) -> None:
-        self._path = path
-        self._offset = shown
+    def __init__(self, job: SubmittedJob, intervals: Intervals) -> None:
+        self._path = job.log
+        self._offset = job.shown
+        self._last_lines_seconds = intervals.copy
 
     def update(self, state: JobState) -> None:
         """Use the path that the scheduler reports."""
@@ -136,7 +149,7 @@ class _LogFile:
     def finish(self) -> None:
         """Copy the rest; a shared file system shows the last lines late."""
         self.copy()
-        time.sleep(COPY_SECONDS)
+        time.sleep(self._last_lines_seconds)
         self.copy()
 
     def close(self) -> None:
@@ -146,7 +159,8 @@ class _LogFile:
 class _LogCommand:
     """A command that prints the log as long as the job runs."""
 
-    def __init__(self, job: SubmittedJob) -> None:
+    def __init__(self, job: SubmittedJob, intervals: Intervals) -> None:
+        self._failed_start_seconds = intervals.first * 2
         self._argv = insert_job_id(job.scheduler.print_log or (), job.job_id)
         self._command: PassthroughCommand | None = None
         self._started_at = 0.0
@@ -167,7 +181,7 @@ class _LogCommand:
         code = self._command.wait(0) if self._command is not None else None
         if code is not None:
             self._command = None
-            if not code or time.monotonic() - self._started_at > FIRST_PAUSE * 2:
+            if not code or time.monotonic() - self._started_at > self._failed_start_seconds:
                 self._printed_until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def finish(self) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Programs and helpers of tests, some of which import PyTorch: they have neither tests nor doctests.
+collect_ignore_glob = ["*_ranks.py", "lms_networks.py", "simulated_device.py"]
+
 
 @pytest.fixture
 def no_garbage() -> Iterator[None]:

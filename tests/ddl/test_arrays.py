@@ -14,6 +14,7 @@ from ddlrun.ddl.flat import FlatArray
 from ddlrun.ddl.fusion import make_buckets
 from ddlrun.ddl.reduce_ops import OPERATIONS, WIDE, find_reduce_op, store, widen
 from ddlrun.errors import InputError
+from tests.support import needs
 
 FLOATS = st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda values: np.array(values, np.float32))
 
@@ -146,8 +147,11 @@ def test_a_matrix_is_modified_in_place() -> None:
     assert np.asarray(matrix).tolist() == [[2] * 3] * 2
 
 
+@pytest.mark.extra
 def test_torch_tensors_are_modified_in_place() -> None:
-    torch = pytest.importorskip("torch")
+    needs.package("torch", "torch==2.13.0")
+    import torch  # noqa: PLC0415 - it need not be installed
+
     for dtype in ("float32", "float64", "float16", "bfloat16", "int64"):
         tensor = torch.arange(12, dtype=getattr(torch, dtype)).reshape(3, 4)
         array = flatten(tensor)

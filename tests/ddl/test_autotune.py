@@ -161,6 +161,7 @@ for count in (10, 2000, 100_000, 100_000):
 """
 
 
+@pytest.mark.openmpi(5)
 def test_the_second_job_does_not_explore(mpirun: str, tmp_path: Path) -> None:
     first, second = (started(mpirun, 3, "-c", PROGRAM, XDG_STATE_HOME=str(tmp_path)) for _ in range(2))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -173,6 +174,7 @@ def test_the_second_job_does_not_explore(mpirun: str, tmp_path: Path) -> None:
     assert sorted(content["ways"]) == ["float32 524288 all_reduce", "float32 524288 start"]
 
 
+@pytest.mark.openmpi(4)
 def test_a_home_that_cannot_be_written_loses_only_the_cache(mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = started(mpirun, 3, "-c", PROGRAM, XDG_STATE_HOME=str(tmp_path / "file"))

@@ -1,16 +1,16 @@
 """Keras 3 on torch with ddlrun.ddl, under mpirun of both versions of Open MPI."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from tests.ddl.test_mpi import started
+from tests.support import needs
 
 RANKS = Path(__file__).parent / "keras_ranks.py"
-pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("keras", "torch")), reason="no keras, or no torch for it"
-)
+needs.package("torch", "torch==2.13.0", module=True)
+needs.package("keras", module=True)
+pytestmark = pytest.mark.extra
 
 
 @pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 4)], indirect=["major"])

@@ -1,6 +1,5 @@
 """Large-model support on a CUDA device. Without one all tests are skipped."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -8,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from ddlrun.ddl.lms import LMS
 
 if not torch.cuda.is_available():
-    pytest.skip("no CUDA device", allow_module_level=True)
+    needs.skip("no CUDA device", module=True)
+
+pytestmark = pytest.mark.extra
 
 MIB = 1 << 20
 

@@ -1,7 +1,6 @@
 """Large-model support on CPU tensors with a simulated device: gradients have the same bits."""
 
 import copy
-import importlib.util
 import re
 import threading
 
@@ -9,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ddlrun.ddl.lms import LMS
 from tests.ddl.lms_networks import FULL, NETWORKS, deep, gradients, half_full, same_bits, swap_all, train, train_plainly
 from tests.ddl.simulated_device import ByteCounter, SimulatedDevice
 
-pytestmark = pytest.mark.usefixtures("no_garbage")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("no_garbage")]
 
 
 @pytest.mark.parametrize("polls", [0, 2, FULL])

@@ -1,14 +1,14 @@
 """Large-model support on CPU tensors with a simulated device: the memory that leaves, stays and is freed."""
 
 import gc
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from tests.ddl.lms_networks import (
 )
 from tests.ddl.simulated_device import ByteCounter, SimulatedDevice
 
-pytestmark = pytest.mark.usefixtures("no_garbage")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("no_garbage")]
 
 
 def run_pass(

@@ -4,6 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)  # ddlrun.ddl.lms imports it
+
 from ddlrun.ddl.lms.order import MemoryLocation, SaveOrder
 from ddlrun.ddl.lms.policy import MemoryLoad, Policy, read_policy
 from ddlrun.ddl.lms.stats import Stats, sum_stats

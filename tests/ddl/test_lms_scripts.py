@@ -1,7 +1,6 @@
 """Large-model support as scripts use it: switched off, around modules, beside other hooks, with a line at the end."""
 
 import copy
-import importlib.util
 import io
 import os
 import re
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from ddlrun.ddl.lms import LMS, Policy, enable
 from tests.ddl.lms_networks import deep, half_full, same_bits, swap_all, train, train_plainly
 
-pytestmark = pytest.mark.usefixtures("no_garbage")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("no_garbage")]
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,12 +1,12 @@
 """The swap of a simulated device: tensors that are packed and fetched one by one."""
 
-import importlib.util
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("no torch: the extra `torch` has it", allow_module_level=True)
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ddlrun.ddl.lms.swap import Swap
 from tests.ddl.lms_networks import half_full
 from tests.ddl.simulated_device import ByteCounter, SimulatedDevice
 
-pytestmark = pytest.mark.usefixtures("no_garbage")
+pytestmark = [pytest.mark.extra, pytest.mark.usefixtures("no_garbage")]
 
 
 def test_a_device_without_room_takes_back_prefetched_memory() -> None:

@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import needs
+
+needs.package("torch", "torch==2.13.0", module=True)
+
 import torch
 
 from ddlrun.ddl.arrays import flatten
@@ -16,7 +21,8 @@ from ddlrun.ddl.staging import stage
 from tests.ddl.test_mpi import started
 
 RANKS = Path(__file__).parent / "groups_ranks.py"
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = pytest.mark.extra
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The parts of data that learners get, and the learning rate that goes with their number."""
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ddlrun.ddl.shards import take_shard
 from ddlrun.errors import InputError
 from tests.ddl.test_mpi import started
 from tests.docs.pages import script
+from tests.support import needs
 
 SIZES = st.integers(1, 40)
 
@@ -67,10 +70,12 @@ def test_a_dataset_is_read_when_its_items_are_used() -> None:
         mine[3]
 
 
+@pytest.mark.extra
 def test_torchs_data_loader_reads_a_shard() -> None:
-    data = pytest.importorskip("torch.utils.data")
+    needs.package("torch", "torch==2.13.0")
+    data: Any = importlib.import_module("torch.utils.data")
 
-    class Numbers(data.IterableDataset):  # type: ignore[misc, name-defined]
+    class Numbers(data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[int]:
             return iter(range(5))
 
@@ -104,9 +109,10 @@ except InputError as error:
 """
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("major", [4], indirect=True)
 def test_samplers_are_divided_in_rank_0s_order_and_the_rate_grows(mpirun: str) -> None:
-    pytest.importorskip("torch")
+    needs.package("torch", "torch==2.13.0")
     done = started(mpirun, 3, "-c", RANKS)
     message = "shard: BatchSampler gives list, no index; shard the sampler that it is made of"
     # mpirun may put the newlines of ranks that print at the same time anywhere.
@@ -129,25 +135,36 @@ def test_items_that_cannot_be_divided_are_refused(items: Any, message: str) -> N
         take_shard(items, 0, 2)
 
 
+@pytest.fixture
+def tf() -> Any:
+    """Return the module of TensorFlow, which has an environment of its own."""
+    if importlib.util.find_spec("tensorflow") is None:
+        needs.skip(
+            "TensorFlow has its own environment",
+            ".venv/frameworks/bin/python -m pytest tests/ddl/test_shards.py -k tf_data",
+        )
+    return importlib.import_module("tensorflow")
+
+
 @pytest.mark.parametrize(("count", "drop_last"), [(0, False), (2, False), (6, False), (7, False), (7, True)])
-def test_elements_of_tf_data(count: int, *, drop_last: bool) -> None:
-    tf = pytest.importorskip("tensorflow")
+@pytest.mark.extra
+def test_elements_of_tf_data(tf: Any, count: int, *, drop_last: bool) -> None:
     for rank in range(3):
         elements = take_shard(tf.data.Dataset.range(count), rank, 3, drop_last=drop_last)
         assert int(elements.cardinality()) == len(expected := take_shard(range(count), rank, 3, drop_last=drop_last))
         assert [int(element) for element in elements] == expected
 
 
-def test_tf_data_of_unknown_length_is_refused() -> None:
-    tf = pytest.importorskip("tensorflow")
+@pytest.mark.extra
+def test_tf_data_of_unknown_length_is_refused(tf: Any) -> None:
     unknown = tf.data.Dataset.range(10).filter(lambda x: x < 5)
     with pytest.raises(InputError, match=r"the number of elements of this .* shard the file names"):
         take_shard(unknown, 0, 2)
     assert [int(item) for item in take_shard(unknown.repeat(), 1, 2).take(4)] == [1, 3, 0, 2]
 
 
-def test_the_pages_tf_data_reads_each_record_once(tmp_path: Path) -> None:
-    tf = pytest.importorskip("tensorflow")
+@pytest.mark.extra
+def test_the_pages_tf_data_reads_each_record_once(tf: Any, tmp_path: Path) -> None:
     for number in range(4):
         with tf.io.TFRecordWriter(f"{tmp_path}/train-{number}.tfrecord") as file:
             for record in range(8):

@@ -1,17 +1,15 @@
 """PyTorch with ddlrun.ddl, under mpirun of both versions of Open MPI; torch is in the `torch` extra."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from tests.ddl.test_mpi import started
+from tests.support import needs
 
 RANKS = Path(__file__).parent / "torch_ranks.py"
-pytestmark = [
-    pytest.mark.openmpi(4),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch: the extra `torch` has it"),
-]
+needs.package("torch", "torch==2.13.0", module=True)
+pytestmark = [pytest.mark.extra, pytest.mark.openmpi(4)]
 # Open MPI, ranks, options. Each takes ten seconds; only the first two differ by the MPI alone.
 CASES = [
     (4, 4, "-mode r:2x2"),

@@ -8,26 +8,30 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import launch_line
+from tests.support import needs
 
 pytestmark = pytest.mark.openmpi(5)
 
 
-@pytest.fixture(params=["3.10", "3.11", "3.12", "3.13"])
+OWN = "{}.{}".format(*sys.version_info)
+OTHERS = [pytest.param(f"3.{minor}", marks=pytest.mark.extra) for minor in range(10, 15) if f"3.{minor}" != OWN]
+
+
+@pytest.fixture(params=[OWN, *OTHERS])
 def python(request: pytest.FixtureRequest) -> str:
     """Return the interpreter of a version, from PATH unless it runs the tests."""
     version = str(request.param)
-    own = "{}.{}".format(*sys.version_info)
-    path = sys.executable if version == own else shutil.which(f"python{version}")
+    path = sys.executable if version == OWN else shutil.which(f"python{version}")
     if path is None:
-        pytest.skip(f"there is no python{version} on PATH")
+        needs.skip(f"no python{version}")
     if subprocess.run([path, "-c", "import mpi4py"], capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"{path} cannot import mpi4py")
+        needs.skip(f"no mpi4py of python{version}", f"python{version} -m pip install mpi4py")
     return path
 
 
 def run(mpirun: str, folder: Path, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
-    argv = [*launch_line(mpirun, folder, "--quiet", "--no-tag-output"), "-np", str(ranks), *program]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    argv = [*launch_line(mpirun, folder, "--quiet", "--no-tag-output", "--overload"), "-np", str(ranks), *program]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
 BEGIN = """import atexit, pickle, sys, threading, time

@@ -140,10 +140,10 @@ def test_one_disturbed_measurement_does_not_decide(topology: str) -> None:
 def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "XDG_STATE_HOME": str(folder), "OMPI_MCA_mpi_yield_when_idle": "1"}
     argv = [*DDLRUN, "tune", "--allow-run-as-root", *words]
-    return subprocess.run(argv, cwd=ROOT, env=environ, timeout=150, capture_output=True, text=True, check=False)
+    return subprocess.run(argv, cwd=ROOT, env=environ, timeout=300, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.openmpi(4)
 def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_path: Path) -> None:
     words = ["--topology", "2", "--gradient", "1MiB", "--budget", "6s", "--no-horovod", "--mpirun", mpirun]
     done = tune(tmp_path, "localhost", *words, "--json")
@@ -162,7 +162,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
     program = ["printenv", "DDL_OPTIONS", "DDLRUN_DDL_TUNING"]
     argv = [*DDLRUN, "launch", "--allow-run-as-root", "-H", "localhost", "--topology", "2", "--mpirun", mpirun]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    ran = subprocess.run([*argv, "--ranks", "0", "--no-tag-output", *program], env=environ, timeout=60,
+    ran = subprocess.run([*argv, "--ranks", "0", "--no-tag-output", *program], env=environ, timeout=300,
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert ran.stdout.split("\n")[:2] == [f"-mode {profile.mode}:2x1x1", profile.tuning]
     assert f"gives 2x1x1, mode {profile.mode}, {profile.tuning}; disable it with --profile none" in ran.stderr

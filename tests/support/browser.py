@@ -19,7 +19,12 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe"
 ).split()
-PATIENCE = 60.0
+PATIENCE = 120.0
+
+
+def find_browser() -> str | None:
+    """Return the path of a browser, None where there is none."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 class Browser:
@@ -34,8 +39,8 @@ class Browser:
         self.events: list[str] = []
 
     def __enter__(self) -> "Browser":  # noqa: PYI034 - typing.Self came with 3.11
-        program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-        assert program, f"none of {', '.join(PROGRAMS)} is installed: `make test` installs the first"
+        program = find_browser()
+        assert program, f"none of {', '.join(PROGRAMS)} is installed"
         self._profile = tempfile.mkdtemp(prefix="ddlb")
         browser_in, self._to = os.pipe()
         self._from, browser_out = os.pipe()

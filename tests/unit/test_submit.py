@@ -3,11 +3,13 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import pytest
@@ -18,6 +20,9 @@ from hypothesis import strategies as st
 from ddlrun.cli.argv import split_argv
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.submit import LAUNCH_OPTIONS, command
+from ddlrun.errors import UnreachableError
+from ddlrun.remote import batch_job
+from ddlrun.remote.batch_job import Intervals, SubmittedJob
 from ddlrun.schedulers.submit.registry import SCHEDULERS
 
 # Commands of each scheduler, for a job that is queued, runs, and exits with 3; $n counts the queries.
@@ -104,13 +109,15 @@ def install(folder: Path, name: str, commands: dict[str, str]) -> None:
 def submit(tmp_path: Path) -> Run:
     (tmp_path / "bin").mkdir()
     (tmp_path / "train.py").write_text("")
+    # The tests themselves may be started by nohup, or in the background of a script.
+    reset = [str(shutil.which("env")), "--default-signal"]
     for tool in ("sh", "cat", "wc", "sed", "env", "sleep", "kill"):
         (tmp_path / "bin" / tool).symlink_to(f"/bin/{tool}")
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environ = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", **variables}
-        argv = [sys.executable, "-m", "ddlrun", "submit", *words]
-        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=100)
+        argv = [*reset, sys.executable, "-m", "ddlrun", "submit", *words]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False, timeout=300)
 
     return run
 
@@ -143,43 +150,85 @@ def test_the_job_is_submitted_and_its_id_printed(submit: Run, tmp_path: Path, na
     assert f"cancel: {SCHEDULERS[name].cancel[0]} " in done.stderr
 
 
+def test_wait_returns_the_exit_code_of_the_job_and_shows_its_log(submit: Run, tmp_path: Path) -> None:
+    (tmp_path / "my.log").write_text("of an earlier job\n")
+    install(tmp_path, "lsf", {**LSF, "bsub": f"printf 'first\nlast, no newline' >>my.log; {LSF['bsub']}"})
+    (tmp_path / "queries").write_text("\n" * 2)  # the job has ended
+    done = submit("4", "--log", "my.log", "--wait", "train.py")
+    assert (done.returncode, done.stdout) == (3, "7\nfirst\nlast, no newline"), done.stderr
+    assert done.stderr.endswith(", exit code 3\n")
+    assert (tmp_path / "direct").read_text() == "Y\n"
+
+
+def test_wait_shows_the_output_of_pods(submit: Run, tmp_path: Path) -> None:
+    install(tmp_path, "kubernetes", KUBERNETES)
+    (tmp_path / "queries").write_text("\n" * 2)
+    done = submit("4", "--image", "i", "--wait", "train.py")
+    assert (done.returncode, done.stdout.partition("\n")[2]) == (3, "from the pod\n"), done.stderr
+    assert done.stderr.endswith(", exit code 3\n")
+
+
+class Following(NamedTuple):
+    """The result of following a job: its exit code, the copied log, and the messages."""
+
+    code: int
+    log: str
+    messages: list[str]
+
+
+QUICKLY = Intervals(first=0.01, longest=0.01, copy=0.01)
+Follow = Callable[..., Following]
+
+
+@pytest.fixture
+def follow(submit: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Follow:
+    """Follow job 7 of the stand-ins in this process, with queries in quick succession."""
+    del submit  # it has made the folder of the stand-ins
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+
+    def run(name: str, commands: dict[str, str], log: str | None, shown: int = 0) -> Following:
+        install(tmp_path, name, commands)
+        messages = list[str]()
+        job = SubmittedJob(SCHEDULERS[name], IDS.get(name, "7"), log, shown)
+        capfd.readouterr()
+        code = batch_job.follow(job, messages.append, QUICKLY)
+        return Following(code, capfd.readouterr().out, messages)
+
+    return run
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_wait_follows_the_job_and_returns_its_exit_code(submit: Run, tmp_path: Path, name: str) -> None:
-    install(tmp_path, name, ALL[name])
+def test_a_job_is_followed_through_its_states(follow: Follow, tmp_path: Path, name: str) -> None:
     log = tmp_path / LOGS.get(name, "ddlrun-7.out")
     log.write_text("first\nlast, no newline")
-    image = ["--image", "i"] if name == "kubernetes" else []
-    done = submit("4", *image, "--wait", "train.py")
-    assert done.returncode == 3, done.stderr
-    shown = done.stdout.partition("\n")[2]
-    assert shown == ("from the pod\n" if name == "kubernetes" else "first\nlast, no newline")
-    assert done.stderr.endswith(", exit code 3\n")
-    if name == "lsf":
-        assert (tmp_path / "direct").read_text() == "Y\n"
+    done = follow(name, ALL[name], str(log))
+    assert (done.code, len(done.messages)) == (3, 2 if name == "slurm" else 3), done.messages
+    assert done.log == ("from the pod\n" if name == "kubernetes" else "first\nlast, no newline")
+    assert done.messages[-1].endswith(", exit code 3")
 
 
-def test_wait_shows_new_lines_of_a_log_only(submit: Run, tmp_path: Path) -> None:
+def test_only_additions_to_a_log_are_copied(follow: Follow, tmp_path: Path) -> None:
     (tmp_path / "my.log").write_text("of an earlier job\n")
+    shown = (tmp_path / "my.log").stat().st_size
     grow = "case $n in 1) echo one >>my.log; echo 'RUN|-|-';; 2) echo begun anew >my.log; echo 'DONE|-|-';; esac"
-    install(tmp_path, "lsf", {**LSF, "bjobs": f"[ $n = 0 ] && echo 'PEND|-|-'; {grow}"})
-    done = submit("--scheduler", "lsf", "4", "--log", "my.log", "--wait", "train.py")
-    assert (done.returncode, done.stdout) == (0, "7\none\nbegun anew\n")
+    done = follow("lsf", {**LSF, "bjobs": f"[ $n = 0 ] && echo 'PEND|-|-'; {grow}"}, "my.log", shown)
+    assert (done.code, done.log) == (0, "one\nbegun anew\n")
 
 
-@pytest.mark.slow
-def test_a_job_that_the_scheduler_forgets_is_an_error(submit: Run, tmp_path: Path) -> None:
+def test_a_job_that_the_scheduler_forgets_is_an_error(follow: Follow) -> None:
+    assert UnreachableError.exit_code == 3
     gone = "echo 'Job <7> is not found' >&2; exit 255"
-    install(tmp_path, "lsf", {**LSF, "bjobs": gone})
-    done = submit("4", "--wait", "train.py")
-    assert done.returncode == 3
-    assert "says nothing of job 7 any more, so its exit code is not known (Job <7> is not found)" in done.stderr
-    assert "cancel it: bkill 7" in done.stderr
+    text = r"says nothing of job 7 any more, so its exit code is not known \(Job <7> is not found\)"
+    with pytest.raises(UnreachableError, match=text):
+        follow("lsf", {**LSF, "bjobs": gone}, None)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_wait_and_leaves_the_job_running(tmp_path: Path, submit: Run, number: int, code: int) -> None:
     # The stand-in sends the signal to the ddlrun that queries it.
-    install(tmp_path, "lsf", {**LSF, "bjobs": f"echo 'RUN|-|-'; [ $n -lt 1 ] || kill -{int(number)} $PPID"})
+    install(tmp_path, "lsf", {**LSF, "bjobs": f"echo 'RUN|-|-'; kill -{int(number)} $PPID"})
     done = submit("4", "--wait", "train.py")
     assert done.returncode == code
     assert done.stderr.rstrip().endswith("job 7 stays in the queue, or goes on; cancel it: bkill 7")

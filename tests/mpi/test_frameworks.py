@@ -1,5 +1,6 @@
 """What ranks find in their environment for each framework, and the options of other launchers."""
 
+import importlib.util
 import json
 import os
 import re
@@ -42,6 +43,7 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan import START
 from ddlrun.topology import RankOrder
 from tests.conftest import launch_line
+from tests.support import needs
 from tests.support.shapes import machine, placement
 from tests.unit.test_settings import HOROVODS_OWN
 
@@ -72,7 +74,7 @@ def launch(mpirun: str, tmp_path: Path) -> Launch:
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), *arguments]
         environ = {**os.environ, **env}
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
 
     return run
 
@@ -113,10 +115,16 @@ def test_no_free_ports() -> None:
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def taken(request: pytest.FixtureRequest) -> Iterator[int]:
+    address = "127.0.0.1" if request.param == socket.AF_INET else "::1"
+    with socket.socket(request.param) as server:
+        try:
+            server.bind((address, 0))
+        except OSError:
+            needs.skip(f"no address {address}")
     with socket.socket(request.param) as server:
         for port in range(FIRST, LAST):
             try:
-                server.bind(("127.0.0.1" if request.param == socket.AF_INET else "::1", port))
+                server.bind((address, port))
                 break
             except OSError:
                 continue
@@ -144,7 +152,7 @@ def test_a_rank_that_finds_its_port_taken_says_so(taken: int) -> None:
 
 def is_ipv4(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
+        socket.create_connection(("127.0.0.1", port), 60).close()
     except OSError:
         return False
     return True
@@ -203,7 +211,7 @@ def test_more_workers_than_fit_into_a_variable() -> None:
 
 
 def test_each_rank_knows_who_it_is(launch: Launch) -> None:
-    ranks = told(launch("--accelerators", "core", sys.executable, "-c", TELL))
+    ranks = told(launch("-np", "2", "--overload", sys.executable, "-c", TELL))
     port = int(ranks[0]["MASTER_PORT"])
     assert FIRST <= port < LAST
     for number, rank in enumerate(ranks):
@@ -229,7 +237,7 @@ def test_one_framework_alone(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("names", "order"), [("mpi", "host"), ("ddl", "ddl")])
 def test_frameworks_that_need_nothing_more(launch: Launch, names: str, order: str) -> None:
-    ranks = told(launch("--accelerators", "core", "--framework", names, sys.executable, "-c", TELL))
+    ranks = told(launch("-np", "2", "--overload", "--framework", names, sys.executable, "-c", TELL))
     assert [{*rank} - {"OMPI_MCA_orte_hnp_uri"} for rank in ranks] == [{"DDLRUN_RANK_ORDER"}] * 2
     assert ranks[0]["DDLRUN_RANK_ORDER"] == order
 
@@ -253,7 +261,9 @@ def test_a_launch_inside_a_rank_starts_anew(launch: Launch) -> None:
     assert rank["MASTER_PORT"] != "1"
 
 
+@pytest.mark.extra
 def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) -> None:
+    needs.package("torch", "torch==2.13.0")
     (tmp_path / "ddp.py").write_text(
         "import os, torch, torch.distributed as dist\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
@@ -265,7 +275,7 @@ def test_torch_meets_by_the_environment_alone(launch: Launch, tmp_path: Path) ->
         "dist.destroy_process_group()\n"
         "os._exit(0)\n"  # torch 2.13 now and then aborts when it leaves by itself, under mpirun alone too
     )
-    done = launch("--accelerators", "core", "ddp.py")
+    done = launch("-np", "2", "--overload", "ddp.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 2 [[2.0, 2.0]]", "1 2 [[2.0, 2.0]]"]
 
@@ -502,9 +512,10 @@ def test_who_chose_the_collectives() -> None:
 def test_check_build() -> None:
     for words in (["launch", "--check-build"], ["launch", "-cb"], ["check", "--check-build"]):
         argv = [sys.executable, "-m", "ddlrun", *words]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
-        assert re.search(r"\[X\] PyTorch 2\.\S+: gloo", done.stdout)
+        torch = r"\[X\] PyTorch 2\.\S+: gloo" if importlib.util.find_spec("torch") else r"\[ \] PyTorch"
+        assert re.search(torch, done.stdout), done.stdout
         assert re.search(r"\[X\] mpi4py 4\.\S+: Open MPI v[45]", done.stdout)
 
 

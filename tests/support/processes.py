@@ -1,0 +1,75 @@
+"""Processes of tests: started, found by a mark among their arguments, and waited for."""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+DEADLINE_SECONDS = 120.0
+
+
+def wait_for(condition: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
+    """Wait until a condition holds; fail after a generous deadline with a description of what is there instead."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {DEADLINE_SECONDS:g} s: {describe()}"
+        time.sleep(0.02)
+
+
+def mark() -> str:
+    """Return a number of seconds for `sleep` by which the test's own processes can be found."""
+    return f"9{os.getpid()}.{time.monotonic_ns()}"
+
+
+def command_line(pid: int | str) -> str:
+    """Return the words of a process, each with a NUL after it; empty if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def running(word: str) -> list[int]:
+    """Return the pids of `sleep` processes that have the word among their arguments."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if command_line(pid).startswith("sleep\0") and word in command_line(pid).split("\0")]
+
+
+def listed(word: str) -> str:
+    """Return the processes with the word in their command lines, as `ps` lists them."""
+    argv = ["ps", "-eo", "pid,ppid,sid,stat,etimes,args"]
+    lines = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
+    return "\n".join(line for line in lines if word in line)
+
+
+def mpirun_of(ddlrun: int) -> int:
+    """Return the mpirun that a ddlrun has started."""
+    children = Path(f"/proc/{ddlrun}/task/{ddlrun}/children").read_text().split()
+    (pid,) = [int(child) for child in children if re.match(r"[^\0]*(mpi|orte|prte)run\0", command_line(child))]
+    return pid
+
+
+class Started(subprocess.Popen[Any]):
+    """A process of a test, which uses only the streams that it has asked for."""
+
+    stdin: IO[Any]
+    stdout: IO[Any]
+    stderr: IO[Any]
+
+
+@contextmanager
+def started(argv: Sequence[str], **options: Any) -> Iterator[Started]:
+    """Start a process, and wait for its end after the block; it is killed if the block fails or the end never comes."""
+    process = Started(argv, **options)
+    try:
+        yield process
+        for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
+            stream.close()
+        process.wait(DEADLINE_SECONDS)
+    finally:
+        process.kill()  # the keepers of a ddlrun notice, and end their ranks
+        process.wait()
