@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespaces import ClusterError, program
+from tests.cluster.namespaces import ClusterError
 
 UNPACKED = Path(sys.prefix, "schedulers")
 PATIENCE = 30.0
@@ -67,6 +67,4 @@ class SchedulerCluster(Cluster):
     def _up(self) -> None:
         super()._up()
         for host in self.hosts:
-            done = self.run(host.name, [program("mount"), *OVERLAY])
-            if done.returncode:
-                raise ClusterError(done.stderr)
+            self.administer(host.name, ["mount", *OVERLAY])

@@ -10,8 +10,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.cluster import namespaces
+from tests.cluster import links
 from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import program
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.json_schemas import validate
 
@@ -35,11 +36,11 @@ def check(cluster: Cluster, folder: Path, *options: str) -> CompletedProcess[str
 @contextmanager
 def mounted(cluster: Cluster, host: str, target: Path | str, *how: str) -> Iterator[None]:
     """Mount over a path on one host alone."""
-    cluster.run(host, ["mount", *how, str(target)], check=True)
+    cluster.administer(host, ["mount", *how, str(target)])
     try:
         yield
     finally:
-        cluster.run(host, ["umount", "-l", str(target)], check=True)
+        cluster.administer(host, ["umount", "-l", str(target)])
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: 
     assert done.returncode == 3
     assert "Could not resolve hostname nowhere" in done.stdout
     assert "remedy: correct the name, or add it to /etc/hosts or DNS" in done.stdout
-    with mounted(cluster, "h1", namespaces.program("ssh"), "--bind", "/dev/null"):
+    with mounted(cluster, "h1", program("ssh"), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
     assert done.returncode == 3
     assert "remedy: install openssh-client on this machine" in done.stdout
@@ -223,22 +224,22 @@ def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -
 
 def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = check(cluster, tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     what = "cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the other direction works)"
     one_row(done, 5, ["tcp", "h3", "FAILURE", what], "open TCP ports 1024-65535")
 
 
 def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = cluster.run("h1", [*DDLRUN, "check", "h[2-4]"], cwd=tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     assert done.returncode == 5
     assert done.stdout.startswith("tcp  h3  FAILURE  cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the")
     assert done.stdout.splitlines()[-1] == "h[2-4]: 1 failure; network 10.77.0.0/16"
@@ -246,11 +247,11 @@ def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tm
 
 def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.2 ipproto tcp unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = check(cluster, tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     assert done.returncode == 5
     assert "cannot connect to h3 on 10.77.0.0/16: timed out" in done.stdout
     assert "cannot connect to h2 on 10.77.0.0/16: Network is unreachable" in done.stdout
@@ -260,7 +261,7 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
 def test_many_hosts_try_their_neighbours(tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=12, racks=1) as cluster:
         rules = [f"to 10.77.0.{to} ipproto tcp dport 1024-32000 unreachable" for to in (6, 9)]
-        namespaces.ip(cluster.namespace("h5"), [f"rule add {rule}" for rule in rules])
+        links.ip(cluster.namespaces, "h5", [f"rule add {rule}" for rule in rules])
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-12]"], cwd=tmp_path)
         assert done.returncode == 5
         assert done.stdout.startswith("tcp  h5  FAILURE  cannot connect to h6 on 10.77.0.0/16: Network is unreachable")
@@ -294,7 +295,7 @@ def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_pa
     with Cluster(hosts_per_rack=2, racks=1) as cluster:
         for host in ("h1", "h2"):
             lines = ["link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"]
-            namespaces.ip(cluster.namespace(host), lines)
+            links.ip(cluster.namespaces, host, lines)
         done = launch(cluster, mpirun, tmp_path, *options)
         assert done.returncode == 0, done.stderr
         assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespaces import NAMES, ClusterError, output, processes
+from tests.cluster.namespaces import ClusterError, output
+from tests.support.waiting import wait_until
 
 MPIRUN = {4: Path("/usr/bin/mpirun"), 5: Path(sys.executable).with_name("mpirun")}
 RANKS = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]
@@ -43,21 +44,10 @@ def mapping(major: int, folder: Path) -> list[str]:
     return [str(mpirun), "--hostfile", f"{folder}/hosts", "--map-by", f"rankfile:file={folder}/ranks"]
 
 
-def mine() -> set[str]:
-    """Return namespaces and folders of this Python's clusters."""
-    found = [*NAMES.glob(f"ddl{os.getpid()}x*"), *TEMPORARY.glob(f"ddl{os.getpid()}x*")]
-    return {str(path) for path in found}
-
-
-def inside(cluster: Cluster) -> set[str]:
-    """Return the process ids in all namespaces of the cluster."""
-    return set(map(str, processes(path.name for path in NAMES.glob(f"{cluster.folder.name}-*"))))
-
-
-def alive(pid: str) -> bool:
-    """Say whether a process still runs; a dead one that init has yet to reap does not."""
+def alive(pid: int) -> bool:
+    """Return whether a process still runs; a dead one that init has yet to reap does not."""
     try:
-        return ") Z " not in Path("/proc", pid, "stat").read_text()
+        return ") Z " not in Path("/proc", str(pid), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -121,50 +111,40 @@ def test_uplink_counts_and_limits_what_crosses_racks() -> None:
 
 
 def test_down_leaves_nothing(cluster: Cluster) -> None:
-    before = mine()
     with Cluster(hosts_per_rack=2, racks=1) as other:
         other.run("h1", ["ssh", "h2", "setsid sleep 1000 >/dev/null 2>&1 &"], check=True)
-        processes, files = inside(other), mine() - before
+        processes, folder = other.processes(), other.folder
     other.down()
-    assert len(processes) >= 5  # two sleep, two sshd, the one left behind, perhaps a session that ends
-    assert len(files) == 4  # three namespaces and the folder
+    assert len(processes) >= 5  # two holders, two sshd, the one left behind, perhaps a session that ends
     assert not [pid for pid in processes if alive(pid)]
-    assert mine() == before
+    assert not folder.exists()
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
-def test_failed_set_up_leaves_nothing(cluster: Cluster) -> None:
-    before = mine()
+def test_failed_set_up_leaves_nothing(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ClusterError, match="nonsense"), Cluster(hosts_per_rack=2, racks=1, uplink="nonsense"):
         pass
     assert cluster.folder.exists()
-    assert mine() == before
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_ended_run_leaves_nothing_to_the_next(cluster: Cluster, end: signal.Signals) -> None:
+def test_an_ended_python_leaves_nothing(cluster: Cluster, tmp_path: Path, end: signal.Signals) -> None:
     program = """
         import os, signal, time
         from {module} import Cluster
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
         with Cluster(hosts_per_rack=1, racks=1) as cluster:
-            print(cluster.folder.name, flush=True)
+            cluster.run("h1", ["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &"], check=True)
+            print(*cluster.processes(), flush=True)
             os.kill(os.getpid(), {end})
             time.sleep(60)
     """
     text = textwrap.dedent(program).format(module=Cluster.__module__, end=int(end))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(TEMPORARY)}
-    ended = subprocess.run(
-        [sys.executable, "-c", text],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    name = ended.stdout.strip()
-    assert name, ended.stderr
-    if end == signal.SIGKILL:
-        with Cluster(hosts_per_rack=1, racks=1):
-            pass
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert len(pids) >= 3, ended.stderr  # a holder, sshd, and sleep
+    wait_until(lambda: not [pid for pid in pids if alive(pid)] and not [*tmp_path.iterdir()])
     assert cluster.folder.exists()
-    assert not [*NAMES.glob(f"{name}*"), *TEMPORARY.glob(f"{name}*")]

@@ -13,7 +13,6 @@ from typing import TypeVar
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespaces import NAMES, processes
 from tests.conftest import launch_line
 
 T = TypeVar("T")
@@ -55,7 +54,7 @@ class Job:
 
     def __init__(self, cluster: Cluster, mpirun: str, folder: Path, *words: str, options: tuple[str, ...] = ()) -> None:
         self.cluster, self.folder = cluster, folder
-        self.before = inside(cluster)
+        self.before = cluster.processes()
         argv = launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")
         argv += ["-np", "4", "--grace", str(GRACE), "--heartbeat", str(HEARTBEAT), *options, *words]
         self.process = subprocess.Popen(
@@ -69,7 +68,7 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
-        for pid in inside(self.cluster) - self.before:
+        for pid in self.cluster.processes() - self.before:
             os.kill(pid, signal.SIGKILL)
 
     def started(self, host: str) -> list[int]:
@@ -116,16 +115,12 @@ class Job:
 
 
 def pids(cluster: Cluster, host: str) -> list[int]:
-    return sorted(processes([f"{cluster.folder.name}-{host}"]))
-
-
-def inside(cluster: Cluster) -> set[int]:
-    return processes(path.name for path in NAMES.glob(f"{cluster.folder.name}-*"))
+    return sorted(cluster.processes(host))
 
 
 def left(cluster: Cluster, before: set[int]) -> list[list[str]]:
     """Return the command lines of what lives on any host and did not before, sshd's own sessions apart."""
-    return [words for words in map(cmdline, inside(cluster) - before) if words and not words[0].startswith("sshd")]
+    return [words for words in map(cmdline, cluster.processes() - before) if words and not words[0].startswith("sshd")]
 
 
 def cmdline(pid: int) -> list[str]:
@@ -278,12 +273,12 @@ def test_a_time_limit(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
 def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    cluster.run("h1", ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], check=True)
+    cluster.administer("h1", ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)])
     try:
         with Job(cluster, mpirun, tmp_path, "seq", "100000", options=("--run-dir", str(small / "run"))) as job:
             code, out, err = job.end()
     finally:
-        cluster.run("h1", ["umount", str(small)], check=True)
+        cluster.administer("h1", ["umount", str(small)])
     assert (code, len(out.splitlines())) == (0, 400_000), err
     assert "no more log in" in err
 
