@@ -17,7 +17,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -106,10 +107,21 @@ class Cluster:
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on `host`, in `cwd` (default: the current folder)."""
+        return self._argv(self.namespaces.as_user(host), host, command, cwd)
+
+    def root_argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
+        """Return the command line that runs `command` as the root of a host, as `argv` does for the user."""
+        return self._argv(self.namespaces.as_root(host), host, command, cwd)
+
+    def login_argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
+        """Return the command line by which a process of `root_argv` runs `command` on another host."""
+        return self._argv(self.namespaces.from_root(host), host, command, cwd)
+
+    def _argv(self, enter: Sequence[str], host: str, command: Sequence[str], cwd: Path | None) -> list[str]:
         folder = cwd or Path.cwd()
         variables = {"PWD": str(folder), **self._hosts[host].environment}
         setting = [f"{key}={value}" for key, value in variables.items()]
-        return [*self.namespaces.as_user(host), program("env"), "-C", str(folder), *setting, *command]
+        return [*enter, program("env"), "-C", str(folder), *setting, *command]
 
     def run(
         self,
@@ -121,8 +133,8 @@ class Cluster:
         check: bool = False,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` on `host` to its end; `options` go to subprocess.run, with a timeout of 60 s by default."""
-        options.setdefault("timeout", 60)
+        """Run `command` on `host` to its end; `options` go to subprocess.run, with a timeout of 120 s by default."""
+        options.setdefault("timeout", 2 * PATIENCE)
         argv = self.argv(host, command, cwd=cwd)
         return subprocess.run(argv, input=stdin, check=check, capture_output=True, text=True, **options)
 
@@ -150,8 +162,20 @@ class Cluster:
         self._serve(self._hosts[host])
         self._await_server(self._hosts[host])
 
-    def cut(self, host: str) -> None:
-        """Take the host's link down: connections to it time out.
+    @contextmanager
+    def stopped(self, *hosts: str) -> Iterator[None]:
+        """Stop the sshd of hosts, and start it again at the end."""
+        for host in hosts:
+            self.stop(host)
+        try:
+            yield
+        finally:
+            for host in hosts:
+                self.start(host)
+
+    @contextmanager
+    def cut(self, host: str) -> Iterator[None]:
+        """Take the host's link down, so that connections to it time out; bring it up again at the end.
 
         The other hosts keep its hardware address, as behind a router. Without that the kernel reports
         "No route to host" after 3 s.
@@ -161,10 +185,10 @@ class Cluster:
             neighbour = f"neigh replace {lost.address} lladdr {lost.mac} dev eth0 nud permanent"
             links.ip(self.namespaces, other.name, [neighbour])
         links.ip(self.namespaces, SWITCH, [f"link set {host} down"])
-
-    def mend(self, host: str) -> None:
-        """Bring the link of a host up again after `cut`."""
-        links.ip(self.namespaces, SWITCH, [f"link set {host} up"])
+        try:
+            yield
+        finally:
+            links.ip(self.namespaces, SWITCH, [f"link set {host} up"])
 
     def uplink_bytes(self, rack: int) -> tuple[int, int]:
         """Return the bytes that left and that entered the rack, including Ethernet headers."""

@@ -23,12 +23,6 @@ SHM = "/dev/shm"  # noqa: S108 - a mount point
 WELL = "h[1-4]: no problems; network 10.77.0.0/16\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=2, racks=2) as up:
-        yield up
-
-
 def check(cluster: Cluster, folder: Path, *options: str) -> CompletedProcess[str]:
     return cluster.run("h1", [*DDLRUN, "check", "h[1-4]", *options], cwd=folder)
 
@@ -79,20 +73,14 @@ def test_a_cluster_that_is_well(cluster: Cluster, mpirun: str, tmp_path: Path) -
 
 
 def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.stop("h3")
-    try:
+    with cluster.stopped("h3"):
         done = check(cluster, tmp_path)
-    finally:
-        cluster.start("h3")
     one_row(done, 3, ["ssh", "h3", "FAILURE", "port 22: Connection refused"], "try: ssh h3 true (start sshd there")
 
 
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.cut("h3")
-    try:
+    with cluster.cut("h3"):
         done = check(cluster, tmp_path, "--start-timeout", "3", "--only", "ssh,names")
-    finally:
-        cluster.mend("h3")
     one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
 
 

@@ -8,40 +8,26 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespaces import ClusterError, output
+from tests.cluster.namespaces import ClusterError
 from tests.support.waiting import wait_until
 
-MPIRUN = {4: Path("/usr/bin/mpirun"), 5: Path(sys.executable).with_name("mpirun")}
 RANKS = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]
 RANK_FILE = "rank 0=h1 slot=0:0\nrank 1=h2 slot=0:1\n"
 TEMPORARY = Path(tempfile.gettempdir())
-ONE_SECOND = ["ssh", "-o", "ConnectTimeout=1"]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=2, racks=1) as up:
-        yield up
-
-
-def mapping(major: int, folder: Path) -> list[str]:
+def mapping(major: int, mpirun: str, folder: Path) -> list[str]:
     """Write rank file and hostfile; return mpirun and the options that use them."""
-    mpirun = MPIRUN[major]
-    if not mpirun.exists() or f"(Open MPI) {major}." not in output([str(mpirun), "--version"]):
-        pytest.skip(f"{mpirun} is not Open MPI {major}")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("two ranks need two cores")
     (folder / "ranks").write_text(RANK_FILE)
     (folder / "hosts").write_text("h1 slots=1\nh2 slots=1\n")
     if major == 4:
-        return [str(mpirun), "--rankfile", f"{folder}/ranks"]
-    return [str(mpirun), "--hostfile", f"{folder}/hosts", "--map-by", f"rankfile:file={folder}/ranks"]
+        return [mpirun, "--rankfile", f"{folder}/ranks"]
+    return [mpirun, "--hostfile", f"{folder}/hosts", "--map-by", f"rankfile:file={folder}/ranks"]
 
 
 def alive(pid: int) -> bool:
@@ -65,9 +51,9 @@ def test_environment_can_be_replaced(cluster: Cluster) -> None:
     assert cluster.run("h2", ["/bin/sh", "-c", "echo $PATH"], env={"PATH": "/nothing"}).stdout == "/nothing\n"
 
 
-@pytest.mark.parametrize("major", [4, 5])
-def test_mpirun_with_a_rank_file(cluster: Cluster, tmp_path: Path, major: int) -> None:
-    done = cluster.run("h1", [*mapping(major, tmp_path), *RANKS])
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core, and two ranks: a machine with two cores")
+def test_mpirun_with_a_rank_file(cluster: Cluster, tmp_path: Path, major: int, mpirun: str) -> None:
+    done = cluster.run("h1", [*mapping(major, mpirun, tmp_path), *RANKS])
     assert done.returncode == 0, done.stderr
     first, second = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
     assert (first["host"], first["sum"], second["host"], second["sum"]) == ("h1", 3, "h2", 3)
@@ -75,27 +61,21 @@ def test_mpirun_with_a_rank_file(cluster: Cluster, tmp_path: Path, major: int) -
 
 
 def test_stopped_host_refuses(cluster: Cluster) -> None:
-    cluster.stop("h2")
-    refused = cluster.run("h1", [*ONE_SECOND, "h2", "true"])
-    cluster.start("h2")
+    with cluster.stopped("h2"):
+        refused = cluster.run("h1", ["ssh", "h2", "true"])
     assert "Connection refused" in refused.stderr
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
 def test_cut_host_times_out(cluster: Cluster) -> None:
-    cluster.cut("h2")
-    lost = cluster.run("h1", [*ONE_SECOND, "h2", "true"])
-    cluster.mend("h2")
+    with cluster.cut("h2"):
+        lost = cluster.run("h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"])
     assert "Connection timed out" in lost.stderr
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
 def test_unknown_host_key_is_refused(cluster: Cluster) -> None:
-    path = cluster.known_hosts("h1")
-    keys = path.read_text()
-    path.write_text("")
-    unknown = cluster.run("h1", ["ssh", "h2", "true"])
-    path.write_text(keys)
+    unknown = cluster.run("h1", ["ssh", "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes", "h2", "true"])
     assert "Host key verification failed" in unknown.stderr
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
