@@ -13,7 +13,7 @@ from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
 from tests.docs.pages import blocks, script
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.extra
 
 # What differs between the pages' cluster and ours: a day is more than a test has, and hosts have two cores.
 SLURM = {"--time=24:00:00": "--time=10"}

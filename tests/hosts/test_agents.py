@@ -16,6 +16,8 @@ from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 from tests.support.waiting import PATIENCE
 
+pytestmark = pytest.mark.extra
+
 TELL = """
 import os
 from mpi4py import MPI

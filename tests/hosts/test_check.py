@@ -78,6 +78,7 @@ def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 3, ["ssh", "h3", "FAILURE", "port 22: Connection refused"], "try: ssh h3 true (start sshd there")
 
 
+@pytest.mark.extra
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
     with cluster.cut("h3"):
         done = check(cluster, tmp_path, "--start-timeout", "3", "--only", "ssh,names")
@@ -93,6 +94,7 @@ def test_the_host_key_is_unknown(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 3, ["ssh", "h3", "FAILURE", "known_hosts has no key of h3"], "ssh h3 once by hand, and compare")
 
 
+@pytest.mark.extra
 def test_the_host_key_has_changed(cluster: Cluster, tmp_path: Path) -> None:
     path = cluster.known_hosts("h1")
     lines = {line.split(",")[0]: line.split() for line in path.read_text().splitlines()}
@@ -102,12 +104,14 @@ def test_the_host_key_has_changed(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 3, ["ssh", "h3", "FAILURE", "host key is not the one in known_hosts"], "ssh-keygen -R h3")
 
 
+@pytest.mark.extra
 def test_the_key_is_not_accepted(cluster: Cluster, tmp_path: Path) -> None:
     with instead(cluster.known_hosts("h3").with_name("id.pub"), ""):
         done = check(cluster, tmp_path)
     one_row(done, 3, ["ssh", "h3", "FAILURE", "Permission denied"], "ssh-copy-id h3")
 
 
+@pytest.mark.extra
 def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run("h1", [*DDLRUN, "check", "h[1-2],nowhere"], cwd=tmp_path)
     assert done.returncode == 3
@@ -119,6 +123,7 @@ def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: 
     assert "remedy: install openssh-client on this machine" in done.stdout
 
 
+@pytest.mark.extra
 def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
     with instead(cluster.known_hosts("h3").with_name("sshrc"), "echo 'Welcome to h3'\n"):
         done = check(cluster, tmp_path)
@@ -138,6 +143,7 @@ def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 0, ["names", "h3", "WARNING", "its own name h3 to 127.0.1.1"], "instead of 127.0.1.1")
 
 
+@pytest.mark.extra
 def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: str, tmp_path: Path) -> None:
     daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
     with mounted(cluster, "h3", daemon, "--bind", "/dev/null"):
@@ -154,6 +160,7 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
     one_row(done, 5, ["mpi", "h3", "FAILURE", "here it is 'mpirun (Open MPI)"], "install the same version")
 
 
+@pytest.mark.extra
 def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", Path(sys.executable).resolve(), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
@@ -162,6 +169,7 @@ def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.extra
 def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text("print(1)\n")
     (other := tmp_path / "other").write_text("print(2)\n")
@@ -182,6 +190,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
     one_row(done, 5, ["files", "h3", "FAILURE", "another file: 10 bytes, here it has 9"], "copy it there")
 
 
+@pytest.mark.extra
 def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     (folder := tmp_path / "a 'b' $c").mkdir()
     with mounted(cluster, "h3", tmp_path, "-t", "tmpfs", "tmpfs"):
@@ -190,6 +199,7 @@ def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: P
     assert check(cluster, folder).stdout == WELL
 
 
+@pytest.mark.extra
 def test_shared_memory_and_temporary_files_need_room(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", SHM, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
         done = check(cluster, tmp_path)
@@ -200,6 +210,7 @@ def test_shared_memory_and_temporary_files_need_room(cluster: Cluster, tmp_path:
     one_row(done, 5, ["disk", "h3", "FAILURE", f"{temporary} has 1 MiB free"], "TMPDIR")
 
 
+@pytest.mark.extra
 def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -> None:
     start = "DDLRUN_RUN=old-7 setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     pid = int(cluster.run("h3", ["sh", "-c", start], check=True).stdout)
@@ -210,6 +221,7 @@ def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -
     one_row(done, 0, ["leftovers", "h3", "WARNING", f"run old-7 left process {pid} (sleep 1000)"], "ddlrun clean h3")
 
 
+@pytest.mark.extra
 def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
     links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
@@ -221,6 +233,7 @@ def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 5, ["tcp", "h3", "FAILURE", what], "open TCP ports 1024-65535")
 
 
+@pytest.mark.extra
 def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
     links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
@@ -233,6 +246,7 @@ def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tm
     assert done.stdout.splitlines()[-1] == "h[2-4]: 1 failure; network 10.77.0.0/16"
 
 
+@pytest.mark.extra
 def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.2 ipproto tcp unreachable"
     links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
@@ -246,6 +260,7 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     assert "other direction" not in done.stdout
 
 
+@pytest.mark.extra
 def test_many_hosts_try_their_neighbours(tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=12, racks=1) as cluster:
         rules = [f"to 10.77.0.{to} ipproto tcp dport 1024-32000 unreachable" for to in (6, 9)]
@@ -256,6 +271,7 @@ def test_many_hosts_try_their_neighbours(tmp_path: Path) -> None:
         assert done.stdout.splitlines()[-1] == "h[1-12]: 1 failure; network 10.77.0.0/16"
 
 
+@pytest.mark.extra
 def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Path) -> None:
     done = check(cluster, tmp_path, "--network", "10.77.0.0/24")
     assert done.returncode == 5
@@ -278,6 +294,7 @@ def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> Comple
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("options", [[], ["--tcp"]])
 def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_path: Path, options: list[str]) -> None:
     with Cluster(hosts_per_rack=2, racks=1) as cluster:
@@ -292,6 +309,7 @@ def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_pa
         assert "not 172.17.0.0/16: docker0 is a bridge" in plan["reasons"]["network"]
 
 
+@pytest.mark.extra
 def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
     ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
     done = cluster.run("h1", ask, cwd=tmp_path)
@@ -308,6 +326,7 @@ def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path
     assert "--network 10.78.0.0/16: no address on h[2-4]; h2 has eth0 10.77.0.2/16" in done.stderr
 
 
+@pytest.mark.extra
 def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=2, racks=1, ipv6=True) as cluster:
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-2]", "--mpirun", mpirun], cwd=tmp_path)

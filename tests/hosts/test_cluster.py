@@ -43,14 +43,17 @@ def test_plain_ssh_prints_the_other_hosts_name(cluster: Cluster) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
 
 
+@pytest.mark.extra
 def test_command_runs_in_the_given_folder(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.run("h2", ["pwd"], cwd=tmp_path).stdout == f"{tmp_path}\n"
 
 
+@pytest.mark.extra
 def test_environment_can_be_replaced(cluster: Cluster) -> None:
     assert cluster.run("h2", ["/bin/sh", "-c", "echo $PATH"], env={"PATH": "/nothing"}).stdout == "/nothing\n"
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core, and two ranks: a machine with two cores")
 def test_mpirun_with_a_rank_file(cluster: Cluster, tmp_path: Path, major: int, mpirun: str) -> None:
     done = cluster.run("h1", [*mapping(major, mpirun, tmp_path), *RANKS])
@@ -67,6 +70,7 @@ def test_stopped_host_refuses(cluster: Cluster) -> None:
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
+@pytest.mark.extra
 def test_cut_host_times_out(cluster: Cluster) -> None:
     with cluster.cut("h2"):
         lost = cluster.run("h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"])
@@ -74,12 +78,14 @@ def test_cut_host_times_out(cluster: Cluster) -> None:
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
+@pytest.mark.extra
 def test_unknown_host_key_is_refused(cluster: Cluster) -> None:
     unknown = cluster.run("h1", ["ssh", "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes", "h2", "true"])
     assert "Host key verification failed" in unknown.stderr
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 
 
+@pytest.mark.extra
 def test_uplink_counts_and_limits_what_crosses_racks() -> None:
     with Cluster(hosts_per_rack=1, racks=2, uplink="100mbit", nic="1gbit") as cluster:
         before = cluster.uplink_bytes(0)[0]

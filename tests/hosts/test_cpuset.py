@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import launch_line
 
+pytestmark = pytest.mark.extra
+
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
 SHOW = [sys.executable, "-m", "ddlrun", "show", "machines", "--json"]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 
-pytestmark = pytest.mark.busy
+pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
 ROOT = Path(__file__).parents[2]
 BYTES = 8 * 2**20

@@ -16,6 +16,7 @@ from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 from tests.support.waiting import PATIENCE, wait_until
 
+EXTRA = pytest.mark.extra
 GRACE = 2
 RANKS = 4
 SCRIPT = """
@@ -156,14 +157,15 @@ STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
 @pytest.mark.parametrize(
     ("victim", "code", "said"),
     [
-        ("ddlrun", -9, ""),
-        ("mpirun", 137, "mpirun was killed by SIGKILL"),
-        (
+        pytest.param("ddlrun", -9, "", marks=EXTRA),
+        pytest.param("mpirun", 137, "mpirun was killed by SIGKILL", marks=EXTRA),
+        pytest.param(
             "daemon",
             3,
             r"rank 2 on h3 had to end: mpirun, or its daemon on that host, is gone|mpirun lost host h3",
+            marks=EXTRA,
         ),
-        ("keeper", 137, "rank 2 on h3 was killed by another process"),
+        pytest.param("keeper", 137, "rank 2 on h3 was killed by another process", marks=EXTRA),
         ("rank", 137, r"failed: rank 2 on h3 \(local rank 0\): killed by SIGKILL \(Killed\)"),
     ],
 )
@@ -183,9 +185,10 @@ def test_kill_9(cluster: Cluster, mpirun: str, tmp_path: Path, victim: str, code
     assert re.search(said, err), err
 
 
+@pytest.mark.extra
 def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The daemon and the keepers have connections of their own, but mpirun takes the host for lost."""
-    with ExitStack() as stack:  # sshd starts again after the end of the job
+    with ExitStack() as stack:  # noqa: SIM117 - sshd starts again after the end of the job
         with Job(cluster, mpirun, tmp_path, *STAY) as job:
             job.wait_for_output("started", RANKS)
             stack.enter_context(cluster.stopped("h3"))
@@ -197,6 +200,7 @@ def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -
     assert "mpirun lost host h3, the ssh session of its daemon" in err
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("chatty", [False, True])
 def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty: bool) -> None:
     words = ("sh", "-c", "echo started; while :; do echo text; sleep 0.1; done") if chatty else STAY
@@ -208,6 +212,7 @@ def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty:
     assert "h3" in err
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
@@ -234,7 +239,9 @@ def test_how_a_rank_ends(cluster: Cluster, mpirun: str, tmp_path: Path, how: str
         assert (tmp_path / "run" / "report.txt").read_text() in err
 
 
-@pytest.mark.parametrize("moment", ["checks", "start", "run", "ending"])
+@pytest.mark.parametrize(
+    "moment", [*(pytest.param(moment, marks=EXTRA) for moment in ("checks", "start", "ending")), "run"]
+)
 def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> None:
     words = ("sh", "-c", "trap 'echo terminated' TERM; echo started; while :; do sleep 3600 & wait; done")
     with ExitStack() as stack:
@@ -256,12 +263,14 @@ def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> N
     assert code in (130, -2), err  # Python dies of SIGINT itself where that has hit an eval(), however it was handled
 
 
+@pytest.mark.extra
 def test_a_time_limit(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY, options=("--timeout", "2")) as job:
         code, _, err = job.end()
     assert (code, "the time limit of 2 s (--timeout)" in err) == (124, True), err
 
 
+@pytest.mark.extra
 def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -275,6 +284,7 @@ def test_a_full_disk(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     assert "no more log in" in err
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("major", [4], indirect=True)  # no MPI carries it
 def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     argv = launch_line(mpirun, cluster.folder, "--quiet", "-H", "h3:1")
@@ -284,6 +294,7 @@ def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_pat
     assert measured.stdout == "\nend\n", measured.stderr
 
 
+@pytest.mark.extra
 def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = f'echo "try $DDLRUN_RESTART" >>{tmp_path}/tries; test $DDLRUN_RESTART = 2 || exit 7'
     with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--restarts", "3")) as job:
@@ -292,6 +303,7 @@ def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path)
     assert (tmp_path / "run" / "restart-2" / "outcome.json").exists()
 
 
+@pytest.mark.extra
 def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = "echo started; hostname; test $DDLRUN_RESTART != 0 || sleep 3600"
     options = ("-H", "h1,h2", "-np", "2", "--restarts", "1", "--spare-hosts", "h3,h4", "--no-tag-output")
@@ -304,6 +316,7 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: st
     assert "h3 takes the place of h2: it was lost" in err
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("options", [("--spare-hosts", "h4"), ("--min-topology", "1x1")])
 def test_a_host_that_fails_its_check_is_replaced_or_left_out(
     cluster: Cluster, mpirun: str, tmp_path: Path, options: tuple[str, ...]

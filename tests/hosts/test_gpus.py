@@ -15,7 +15,7 @@ from tests.cluster.slurm import SlurmCluster
 from tests.cluster.slurm import why_not as no_slurm
 from tests.conftest import launch_line
 
-pytestmark = pytest.mark.openmpi(5)
+pytestmark = [pytest.mark.openmpi(5), pytest.mark.extra]
 
 SEEN = (
     "import json, os; e = os.environ; os.write(1, (json.dumps([int(e['OMPI_COMM_WORLD_RANK']), "

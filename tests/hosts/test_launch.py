@@ -27,7 +27,7 @@ def ddlrun(mpirun: str, folder: Path) -> list[str]:
     return launch_line(mpirun, folder, "--no-tag-output")
 
 
-@pytest.mark.parametrize("order", ["host", "ddl"])
+@pytest.mark.parametrize("order", ["host", pytest.param("ddl", marks=pytest.mark.extra)])
 def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_path: Path, order: str) -> None:
     words = ["a  b", "", "$X *", "\n'\""]
     argv = [*ddlrun(mpirun, tmp_path), "-H", "h1,h2", "--accelerators", "core", "--rank-order", order]
@@ -47,6 +47,7 @@ def test_every_rank_is_where_the_plan_says(cluster: Cluster, mpirun: str, tmp_pa
     assert len({rank["path"] for rank in ranks}) == 1
 
 
+@pytest.mark.extra
 def test_the_example_trains_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     done = cluster.run("h1", [*ddlrun(mpirun, tmp_path), "-H", "h1:1,h2:1", str(EXAMPLE)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -55,12 +56,14 @@ def test_the_example_trains_over_two_hosts(cluster: Cluster, mpirun: str, tmp_pa
     assert done.stdout.splitlines()[-1].startswith("done: accuracy 9")
 
 
+@pytest.mark.extra
 def test_a_launch_from_a_host_that_takes_no_part(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     argv = [*ddlrun(mpirun, tmp_path), "-H", "h2:1", "--quiet", "sh", "-c", "hostname; cat"]
     done = cluster.run("h1", argv, cwd=tmp_path, stdin="")
     assert (done.returncode, done.stdout, done.stderr) == (0, "h2\n", "")
 
 
+@pytest.mark.extra
 def test_the_port_of_ssh_is_used_by_probe_and_mpirun(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     ask = [*ddlrun(mpirun, tmp_path), "--quiet", "-H", "h1:1,h2:1"]
     done = cluster.run("h1", [*ask, "-p", "22", "hostname"], cwd=tmp_path)
@@ -70,6 +73,7 @@ def test_the_port_of_ssh_is_used_by_probe_and_mpirun(cluster: Cluster, mpirun: s
     assert "port 2222: Connection refused; try: ssh -p 2222 h2 true" in done.stderr
 
 
+@pytest.mark.extra
 def test_gen_rankfile_asks_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "gen-rankfile", "--probe", "1x2", "h1,h2"], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,6 +94,7 @@ def test_hosts_that_cannot_be_asked_are_named_each_with_its_reason(cluster: Clus
 WORDS = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8), max_size=3)
 
 
+@pytest.mark.extra
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(WORDS, st.text("$x '\"\n\\*;&`|<>(){}[]!~#%=ü", max_size=12))
 def test_any_word_and_any_value_arrive_over_ssh(cluster: Cluster, mpirun: str, words: list[str], value: str) -> None:
@@ -100,6 +105,7 @@ def test_any_word_and_any_value_arrive_over_ssh(cluster: Cluster, mpirun: str, w
     assert [(told["argv"], told["mine"]) for told in map(json.loads, done.stdout.splitlines())] == [(words, value)] * 2
 
 
+@pytest.mark.extra
 def test_no_value_stands_on_a_command_line_nor_a_secret_in_a_file(
     cluster: Cluster, mpirun: str, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS
 from tests.support.json_schemas import validate
 
-pytestmark = pytest.mark.busy
+pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
 ROOT = Path(__file__).parents[2]
 DDLRUN = [sys.executable, "-m", "ddlrun"]

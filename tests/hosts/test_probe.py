@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 
 PROBE = [sys.executable, "-m", "ddlrun", "probe"]
@@ -32,6 +34,7 @@ def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, 
     assert (tmp_path / "saved" / "hosts").read_text() == "h1\nh2\n"
 
 
+@pytest.mark.extra
 def test_lint_asks_the_hosts_of_a_rank_file(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "ranks").write_text("rank 0=h1 slot=0:0\nrank 1=h2 slot=7:0\n")
     done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "lint", "ranks", "--probe"], cwd=tmp_path)

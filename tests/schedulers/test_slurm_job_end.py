@@ -13,7 +13,7 @@ from tests.cluster.slurm import SlurmCluster, why_not
 from tests.conftest import launch_line
 from tests.support.slurm_jobs import ENDLESS, RANK_REPORT, Launch, leftovers, wait_for_output
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.mark.parametrize("slurmd", ["silent", "down", "restarted"])
