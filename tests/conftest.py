@@ -104,7 +104,7 @@ def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", *options]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmCluster]:
     """Provide four hosts in two racks with a real Slurm."""
     if reason := tests.cluster.slurm.why_not():
@@ -113,7 +113,7 @@ def slurm() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sge() -> Iterator[GridEngineCluster]:
     """Provide two hosts with a real Grid Engine."""
     if reason := tests.cluster.grid_engine.why_not():

@@ -52,7 +52,7 @@ from ddlrun.rank.processes import (
     list_descendants,
     send_signal,
 )
-from ddlrun.rank.signals import WARNINGS
+from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Keeper:
         self._ordered = False
         self._may_leave = False
         self._alone = False
+        self._warnings = ReceivedWarnings()
         self._why = ""
 
     def send(self, kind: bytes, text: str) -> None:
@@ -197,7 +198,8 @@ class Keeper:
 
     def _on_message(self, kind: bytes, text: bytes) -> None:
         if kind == protocol.SIGNAL:
-            self._signal_program(int(text))
+            if not self._warnings.has(int(text), time.monotonic()):
+                self._signal_program(int(text))
         elif kind == protocol.TERMINATE:
             self._order_end(float(text))
         elif kind == protocol.LEAVE:
@@ -211,6 +213,7 @@ class Keeper:
         if number in WARNINGS:
             if not os.environ.get("SLURM_STEP_ID", "").isdecimal():  # Slurm signals every process of its step
                 self._signal_program(number)
+            self._warnings.add(number, time.monotonic())
             self.send(protocol.SIGNALLED, str(number))
             return
         if os.getppid() != self._settings.parent:

@@ -7,6 +7,8 @@ import signal
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+# The same warning after this time is another one.
+WARNING_SECONDS = 5.0
 HANDLED = (*ENDING, *WARNINGS, signal.SIGCHLD)
 
 
@@ -34,6 +36,21 @@ class SignalQueue:
     def _receive(self, number: int, _frame: object) -> None:
         if number != signal.SIGCHLD:  # which only has to end the wait for events
             self._pending.append(number)
+
+
+class ReceivedWarnings:
+    """The warnings that a program has received; times are those of time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._received_at: dict[int, float] = {}
+
+    def add(self, number: int, now: float) -> None:
+        """Record that the program has received a signal."""
+        self._received_at[number] = now
+
+    def has(self, number: int, now: float) -> bool:
+        """Return True if the program has this warning: ddlrun may pass it on before it knows of that."""
+        return now <= self._received_at.get(number, float("-inf")) + WARNING_SECONDS
 
 
 def restore_defaults() -> None:

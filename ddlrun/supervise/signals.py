@@ -5,11 +5,11 @@ import signal
 from collections.abc import Sequence
 from types import FrameType
 
+from ddlrun.rank.signals import WARNING_SECONDS
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.
 PASS_ON_SECONDS = 0.5
-# The same signal after this time is another warning.
-WARNING_SECONDS = 5.0
 
 
 class SignalWarnings:

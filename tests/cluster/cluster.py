@@ -1,4 +1,4 @@
-"""Several hosts on one machine: a namespace and a real sshd per host, a bridge per rack.
+"""Several hosts on one machine: namespaces and a real sshd per host, a bridge per rack.
 
     with Cluster(hosts_per_rack=2, racks=2, uplink="100mbit", nic="2gbit") as cluster:
         cluster.run("h1", ["ssh", "h3", "hostname"], check=True)
@@ -6,32 +6,38 @@
 Each host is a network, a UTS and a mount namespace. The mount namespace gives it its own /etc/hosts
 and /etc/ssh, so a plain `ssh h2` inside h1 (Open MPI's launcher) finds the cluster's keys and known
 hosts while the machine's own files stay as they are. Disk (/tmp too), processes and cores are shared.
+Neither root nor anything that outlives the Python which made the cluster is needed: see namespaces.py.
 """
 
 import itertools
 import os
+import pwd
+import re
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tests.cluster import namespaces
-from tests.cluster.host import HOLD, ClusterHost, write_files
-from tests.cluster.namespaces import NO_IPV6, PATIENCE, ClusterError, output, program
+from tests.cluster import links, namespaces
+from tests.cluster.host import SET_UP, ClusterHost, write_names, write_ssh
+from tests.cluster.namespaces import SWITCH, ClusterError, Namespaces, missing, output, program
 
 Entered = TypeVar("Entered", bound="Cluster")
-PROGRAMS = ("ip", "tc", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "mount")
+PATIENCE = 60.0
+PROGRAMS = {
+    "ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+}  # fmt: skip
 
 
 def why_not() -> str:
-    """Return the reason why this machine cannot run a cluster; empty if it can."""
-    if os.geteuid() != 0:
-        return "the test cluster needs root"
-    missing = [name for name in PROGRAMS if program(name) == name]
-    return f"the test cluster needs {', '.join(missing)}" if missing else ""
+    """Return the reason why there can be no cluster, and the command that remedies it; empty if there can be one."""
+    return namespaces.why_not() or missing(PROGRAMS)
 
 
 class Cluster:
@@ -47,9 +53,9 @@ class Cluster:
         self._shape = hosts_per_rack, racks
         self._ipv6 = ipv6
         self._uplink, self._nic = uplink, nic
+        self._namespaces: Namespaces | None = None
         self._folder: Path | None = None
         self._hosts: dict[str, ClusterHost] = {}
-        self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self: Entered) -> Entered:  # noqa: PYI019 - typing.Self came with 3.11
@@ -74,30 +80,46 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """Return the cluster's private folder; its name is the prefix of each namespace's name."""
+        """Return the cluster's private folder."""
         if self._folder is None:
             raise ClusterError("the cluster is not up")
         return self._folder
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """Return the namespaces of the hosts and of the switch between them."""
+        if self._namespaces is None:
+            raise ClusterError("the cluster is not up")
+        return self._namespaces
 
     def down(self) -> None:
         """Kill everything inside and remove every trace, with Ctrl-C held back; harmless at any time, even twice."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for process in (*self._servers.values(), *self._holders.values()):
-                process.kill()
+            if self._namespaces:
+                self._namespaces.close()
+            for process in self._servers.values():
                 process.wait()
-            if self._folder:
-                namespaces.remove(self._folder)
-            self._folder = None
-            self._hosts, self._holders, self._servers = {}, {}, {}
+            self._folder = self._namespaces = None
+            self._hosts, self._servers = {}, {}
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on `host`, in `cwd` (default: the current folder)."""
+        return self._argv(self.namespaces.as_user(host), host, command, cwd)
+
+    def root_argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
+        """Return the command line that runs `command` as the root of a host, as `argv` does for the user."""
+        return self._argv(self.namespaces.as_root(host), host, command, cwd)
+
+    def login_argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
+        """Return the command line by which a process of `root_argv` runs `command` on another host."""
+        return self._argv(self.namespaces.from_root(host), host, command, cwd)
+
+    def _argv(self, enter: Sequence[str], host: str, command: Sequence[str], cwd: Path | None) -> list[str]:
         folder = cwd or Path.cwd()
         variables = {"PWD": str(folder), **self._hosts[host].environment}
-        enter = [program("nsenter"), "-t", str(self._holders[host].pid), "-n", "-u", "-m", "--"]
         setting = [f"{key}={value}" for key, value in variables.items()]
         return [*enter, program("env"), "-C", str(folder), *setting, *command]
 
@@ -111,10 +133,18 @@ class Cluster:
         check: bool = False,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` on `host` to its end; `options` go to subprocess.run, with a timeout of 60 s by default."""
-        options.setdefault("timeout", 60)
+        """Run `command` on `host` to its end; `options` go to subprocess.run, with a timeout of 120 s by default."""
+        options.setdefault("timeout", 2 * PATIENCE)
         argv = self.argv(host, command, cwd=cwd)
         return subprocess.run(argv, input=stdin, check=check, capture_output=True, text=True, **options)
+
+    def administer(self, host: str, command: Sequence[str]) -> None:
+        """Run a command such as mount as the root of a host. Raises ClusterError if it fails."""
+        output([*self.namespaces.as_root(host), program(command[0]), *command[1:]])
+
+    def processes(self, *hosts: str) -> set[int]:
+        """Return the ids of the processes on hosts, by default on all."""
+        return self.namespaces.processes(*(hosts or self._hosts))
 
     def known_hosts(self, host: str) -> Path:
         """Return the file in which ssh on `host` looks up host keys; a test may edit it."""
@@ -132,8 +162,20 @@ class Cluster:
         self._serve(self._hosts[host])
         self._await_server(self._hosts[host])
 
-    def cut(self, host: str) -> None:
-        """Take the host's link down: connections to it time out.
+    @contextmanager
+    def stopped(self, *hosts: str) -> Iterator[None]:
+        """Stop the sshd of hosts, and start it again at the end."""
+        for host in hosts:
+            self.stop(host)
+        try:
+            yield
+        finally:
+            for host in hosts:
+                self.start(host)
+
+    @contextmanager
+    def cut(self, host: str) -> Iterator[None]:
+        """Take the host's link down, so that connections to it time out; bring it up again at the end.
 
         The other hosts keep its hardware address, as behind a router. Without that the kernel reports
         "No route to host" after 3 s.
@@ -141,50 +183,45 @@ class Cluster:
         lost = self._hosts[host]
         for other in set(self.hosts) - {lost}:
             neighbour = f"neigh replace {lost.address} lladdr {lost.mac} dev eth0 nud permanent"
-            namespaces.ip(other.namespace, [neighbour])
-        namespaces.ip(self._switch, [f"link set {host} down"])
-
-    def mend(self, host: str) -> None:
-        """Bring the link of a host up again after `cut`."""
-        namespaces.ip(self._switch, [f"link set {host} up"])
+            links.ip(self.namespaces, other.name, [neighbour])
+        links.ip(self.namespaces, SWITCH, [f"link set {host} down"])
+        try:
+            yield
+        finally:
+            links.ip(self.namespaces, SWITCH, [f"link set {host} up"])
 
     def uplink_bytes(self, rack: int) -> tuple[int, int]:
         """Return the bytes that left and that entered the rack, including Ethernet headers."""
-        counters = [f"/sys/class/net/up{rack}/statistics/{direction}_bytes" for direction in ("tx", "rx")]
-        sent, received = output(["ip", "netns", "exec", self._switch, "cat", *counters]).split()
+        table = output([*self.namespaces.as_root(SWITCH), "cat", "/proc/net/dev"])
+        row = re.search(rf"^ *up{rack}:(.*)", table, re.MULTILINE)
+        assert row is not None
+        received, *_, sent, _, _, _, _, _, _, _ = row[1].split()
         return int(sent), int(received)
 
-    def namespace(self, host: str) -> str:
-        """Return the host's network namespace, for `namespaces.ip`."""
-        return self._hosts[host].namespace
-
-    @property
-    def _switch(self) -> str:
-        return f"{self.folder.name}-sw"
-
     def _up(self) -> None:
-        for leftover in namespaces.leftovers():
-            namespaces.remove(leftover)
-        self._folder = namespaces.claim()
+        self._folder = Path(tempfile.mkdtemp(prefix="ddl"))
+        self._namespaces = Namespaces(self._folder)
         per_rack, racks = self._shape
         for number, (rack, place) in enumerate(itertools.product(range(racks), range(1, per_rack + 1)), 1):
             name = f"h{number}"
-            self._hosts[name] = ClusterHost(
-                name, rack, place, f"{self.folder.name}-{name}", self.folder / name, self._ipv6
-            )
-        namespaces.wire(self._switch, self.hosts)
-        self._limit()
+            self._hosts[name] = ClusterHost(name, rack, place, self.folder / name, self._ipv6)
         self._write_files()
-        for step in (self._hold, self._serve, self._await_server):
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+        script = SET_UP if self._ipv6 else f"{links.NO_IPV6}\n{SET_UP}"
+        for host in self.hosts:
+            self._namespaces.hold(host.name, script, host.name, str(host.folder), home)
+        links.wire(self._namespaces, self.hosts)
+        self._limit()
+        for step in (self._serve, self._await_server):
             for host in self.hosts:
                 step(host)
 
     def _limit(self) -> None:
         uplinks = [f"{end}{rack}" for rack in range(self._shape[1]) for end in ("up", "dn")]
-        namespaces.limit(self._switch, uplinks, self._uplink, "128kb")
-        namespaces.limit(self._switch, self._hosts, self._nic, "512kb")
+        links.limit(self.namespaces, SWITCH, uplinks, self._uplink, "128kb")
+        links.limit(self.namespaces, SWITCH, self._hosts, self._nic, "512kb")
         for host in self.hosts:
-            namespaces.limit(host.namespace, ["eth0"], self._nic, "512kb")
+            links.limit(self.namespaces, host.name, ["eth0"], self._nic, "512kb")
 
     def _write_files(self) -> None:
         keys = {name: self.folder / f"{name}.key" for name in ("user", *self._hosts)}
@@ -192,24 +229,9 @@ class Cluster:
             output(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)])
         public = {name: Path(f"{key}.pub").read_text() for name, key in keys.items()}
         known = "".join(f"{host.name},{host.address} {public[host.name]}" for host in self.hosts)
-        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
         for host in self.hosts:
-            etc_hosts = f"127.0.0.1 localhost\n{names}"
-            write_files(host, etc_hosts=etc_hosts, user_key=keys["user"], host_key=keys[host.name], known_hosts=known)
-
-    def _hold(self, host: ClusterHost) -> None:
-        """Start the process that keeps the host's namespaces alive; like sshd, it does not get Ctrl-C."""
-        enter = [program("ip"), "netns", "exec", host.namespace, program("unshare"), "--uts", "sh", "-c"]
-        log = host.folder / "hold.log"
-        with log.open("w") as errors:
-            holder = self._holders[host.name] = subprocess.Popen(
-                [*enter, HOLD if self._ipv6 else f"{NO_IPV6}\n{HOLD}", "hold", host.name, str(host.folder)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-            )  # fmt: skip
-        assert holder.stdout is not None
-        with holder.stdout as lines:
-            if lines.readline() != b"ready\n":
-                raise ClusterError(log.read_text())
+            write_names(host, self.hosts)
+            write_ssh(host, user_key=keys["user"], host_key=keys[host.name], known_hosts=known)
 
     def _serve(self, host: ClusterHost) -> None:
         with (host.folder / "sshd.log").open("a") as log:

@@ -111,8 +111,8 @@ qsort_args NONE
 
 
 def why_not() -> str:
-    """Return the reason why this machine cannot run Grid Engine; empty if it can."""
-    return cluster.why_not() or scheduler.missing(MASTER, EXECUTOR, SUBMIT)
+    """Return the reason why this machine cannot run Grid Engine, and the remedy; empty if it can."""
+    return cluster.why_not() or scheduler.missing("Grid Engine", MASTER, EXECUTOR, SUBMIT)
 
 
 class GridEngineCluster(SchedulerCluster):
@@ -136,7 +136,7 @@ class GridEngineCluster(SchedulerCluster):
         lines = self.run("h1", ["qstat", "-u", "*"], check=True).stdout.splitlines()
         return next((line.split()[4] for line in lines if line.split()[0] == job), "")
 
-    def wait_for(self, job: str, *states: str, timeout: float = 60) -> str:
+    def wait_for(self, job: str, *states: str, timeout: float = 120) -> str:
         """Wait until the job is in one of `states` (default: "", the end) and return the state.
 
         Raises ClusterError if the job ends before, or after `timeout` seconds.

@@ -1,30 +1,30 @@
 """A host of the test cluster: its names, its files, and the script that sets it up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Open MPI refuses to run as root without these; everything in the cluster runs as root.
+# Open MPI refuses to run as root without these; no variable is needed by an ordinary user.
 ENVIRONMENT = {f"{name}_ALLOW_RUN_AS_ROOT{suffix}": "1" for name in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 
-# $1 is the host's name, $2 its folder. `ip netns exec` has made the mount namespace and a matching
-# /sys; the sleep keeps the namespaces alive.
+# $1 is the host's name, $2 its folder, $3 the user's home.
 # reno: the default may be bbr, which is bursty and unfair at the rates of the tests.
+# port_start: an ordinary user's sshd listens on port 22.
 # ~/.ssh and ~/.bashrc: those of the user must have no effect. /run: sshd needs /run/sshd, and nscd
 # must not answer. /dev/shm: files that MPI leaves behind disappear with the host.
-HOLD = """set -e
-echo "$1" >/proc/sys/kernel/hostname
+SET_UP = """hostname "$1"
+mount -t sysfs sysfs /sys
 echo reno >/proc/sys/net/ipv4/tcp_congestion_control
 echo 0 >/proc/sys/net/ipv4/tcp_slow_start_after_idle
-mount --bind "$2/ssh" /etc/ssh
+echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start
+if [ -d "$2/ssh" ]; then mount --bind "$2/ssh" /etc/ssh; fi
 mount --bind "$2/hosts" /etc/hosts
 if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi
-if [ -e ~root/.bashrc ]; then mount --bind /dev/null ~root/.bashrc; fi
-if [ -d ~root/.ssh ]; then mount -t tmpfs tmpfs ~root/.ssh; fi
+if [ -e "$3/.bashrc" ]; then mount --bind /dev/null "$3/.bashrc"; fi
+if [ -d "$3/.ssh" ]; then mount -t tmpfs tmpfs "$3/.ssh"; fi
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 mount -t tmpfs tmpfs /dev/shm
-echo ready
-exec sleep infinity >/dev/null
 """
 SSH_CONFIG = """Host *
   IdentityFile /etc/ssh/id
@@ -33,6 +33,7 @@ SSH_CONFIG = """Host *
 """
 SSHD_CONFIG = """HostKey /etc/ssh/hostkey
 AuthorizedKeysFile /etc/ssh/id.pub
+StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 KexAlgorithms curve25519-sha256
@@ -44,12 +45,11 @@ SetEnv {environment}
 
 @dataclass(frozen=True)
 class ClusterHost:
-    """A host: its name, rack (from 0), place in the rack (from 1), network namespace and folder."""
+    """A host: its name, rack (from 0), place in the rack (from 1), and folder."""
 
     name: str
     rack: int
     place: int
-    namespace: str
     folder: Path
     ipv6: bool = False
 
@@ -84,10 +84,15 @@ class ClusterHost:
         return self.folder / "ssh"
 
 
-def write_files(host: ClusterHost, *, etc_hosts: str, user_key: Path, host_key: Path, known_hosts: str) -> None:
-    """Write the host's /etc/hosts and /etc/ssh; the keys are paths of private keys."""
+def write_names(host: ClusterHost, hosts: Sequence[ClusterHost]) -> None:
+    """Create the host's folder, with its /etc/hosts and the folder of its temporary files."""
     (host.folder / "tmp").mkdir(parents=True)
-    (host.folder / "hosts").write_text(etc_hosts)
+    names = "".join(f"{other.address} {other.name}\n" for other in hosts)
+    (host.folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+
+
+def write_ssh(host: ClusterHost, *, user_key: Path, host_key: Path, known_hosts: str) -> None:
+    """Write the host's /etc/ssh; the keys are paths of private keys."""
     host.ssh_folder.mkdir()
     for source, target in ((user_key, "id"), (host_key, "hostkey")):
         for suffix in ("", ".pub"):

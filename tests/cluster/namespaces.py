@@ -1,25 +1,32 @@
-"""Network namespaces of the test cluster: claim a name, connect, limit links, remove."""
+"""Namespaces of the test cluster: network, UTS and mount namespaces of root, or of an ordinary user.
 
-import itertools
+Root makes them directly. An ordinary user makes them in a user namespace in which he is root. The programs of his hosts
+run in a second user namespace, in which he is himself and has no privileges, as sshd needs it.
+"""
+
+import functools
 import os
-import re
 import shutil
-import signal
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.cluster.host import ClusterHost
+from tests.cluster.reaper import PATIENCE, processes
 
-NAMES = Path("/run/netns")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-PATIENCE = 10.0
-
-# IPv6 sends neighbour discovery over the links; without it the byte counters show the job alone.
-NO_IPV6 = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 >$f; done"
+REAPER = Path(__file__).with_name("reaper.py")
+SWITCH = "switch"
+# Each program, and Debian's package of it.
+PROGRAMS = {"nsenter": "util-linux", "unshare": "util-linux", "mount": "mount", "hostname": "hostname"}
+USER_NAMESPACE = ("--user", "--map-root-user")
+# The settings that forbid user namespaces, with the value that does.
+FORBIDDING = {
+    "kernel/unprivileged_userns_clone": ("0", "1"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user/max_user_namespaces": ("0", "10000"),
+}
 
 
 class ClusterError(Exception):
@@ -31,96 +38,136 @@ def program(name: str) -> str:
     return shutil.which(name, path=SYSTEM_PATH) or name
 
 
-def output(command: Sequence[str], stdin: str = "", *, check: bool = True) -> str:
+def missing(programs: dict[str, str]) -> str:
+    """Return the first missing program with the command that installs its package; empty if none is missing."""
+    absent = (
+        f"no {name}: sudo apt-get install {package}" for name, package in programs.items() if program(name) == name
+    )
+    return next(absent, "")
+
+
+@functools.cache
+def why_not() -> str:
+    """Return the reason why this process cannot make hosts, and the command that remedies it; empty if it can."""
+    if reason := missing(PROGRAMS):
+        return reason
+    # A mount shows that the user is root there: a user namespace without privileges is of no use.
+    argv = [
+        program("unshare"),
+        *_user_namespace(),
+        "--net",
+        "--uts",
+        "--mount",
+        "mount",
+        "-t",
+        "sysfs",
+        "sysfs",
+        "/sys",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return f"no namespaces: {_remedy()}" if done.returncode else ""
+
+
+def _remedy() -> str:
+    for name, (forbids, allows) in FORBIDDING.items():
+        with suppress(OSError):
+            if os.geteuid() and Path("/proc/sys", name).read_text().strip() == forbids:
+                return f"sudo sysctl {name.replace('/', '.')}={allows}"
+    return "docker run --privileged (this seems to be a container without privileges)"
+
+
+def _user_namespace() -> tuple[str, ...]:
+    return () if os.geteuid() == 0 else USER_NAMESPACE
+
+
+def output(command: Sequence[str], stdin: str = "") -> str:
     """Run a program on the real machine and return its output. Raises ClusterError if it fails."""
     argv = [program(command[0]), *command[1:]]
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-    if check and done.returncode:
+    if done.returncode:
         raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 
-def ip(namespace: str, lines: Iterable[str]) -> None:
-    """Run ip commands inside a namespace, all in one process."""
-    output(["ip", "-n", namespace, "-batch", "-"], "\n".join(lines))
+class Namespaces:
+    """The namespaces of hosts, and a network namespace SWITCH; they last until `close` or the end of this Python."""
 
+    def __init__(self, folder: Path) -> None:
+        """Start the reaper, which removes the folder too."""
+        self._folder = folder
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}
+        self._inodes: dict[str, int] = {}
+        python = [sys.executable, "-IS", str(REAPER), str(folder)]
+        self._start(SWITCH, [program("unshare"), *_user_namespace(), "--net", *python])
 
-def limit(namespace: str, links: Iterable[str], rate: str | None, burst: str) -> None:
-    """Limit the sending rate of links to `rate`, a tc rate such as "100mbit"; None is no limit."""
-    if rate:
-        lines = (f"qdisc add dev {link} root tbf rate {rate} burst {burst} latency 50ms" for link in links)
-        output(["tc", "-n", namespace, "-batch", "-"], "\n".join(lines))
+    def hold(self, name: str, script: str, *words: str) -> None:
+        """Make the namespaces of a host, and set it up by a shell script, which runs as root there.
 
+        The script gets `words` as $1, $2, ... It must end without `exec`.
+        """
+        waiting = ["sh", "-c", "echo ready; exec cat >/dev/null"]  # until this Python ends
+        if os.geteuid():
+            ids = [f"--map-user={os.geteuid()}", f"--map-group={os.getegid()}"]
+            waiting = [program("unshare"), "--user", *ids, *waiting]
+        tail = f'{script}\nshift {len(words)}\nexec "$@"'
+        enter = [*self._enter_root(), program("unshare"), "--net", "--uts", "--mount", "sh", "-ec", tail, name]
+        self._start(name, [*enter, *words, *waiting])
+        reaper = self._holders[SWITCH].stdin
+        assert reaper is not None
+        reaper.write(f"{self.pid(name)}\n".encode())
+        reaper.flush()
 
-def claim() -> Path:
-    """Create a folder that no other cluster has; its name is the prefix of each namespace's name."""
-    for number in itertools.count():
-        folder = Path(tempfile.gettempdir(), f"ddl{os.getpid()}x{number}")
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            if not _names(folder):
-                return folder
-            folder.rmdir()
-    raise AssertionError
+    def close(self) -> None:
+        """Kill all processes in the namespaces, and remove them and the folder."""
+        reaper = self._holders.get(SWITCH)
+        if reaper is not None:
+            assert reaper.stdin is not None
+            reaper.stdin.close()
+            reaper.wait(2 * PATIENCE)
+        for holder in self._holders.values():
+            assert holder.stdin is not None
+            holder.stdin.close()
+            holder.wait(PATIENCE)
+        self._holders, self._inodes = {}, {}
+        shutil.rmtree(self._folder, ignore_errors=True)  # where there was no reaper
 
+    def pid(self, name: str) -> int:
+        """Return the process that holds the namespaces of a host or of SWITCH."""
+        return self._holders[name].pid
 
-def leftovers() -> Iterator[Path]:
-    """Yield the folders of clusters whose Python process was killed before it could clean up."""
-    for folder in Path(tempfile.gettempdir()).glob("ddl*x*"):
-        match = re.fullmatch(r"ddl(\d+)x\d+", folder.name)
-        if match and not Path("/proc", match[1]).exists() and folder.lstat().st_uid == os.geteuid():
-            yield folder
+    def as_root(self, name: str) -> list[str]:
+        """Return the beginning of a command line: run a program as root on a host, or in the namespace of SWITCH."""
+        return [*self._enter_root(), *self.from_root(name)]
 
+    def from_root(self, name: str) -> list[str]:
+        """Return the beginning of a command line for a program that is already root on another host."""
+        kinds = ["-n"] if name == SWITCH else ["-n", "-u", "-m"]
+        return [program("nsenter"), "-t", str(self.pid(name)), *kinds, "--"]
 
-def wire(switch: str, hosts: Sequence[ClusterHost]) -> None:
-    """Create the namespaces and, in `switch`, a bridge per rack, joined to `spine` by up<rack>=dn<rack>."""
-    namespaces = (switch, *(host.namespace for host in hosts))
-    output(["ip", "-batch", "-"], "\n".join(f"netns add {name}" for name in namespaces))
-    output(["ip", "netns", "exec", switch, "sh", "-c", NO_IPV6])
-    lines = ["link add spine type bridge", "link set spine up"]
-    for rack in sorted({host.rack for host in hosts}):
-        lines += [
-            f"link add br{rack} type bridge",
-            f"link add up{rack} type veth peer name dn{rack}",
-            f"link set up{rack} master br{rack} up",
-            f"link set dn{rack} master spine up",
-            f"link set br{rack} up",
-        ]
-    for host in hosts:
-        eth0 = f"eth0 address {host.mac} netns {host.namespace}"
-        lines += [f"link add {host.name} type veth peer name {eth0}", f"link set {host.name} master br{host.rack} up"]
-    ip(switch, lines)
-    for host in hosts:
-        ip(host.namespace, ["link set lo up", f"addr add {host.ip_arguments}", "link set eth0 up"])
+    def as_user(self, name: str) -> list[str]:
+        """Return the beginning of a command line: run a program on a host without more privileges than we have."""
+        if os.geteuid() == 0:
+            return self.as_root(name)
+        return [*self.as_root(name)[:-1], "-U", "--preserve-credentials", "--"]
 
+    def processes(self, *names: str) -> set[int]:
+        """Return the processes on hosts, by default on all."""
+        return processes(self._inodes[name] for name in names or self._inodes)
 
-def remove(folder: Path) -> None:
-    """Kill all processes in the namespaces named after the folder; remove the namespaces and the folder."""
-    names = _names(folder)
-    deadline = time.monotonic() + PATIENCE
-    while (pids := processes(names)) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    for name in names:
-        output(["ip", "netns", "del", name], check=False)
-    shutil.rmtree(folder, ignore_errors=True)
+    def _enter_root(self) -> list[str]:
+        """Return the beginning of a command line: be root, in the namespace of SWITCH, where the reaper kills it."""
+        user = ["-U", "--preserve-credentials"] if os.geteuid() else []
+        return [program("nsenter"), "-t", str(self.pid(SWITCH)), "-n", *user, "--"]
 
-
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in NAMES.glob(f"{folder.name}-*")]
-
-
-def processes(names: Iterable[str]) -> set[int]:
-    """Return the processes in network namespaces, as `ip netns pids` does, without starting a process."""
-    inodes = set()
-    for name in names:
-        with suppress(OSError):
-            inodes.add((NAMES / name).stat().st_ino)
-    pids = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            if os.stat(f"/proc/{pid}/ns/net").st_ino in inodes:
-                pids.add(int(pid))
-    return pids
+    def _start(self, name: str, argv: Sequence[str]) -> None:
+        """Start a process that holds namespaces and prints "ready" in them; it does not get Ctrl-C."""
+        log = self._folder / f"{name}.log"
+        with log.open("w") as errors:
+            holder = self._holders[name] = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        assert holder.stdout is not None
+        with holder.stdout as lines:
+            if lines.readline() != b"ready\n":
+                raise ClusterError(log.read_text())
+        self._inodes[name] = os.stat(f"/proc/{holder.pid}/ns/net").st_ino

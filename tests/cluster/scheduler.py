@@ -4,6 +4,7 @@ The programs are Debian's, unpacked beside the tests' Python and never installed
 starts a daemon (munged), creates users, and installs a mail server.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -11,20 +12,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.namespaces import ClusterError, program
+from tests.cluster.namespaces import ClusterError
 
 UNPACKED = Path(sys.prefix, "schedulers")
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 # Debian's programs have the paths of their plugins built in, so they must be in their real places.
 # A read-only overlay puts them there, in the mount namespaces of the hosts only.
 OVERLAY = ["-t", "overlay", "overlay", "-o", f"lowerdir={UNPACKED}/usr:/usr", "/usr"]
 
 
-def missing(*programs: str) -> str:
-    """Return a message with the programs (full paths) that `make schedulers` has yet to unpack; empty if none."""
+def missing(scheduler: str, *programs: str) -> str:
+    """Return what a scheduler's cluster lacks, root or programs (full paths), and the remedy; empty if nothing."""
+    if os.geteuid():
+        return f"{scheduler} needs root: sudo make test-all"
     absent = [name for name in programs if not Path(f"{UNPACKED}{name}").exists()]
-    return f"{', '.join(absent)} not in {UNPACKED}: `make schedulers` fetches them" if absent else ""
+    return f"no {scheduler}: make schedulers" if absent else ""
 
 
 class SchedulerCluster(Cluster):
@@ -67,6 +70,4 @@ class SchedulerCluster(Cluster):
     def _up(self) -> None:
         super()._up()
         for host in self.hosts:
-            done = self.run(host.name, [program("mount"), *OVERLAY])
-            if done.returncode:
-                raise ClusterError(done.stderr)
+            self.administer(host.name, ["mount", *OVERLAY])

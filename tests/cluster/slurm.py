@@ -57,8 +57,8 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def why_not() -> str:
-    """Return the reason why this machine cannot run Slurm; empty if it can."""
-    return cluster.why_not() or scheduler.missing(CONTROLLER, NODE, MUNGE, "/usr/bin/sbatch")
+    """Return the reason why this machine cannot run Slurm, and the remedy; empty if it can."""
+    return cluster.why_not() or scheduler.missing("Slurm", CONTROLLER, NODE, MUNGE, "/usr/bin/sbatch")
 
 
 class SlurmCluster(SchedulerCluster):
@@ -90,7 +90,7 @@ class SlurmCluster(SchedulerCluster):
         """Return the job's state, such as PENDING, RUNNING, COMPLETING, TIMEOUT."""
         return self.job(job)["JobState"]
 
-    def wait_for(self, job: str, *states: str, timeout: float = 60) -> str:
+    def wait_for(self, job: str, *states: str, timeout: float = 120) -> str:
         """Wait until the job is in one of `states` (default: any end) and return the state.
 
         Raises ClusterError if the job ends in another state, or after `timeout` seconds.
@@ -106,9 +106,12 @@ class SlurmCluster(SchedulerCluster):
     def requeue(self, job: str) -> None:
         """Put a running job back into the queue, and restart it without the usual delay of two minutes."""
         self.run("h1", ["scontrol", "requeue", job], check=True)
-        self.wait_for(job, "PENDING", "REQUEUED", "RUNNING")
-        time.sleep(2)  # within a second of the requeue slurmd takes the new start for the old one, and fails the job
-        self.run("h1", ["scontrol", "update", f"JobId={job}", "StartTime=now"])
+        self.wait_for(job, "PENDING", "REQUEUED")
+        self.wait_until_idle()
+        # slurmd tells the new start from the old one by its second, and fails the job if they are equal.
+        ended = int(time.time())
+        self.settle(lambda: int(time.time()) > ended + 1)
+        self.run("h1", ["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
     def start_slurmd(self, host: str) -> None:
         """Start the host's slurmd, the daemon slurmd.<host>; after `kill` its running steps go on."""

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
 from tests.docs.pages import blocks, script
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.extra
 
 # What differs between the pages' cluster and ours: a day is more than a test has, and hosts have two cores.
 SLURM = {"--time=24:00:00": "--time=10"}
@@ -52,10 +52,7 @@ def submit(
 
 def until(path: Path, words: str, count: int) -> None:
     """Wait until words stand so often in a file."""
-    deadline = time.monotonic() + 60
-    while not path.exists() or path.read_text().count(words) < count:
-        assert time.monotonic() < deadline, path.read_text() if path.exists() else path
-        time.sleep(0.05)
+    wait_until(lambda: path.exists() and path.read_text().count(words) >= count, path.read_text)
 
 
 def ranks(text: str) -> list[str]:
@@ -120,7 +117,6 @@ def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: l
     job = submit(slurm, tmp_path, script("slurm", "Warning and restart"), WARNED, SLURM)
     log = tmp_path / f"slurm-{job}.out"
     until(log, "begins", 8)
-    time.sleep(0.5)
     slurm.run("h1", ["scancel", *to, "--signal=USR1", job], check=True)
     until(log, "saves", 8)
     slurm.requeue(job)
@@ -151,7 +147,6 @@ def test_grid_engine_warns(sge: GridEngineCluster, mpirun: str, tmp_path: Path) 
     major = {**GRID_ENGINE, "ddlrun launch": f"ddlrun launch --mpirun {mpirun}"}
     job = submit(sge, tmp_path, script("grid-engine", "Warning before the time limit"), WARNED_BY_USR2, major)
     until(tmp_path / "out", "begins", 4)
-    time.sleep(0.5)
     sge.run("h1", ["qdel", job], check=True)
     sge.wait_for(job)
     printed = (tmp_path / "out").read_text()

@@ -14,6 +14,9 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
+from tests.support.waiting import PATIENCE
+
+pytestmark = pytest.mark.extra
 
 TELL = """
 import os
@@ -24,26 +27,21 @@ print(world.rank, os.uname().nodename, *sorted(os.sched_getaffinity(0)), world.a
 RANKS = ["0 h2 0 4", "1 h2 1 4", "2 h3 0 4", "3 h3 1 4"]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=3, racks=1) as up:
-        yield up
-
-
 def launch(
-    cluster: Cluster, mpirun: str, folder: Path, environ: dict[str, str], *options: str
+    cluster: Cluster, mpirun: str, folder: Path, environ: dict[str, str], *options: str, root: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Launch on h1, the launcher's pod."""
+    """Launch on h1, the launcher's pod; root may use the programs of `agent`."""
     (folder / "script.py").write_text(TELL)
     line = launch_line(mpirun, folder, "--no-tag-output", "--quiet", *options, f"{folder}/script.py")
     variables = [f"{name}={value}" for name, value in environ.items()]
-    return cluster.run("h1", ["env", *variables, *line], cwd=folder, timeout=60)
+    argv = (cluster.root_argv if root else cluster.argv)("h1", ["env", *variables, *line], cwd=folder)
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def agent(cluster: Cluster, file: Path, begin: str, end: str) -> None:
     """Write a program that takes a host and words, and has a shell there join and run them."""
     cases = "".join(
-        f'{host}) exec {shlex.join(cluster.argv(host, ["/bin/sh", "-c"], cwd=Path("/")))} "$*" {end} ;;\n'
+        f'{host}) exec {shlex.join(cluster.login_argv(host, ["/bin/sh", "-c"], cwd=Path("/")))} "$*" {end} ;;\n'
         for host in ("h2", "h3")
     )
     file.write_text(f"#!/bin/sh\n{begin}\nhost=$1\nshift\ncase $host in\n{cases}esac\n")
@@ -52,11 +50,8 @@ def agent(cluster: Cluster, file: Path, begin: str, end: str) -> None:
 
 @pytest.fixture
 def no_ssh(cluster: Cluster) -> Iterator[None]:
-    for host in ("h2", "h3"):
-        cluster.stop(host)
-    yield
-    for host in ("h2", "h3"):
-        cluster.start(host)
+    with cluster.stopped("h2", "h3"):
+        yield
 
 
 @pytest.mark.usefixtures("no_ssh")
@@ -91,7 +86,7 @@ def test_the_second_version_of_the_operator_waits_for_names(cluster: Cluster, mp
     names = {host: f"job-worker-{host}.job.some-name-space.svc" for host in ("h2", "h3")}
     (tmp_path / "hostfile").write_text("".join(f"{name} slots=2\n" for name in names.values()))
     environ = {"OMPI_MCA_orte_default_hostfile": f"{tmp_path}/hostfile"}
-    late = launch(cluster, mpirun, tmp_path, environ, "--start-timeout", "1")
+    late = launch(cluster, mpirun, tmp_path, environ, "--start-timeout", "1", root=False)
     assert late.returncode == 3
     assert "no such name after 1 s; see whether their pods run: kubectl get pods" in late.stderr
     files = [cluster.folder / host.name / "hosts" for host in cluster.hosts]
@@ -112,7 +107,7 @@ def test_the_second_version_of_the_operator_waits_for_names(cluster: Cluster, mp
     dns = threading.Thread(target=appear)
     dns.start()
     try:
-        done = launch(cluster, mpirun, tmp_path, environ)
+        done = launch(cluster, mpirun, tmp_path, environ, root=False)
     finally:
         dns.join()
         for file in files:

@@ -10,8 +10,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.cluster import namespaces
+from tests.cluster import links
 from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import program
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.json_schemas import validate
 
@@ -22,12 +23,6 @@ SHM = "/dev/shm"  # noqa: S108 - a mount point
 WELL = "h[1-4]: no problems; network 10.77.0.0/16\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=2, racks=2) as up:
-        yield up
-
-
 def check(cluster: Cluster, folder: Path, *options: str) -> CompletedProcess[str]:
     return cluster.run("h1", [*DDLRUN, "check", "h[1-4]", *options], cwd=folder)
 
@@ -35,11 +30,11 @@ def check(cluster: Cluster, folder: Path, *options: str) -> CompletedProcess[str
 @contextmanager
 def mounted(cluster: Cluster, host: str, target: Path | str, *how: str) -> Iterator[None]:
     """Mount over a path on one host alone."""
-    cluster.run(host, ["mount", *how, str(target)], check=True)
+    cluster.administer(host, ["mount", *how, str(target)])
     try:
         yield
     finally:
-        cluster.run(host, ["umount", "-l", str(target)], check=True)
+        cluster.administer(host, ["umount", "-l", str(target)])
 
 
 @contextmanager
@@ -78,20 +73,15 @@ def test_a_cluster_that_is_well(cluster: Cluster, mpirun: str, tmp_path: Path) -
 
 
 def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.stop("h3")
-    try:
+    with cluster.stopped("h3"):
         done = check(cluster, tmp_path)
-    finally:
-        cluster.start("h3")
     one_row(done, 3, ["ssh", "h3", "FAILURE", "port 22: Connection refused"], "try: ssh h3 true (start sshd there")
 
 
+@pytest.mark.extra
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.cut("h3")
-    try:
+    with cluster.cut("h3"):
         done = check(cluster, tmp_path, "--start-timeout", "3", "--only", "ssh,names")
-    finally:
-        cluster.mend("h3")
     one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
 
 
@@ -104,6 +94,7 @@ def test_the_host_key_is_unknown(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 3, ["ssh", "h3", "FAILURE", "known_hosts has no key of h3"], "ssh h3 once by hand, and compare")
 
 
+@pytest.mark.extra
 def test_the_host_key_has_changed(cluster: Cluster, tmp_path: Path) -> None:
     path = cluster.known_hosts("h1")
     lines = {line.split(",")[0]: line.split() for line in path.read_text().splitlines()}
@@ -113,23 +104,26 @@ def test_the_host_key_has_changed(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 3, ["ssh", "h3", "FAILURE", "host key is not the one in known_hosts"], "ssh-keygen -R h3")
 
 
+@pytest.mark.extra
 def test_the_key_is_not_accepted(cluster: Cluster, tmp_path: Path) -> None:
     with instead(cluster.known_hosts("h3").with_name("id.pub"), ""):
         done = check(cluster, tmp_path)
     one_row(done, 3, ["ssh", "h3", "FAILURE", "Permission denied"], "ssh-copy-id h3")
 
 
+@pytest.mark.extra
 def test_a_name_that_nobody_knows_and_no_ssh_client(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run("h1", [*DDLRUN, "check", "h[1-2],nowhere"], cwd=tmp_path)
     assert done.returncode == 3
     assert "Could not resolve hostname nowhere" in done.stdout
     assert "remedy: correct the name, or add it to /etc/hosts or DNS" in done.stdout
-    with mounted(cluster, "h1", namespaces.program("ssh"), "--bind", "/dev/null"):
+    with mounted(cluster, "h1", program("ssh"), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
     assert done.returncode == 3
     assert "remedy: install openssh-client on this machine" in done.stdout
 
 
+@pytest.mark.extra
 def test_the_shell_is_noisy(cluster: Cluster, tmp_path: Path) -> None:
     with instead(cluster.known_hosts("h3").with_name("sshrc"), "echo 'Welcome to h3'\n"):
         done = check(cluster, tmp_path)
@@ -149,6 +143,7 @@ def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 0, ["names", "h3", "WARNING", "its own name h3 to 127.0.1.1"], "instead of 127.0.1.1")
 
 
+@pytest.mark.extra
 def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: str, tmp_path: Path) -> None:
     daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
     with mounted(cluster, "h3", daemon, "--bind", "/dev/null"):
@@ -165,6 +160,7 @@ def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: s
     one_row(done, 5, ["mpi", "h3", "FAILURE", "here it is 'mpirun (Open MPI)"], "install the same version")
 
 
+@pytest.mark.extra
 def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", Path(sys.executable).resolve(), "--bind", "/dev/null"):
         done = check(cluster, tmp_path)
@@ -173,6 +169,7 @@ def test_python_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.extra
 def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text("print(1)\n")
     (other := tmp_path / "other").write_text("print(2)\n")
@@ -193,6 +190,7 @@ def test_the_script_differs_on_one_host(cluster: Cluster, tmp_path: Path) -> Non
     one_row(done, 5, ["files", "h3", "FAILURE", "another file: 10 bytes, here it has 9"], "copy it there")
 
 
+@pytest.mark.extra
 def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     (folder := tmp_path / "a 'b' $c").mkdir()
     with mounted(cluster, "h3", tmp_path, "-t", "tmpfs", "tmpfs"):
@@ -201,6 +199,7 @@ def test_the_working_folder_is_missing_on_one_host(cluster: Cluster, tmp_path: P
     assert check(cluster, folder).stdout == WELL
 
 
+@pytest.mark.extra
 def test_shared_memory_and_temporary_files_need_room(cluster: Cluster, tmp_path: Path) -> None:
     with mounted(cluster, "h3", SHM, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
         done = check(cluster, tmp_path)
@@ -211,6 +210,7 @@ def test_shared_memory_and_temporary_files_need_room(cluster: Cluster, tmp_path:
     one_row(done, 5, ["disk", "h3", "FAILURE", f"{temporary} has 1 MiB free"], "TMPDIR")
 
 
+@pytest.mark.extra
 def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -> None:
     start = "DDLRUN_RUN=old-7 setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     pid = int(cluster.run("h3", ["sh", "-c", start], check=True).stdout)
@@ -221,52 +221,57 @@ def test_a_process_of_an_earlier_run_is_left(cluster: Cluster, tmp_path: Path) -
     one_row(done, 0, ["leftovers", "h3", "WARNING", f"run old-7 left process {pid} (sleep 1000)"], "ddlrun clean h3")
 
 
+@pytest.mark.extra
 def test_one_direction_is_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = check(cluster, tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     what = "cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the other direction works)"
     one_row(done, 5, ["tcp", "h3", "FAILURE", what], "open TCP ports 1024-65535")
 
 
+@pytest.mark.extra
 def test_the_hosts_must_reach_mpirun_where_it_takes_no_part(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.1 ipproto tcp dport 1024-32000 unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = cluster.run("h1", [*DDLRUN, "check", "h[2-4]"], cwd=tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     assert done.returncode == 5
     assert done.stdout.startswith("tcp  h3  FAILURE  cannot connect to h1 on 10.77.0.0/16: Network is unreachable (the")
     assert done.stdout.splitlines()[-1] == "h[2-4]: 1 failure; network 10.77.0.0/16"
 
 
+@pytest.mark.extra
 def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     rule = "to 10.77.0.2 ipproto tcp unreachable"
-    namespaces.ip(cluster.namespace("h3"), [f"rule add {rule}"])
+    links.ip(cluster.namespaces, "h3", [f"rule add {rule}"])
     try:
         done = check(cluster, tmp_path)
     finally:
-        namespaces.ip(cluster.namespace("h3"), [f"rule del {rule}"])
+        links.ip(cluster.namespaces, "h3", [f"rule del {rule}"])
     assert done.returncode == 5
     assert "cannot connect to h3 on 10.77.0.0/16: timed out" in done.stdout
     assert "cannot connect to h2 on 10.77.0.0/16: Network is unreachable" in done.stdout
     assert "other direction" not in done.stdout
 
 
+@pytest.mark.extra
 def test_many_hosts_try_their_neighbours(tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=12, racks=1) as cluster:
         rules = [f"to 10.77.0.{to} ipproto tcp dport 1024-32000 unreachable" for to in (6, 9)]
-        namespaces.ip(cluster.namespace("h5"), [f"rule add {rule}" for rule in rules])
+        links.ip(cluster.namespaces, "h5", [f"rule add {rule}" for rule in rules])
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-12]"], cwd=tmp_path)
         assert done.returncode == 5
         assert done.stdout.startswith("tcp  h5  FAILURE  cannot connect to h6 on 10.77.0.0/16: Network is unreachable")
         assert done.stdout.splitlines()[-1] == "h[1-12]: 1 failure; network 10.77.0.0/16"
 
 
+@pytest.mark.extra
 def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Path) -> None:
     done = check(cluster, tmp_path, "--network", "10.77.0.0/24")
     assert done.returncode == 5
@@ -289,12 +294,13 @@ def launch(cluster: Cluster, mpirun: str, folder: Path, *options: str) -> Comple
     return cluster.run("h1", [*argv, *options, *RANK], cwd=folder)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("options", [[], ["--tcp"]])
 def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_path: Path, options: list[str]) -> None:
     with Cluster(hosts_per_rack=2, racks=1) as cluster:
         for host in ("h1", "h2"):
             lines = ["link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"]
-            namespaces.ip(cluster.namespace(host), lines)
+            links.ip(cluster.namespaces, host, lines)
         done = launch(cluster, mpirun, tmp_path, *options)
         assert done.returncode == 0, done.stderr
         assert [json.loads(line)["sum"] for line in done.stdout.splitlines()] == [3, 3]
@@ -303,6 +309,7 @@ def test_docker_with_the_same_address_everywhere_is_left_out(mpirun: str, tmp_pa
         assert "not 172.17.0.0/16: docker0 is a bridge" in plan["reasons"]["network"]
 
 
+@pytest.mark.extra
 def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path) -> None:
     ask = [*DDLRUN, "launch", "-H", "h[2-4]:1", "--dry-run", "true"]
     done = cluster.run("h1", ask, cwd=tmp_path)
@@ -319,6 +326,7 @@ def test_the_plan_says_what_the_hosts_talk_over(cluster: Cluster, tmp_path: Path
     assert "--network 10.78.0.0/16: no address on h[2-4]; h2 has eth0 10.77.0.2/16" in done.stderr
 
 
+@pytest.mark.extra
 def test_hosts_with_ipv6_alone(mpirun: str, tmp_path: Path) -> None:
     with Cluster(hosts_per_rack=2, racks=1, ipv6=True) as cluster:
         done = cluster.run("h1", [*DDLRUN, "check", "h[1-2]", "--mpirun", mpirun], cwd=tmp_path)

@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import launch_line
 
+pytestmark = pytest.mark.extra
+
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
 SHOW = [sys.executable, "-m", "ddlrun", "show", "machines", "--json"]
 
@@ -71,7 +73,7 @@ def test_a_rank_that_the_kernel_kills_for_memory(memory: Path, mpirun: str, tmp_
     run = launch_line(mpirun, tmp_path, "-np", "1")
     eat = "import time; print('up', flush=True); time.sleep(0.2); eaten = bytearray(1 << 30)"
     argv = [*inside, *run, sys.executable, "-c", eat]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 137, done.stderr
     assert "killed by SIGKILL" in done.stderr
     assert "localhost: a cgroup allows 0.3 of " in done.stderr

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
 
-pytestmark = pytest.mark.busy
+pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
 ROOT = Path(__file__).parents[2]
 BYTES = 8 * 2**20
@@ -30,12 +29,6 @@ local = ddl.local_rank(), ddl.local_size()
 place = dict(rank=ddl.rank(), coords=ddl.coords(), local=local, hosts=ddl.num_hosts(), host=os.uname().nodename)
 os.write(1, (json.dumps(dict(place, right=same)) + "\\n").encode())
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=2, racks=2) as up:
-        yield up
 
 
 @pytest.mark.parametrize(("order", "wire"), [("host", ""), ("ddl", ""), ("ddl", "bfloat16"), ("host", "float16:Z")])

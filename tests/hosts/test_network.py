@@ -20,7 +20,7 @@ from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS
 from tests.support.json_schemas import validate
 
-pytestmark = pytest.mark.busy
+pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
 ROOT = Path(__file__).parents[2]
 DDLRUN = [sys.executable, "-m", "ddlrun"]
@@ -209,7 +209,7 @@ def running(words: str) -> list[str]:
     ],
 )
 def test_an_error_of_measuring_is_one_line(words: list[str], problem: str) -> None:
-    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert problem in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,7 +1,6 @@
 """Probing real hosts over real ssh: namespaces of this machine."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,6 @@ import pytest
 from tests.cluster.cluster import Cluster
 
 PROBE = [sys.executable, "-m", "ddlrun", "probe"]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(hosts_per_rack=2, racks=2) as up:
-        yield up
 
 
 def test_hosts_that_look_the_same_are_one_line_and_are_kept(cluster: Cluster, tmp_path: Path) -> None:
@@ -30,14 +23,9 @@ def test_hosts_that_look_the_same_are_one_line_and_are_kept(cluster: Cluster, tm
 
 
 def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.cut("h4")
-    cluster.stop("h3")
-    try:
-        argv = [*PROBE, "h[1-4]", "--timeout", "3", "--save", str(tmp_path / "saved")]
+    argv = [*PROBE, "h[1-4]", "--timeout", "3", "--save", str(tmp_path / "saved")]
+    with cluster.cut("h4"), cluster.stopped("h3"):
         done = cluster.run("h1", argv, cwd=tmp_path)
-    finally:
-        cluster.mend("h4")
-        cluster.start("h3")
     assert done.returncode == 3
     assert done.stdout.startswith("h[1-2]: ")
     lines = done.stderr.splitlines()
@@ -46,6 +34,7 @@ def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, 
     assert (tmp_path / "saved" / "hosts").read_text() == "h1\nh2\n"
 
 
+@pytest.mark.extra
 def test_lint_asks_the_hosts_of_a_rank_file(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "ranks").write_text("rank 0=h1 slot=0:0\nrank 1=h2 slot=7:0\n")
     done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "lint", "ranks", "--probe"], cwd=tmp_path)

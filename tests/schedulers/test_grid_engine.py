@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.grid_engine import GridEngineCluster, why_not
 from tests.conftest import launch_line
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 def test_parallel_job_sees_its_hosts(sge: GridEngineCluster, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.slurm import SlurmCluster, why_not
 from tests.support.slurm_jobs import RANK_REPORT, Launch, run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 def test_job_over_all_hosts_sees_its_list(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -4,16 +4,15 @@ import json
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.slurm import SlurmCluster, why_not
-from tests.conftest import launch_line
+from tests.conftest import MPIRUNS, launch_line
 from tests.support.slurm_jobs import ENDLESS, RANK_REPORT, Launch, leftovers, wait_for_output
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.mark.parametrize("slurmd", ["silent", "down", "restarted"])
@@ -78,7 +77,6 @@ def test_a_warning_reaches_each_rank_once(
     wait_for_output(tmp_path, "up", 4)
     slurm.run("h1", ["scancel", *target, "--signal=USR1", job], check=True)
     wait_for_output(tmp_path, "warned", 4)
-    time.sleep(1)
     slurm.run("h1", ["scancel", job], check=True)
     slurm.wait_for(job, "CANCELLED")
     warned = [line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("warned")]
@@ -96,17 +94,15 @@ def test_a_requeued_job_restarts(slurm: SlurmCluster, launch: Launch, tmp_path: 
     assert (tmp_path / "run" / "requeue-1" / "outcome.json").exists()
 
 
-@pytest.mark.slow  # the shortest limit of Slurm is a minute
 def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
-    from tests.conftest import MPIRUNS  # noqa: PLC0415 - both majors at once, as a minute is long
-
+    """Both majors run at once, as the shortest limit of Slurm is a minute."""
     (tmp_path / "script.py").write_text(ENDLESS)
 
     def submit(major: int) -> str:
         argv = launch_line(
             MPIRUNS[major], tmp_path / str(major), "--quiet", "--accelerators", "1", f"{tmp_path}/script.py"
         )
-        options = (f"--output={tmp_path}/{major}/out", "-N2", "--time=1", "--signal=B:USR1@30")
+        options = (f"--output={tmp_path}/{major}/out", "-N2", "--time=1")
         return slurm.submit(f"exec {shlex.join(argv)}", *options, cwd=tmp_path)
 
     for major in MPIRUNS:
@@ -116,16 +112,10 @@ def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
     submit_argv = slurm.argv("h1", [*queued, "--allow-run-as-root", f"{tmp_path}/script.py"], cwd=tmp_path)
     follower = subprocess.Popen(submit_argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for major, job in jobs.items():
-        state = slurm.wait_for(job, timeout=120)
-        if state == "FAILED" and not (tmp_path / str(major) / "out").read_text():
-            # Slurm may warn up to a minute early, here before Python had started.
-            job = submit(major)  # noqa: PLW2901 - the second try
-            state = slurm.wait_for(job, timeout=120)
-        assert state == "TIMEOUT"
+        assert slurm.wait_for(job, timeout=240) == "TIMEOUT"
         output = (tmp_path / str(major) / "out").read_text()
         assert f"Slurm job {job} has reached its time limit (00:01:00)" in output
-        assert output.count("warned") == 2
         assert json.loads((tmp_path / str(major) / "run" / "outcome.json").read_text())["exit_code"] == 124
-    messages = follower.communicate(timeout=60)[1]
+    messages = follower.communicate(timeout=240)[1]
     assert (follower.returncode, "TIMEOUT, exit code 124" in messages) == (124, True), messages
     assert leftovers(slurm, tmp_path) == ""

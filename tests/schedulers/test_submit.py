@@ -10,7 +10,7 @@ from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.grid_engine import why_not as why_no_grid_engine
 from tests.cluster.slurm import SlurmCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.extra
 
 SUBMIT = [sys.executable, "-m", "ddlrun", "submit", "--gpus", "0", "--wait"]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"

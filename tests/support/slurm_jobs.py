@@ -1,10 +1,10 @@
 """Jobs that tests give to a real Slurm, and helpers that run and watch them."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.slurm import SlurmCluster
+from tests.support.waiting import wait_until
 
 # Each rank prints its host, its CPUs, the number of ranks and DDLRUN_RESTART.
 RANK_REPORT = """
@@ -37,10 +37,7 @@ def run(slurm: SlurmCluster, folder: Path, script: str, *options: str) -> tuple[
 def wait_for_output(folder: Path, words: str, count: int = 1) -> None:
     """Wait until a job's output contains some words `count` times."""
     path = folder / "out"
-    deadline = time.monotonic() + 30
-    while not path.exists() or path.read_text().count(words) < count:
-        assert time.monotonic() < deadline, path.read_text()
-        time.sleep(0.05)
+    wait_until(lambda: path.exists() and path.read_text().count(words) >= count, path.read_text)
 
 
 def leftovers(slurm: SlurmCluster, folder: Path) -> str:

@@ -1,0 +1,72 @@
+"""Launches over two hosts that need neither root nor anything from apt: see tests/cluster/two_hosts.py."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import namespaces
+from tests.cluster.two_hosts import TwoHosts
+from tests.conftest import launch_line
+from tests.support.waiting import PATIENCE, wait_until
+
+SCRIPT = """
+import os, sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(world.rank, os.uname().nodename, world.allreduce(world.rank + 1), flush=True)
+if sys.argv[1] == "stay":
+    time.sleep(3600)
+sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
+"""
+RANKS = ["0 h1 3", "1 h2 3"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    if reason := namespaces.why_not():
+        pytest.skip(reason)
+    with TwoHosts() as up:
+        yield up
+
+
+def start(hosts: TwoHosts, mpirun: str, folder: Path, how: str) -> subprocess.Popen[str]:
+    """Start a launch on h1, with one rank per host."""
+    (folder / "train.py").write_text(SCRIPT)
+    line = launch_line(mpirun, folder, "--no-tag-output", "-H", "h1:1,h2:1", str(folder / "train.py"), how)
+    return subprocess.Popen(
+        ["env", "--default-signal=INT", *hosts.argv("h1", line)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(hosts: TwoHosts, job: subprocess.Popen[str], before: set[int]) -> tuple[str, str]:
+    """Wait for the end of a launch, and until nothing of it is left on the hosts; return its output and errors."""
+    output, errors = job.communicate(timeout=PATIENCE)
+    wait_until(lambda: hosts.processes() <= before, lambda: hosts.processes() - before)
+    return output, errors
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_code_and_output_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path, code: int) -> None:
+    before = hosts.processes()
+    with start(hosts, mpirun, tmp_path, str(code)) as job:
+        output, errors = finish(hosts, job, before)
+    assert job.returncode == code, errors
+    if code:  # Open MPI 4.1 may drop what a rank writes while the job ends
+        assert f"failed: rank 1 on h2 (local rank 0): exit code {code}" in errors
+    else:
+        assert sorted(output.splitlines()) == RANKS
+
+
+def test_interrupt_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    before = hosts.processes()
+    with start(hosts, mpirun, tmp_path, "stay") as job:
+        assert job.stdout is not None
+        assert sorted(job.stdout.readline().strip() for _ in RANKS) == RANKS
+        os.kill(job.pid, signal.SIGINT)
+        _, errors = finish(hosts, job, before)
+    assert job.returncode in (130, -signal.SIGINT), errors
