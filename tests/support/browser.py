@@ -5,6 +5,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -48,7 +49,7 @@ class Browser:
         self._process = subprocess.Popen(
             [*argv, f"--user-data-dir={self._profile}", "about:blank"], pass_fds=(browser_in, browser_out),
             env={**os.environ, "IN": str(browser_in), "OUT": str(browser_out)}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(browser_in)
         os.close(browser_out)
@@ -62,11 +63,13 @@ class Browser:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._to)
+        while os.read(self._from, 65536):  # to its end: all processes of the browser have ended
+            pass
         os.close(self._from)
-        shutil.rmtree(self._profile, ignore_errors=True)
+        shutil.rmtree(self._profile)
 
     def open(self, url: str) -> None:
         """Open a URL, and wait until the page is loaded."""

@@ -23,8 +23,8 @@ from tests.machines.render_lscpu import render_json, render_table
 from tests.machines.render_numactl import render_numactl
 from tests.machines.render_ppc64_cpu import render_ppc64_cpu
 from tests.machines.render_sysfs import write_sysfs
-from tests.mpi.test_launch import running, wait_for
 from tests.support import needs
+from tests.support.processes import running, wait_for
 from tests.support.shapes import machine
 
 Ddlrun = Callable[..., subprocess.CompletedProcess[str]]
