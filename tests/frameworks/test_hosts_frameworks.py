@@ -12,7 +12,7 @@ from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import launch_line, need_horovod
 from tests.mpi.test_frameworks import TELL, TOLD
 
-pytestmark = [pytest.mark.openmpi(5), pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.openmpi(5), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.fixture(scope="module")
