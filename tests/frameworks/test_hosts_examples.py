@@ -10,7 +10,7 @@ from tests.conftest import MPIRUNS
 from tests.frameworks.examples import EXAMPLES, Learned, launch
 from tests.frameworks.test_examples import alone, same
 
-pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="module")
