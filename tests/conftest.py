@@ -138,10 +138,15 @@ def capture() -> Callable[[str], Path]:
     return find
 
 
+# The remedy where pytest cannot import a module for its doctests.
+DOCTESTS = "doctests of modules for PyTorch: .venv/bin/pip install torch==2.13.0"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print a table of what the skipped tests need, and the command that brings it."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    texts = (str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    reasons = Counter(DOCTESTS if text.startswith("unable to import module") else text for text in texts)
     rows = [(str(number), *reason.partition(": ")[::2]) for reason, number in sorted(reasons.items())]
     if rows:
         header = ("tests", "skipped because", "command that brings it")

@@ -15,6 +15,7 @@ RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
 EXAMPLE = ROOT / "docs" / "examples" / "digits.py"
 MANY = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # else waiting ranks take the cores of working ones
+    "OMPI_MCA_plm": "isolated",  # else Open MPI 4.1 needs ssh, even on one host
     "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct", "PYTHONPATH": str(ROOT),
 }  # fmt: skip
 

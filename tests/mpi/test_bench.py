@@ -43,7 +43,7 @@ def test_sums_of_the_baselines_are_correct(mpirun: str, major: int, tmp_path: Pa
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     variables = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
-    variables |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
+    variables |= {"OMPI_MCA_plm": "isolated", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
     variables |= mpi4py_variables(find_mpi_library(mpirun), {})
     done = subprocess.run(
         [mpirun, *options, *program], cwd=ROOT, env={**os.environ, **variables}, timeout=300,

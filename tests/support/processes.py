@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 DEADLINE_SECONDS = 120.0
 
 
@@ -40,9 +42,10 @@ def running(word: str) -> list[int]:
 
 
 def listed(word: str) -> str:
-    """Return the processes with the word in their command lines, as `ps` lists them."""
-    argv = ["ps", "-eo", "pid,ppid,sid,stat,etimes,args"]
-    lines = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
+    """Return the processes with the word in their command lines: pid, parent, state and words."""
+    names = ["pid", "ppid", "status", "cmdline"]
+    listing = [process.info for process in psutil.process_iter(names)]
+    lines = [" ".join(str(info[name]) for name in names) for info in listing]
     return "\n".join(line for line in lines if word in line)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import needs
+
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 
 
@@ -177,6 +179,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     ],
 )  # fmt: skip
 def test_an_error_is_one_line_with_its_exit_code(code: int, arguments: list[str], part: str) -> None:
+    if "ssh:" in part:
+        needs.program("ssh", "openssh-client")
     done = ddlrun(*arguments)
     assert done.returncode == code, done.stderr
     assert part in done.stderr

@@ -8,6 +8,7 @@ from ddlrun.errors import InputError, PreflightError
 from ddlrun.network.addresses import SCRIPT, Address, parse_addresses
 from ddlrun.network.subnet_selection import Network, choose_network
 from ddlrun.network.variables import choose_variables, network_variables, tcp_variables
+from tests.support import needs
 
 LO = Address("lo", "127.0.0.1", 8, kind="virtual")
 DOCKER = Address("docker0", "172.17.0.1", 16, kind="bridge")
@@ -22,6 +23,7 @@ def host(number: int, *more: Address, name: str = "eth0", speed: int = 1000) -> 
 
 
 def test_the_script_prints_the_addresses_of_this_machine() -> None:
+    needs.program("ip", "iproute2")
     text = subprocess.run(["sh", "-s"], input=SCRIPT, capture_output=True, text=True, check=True)
     assert Address("lo", "127.0.0.1", 8) in [
         address._replace(kind="device", speed=-1) for address in parse_addresses(text.stdout)
