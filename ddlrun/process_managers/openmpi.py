@@ -136,12 +136,19 @@ def parse_site_excludes(files: Mapping[str, str]) -> dict[str, list[str]]:
     return excluded
 
 
-def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
-    """Return the argv that starts a job. Raises PreflightError on a rank file's path that Open MPI 5 cannot take."""
-    dialect = DIALECTS[_major(version)]
+def _check_paths(job: MpirunJob) -> None:
     bad = sorted(set(job.rankfile) & set(":,"))
     if bad:
         raise PreflightError(f"run folder {job.rankfile!r}: Open MPI 5 cannot take {bad[0]!r} in it; name another")
+    split = next((word for word in job.ssh if " " in word), "")
+    if split and job.hosts.names != ("localhost",):
+        raise PreflightError(f"argument of ssh {split!r}: Open MPI splits it at its blanks; use a path without one")
+
+
+def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
+    """Return the argv that starts a job. Raises PreflightError on a path that Open MPI cannot take."""
+    dialect = DIALECTS[_major(version)]
+    _check_paths(job)
     keep = dialect.keep_names if any("." in name for name in job.hosts.names) else ()
     return (
         path,

@@ -309,9 +309,12 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     assert parsed["topology"] == "1x1x1"
 
 
-def test_the_path_of_a_key_may_have_a_blank(tmp_path: Path) -> None:
+def test_the_path_of_a_key_with_a_blank(tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\nexit 255\n')
     (tmp_path / "ssh").chmod(0o755)
     (tmp_path / "a key").touch()
     ddlrun("probe", "-i", f"{tmp_path}/a key", "h1", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert f"{tmp_path}/a key" in (tmp_path / "words").read_text().splitlines()
+    done = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-i", f"{tmp_path}/a key", "-H", "h1,h2", "true")
+    assert done.returncode == 5
+    assert f"argument of ssh '{tmp_path}/a key': Open MPI splits it at its blanks" in done.stderr
