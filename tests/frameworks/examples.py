@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "examples"
 PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
-# Where `make test-frameworks` installs TensorFlow and JAX.
+# Where `make test-all` installs TensorFlow and JAX.
 APART = Path(sys.prefix, "frameworks", "bin", "python")
 EPOCHS = ("--epochs", "15")
 
@@ -32,7 +32,7 @@ class Example(NamedTuple):
     def why_not(self) -> str:
         """Say why it cannot run here; empty where it can."""
         if self.framework in ("tensorflow", "jax"):
-            return "" if APART.exists() else f"no {self.framework}: make test-frameworks"
+            return "" if APART.exists() else f"no {self.framework}: make test-all"
         return ""
 
     @property
