@@ -101,11 +101,13 @@ def need_horovod() -> None:
 
 def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
     """Return the beginning of a launch command line, with the run folder inside `folder`."""
-    return [sys.executable, "-m", "ddlrun", "launch", "--mpirun", mpirun, "--run-dir", f"{folder}/run", *options]
+    program = [sys.executable, "-m", "ddlrun", "launch"]
+    # A busy machine may give a process no time for longer than the default of 30 s.
+    return [*program, "--mpirun", mpirun, "--run-dir", f"{folder}/run", "--heartbeat", "300", *options]
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[SlurmCluster]:
+def slurm_hosts() -> Iterator[SlurmCluster]:
     """Provide four hosts in two racks with a real Slurm."""
     if reason := tests.cluster.slurm.why_not():
         pytest.skip(reason)
@@ -114,12 +116,26 @@ def slurm() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="session")
-def sge() -> Iterator[GridEngineCluster]:
+def sge_hosts() -> Iterator[GridEngineCluster]:
     """Provide two hosts with a real Grid Engine."""
     if reason := tests.cluster.grid_engine.why_not():
         pytest.skip(reason)
     with GridEngineCluster(hosts_per_rack=2, racks=1) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_hosts: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Provide the hosts with Slurm without jobs of other tests."""
+    yield slurm_hosts
+    slurm_hosts.clear()
+
+
+@pytest.fixture
+def sge(sge_hosts: GridEngineCluster) -> Iterator[GridEngineCluster]:
+    """Provide the hosts with Grid Engine without jobs of other tests."""
+    yield sge_hosts
+    sge_hosts.clear()
 
 
 # Outputs of real machines, which are beside the project, not part of it.

@@ -177,9 +177,9 @@ def probing(sizes: Sizes) -> list[str]:
             "cached": cluster.argv("h1", [*DDLRUN, "probe", everything]),
         }
         series = interleaved({name: wall(argv) for name, argv in commands.items()}, min(sizes.rounds, 3))
-        cluster.cut(last)
         cut_off = _failing(cluster.argv("h1", [*probe, "--timeout", "5", everything]))
-        late = interleaved({"cut off": cut_off}, 1)["cut off"]
+        with cluster.cut(last):
+            late = interleaved({"cut off": cut_off}, 1)["cut off"]
     rows = [
         Row("one host", series["one"]),
         Row(f"{count} hosts", series["all"], goal=5000),

@@ -136,6 +136,11 @@ class GridEngineCluster(SchedulerCluster):
         lines = self.run("h1", ["qstat", "-u", "*"], check=True).stdout.splitlines()
         return next((line.split()[4] for line in lines if line.split()[0] == job), "")
 
+    def clear(self) -> None:
+        """Delete all jobs, and wait until none is left."""
+        self.run("h1", ["qdel", "-f", "-u", "*"])
+        self.settle(lambda: not self.run("h1", ["qstat", "-u", "*"], check=True).stdout)
+
     def wait_for(self, job: str, *states: str, timeout: float = 120) -> str:
         """Wait until the job is in one of `states` (default: "", the end) and return the state.
 

@@ -126,6 +126,14 @@ class SlurmCluster(SchedulerCluster):
             self.start_slurmd(host.name)
         self.wait_until_idle()
 
+    def clear(self) -> None:
+        """Cancel all jobs, and wait until all nodes are idle."""
+        jobs = self.run("h1", ["squeue", "--noheader", "--format=%A"], check=True).stdout.split()
+        if jobs:
+            self.run("h1", ["scancel", "--signal=KILL", "--full", *jobs])
+            self.run("h1", ["scancel", *jobs])
+        self.wait_until_idle()
+
     def wait_until_idle(self) -> None:
         """Wait until all nodes are up and idle."""
         self.settle(self._idle)

@@ -151,7 +151,8 @@ def test_forecasts(words: list[str]) -> None:
     validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--network", network, *words, "--json")), "plan")
 
 
-def test_probe_and_ps() -> None:
+def test_probe_and_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # without runs of other tests on hosts that are gone
     validate(json.loads(ddlrun("probe", "--json")), "probe")
     validate(json.loads(ddlrun("ps", "--json")), "ps")
 
