@@ -102,8 +102,9 @@ def need_horovod() -> None:
 def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
     """Return the beginning of a launch command line, with the run folder inside `folder`."""
     program = [sys.executable, "-m", "ddlrun", "launch"]
-    # A busy machine may give a process no time for longer than the default of 30 s.
-    return [*program, "--mpirun", mpirun, "--run-dir", f"{folder}/run", "--heartbeat", "300", *options]
+    # A busy machine may give a process no time for longer than the defaults of 30 s.
+    patient = ["--heartbeat", "300", "--start-timeout", "300"]
+    return [*program, "--mpirun", mpirun, "--run-dir", f"{folder}/run", *patient, *options]
 
 
 @pytest.fixture(scope="session")

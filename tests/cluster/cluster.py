@@ -28,7 +28,7 @@ from tests.cluster.host import SET_UP, ClusterHost, write_names, write_ssh
 from tests.cluster.namespaces import SWITCH, ClusterError, Namespaces, missing, output, program
 
 Entered = TypeVar("Entered", bound="Cluster")
-PATIENCE = 60.0
+PATIENCE = 300.0
 PROGRAMS = {
     "ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 def processes(namespaces: Iterable[int]) -> set[int]:

@@ -15,7 +15,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import ClusterError
 
 UNPACKED = Path(sys.prefix, "schedulers")
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 # Debian's programs have the paths of their plugins built in, so they must be in their real places.
 # A read-only overlay puts them there, in the mount namespaces of the hosts only.

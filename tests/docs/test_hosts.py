@@ -120,7 +120,7 @@ def test_slurm_warns_and_starts_again(slurm: SlurmCluster, tmp_path: Path, to: l
     slurm.run("h1", ["scancel", *to, "--signal=USR1", job], check=True)
     until(log, "saves", 8)
     slurm.requeue(job)
-    slurm.wait_for(job, "COMPLETED", timeout=200)
+    slurm.wait_for(job, "COMPLETED", timeout=300)
     assert log.read_text().count("goes on, restart 1") == 8
     assert log.read_text().count("saves") == 8
 
@@ -159,7 +159,7 @@ def test_grid_engine_starts_tasks_again(sge: GridEngineCluster, tmp_path: Path) 
     job = submit(sge, tmp_path, script("grid-engine", "Restart, arrays"), AGAIN, table)
     for task in "12":  # between two starts qstat may not know the job
         until(tmp_path / "out", f"restart 1 {task}", 1)
-    sge.wait_for(job.partition(".")[0], timeout=120)
+    sge.wait_for(job.partition(".")[0], timeout=300)
     printed = (tmp_path / "out").read_text()
     assert {(one, task) for one in "01" for task in "12" if f"restart {one} {task}" in printed} == {
         ("0", "1"), ("0", "2"), ("1", "1"), ("1", "2"),

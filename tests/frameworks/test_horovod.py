@@ -98,7 +98,7 @@ def test_horovod_follows_its_file(mpirun: str, tmp_path: Path) -> None:
 def ask_build(**env: str) -> str:
     argv = [sys.executable, "-m", "ddlrun", "launch", "--check-build"]
     environ = {**os.environ, **env}
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.partition("Horovod 0.28.1:\n")[2]
 

@@ -64,7 +64,7 @@ def test_torch_meets_over_two_hosts(cluster: Cluster, mpirun: str, tmp_path: Pat
         "dist.destroy_process_group()\n"
     )
     argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1", str(script)]
-    done = cluster.run("h1", argv, cwd=tmp_path, timeout=120)
+    done = cluster.run("h1", argv, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["h1 0 [3.0, 3.0, 3.0]", "h2 1 [3.0, 3.0, 3.0]"]
 
@@ -87,7 +87,7 @@ def test_hierarchical_allreduce_of_cpu_tensors_is_mpis_own(
     argv += ["-np", "4", "-H", "h1:2,h2:2", "python", "train.py"]  # horovodrun's own words
     # As in an environment that is activated: ssh to h2 finds no such python by itself.
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = cluster.run("h1", argv, cwd=tmp_path, env=environ, timeout=180)
+    done = cluster.run("h1", argv, cwd=tmp_path, env=environ, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 0 0 h1", "1 1 0 h1", "2 0 1 h2", "3 1 1 h2"]
     own = "Horovod's own has no effect (horovod.torch is built without NCCL); Open MPI's coll/han "

@@ -39,7 +39,7 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
     argv += ["--accelerators", "core", "--rank-order", order, "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING=wire={wire}"] * bool(wire)
     before = cluster.uplink_bytes(0)
-    done = cluster.run("h1", [*argv, sys.executable, "-c", PROGRAM], cwd=ROOT, timeout=100)
+    done = cluster.run("h1", [*argv, sys.executable, "-c", PROGRAM], cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     ranks = sorted(map(json.loads, done.stdout.splitlines()), key=lambda rank: int(rank["rank"]))
     cores = len(os.sched_getaffinity(0))

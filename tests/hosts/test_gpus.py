@@ -32,7 +32,7 @@ def pretend(tmp_path: Path) -> Pretend:
         script = str(Path(__file__).with_name("pretend_gpus.sh"))
         argv = ["sh", script, vendor, *addresses.split(), "--", sys.executable, "-m", "ddlrun", *words]
         environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), **env}
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=300)
 
     return run
 

@@ -42,7 +42,7 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def launch(line: list[str]) -> Launch:
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=300, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
     return run
 

@@ -34,7 +34,7 @@ def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
     script.write_text(RANKS)
     argv = launch_line(mpirun, tmp_path, "-np", "2", "--overload", str(script))
     environ = {**os.environ, **YIELD, "DDL_OPTIONS": "-mode r -dump_iter 6"}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, cwd=ROOT, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, cwd=ROOT, timeout=300)
     assert done.returncode == 3, done.stderr
     assert validate_run_folder(tmp_path / "run") == {"plan.json", "binding.json", "ddl.jsonl", "outcome.json"}
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1

@@ -34,7 +34,7 @@ def test_a_host_that_is_down_is_named_and_replaced(slurm: SlurmCluster, tmp_path
         state = ["sinfo", "--noheader", "--nodes=h2", "--format=%t"]
         slurm.settle(lambda: slurm.run("h1", state).stdout == "idle\n")
     (tmp_path / "go").touch()
-    slurm.wait_for(job, "FAILED", "NODE_FAIL", timeout=90)
+    slurm.wait_for(job, "FAILED", "NODE_FAIL", timeout=300)
     if slurmd != "restarted":
         slurm.start_slurmd("h2")
         slurm.run("h1", ["scontrol", "update", "NodeName=h2", "State=RESUME"])
@@ -89,7 +89,7 @@ def test_a_requeued_job_restarts(slurm: SlurmCluster, launch: Launch, tmp_path: 
     job = slurm.submit(script, f"--output={tmp_path}/out", "-N2", "--open-mode=append", "--requeue", cwd=tmp_path)
     wait_for_output(tmp_path, "h2 0 1 2 0")
     slurm.requeue(job)
-    slurm.wait_for(job, "COMPLETED", timeout=200)
+    slurm.wait_for(job, "COMPLETED", timeout=300)
     assert (tmp_path / "out").read_text().count(" 2 1\n") == 2
     assert (tmp_path / "run" / "requeue-1" / "outcome.json").exists()
 
@@ -112,10 +112,10 @@ def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
     submit_argv = slurm.argv("h1", [*queued, "--allow-run-as-root", f"{tmp_path}/script.py"], cwd=tmp_path)
     follower = subprocess.Popen(submit_argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for major, job in jobs.items():
-        assert slurm.wait_for(job, timeout=240) == "TIMEOUT"
+        assert slurm.wait_for(job, timeout=300) == "TIMEOUT"
         output = (tmp_path / str(major) / "out").read_text()
         assert f"Slurm job {job} has reached its time limit (00:01:00)" in output
         assert json.loads((tmp_path / str(major) / "run" / "outcome.json").read_text())["exit_code"] == 124
-    messages = follower.communicate(timeout=240)[1]
+    messages = follower.communicate(timeout=300)[1]
     assert (follower.returncode, "TIMEOUT, exit code 124" in messages) == (124, True), messages
     assert leftovers(slurm, tmp_path) == ""

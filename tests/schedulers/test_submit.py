@@ -27,7 +27,7 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     argv = [*SUBMIT, topology, *LAUNCH_OPTIONS, *words]
-    return cluster.run("h1", argv, cwd=folder, timeout=150)
+    return cluster.run("h1", argv, cwd=folder, timeout=300)
 
 
 def test_slurm_runs_the_ranks_on_its_hosts(slurm: SlurmCluster, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_exit_code_of_a_cancelled_slurm_job_is_143(slurm: SlurmCluster, tmp_path
 
 def test_the_example_trains_in_a_slurm_job(slurm: SlurmCluster, tmp_path: Path) -> None:
     argv = [*SUBMIT, "--scheduler", "slurm", "1x2x1", "--allow-run-as-root", "--no-tag-output", "--quiet", str(EXAMPLE)]
-    done = slurm.run("h1", argv, cwd=tmp_path, timeout=150)
+    done = slurm.run("h1", argv, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "done: accuracy 97.2 %" in done.stdout
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import psutil
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 300.0
 
 
 def wait_for(condition: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:

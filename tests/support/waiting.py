@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 def wait_until(condition: Callable[[], T], show: Callable[[], object] = str) -> T:

@@ -47,7 +47,7 @@ PAGES = {
 
 
 def ddlrun(*words: str, code: int = 0) -> str:
-    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -129,7 +129,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 def test_check_of_this_host() -> None:
     words = ["check", "localhost", "--only", "ssh,names,files", "--json"]
-    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=300)
     report = json.loads(done.stdout)
     validate(report, "check")
     assert report["exit_code"] == done.returncode
