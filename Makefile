@@ -123,7 +123,7 @@ apt:
 # An environment of its own, as Keras uses TensorFlow wherever it is installed.
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
-	$(VENV)/frameworks/bin/python $(PIP) jax==0.10.2 tensorflow-cpu==2.21.0 scikit-learn hypothesis pytest -e .
+	$(VENV)/frameworks/bin/python $(PIP) jax==0.10.2 tensorflow-cpu==2.21.0 -e '.[test]'
 	@touch $@
 
 # Horovod with the Open MPI on PATH and the torch of $(VENV). The tests need no optimized build; CXX_LAST= makes one.
