@@ -1,7 +1,7 @@
 """Stall detection: which ranks are reported, and when the states of their processes are."""
 
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,12 +23,18 @@ def keepers() -> Iterator[Keepers]:
     listener.socket.close()
 
 
-def test_equal_states_are_reported_together(keepers: Keepers) -> None:
-    reports: list[str] = []
-    detector = StallDetector(5.0, JOB, reports.append)
+def stalled(keepers: Keepers, report: Callable[[str], None]) -> StallDetector:
+    """Return a detector that has reported two silent ranks."""
+    detector = StallDetector(5.0, JOB, report)
     for rank in range(2):
         detector.start(rank, 0.0)
     detector.check(6.0, 0.0, keepers)
+    return detector
+
+
+def test_equal_states_are_reported_together(keepers: Keepers) -> None:
+    reports: list[str] = []
+    detector = stalled(keepers, reports.append)
     detector.add_state(0, STATE.format(7))
     assert reports == ["ranks 0-1 on n0 printed nothing for 5 s"]
     detector.add_state(1, STATE.format(8))
@@ -37,10 +43,7 @@ def test_equal_states_are_reported_together(keepers: Keepers) -> None:
 
 def test_a_rank_that_ends_before_its_state_is_known_does_not_hold_up_the_others(keepers: Keepers) -> None:
     reports: list[str] = []
-    detector = StallDetector(5.0, JOB, reports.append)
-    for rank in range(2):
-        detector.start(rank, 0.0)
-    detector.check(6.0, 0.0, keepers)
+    detector = stalled(keepers, reports.append)
     detector.add_state(0, STATE.format(7))
     detector.end(1)
     assert reports[1:] == [f"state of rank 0 on n0:\n{STATE.format(7)}"]
