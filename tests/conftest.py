@@ -34,6 +34,7 @@ FOLDER_MARKS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their folder, and group them for `--dist loadgroup`: by file, and all busy tests together."""
     for item in items:

@@ -77,6 +77,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         fuzz(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60")
     for parser in PARSERS:
-        argv = [sys.executable, "-m", "tests.fuzz", parser, os.environ.get("SECONDS_EACH", "20")]
+        argv = [sys.executable, "-m", "tests.fuzz", parser, os.environ.get("SECONDS_EACH", "5")]
         done = subprocess.run(argv, check=False)
         print(f"{parser}: {'clean' if done.returncode == 0 else f'ended with {done.returncode}'}")
