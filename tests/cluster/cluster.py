@@ -198,6 +198,11 @@ class Cluster:
         received, *_, sent, _, _, _, _, _, _, _ = row[1].split()
         return int(sent), int(received)
 
+    def uplink_delays(self, rack: int) -> int:
+        """Return the number of times that the shaped uplink of a rack held packets back."""
+        text = output([*self.namespaces.as_root(SWITCH), "tc", "-s", "qdisc", "show", "dev", f"up{rack}"])
+        return int(re.findall(r"overlimits (\d+)", text)[0])
+
     def _up(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ddl"))
         self._namespaces = Namespaces(self._folder)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import launch_line
 from tests.support.launches import run
-from tests.support.processes import started
+from tests.support.processes import started, wait_for
 
 
 @pytest.fixture
@@ -22,22 +22,27 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
     return launch_line(mpirun, tmp_path, "--quiet", "--overload")
 
 
+# The readers stay away until the pipe is full, or for longer than a keeper may be silent.
+@pytest.mark.parametrize("heartbeat", [300, pytest.param(30, marks=pytest.mark.extra)])
 @pytest.mark.openmpi(5)
-def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path) -> None:
-    """The readers of a pipe and of a terminal are slower than the heartbeat, and the output exceeds the buffers."""
+def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: int) -> None:
+    """The readers of a pipe and of a terminal are slow, and the output exceeds the buffers."""
     ours, theirs = pty.openpty()
     lines = [launch_line(mpirun, tmp_path / name, "--quiet", "--overload") for name in ("pipe", "pty")]
-    to_pipe, to_pty = ([*line, "--heartbeat", "4", "-np", "2", "sh", "-c"] for line in lines)
-    pipe = subprocess.PIPE
+    to_pipe, to_pty = ([*line, "--heartbeat", str(heartbeat), "-np", "2", "sh", "-c"] for line in lines)
+    reader, writer = os.pipe()
     with (
-        started([*to_pipe, "seq 1 300000; echo end"], stdout=pipe, stderr=pipe, text=True) as piped,
+        open(reader, encoding="ascii") as pipe,
+        started([*to_pipe, "seq 1 300000; echo end"], stdout=writer) as piped,
         started([*to_pty, "seq 1 20000; echo end"], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs) as shown,
     ):
         os.close(theirs)
-        time.sleep(6)  # longer than the heartbeat
-        out, err = piped.communicate()
+        wait_for(lambda: not select.select([], [writer], [], 0)[1])  # the pipe is full
+        os.close(writer)
+        time.sleep(35 if heartbeat == 30 else 0)
+        out = pipe.read()
         text = read_all(ours, lambda: shown.poll() is not None)
-    assert (piped.returncode, err, len(out.splitlines())) == (0, "", 600_002)
+    assert (piped.returncode, len(out.splitlines())) == (0, 600_002)
     assert (shown.returncode, len(text.splitlines())) == (0, 40_002)
 
 
