@@ -22,13 +22,13 @@ from ddlrun.supervise.mpirun import MpirunProcess, read_now
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
-from ddlrun.supervise.termination import MPIRUN_SECONDS, Phase, Termination
+from ddlrun.supervise.termination import Phase, Termination
 
 LONGEST_WAIT = 5.0
 # The interval of checks while the job or mpirun is about to end.
 END_INTERVAL = 0.1
 # After mpirun's end its keepers have this long to report the ends of their programs.
-REPORT_SECONDS = MPIRUN_SECONDS / 3
+REPORT_SECONDS = 1.0
 # After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
 MPIRUN_END_SECONDS = 0.5
 # Output that slow readers have not taken is waited for, unless the user or a limit ended the job.

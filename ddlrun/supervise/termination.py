@@ -11,7 +11,8 @@ ENDING   has sent TERMINATE to the keepers; kills mpirun's  When no rank runs: L
          session 3 s after the grace, or 1 s after a
          second signal
 LEAVING  has sent LEAVE to the keepers and waits for
-         mpirun; SIGTERM after 1 s, SIGKILL after 3 s
+         mpirun; SIGTERM after 5 s, SIGKILL after 15 s;
+         after 1 s and 3 s if a host was lost
 =======  =================================================  ================================================
 
 In every phase the job is over when mpirun has ended and no keeper is connected.
@@ -26,8 +27,11 @@ from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.mpirun import MpirunProcess
 from ddlrun.supervise.root_cause import EndReason
 
-# mpirun may take this long to end once its ranks have been ended, and a third of it before it gets SIGTERM.
-MPIRUN_SECONDS = 3.0
+# mpirun may take this long to end once its ranks have been ended, and a third of it before it gets SIGTERM. On a busy
+# machine it may still be starting its daemons on other hosts; Grid Engine deletes a job one of whose daemons is killed.
+MPIRUN_SECONDS = 15.0
+# The same where a host was lost, for which mpirun may wait in vain.
+LOST_SECONDS = 3.0
 # The time beyond the grace for keepers and networks.
 SLACK_SECONDS = 3.0
 # mpirun may take this long to end when all ranks have ended by themselves.
@@ -82,7 +86,7 @@ class Termination:
 
     def overdue(self, now: float) -> bool:
         """Return True if keepers that are still connected will not be waited for any longer."""
-        return self.ending and now > self._ranks_kill_at + MPIRUN_SECONDS
+        return self.ending and now > self._ranks_kill_at + LOST_SECONDS
 
     def advance(self, now: float, *, all_gone: bool) -> None:
         """Go on to the next phase if its time has come, and send mpirun the signals that are due.
@@ -92,7 +96,7 @@ class Termination:
             all_gone: Whether all ranks have ended and no keeper is connected.
         """
         if self.phase is Phase.RUNNING and all_gone:
-            self._enter(Phase.IDLE, term_at=now + IDLE_SECONDS, kill_at=now + IDLE_SECONDS + MPIRUN_SECONDS)
+            self._enter(Phase.IDLE, term_at=now + IDLE_SECONDS, kill_at=now + IDLE_SECONDS + SLACK_SECONDS)
         if self.phase is Phase.ENDING:
             if any(peer.running for peer in self._keepers.peers.values()):
                 if now > self._ranks_kill_at:
@@ -100,7 +104,8 @@ class Termination:
                 return
             self._order_sweeps()
             self._keepers.send_all(protocol.LEAVE)
-            self._enter(Phase.LEAVING, term_at=now + MPIRUN_SECONDS / 3, kill_at=now + MPIRUN_SECONDS)
+            seconds = LOST_SECONDS if self._record.dead_hosts else MPIRUN_SECONDS
+            self._enter(Phase.LEAVING, term_at=now + seconds / 3, kill_at=now + seconds)
         if self.phase in (Phase.IDLE, Phase.LEAVING):
             self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)
 
