@@ -42,9 +42,9 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.connection import LauncherConnection
+from ddlrun.rank.daemon import end_daemon, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.processes import (
-    end_daemon,
     find_signal_targets,
     has_children,
     is_exiting,
@@ -124,6 +124,8 @@ class Keeper:
             self._wait()
         if self._connection.timed_out:
             end_daemon(self._settings.parent)
+        elif self._settings.local_rank == 0:
+            watch_daemon(self._settings.parent)
         # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
         os._exit(0 if self._alone else self._program.exit_code)
 

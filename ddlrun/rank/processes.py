@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from ddlrun.rank.process_stat import ProcessStat, read_stat
 
@@ -101,16 +100,6 @@ def kill_run(run_id: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
-
-
-def end_daemon(pid: int) -> None:
-    """End the parent of this process if it is mpirun's daemon, which may miss a cut network for minutes."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        stat = read_stat(pid)
-        if os.getppid() != pid or stat is None or stat.name not in LAUNCHERS:
-            return
-        os.kill(pid, number)
-        time.sleep(1)
 
 
 def read_command(pid: int) -> list[str]:

@@ -4,9 +4,11 @@
 class KeeperSettings:
     """The facts about a rank and its job that the keeper needs."""
 
-    def __init__(self, *, label: str, parent: int, grace: float, heartbeat: float) -> None:
+    def __init__(self, *, label: str, local_rank: int, parent: int, grace: float, heartbeat: float) -> None:
         self.label = label
         """The rank and its host, for messages."""
+        self.local_rank = local_rank
+        """The rank's number on its host."""
         self.parent = parent
         """The process that started the keeper: mpirun or its daemon."""
         self.grace = grace

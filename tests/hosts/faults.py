@@ -29,6 +29,7 @@ FAULTS = {
     "kill 9: rank": "SIGKILL to a rank",
     "kill 9: keeper": "SIGKILL to a keeper",
     "kill 9: daemon": "SIGKILL to mpirun's daemon on a host",
+    "a daemon that hangs at the end": "mpirun's daemon on a host is stopped, then Ctrl-C",
     "kill 9: mpirun": "SIGKILL to mpirun",
     "kill 9: ddlrun": "SIGKILL to ddlrun",
     "an sshd that is killed": "SIGKILL to the sshd of a host",

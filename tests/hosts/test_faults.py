@@ -186,6 +186,17 @@ def test_kill_9(cluster: Cluster, mpirun: str, tmp_path: Path, victim: str, code
 
 
 @pytest.mark.extra
+def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        os.kill(parent(keeper), signal.SIGSTOP)
+        os.kill(job.ddlrun(), signal.SIGINT)
+        code, _, err = job.end()
+    assert code == 130, err
+
+
+@pytest.mark.extra
 def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The daemon and the keepers have connections of their own, but mpirun takes the host for lost."""
     with ExitStack() as stack:  # noqa: SIM117 - sshd starts again after the end of the job
