@@ -31,8 +31,8 @@ def end_daemon(pid: int) -> None:
 def watch_daemon(pid: int) -> None:
     """Start a process that kills mpirun's daemon, the parent of this one, if it hangs at the end of the job.
 
-    PMIx 5 may lock a mutex twice while PMIx_server_finalize waits for it. The daemon has then lost its connections, to
-    mpirun and to the ranks, and would wait indefinitely.
+    PMIx_server_finalize of PMIx 5 may wait for a thread that waits for a mutex, which no other thread holds. The daemon
+    has then lost its connections, to mpirun and to the ranks, and would wait indefinitely.
     """
     stat = read_stat(pid)
     if os.getppid() != pid or stat is None or stat.name not in DAEMONS or os.fork():
