@@ -11,13 +11,13 @@ from ddlrun.machine.cpus import parse_cpu_list
 def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
     """Return the CPUs of each node in the output of `numactl -H` on `host`; a node of memory alone has none.
 
-    Lists may continue over several lines, and --cpu-compress is understood. Raises HostError with the line
-    where nodes are missing, or have no CPUs, as in numactl before 2.0.
+    Lists may continue over several lines, and may be those of --cpu-compress: `0-15, 32-47 (32)`. Raises HostError
+    with the line where nodes are missing, or have no CPUs, as in numactl before 2.0.
     """
     available: frozenset[int] | None = None
-    nodes: dict[int, list[str]] = {}
+    nodes: dict[int, str] = {}
     sized: set[int] = set()
-    current: list[str] | None = None
+    current: int | None = None
     number = 0
     for number, line in enumerate(text.splitlines(), 1):
         head = re.match(r"available: *(\d+) nodes? \(([\d,-]+)\)", line)
@@ -27,24 +27,36 @@ def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
             if len(available) != int(head[1]):
                 _fail(host, number, "the number of nodes and their list differ", line)
         elif node and node[2] == "cpus":
-            if int(node[1]) in nodes:
+            current = int(node[1])
+            if current in nodes:
                 _fail(host, number, "a node is listed twice", line)
-            current = nodes[int(node[1])] = node[3].split()
+            nodes[current] = node[3]
         elif node:
             current = None
             sized |= {int(node[1])} if node[2] == "size" else set()
         elif line.startswith("node distances"):
             break
-        elif current is not None and re.fullmatch(r"[\d ,-]+", line):
-            current += line.split()
+        elif current is not None and re.fullmatch(r"[\d ,()-]+", line):
+            nodes[current] += f" {line}"
         elif line.strip():
             _fail(host, number, "the line is not one of numactl's", line)
     _check_complete(available, nodes, sized, host, number)
-    return {node: frozenset().union(*(_list(word, host, number) for word in words)) for node, words in nodes.items()}
+    return {node: _node_cpus(cpus, host, number) for node, cpus in nodes.items()}
+
+
+def _node_cpus(text: str, host: str, number: int) -> frozenset[int]:
+    """Return a node's CPUs; --cpu-compress prints their number after them."""
+    match = re.fullmatch(r"([\d ,-]*)(?:\((\d+)\) *)?", text)
+    if not match:
+        _fail(host, number, "the CPUs of a node are not a list", text)
+    cpus = _list(",".join(match[1].split()), host, number)
+    if match[2] and len(cpus) != int(match[2]):
+        _fail(host, number, f"a node has {match[2]} CPUs, but the list {len(cpus)}", text)
+    return cpus
 
 
 def _check_complete(
-    available: frozenset[int] | None, nodes: Mapping[int, list[str]], sized: set[int], host: str, number: int
+    available: frozenset[int] | None, nodes: Mapping[int, str], sized: set[int], host: str, number: int
 ) -> None:
     if available is None:
         _fail(host, number, "no line lists the available nodes", "")

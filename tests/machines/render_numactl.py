@@ -2,23 +2,31 @@
 
 import textwrap
 from collections.abc import Iterator
+from typing import Literal
 
 from ddlrun.machine.cpus import cpu_list
 from tests.machines.facts import Facts
 from tests.machines.render_sysfs import distances
 
 
-def render_numactl(facts: Facts, *, width: int = 0, lists_cpus: bool = True) -> str:
-    """Return numactl's report. Lines wrap at `width` if it is not 0; numactl before 2.0 lists no CPUs."""
-    lines = (line for node in facts.nodes for line in _node(facts, node, lists_cpus=lists_cpus))
+def render_numactl(facts: Facts, *, width: int = 0, style: Literal["listed", "compressed", "old"] = "listed") -> str:
+    """Return numactl's report. Lines wrap at `width` if it is not 0.
+
+    `style` is that of the lists of CPUs: each number, ranges as with --cpu-compress, or none as before 2.0.
+    """
+    lines = (line for node in facts.nodes for line in _node(facts, node, style))
     wrapped = (part for line in lines for part in (textwrap.wrap(line, width) if width else [line]))
     head = f"available: {len(facts.nodes)} nodes ({cpu_list(facts.nodes)})"
     return "\n".join([head, *wrapped, *_distances(facts)]) + "\n"
 
 
-def _node(facts: Facts, node: int, *, lists_cpus: bool) -> Iterator[str]:
-    if lists_cpus:
-        yield " ".join([f"node {node} cpus:", *map(str, sorted(facts.nodes[node] & facts.online))])
+def _node(facts: Facts, node: int, style: str) -> Iterator[str]:
+    cpus = facts.nodes[node] & facts.online
+    if style == "listed":
+        yield " ".join([f"node {node} cpus:", *map(str, sorted(cpus))])
+    elif style == "compressed":
+        ranges = cpu_list(cpus).replace(",", ", ")
+        yield f"node {node} cpus: {ranges} ({len(cpus)})" if cpus else f"node {node} cpus: (0)"
     for name in ("size", "free"):
         yield f"node {node} {name}: {facts.memory.get(node, 0)} MB"
 

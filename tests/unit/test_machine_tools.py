@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -117,14 +118,25 @@ NODES = {
 
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("width", [0, 66])
-def test_nodes(name: str, width: int) -> None:
-    nodes = parse_numactl(render_numactl(load(name), width=width), "h")
+@pytest.mark.parametrize("style", ["listed", "compressed"])
+def test_nodes(name: str, width: int, style: Literal["listed", "compressed"]) -> None:
+    nodes = parse_numactl(render_numactl(load(name), width=width, style=style), "h")
     assert {node: cpu_list(cpus) for node, cpus in nodes.items()} == NODES[name]
 
 
 def test_old_numactl() -> None:
     with pytest.raises(UnreachableError, match="this old numactl lists no CPUs"):
-        parse_numactl(render_numactl(load("24-packages"), lists_cpus=False), "h")
+        parse_numactl(render_numactl(load("24-packages"), style="old"), "h")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "part"),
+    [("0-2, 4 (5)", "a node has 5 CPUs, but the list 4"), ("0-2 (3) 4", "the CPUs of a node are not a list")],
+)
+def test_compressed_cpus_are_checked_against_their_number(cpus: str, part: str) -> None:
+    text = f"available: 1 nodes (0)\nnode 0 cpus: {cpus}\nnode 0 size: 7 MB\n"
+    with pytest.raises(UnreachableError, match=part):
+        parse_numactl(text, "h")
 
 
 @pytest.mark.parametrize("name", ["minsky", "power8-nodes-0-8"])
