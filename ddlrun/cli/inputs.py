@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddlrun.errors import HostError, InputError
@@ -124,16 +124,27 @@ def load_machine(folder: str) -> Machine:
     """Return the machine of a folder that `ddlrun probe --save` wrote for one host."""
     from ddlrun.machine.probe_reply import SECTIONS, machine_of  # noqa: PLC0415 - for saved machines alone
 
-    saved = [name for name in SECTIONS if os.path.isfile(f"{folder}/{name}")]
-    sections = {name: read_text(f"{folder}/{name}", "saved answer") for name in saved}
-    return _as_input(lambda: machine_of(sections, folder))
+    sections, complete = _read_saved(folder, SECTIONS)
+    return _as_input(lambda: machine_of(sections, folder, complete=complete))
+
+
+def _read_saved(folder: str, names: Iterable[str]) -> tuple[dict[str, str], bool]:
+    """Return the files of these names, and True if they were checked against the folder's manifest."""
+    from ddlrun.machine.manifest import MANIFEST, check_manifest  # noqa: PLC0415 - for saved machines alone
+
+    present = [name for name in (*names, MANIFEST) if os.path.isfile(f"{folder}/{name}")]
+    texts = {name: read_text(f"{folder}/{name}", "saved answer") for name in present}
+    manifest = texts.pop(MANIFEST, None)
+    if manifest is not None:
+        check_manifest(manifest, texts, folder)
+    return texts, manifest is not None
 
 
 def load_hosts(folder: str) -> list[str]:
     """Return the hosts of a folder that `ddlrun probe --save` wrote, in the order in which they were probed."""
-    hostfile = f"{folder}/hosts"
-    if os.path.isfile(hostfile):
-        return list(parse_hostfile(read_text(hostfile, "saved hosts"), hostfile).names)
+    saved, _ = _read_saved(folder, ["hosts"])
+    if "hosts" in saved:
+        return list(parse_hostfile(saved["hosts"], f"{folder}/hosts").names)
     if not os.path.isdir(folder):
         raise InputError(f"--load {folder}: no such folder; ddlrun probe HOSTS --save {folder} writes it")
     return sorted(name for name in os.listdir(folder) if os.path.isdir(f"{folder}/{name}"))

@@ -22,6 +22,7 @@ from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.hosts import Host, HostList, render_hostfile
 from ddlrun.machine import Machine
+from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.plan import machine_group_dict
 from ddlrun.remote.probe import ProbedHost, check_distinct, group, probe_fully, render_failures
 from ddlrun.report.machines import render_groups
@@ -94,18 +95,21 @@ def _json(machines: Mapping[str, Machine], problems: list[str]) -> str:
 
 
 def _save(folder: str, hosts: HostList, probed: Mapping[str, ProbedHost]) -> None:
-    """Write one file per host and tool, and the hosts in their order. Raises InputError where that fails."""
+    """Write one file per host and tool, and the hosts in their order, with their manifests. Raises InputError."""
     sections = {name: reply.sections for name, reply in probed.items() if reply.sections}
     try:
         for name, texts in sections.items():
-            os.makedirs(f"{folder}/{name}", exist_ok=True)
-            for section, text in texts.items():
-                write_atomically(f"{folder}/{name}/{section}", [text], "--save")
+            _write_folder(f"{folder}/{name}", texts)
         if sections:
-            saved = (host for host in hosts if host.name in sections)
-            write_atomically(f"{folder}/hosts", [render_hostfile(saved)], "--save")
+            _write_folder(folder, {"hosts": render_hostfile(host for host in hosts if host.name in sections)})
     except OSError as error:
         raise InputError(f"--save {folder}: {error.strerror}") from error
+
+
+def _write_folder(folder: str, texts: Mapping[str, str]) -> None:
+    os.makedirs(folder, exist_ok=True)
+    for name, text in {**texts, MANIFEST: render_manifest(texts)}.items():
+        write_atomically(f"{folder}/{name}", [text], "--save")
 
 
 def _cache_folder() -> str:

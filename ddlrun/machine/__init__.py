@@ -16,6 +16,9 @@ class MachineNoteCode(Enum):
     GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
     GPUS_ALLOCATED = "{allocated} of {gpus} GPUs are the job's"
     GPUS_DIFFER = "nvidia-smi lists {listed} GPUs, {usable} may be used"
+    TABLE_UNCHECKED = "lscpu -p prints no total: a list that was cut off has fewer cores; save lscpu -J beside it"
+    NODES_UNCHECKED = "lscpu prints no NUMA nodes: the kernel has none, or the text was cut off; save lscpu -J instead"
+    GPUS_UNCHECKED = "nvidia-smi --query-gpu prints no total: a list that was cut off has fewer GPUs; save topo -m too"
 
 
 # The codes that explain why GPUs of the machine are missing.

@@ -14,8 +14,8 @@ def parse_lscpu(text: str, host: str) -> Machine:
     """Parse the output of `lscpu -p=CPU,CORE,SOCKET,NODE,ONLINE` on `host`; its header names the columns.
 
     Offline CPUs are left out. If no CPU has a socket, the machine is not `packaged`. A list that is cut off
-    between two lines looks like that of a smaller machine: the caller has to make sure that it is complete.
-    Raises HostError with the line.
+    between two lines looks like that of a smaller machine: compare its CPUs with `parse_online_cpus`. Raises
+    HostError with the line.
     """
     header: list[str] = []
     rows: list[tuple[int, dict[str, int | None]]] = []
@@ -93,7 +93,7 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
     not the number of online CPUs: offline threads, cores of several kinds, virtual machines.
     """
     fields = _fields(text, host)
-    online = _cpus(fields, "On-line CPU(s) list", host)
+    online = _cpus(fields, _ONLINE, host)
     threads, cores, packages = (_count(fields, names, host) for names in _COUNTS)
     groups = 1
     for name in ("Book(s) per drawer", "Drawer(s)"):
@@ -106,6 +106,8 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
         product = f"{packages} x {cores} x {threads}"
         _fail(host, 1, f"packages x cores x threads are not the {len(online)} online CPUs", product, "lscpu -p")
     nodes = {int(match[1]): _cpus(fields, key, host) for key in fields if (match := re.fullmatch(_NODE, key))}
+    if fields.get(_NODES, str(len(nodes))) != str(len(nodes)):
+        _fail(host, 1, f"it has the CPUs of {len(nodes)} NUMA nodes", f"{_NODES}: {fields[_NODES]}")
     sizes = {len(cpus) for cpus in nodes.values() if cpus}
     equal = sum(map(len, nodes.values())) == len(online) and len(sizes) == 1  # else the cores of a node are unknown
     filled = sorted(node for node, cpus in nodes.items() if cpus) if equal else []
@@ -120,7 +122,19 @@ _COUNTS = (
     ("Core(s) per socket", "Core(s) per cluster"),
     ("Socket(s)", "Socket(s) per book", "Cluster(s)"),
 )
+_ONLINE = "On-line CPU(s) list"
+_NODES = "NUMA node(s)"
 _NODE = r"NUMA node(\d{1,6}) CPU\(s\)"
+
+
+def parse_online_cpus(text: str, host: str) -> frozenset[int]:
+    """Return the online CPUs in the output of `lscpu -J` or plain `lscpu`. Raises HostError where it is broken."""
+    return _cpus(_fields(text, host), _ONLINE, host)
+
+
+def lists_nodes(text: str) -> bool:
+    """Return True unless NUMA nodes could be cut off the end of `lscpu`; JSON that is cut off is broken."""
+    return text.lstrip().startswith("{") or f"\n{_NODES}:" in text
 
 
 def _invented(packages: int, cores: int, threads: int, nodes: list[int]) -> Iterator[Core]:

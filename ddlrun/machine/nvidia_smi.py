@@ -34,15 +34,20 @@ class ListedGpu(NamedTuple):
 def parse_topo(text: str, host: str) -> tuple[GPULinks, ...]:
     """Parse the output of `nvidia-smi topo -m`, with tabs or blanks between columns: one row per GPU, in order.
 
-    NICs have the names of the legend if there is one. Raises HostError with the line.
+    NICs that the matrix only counts have the names of the legend. Raises HostError with the line.
     """
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     start = next((index for index, line in enumerate(lines) if re.match(r"\s*GPU0(\s|$)", line)), None)
     if start is None:
         _fail(host, 1, "it has no matrix of GPUs", text)
+    if not text.endswith("\n"):
+        _fail(host, len(lines), "it is cut off", lines[-1])
     names = {match[1]: match[2] for line in lines if (match := re.fullmatch(r"\s*(NIC\d+): *(\S+)\s*", line))}
     header = [column for column in re.split(r"\s{2,}|\t", lines[start].strip()) if column]
     devices = [column for column in header if not re.search(r"Affinity|NUMA ID", column)]
+    unnamed = [device for device in devices if re.fullmatch(r"NIC\d+", device) and device not in names]
+    if unnamed:
+        _fail(host, len(lines), f"the legend has no name of {unnamed[0]}", lines[-1])
     rest = [column for column in header if column not in devices]
     rows: list[GPULinks] = []
     for number, line in enumerate(lines[start + 1 :], start + 2):
@@ -91,6 +96,8 @@ def parse_query(text: str, host: str) -> tuple[ListedGpu, ...]:
             _fail(host, number, "it is not a GPU's index, UUID, address and name", line)
         address = f"{match[3][-4:]}:{match[4]}".lower()
         gpus.append(ListedGpu(int(match[1]), match[2], address, cells[3]))
+    if not gpus or not text.endswith("\n"):
+        _fail(host, text.count("\n") + 1, "it is cut off", text[-40:])
     return tuple(gpus)
 
 
@@ -106,8 +113,10 @@ def with_topology(machine: Machine, topo: Sequence[GPULinks] | None, listed: Seq
         addresses: Sequence[str | None] = sorted(gpu.pci_address for gpu in listed) or [None] * count
         gpus = [GPU(number, pci_address=address, vendor="nvidia") for number, address in enumerate(addresses)]
     usable = sum(gpu.vendor == "nvidia" for gpu in gpus)
-    if usable != count or (topo is not None and len(topo) != count):
-        note = machine_note(MachineNoteCode.GPUS_DIFFER, listed=count, usable=usable)
+    counts = {count, count if topo is None else len(topo)}
+    if counts != {usable}:
+        numbers = " or ".join(map(str, sorted(counts)))
+        note = machine_note(MachineNoteCode.GPUS_DIFFER, listed=numbers, usable=usable)
         return machine._replace(notes=(*machine.notes, note)) if machine.gpus != () or count else machine
     if topo is None:
         return machine._replace(gpus=tuple(gpus))

@@ -4,11 +4,12 @@ Each section of a reply, between markers, is the output of one tool; the same te
 that `ddlrun probe --save` writes and `--load` reads.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import HostError
-from ddlrun.machine import Machine, MachineNoteCode, machine_note
+from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
 
 # Section -> the tool's command line. A host without a tool leaves its section out.
@@ -90,21 +91,35 @@ def parse_answer(text: str, host: str) -> ProbeReply:
     return ProbeReply(key, same, {name: "".join(lines).rstrip("\n") + "\n" for name, lines in sections.items()})
 
 
-def machine_of(sections: Mapping[str, str], host: str) -> Machine:
+def machine_of(sections: Mapping[str, str], host: str, *, complete: bool = True) -> Machine:
     """Return a host's machine from the output of its tools.
 
     Cores come from the first of hwloc, /sys, lscpu, and numactl with ppc64_cpu that the host has. /sys has
     what the cpuset and the drivers allow, nvidia-smi the location of GPUs. Where hwloc and /sys disagree, the
-    machine has a note. Raises HostError with tool and line if an output cannot be parsed, or if the host has
-    none of the tools.
+    machine has a note, and where an output that is not known to be `complete` could be cut off without a sign
+    of it. Raises HostError with tool and line if an output cannot be parsed, or if the host has none of the
+    tools.
     """
     source = next((section for section in _CORES if section in sections), None)
     if source is None:
         raise HostError(host, f"none of its tools lists its cores ({', '.join(_CORES)}); give --machine")
     machine = _CORES[source](sections, host)
+    notes = () if complete else tuple(_unchecked(source, sections, machine))
     if "nvidia-topo.txt" in sections or "nvidia-gpus.csv" in sections:
         machine = _with_nvidia(machine, sections, host)
-    return machine
+    return machine._replace(notes=(*machine.notes, *notes))
+
+
+def _unchecked(source: str, sections: Mapping[str, str], machine: Machine) -> Iterator[MachineNote]:
+    """Yield notes on outputs that print no end, and whose numbers no other output confirms."""
+    from ddlrun.machine.lscpu import lists_nodes  # noqa: PLC0415 - for saved machines alone
+
+    if source == "lscpu.txt" and "lscpu.json" not in sections:
+        yield machine_note(MachineNoteCode.TABLE_UNCHECKED)
+    if source == "lscpu.json" and not lists_nodes(sections["lscpu.json"]):
+        yield machine_note(MachineNoteCode.NODES_UNCHECKED)
+    if not machine.gpus and "nvidia-gpus.csv" in sections and "nvidia-topo.txt" not in sections:
+        yield machine_note(MachineNoteCode.GPUS_UNCHECKED)
 
 
 def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
@@ -134,9 +149,16 @@ def _numactl(sections: Mapping[str, str], host: str) -> Machine:
 def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
     from ddlrun.machine import lscpu  # noqa: PLC0415 - for hosts without better tools
 
-    if "lscpu.txt" in sections:
-        return lscpu.parse_lscpu(sections["lscpu.txt"], host)
-    return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
+    if "lscpu.txt" not in sections:
+        return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
+    machine = lscpu.parse_lscpu(sections["lscpu.txt"], host)
+    if "lscpu.json" in sections:
+        online = lscpu.parse_online_cpus(sections["lscpu.json"], host)
+        listed = frozenset(pu.os_index for core in machine.cores for pu in core.pus)
+        if listed != online:
+            problem = f"lscpu -p lists the CPUs {cpu_list(listed)}, lscpu -J has {cpu_list(online)} online"
+            raise HostError(host, f"{problem}; run both again, or give --machine")
+    return machine
 
 
 # Section -> parser of its cores, the most trusted first.

@@ -322,39 +322,3 @@ def test_changed_text_is_a_value_or_an_error_that_names_host_and_line(tool: str,
             assert str(error).startswith(f"host h: {name}")
             assert ", line " in str(error)
             assert "\n" not in str(error)
-
-
-def parsed_cut(tool: str, data: st.DataObject) -> tuple[str, object]:
-    """Return the beginning of a tool's output, and its value; None if it is refused."""
-    parse, text, _ = PARSERS[tool]
-    cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    try:
-        return cut, parse(cut, "h")
-    except UnreachableError:
-        return cut, None
-
-
-@pytest.mark.parametrize("tool", ["numactl", "lscpu -J"])
-@given(data=st.data())
-def test_cut_text_is_never_a_smaller_machine(tool: str, data: st.DataObject) -> None:
-    parse, text, _ = PARSERS[tool]
-    assert parsed_cut(tool, data)[1] in (None, parse(text, "h"))
-
-
-@given(st.data())
-def test_cut_cores_are_whole_cores_or_an_error(data: st.DataObject) -> None:
-    # ppc64_cpu prints no end; numactl, which it is always read with, lists the CPUs of missing cores.
-    cut, cores = parsed_cut("ppc64_cpu", data)
-    whole = parse_ppc64_cpu(POWER, "h")
-    assert cores == (whole[: cut.count("\n")] if cut.endswith("\n") else None)
-
-
-@given(st.data())
-def test_cut_links_are_those_of_all_gpus_or_an_error(data: st.DataObject) -> None:
-    # Its legend may be cut off: NICs then have the names of the matrix.
-    _, rows = parsed_cut("nvidia-smi topo", data)
-    whole = parse_topo(PARSERS["nvidia-smi topo"][1], "h")
-    assert rows is None or isinstance(rows, tuple)
-    for row, complete in zip(rows or whole, whole, strict=True):
-        assert row[:2] == complete[:2]
-        assert sorted(row.links.values()) == sorted(complete.links.values())

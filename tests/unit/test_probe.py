@@ -186,6 +186,8 @@ def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
         2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
     )  # fmt: skip
     (tmp_path / "saved" / "localhost" / "lstopo.xml").write_text("<topology>")
+    assert "localhost/lstopo.xml: 0 lines of 10 characters, but " in ddlrun("probe", "--load", folder).stderr
+    (tmp_path / "saved" / "localhost" / "manifest.txt").unlink()
     assert "localhost: lstopo, line 1" in ddlrun("probe", "--load", folder).stderr
     assert "no such folder" in ddlrun("probe", "--load", f"{folder}/nowhere").stderr
 
