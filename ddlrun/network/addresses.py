@@ -38,6 +38,9 @@ else
 fi 2>/dev/null
 """
 
+# Destination, no gateway, and the mask of a route that is not the default one; an address of if_inet6 and its prefix.
+_ROUTE, _INET6 = r"[0-9A-F]{8} 0+ (?!0+$)[0-9A-F]{8}", r"[0-9a-f]{32} [0-9a-f]{2}"
+
 
 class Address(NamedTuple):
     """An address of a host with the state, speed (Mbit/s, -1: unknown) and kind of its interface."""
@@ -58,25 +61,37 @@ class Address(NamedTuple):
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
-    """Parse the output of SCRIPT; other lines are left out.
+    """Parse the output of SCRIPT; other lines, and those without a valid address, are left out.
 
     >>> parse_addresses("@net eth0 10.0.0.1/16 up 10000 device")
     (Address(interface='eth0', ip='10.0.0.1', prefix=16, up=True, speed=10000, kind='device'),)
     """
     lines = [line.split() for line in text.splitlines() if line.startswith("@")]
     links = {words[1]: words[3:6] for words in lines if words[0] == "@net" and len(words) == 6}
-    named = [(words[1], words[2]) for words in lines if words[0] == "@net" and len(words) == 6 and words[2] != "-"]
-    parsed = []
-    for name, address in (*named, *_without_ip(lines)):
-        ip, _, prefix = address.partition("/")
-        state, speed, kind = links.get(name, ("unknown", "-1", "virtual"))
-        if prefix.isdigit() or not prefix:
-            longest = 128 if ":" in ip else 32
-            megabits = int(speed) if speed.isdigit() else -1
-            parsed.append(
-                Address(name, ip, prefix=int(prefix or longest), up=state != "down", speed=megabits, kind=kind)
-            )
-    return tuple(parsed)
+    named = [(words[1], words[2]) for words in lines if words[0] == "@net" and len(words) == 6]
+    unknown = ["unknown", "-1", "virtual"]
+    addresses = (_address(name, ip, links.get(name, unknown)) for name, ip in (*named, *_without_ip(lines)))
+    return tuple(address for address in addresses if address is not None)
+
+
+def _address(interface: str, text: str, link: Sequence[str]) -> Address | None:
+    """Return an address with the state, speed and kind of its link; None if the text is no address."""
+    prefix = _prefix(text)
+    if prefix is None:
+        return None
+    state, speed, kind = link
+    megabits = int(speed) if speed.isdecimal() else -1
+    return Address(interface, text.partition("/")[0], prefix, up=state != "down", speed=megabits, kind=kind)
+
+
+def _prefix(text: str) -> int | None:
+    """Return the length of an address's prefix, all of its bits if it has none; None if the text is no address."""
+    import ipaddress  # noqa: PLC0415 - see Address
+
+    try:
+        return ipaddress.ip_interface(text).network.prefixlen
+    except ValueError:
+        return None
 
 
 def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
@@ -85,14 +100,14 @@ def _without_ip(lines: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
     routes = []
     for words in lines:
-        if words[0] == "@route" and len(words) == 5 and re.fullmatch(r"0+", words[3]) and words[4] != "00000000":
+        if words[0] == "@route" and len(words) == 5 and re.fullmatch(_ROUTE, " ".join(words[2:])):
             to, mask = (int.from_bytes(bytes.fromhex(word)[::-1], "big") for word in (words[2], words[4]))
-            routes.append((words[1], ipaddress.ip_network((to, mask.bit_count()))))
-        elif words[0] == "@inet6" and len(words) == 4:
+            routes.append((words[1], ipaddress.ip_network((to, mask.bit_count()), strict=False)))
+        elif words[0] == "@inet6" and re.fullmatch(_INET6, " ".join(words[2:])):
             yield words[1], f"{ipaddress.IPv6Address(int(words[2], 16))}/{int(words[3], 16)}"
     for ip in (ip for words in lines if words[0] == "@ips" for ip in words[1:] if "." in ip):
         for name, network in routes:
-            if ipaddress.ip_address(ip) in network:
+            if _prefix(ip) is not None and ipaddress.ip_address(ip) in network:
                 yield name, f"{ip}/{network.prefixlen}"
                 break
 

@@ -49,7 +49,15 @@ def test_a_host_without_ip_is_read_from_the_kernels_tables() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "noise", "@net", "@net eth0", "@route a b c d e f", "@ips x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "noise", "@net", "@net eth0", "@net eth0 nonsense up 1000 device", "@net eth0 10.0.0.256/16 up 1000 device",
+        "@net eth0 10.0.0.1/33 up 1000 device", "@net eth0 - up 1000 device", "@route a b c d e f",
+        "@route eth0 nonsense 00000000 0000FFFF\n@ips 10.0.0.1", "@ips x", "@ips 10.0.0.nonsense",
+        "@inet6 eth0 nonsense 40",
+    ],
+)  # fmt: skip
 def test_noise_is_no_address(text: str) -> None:
     complete = "@net eth0 10.0.0.1/16 up 1000 device"
     expected = (Address("eth0", "10.0.0.1", 16, speed=1000),)
