@@ -120,7 +120,8 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     cluster = _cluster(options, described.hosts_per_rack if described else None)
     topology = cluster.topology
     if described is None:
-        fabric = parse_links(options["network"], topology.dims[1] if topology.hosts > topology.dims[1] else None)
+        racks_known = options["topology"] or options["racks"] or topology.hosts > topology.dims[1]
+        fabric = parse_links(options["network"], topology.dims[1] if racks_known else None)
     else:
         fabric = described
     fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)

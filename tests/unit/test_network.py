@@ -230,11 +230,18 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
+@pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--hosts 2 --gpus-per-host 2 --racks 1"])
+def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
+    done = ddlrun("plan", *arguments.split(), "--network", "100gbe,4:1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 ranks per host x 2 hosts per rack x 1 rack" in done.stdout
+
+
 @pytest.mark.parametrize(("arguments", "problem"), [
     ("--topology 4x4x4", "--network is missing: name a YAML file"),
     ("--topology 4x4x4 --network 100gbe,50gbe", "unknown or misplaced preset '50gbe'"),
     ("--topology 4x4x4 --network nvlink2", "no link between hosts"),
-    ("--topology 4x4 --network 100gbe,2:1", "2:1 needs the hosts per rack"),
+    ("--hosts 4 --gpus-per-host 4 --network 100gbe,2:1", "2:1 needs the hosts per rack; give --topology XxYxZ or"),
     ("--topology 4x4 --network none.yaml", "none.yaml: No such file"),
     ("--topology 4x4 --hosts 5 --network 100gbe", "has 4 hosts, but --hosts is 5"),
     ("--hosts 4 --network 100gbe", "--gpus-per-host N"),
