@@ -1,6 +1,6 @@
 """The variables of a job: its topology, the places of its ranks, and the threads of each rank."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
@@ -38,7 +38,16 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]
-    return Contribution(variables, tuple(notes))
+    return Contribution(variables, tuple(notes), tuple(_replaced_options(job, variables)))
+
+
+def _replaced_options(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note if --mode replaces another value of DDL_OPTIONS that was exported."""
+    name = "DDL_OPTIONS"
+    if name in variables and name in job.inherited and name not in job.settings.environment.variables:
+        exported, replacement = job.inherited[name], variables[name]
+        if exported != replacement:
+            yield f"{name}: --mode {job.settings.job.mode} replaces the exported {exported!r} with {replacement!r}"
 
 
 def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:

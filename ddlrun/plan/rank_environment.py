@@ -59,7 +59,7 @@ def plan_environment(job: PlacedJob, transport: Transport, ports: range) -> Rank
     variables = merge_layers(layers, job.inherited)
     unsupervised = _unsupervised(job)
     exports = _exports(job, {**job.inherited, **variables, **unsupervised})
-    warnings = (*profile.warnings, *frameworks.notes, *collectives.warnings)
+    warnings = (*own.warnings, *profile.warnings, *frameworks.notes, *collectives.warnings)
     return RankEnvironment(
         variables=variables,
         unsupervised=unsupervised,

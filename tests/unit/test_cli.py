@@ -294,6 +294,16 @@ def test_variables_of_the_user_stay() -> None:
     assert "DDL_OPTIONS says 4x2, but the topology is 1x1x1" in clash.stderr
 
 
+def test_an_exported_ddl_options_is_replaced_by_mode_with_a_note() -> None:
+    replaced = "DDL_OPTIONS: --mode r replaces the exported '-mode b -dump_iter 9' with '-mode r:1x1x1'"
+    arguments = ["show", "env", "-np", "1", "--mode", "r"]
+    done = ddlrun(*arguments, "true", DDL_OPTIONS="-mode b -dump_iter 9")
+    assert (done.returncode, done.stderr) == (0, f"ddlrun: note: {replaced}\n")
+    assert "DDL_OPTIONS=" in done.stdout
+    assert ddlrun(*arguments, "true", DDL_OPTIONS="-mode r:1x1x1").stderr == ""
+    assert ddlrun(*arguments, "-x", "DDL_OPTIONS=-mode m", "true", DDL_OPTIONS="-mode b").stderr == ""
+
+
 def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("x\ny\n")
     (tmp_path / "c.yaml").write_text(
