@@ -12,7 +12,7 @@ from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import Process
 from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
-from ddlrun.supervise.heartbeat import Heartbeat
+from ddlrun.supervise.heartbeat import Heartbeat, explain_silence
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
@@ -143,15 +143,11 @@ class Supervision:
 
     def _check_heartbeats(self, now: float) -> None:
         silent = self._heartbeat.beat(now, self._keepers)
-        for peer in silent:
-            if peer.running:
-                self._lose_rank(peer)
-                self.record.dead_hosts.add(peer.host)
+        for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
+            self._lose_rank(peer)
+            self.record.dead_hosts.add(peer.host)
         if silent:
-            hosts = ", ".join(sorted({peer.host for peer in silent}))
-            text = f"no sign of life from {hosts} for {self._watch.heartbeat:g} s"
-            code = UnreachableError.exit_code
-            self._end_job(EndReason(code, f"{text}: the host is down, or its network is cut"))
+            self._end_job(EndReason(UnreachableError.exit_code, explain_silence(silent, self._watch.heartbeat)))
 
     def _on_signal(self, number: int) -> None:
         if number in self._watch.forward:

@@ -1,11 +1,22 @@
 """Heartbeats: ddlrun's own to all keepers, and the detection of keepers that send none."""
 
+from collections.abc import Sequence
+
 from ddlrun.rank import protocol
-from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.keeper_connection import SilentKeeper
 from ddlrun.supervise.keepers import Keepers
 
 # Heartbeats per timeout: a few may be late.
 BEATS = 8
+UNREACHABLE = "the host is down, or its network is cut"
+REACHABLE = "the host replies, but its keepers do not run: it is too busy (see --heartbeat), or they were stopped"
+
+
+def explain_silence(silent: Sequence[SilentKeeper], seconds: float) -> str:
+    """Return the reason to end a job: the hosts of silent keepers and the cause, first of those out of reach."""
+    unreachable = [keeper for keeper in silent if not keeper.reachable]
+    hosts = ", ".join(sorted({keeper.peer.host for keeper in unreachable or silent}))
+    return f"no sign of life from {hosts} for {seconds:g} s: {UNREACHABLE if unreachable else REACHABLE}"
 
 
 class Heartbeat:
@@ -20,14 +31,16 @@ class Heartbeat:
         """Return the time of the next heartbeat, infinity if there are none."""
         return self._sent_at + self._interval if self._timeout else float("inf")
 
-    def beat(self, now: float, keepers: Keepers) -> list[KeeperConnection]:
-        """Send a heartbeat to all keepers if it is due; drop and return the keepers that have been silent too long.
+    def beat(self, now: float, keepers: Keepers) -> list[SilentKeeper]:
+        """Drop and return the keepers that have been silent too long, and send a heartbeat to the others, if it is due.
 
-        Keepers that are not read now are not silent by their own fault, and stay.
+        Keepers that are not read now are not silent by their own fault, and stay. Hosts have had an interval to
+        acknowledge the heartbeat before.
         """
         if now < self.deadline():
             return []
         self._sent_at = now
+        silent = keepers.drop_silent(now - self._timeout + self._interval) if keepers.reading else []
         keepers.send_all(protocol.HEARTBEAT)
         keepers.drop_slow_strangers(now)
-        return keepers.drop_silent(now - self._timeout + self._interval) if keepers.reading else []
+        return silent

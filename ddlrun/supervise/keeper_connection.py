@@ -2,6 +2,10 @@
 
 import _socket  # socket itself takes 6 ms to import
 import enum
+import fcntl
+import sys
+import termios
+from typing import NamedTuple
 
 from ddlrun.rank import protocol
 
@@ -41,9 +45,23 @@ class KeeperConnection:
         """Whether its rank's program runs."""
         return self.state is PeerState.RUNNING
 
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the host's kernel has acknowledged everything that was sent, for which it needs no keeper."""
+        waiting = fcntl.ioctl(self.link.fileno(), termios.TIOCOUTQ, bytes(4))  # SIOCOUTQ in tcp(7)
+        return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
+
     def introduce(self, text: bytes) -> int:
         """Set rank, host and local rank from the text of a HELLO; return the rank."""
         rank, self.host, local_rank, _ = text.decode(errors="replace").split("\t")
         self.rank, self.local_rank = int(rank), int(local_rank)
         self.state = PeerState.RUNNING
         return self.rank
+
+
+class SilentKeeper(NamedTuple):
+    """A keeper that was dropped because it sent nothing for too long."""
+
+    peer: KeeperConnection
+    reachable: bool
+    """Whether its host had acknowledged ddlrun's heartbeats."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddlrun.rank import protocol
-from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
+from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, SilentKeeper
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
@@ -87,10 +87,11 @@ class Keepers:
                 peer.heard_at = now
                 self._select_events(peer)
 
-    def drop_silent(self, limit: float) -> list[KeeperConnection]:
+    def drop_silent(self, limit: float) -> list[SilentKeeper]:
         """Drop and return the keepers without a message since a time."""
-        silent = [peer for peer in self.peers.values() if peer.trusted and peer.heard_at < limit]
-        for peer in silent:
+        peers = [peer for peer in self.peers.values() if peer.trusted and peer.heard_at < limit]
+        silent = [SilentKeeper(peer, peer.acknowledged) for peer in peers]
+        for peer in peers:
             self._drop(peer)
         return silent
 

@@ -1,0 +1,83 @@
+"""Heartbeats: keepers that send none, over real connections."""
+
+import select
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ddlrun.plan.supervision import LOOPBACK
+from ddlrun.rank import protocol
+from ddlrun.supervise.heartbeat import REACHABLE, UNREACHABLE, Heartbeat, explain_silence
+from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
+from ddlrun.supervise.listener import Listener
+from tests.support.processes import wait_for
+
+TIMEOUT = 8.0
+
+
+class Link(NamedTuple):
+    """ddlrun's end of a connection, and the socket of a keeper that reads and sends nothing more."""
+
+    keepers: Keepers
+    peer: KeeperConnection
+    keeper: socket.socket
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    with select.epoll() as epoll, socket.socket() as keeper:
+        listener = Listener(LOOPBACK)
+        keepers = Keepers(listener, epoll, KeeperEvents(lambda *_: None, lambda _: None, lambda: None))
+        keeper.connect(listener.socket.getsockname())
+        keeper.sendall(protocol.pack(protocol.HELLO, listener.token.encode()))
+        while not any(peer.trusted for peer in keepers.peers.values()):
+            for fd, event in epoll.poll():
+                keepers.event(fd, event)
+        (peer,) = keepers.peers.values()
+        yield Link(keepers, peer, keeper)
+        keepers.close()
+        listener.socket.close()
+
+
+def test_a_keeper_that_does_not_run_is_on_a_reachable_host(link: Link) -> None:
+    start = link.peer.heard_at
+    heartbeat = Heartbeat(TIMEOUT, start)
+    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
+    wait_for(lambda: link.peer.acknowledged)
+    assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=True)]
+    assert link.keepers.peers == {}
+
+
+def test_a_host_that_acknowledges_nothing_is_unreachable(link: Link) -> None:
+    heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
+    while not link.peer.unsent:  # the kernel takes no more for a keeper that does not read
+        link.keepers.send(link.peer, protocol.SIGNAL, "1" * 100_000)
+    assert heartbeat.beat(link.peer.heard_at + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]
+
+
+def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
+    heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
+    link.keepers.reading = False
+    assert heartbeat.beat(link.peer.heard_at + 2 * TIMEOUT, link.keepers) == []
+
+
+@pytest.mark.parametrize(
+    ("reachable", "text"),
+    [
+        ({"a": True}, f"no sign of life from a for 8 s: {REACHABLE}"),
+        ({"c": False, "b": False}, f"no sign of life from b, c for 8 s: {UNREACHABLE}"),
+        ({"a": True, "b": False}, f"no sign of life from b for 8 s: {UNREACHABLE}"),
+    ],
+)
+def test_the_cause_is_that_of_the_hosts_out_of_reach(reachable: dict[str, bool], text: str) -> None:
+    silent = []
+    for host, is_reachable in reachable.items():
+        peer = KeeperConnection(socket.socket(), 0)
+        peer.host = host
+        silent.append(SilentKeeper(peer, is_reachable))
+    assert explain_silence(silent, TIMEOUT) == text
+    for keeper in silent:
+        keeper.peer.link.close()
