@@ -10,24 +10,19 @@ Neither root nor anything that outlives the Python which made the cluster is nee
 """
 
 import itertools
-import os
-import pwd
 import re
-import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.cluster import links, namespaces
 from tests.cluster.host import SET_UP, ClusterHost, write_names, write_ssh
-from tests.cluster.namespaces import SWITCH, ClusterError, Namespaces, missing, output, program
+from tests.cluster.host_group import HostGroup
+from tests.cluster.namespaces import SWITCH, ClusterError, missing, output, program
 
-Entered = TypeVar("Entered", bound="Cluster")
 PATIENCE = 300.0
 PROGRAMS = {
     "ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client",
@@ -40,7 +35,7 @@ def why_not() -> str:
     return namespaces.why_not() or missing(PROGRAMS)
 
 
-class Cluster:
+class Cluster(HostGroup):
     """Hosts h1, h2, ... rack by rack, 10.77.RACK.PLACE/16, up inside `with`.
 
     `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. With `ipv6`
@@ -50,60 +45,17 @@ class Cluster:
     def __init__(
         self, hosts_per_rack: int, racks: int, *, uplink: str | None = None, nic: str | None = None, ipv6: bool = False
     ) -> None:
+        super().__init__()
         self._shape = hosts_per_rack, racks
         self._ipv6 = ipv6
         self._uplink, self._nic = uplink, nic
-        self._namespaces: Namespaces | None = None
-        self._folder: Path | None = None
-        self._hosts: dict[str, ClusterHost] = {}
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self: Entered) -> Entered:  # noqa: PYI019 - typing.Self came with 3.11
-        """Build the cluster; at an error or Ctrl-C the unfinished cluster is removed."""
-        try:
-            self._up()
-        except BaseException:
-            self.down()
-            raise
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        """Remove the cluster."""
-        self.down()
-
-    @property
-    def hosts(self) -> tuple[ClusterHost, ...]:
-        """Return the hosts, rack by rack."""
-        return tuple(self._hosts.values())
-
-    @property
-    def folder(self) -> Path:
-        """Return the cluster's private folder."""
-        if self._folder is None:
-            raise ClusterError("the cluster is not up")
-        return self._folder
-
-    @property
-    def namespaces(self) -> Namespaces:
-        """Return the namespaces of the hosts and of the switch between them."""
-        if self._namespaces is None:
-            raise ClusterError("the cluster is not up")
-        return self._namespaces
-
-    def down(self) -> None:
-        """Kill everything inside and remove every trace, with Ctrl-C held back; harmless at any time, even twice."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            if self._namespaces:
-                self._namespaces.close()
-            for process in self._servers.values():
-                process.wait()
-            self._folder = self._namespaces = None
-            self._hosts, self._servers = {}, {}
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    def _remove(self) -> None:
+        super()._remove()
+        for process in self._servers.values():
+            process.wait()
+        self._servers = {}
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on `host`, in `cwd` (default: the current folder)."""
@@ -116,12 +68,6 @@ class Cluster:
     def login_argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line by which a process of `root_argv` runs `command` on another host."""
         return self._argv(self.namespaces.from_root(host), host, command, cwd)
-
-    def _argv(self, enter: Sequence[str], host: str, command: Sequence[str], cwd: Path | None) -> list[str]:
-        folder = cwd or Path.cwd()
-        variables = {"PWD": str(folder), **self._hosts[host].environment}
-        setting = [f"{key}={value}" for key, value in variables.items()]
-        return [*enter, program("env"), "-C", str(folder), *setting, *command]
 
     def run(
         self,
@@ -141,10 +87,6 @@ class Cluster:
     def administer(self, host: str, command: Sequence[str]) -> None:
         """Run a command such as mount as the root of a host. Raises ClusterError if it fails."""
         output([*self.namespaces.as_root(host), program(command[0]), *command[1:]])
-
-    def processes(self, *hosts: str) -> set[int]:
-        """Return the ids of the processes on hosts, by default on all."""
-        return self.namespaces.processes(*(hosts or self._hosts))
 
     def known_hosts(self, host: str) -> Path:
         """Return the file in which ssh on `host` looks up host keys; a test may edit it."""
@@ -204,18 +146,13 @@ class Cluster:
         return int(re.findall(r"overlimits (\d+)", text)[0])
 
     def _up(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ddl"))
-        self._namespaces = Namespaces(self._folder)
         per_rack, racks = self._shape
         for number, (rack, place) in enumerate(itertools.product(range(racks), range(1, per_rack + 1)), 1):
             name = f"h{number}"
             self._hosts[name] = ClusterHost(name, rack, place, self.folder / name, self._ipv6)
         self._write_files()
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-        script = SET_UP if self._ipv6 else f"{links.NO_IPV6}\n{SET_UP}"
-        for host in self.hosts:
-            self._namespaces.hold(host.name, script, host.name, str(host.folder), home)
-        links.wire(self._namespaces, self.hosts)
+        self._hold(SET_UP if self._ipv6 else f"{links.NO_IPV6}\n{SET_UP}")
+        links.wire(self.namespaces, self.hosts)
         self._limit()
         for step in (self._serve, self._await_server):
             for host in self.hosts:
