@@ -63,8 +63,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
     words = measurement_job.shape_words(options)
     result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan])
-    if result["odd"]:
-        click.echo(f"ddlrun: note: {result['odd']}", err=True)
+    if result["note"]:
+        click.echo(f"ddlrun: note: {result['note']}", err=True)
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}
     click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
     if options["save_network"]:

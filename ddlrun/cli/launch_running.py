@@ -110,7 +110,7 @@ def allow_port_restart(finished: Finished) -> Finished:
 def is_final(finished: Finished) -> bool:
     """Return True for a job that is not restarted: it succeeded, was ended on purpose, or has no restart left."""
     attempt, outcome = finished.attempt, finished.outcome
-    return not outcome.exit_code or outcome.wanted or attempt.settings.run.attempt == attempt.restarts
+    return not outcome.exit_code or outcome.requested or attempt.settings.run.attempt == attempt.restarts
 
 
 def next_attempt(finished: Finished) -> Attempt:
@@ -119,7 +119,7 @@ def next_attempt(finished: Finished) -> Attempt:
     number = settings.run.attempt + 1
     click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
     attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()), probe=None)
-    dead = {*finished.outcome.dead}
+    dead = {*finished.outcome.lost_hosts}
     lost = [host.name for host in settings.hosts.hosts if {host.name, host.name.partition(".")[0]} & dead]
     if not lost or not settings.hosts.replaceable:
         return attempt

@@ -141,8 +141,8 @@ def _profile(result: Mapping[str, Any], hosts: Sequence[str], gradient: int) -> 
         horovod=result["horovod"]["best"]["variables"] if "horovod" in result else {},
         gradient=gradient,
         seconds=best["seconds"],
-        usual=result["usual"],
-        when=time.strftime("%Y-%m-%d"),
+        default_seconds=result["default_seconds"],
+        date=time.strftime("%Y-%m-%d"),
     )
 
 

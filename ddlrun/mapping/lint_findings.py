@@ -244,7 +244,7 @@ class LintFinding(NamedTuple):
             "line": self.line,
             "column": self.column,
             "error": self.error,
-            "what": self.message,
+            "message": self.message,
             "open_mpi_4": self.open_mpi_4,
             "open_mpi_5": self.open_mpi_5,
             "remedy": self.remedy,

@@ -14,7 +14,7 @@ class LintRecord(TypedDict):
     """Number of the character in the line, from 1."""
     error: bool
     """Whether it is an error; otherwise it is a warning."""
-    what: str
+    message: str
     """The problem."""
     open_mpi_4: str
     """Behaviour of Open MPI 4.1."""

@@ -126,8 +126,8 @@ def bench(comm: MPI.Intracomm) -> None:
         "links": links,
         "network": render_fabric(fabric),
         "measured": [{**row, **bandwidths(row, topology, fabric)} for row in measured],
-        "left_out": [(cell.collective, cell.algorithm, cell.size) for cell in left_out],
-        "odd": odd_racks(links),
+        "skipped": [(cell.collective, cell.algorithm, cell.size) for cell in left_out],
+        "note": odd_racks(links),
         "seconds": time.perf_counter() - start,
     }
     send_result(comm, result)
@@ -149,7 +149,7 @@ def bandwidths(row: TimingRecord, topology: Topology, fabric: Fabric) -> Bandwid
 
 def odd_racks(links: Links) -> str:
     """Return a note where rates contradict the declared racks; empty otherwise."""
-    inside, across = (links[level]["alone"] if level in links else 0.0 for level in ("nic", "uplink"))
+    inside, across = (links[level]["single"] if level in links else 0.0 for level in ("nic", "uplink"))
     if not inside or across < FASTER * inside:
         return ""
     return (
@@ -212,7 +212,7 @@ def tune(comm: MPI.Intracomm) -> None:
         "links": links,
         "major": MPI.get_vendor()[1][0],
         "topology": str(topology),
-        "usual": float(np.median(best.samples[default])),
+        "default_seconds": float(np.median(best.samples[default])),
         "seconds": time.perf_counter() - start,
     }
     send_result(comm, result)

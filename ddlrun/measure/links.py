@@ -46,11 +46,11 @@ def measure_links(traffic: Traffic, topology: Topology, rack_numbers: Sequence[i
     links: dict[str, LinkRates] = {}
     for level, pairs in pairs_of(topology, rack_numbers).items():
         traffic.warm_up(pairs[:1])
-        alone = max(traffic(pairs[:1])[0] for _ in range(2))
+        single = max(traffic(pairs[:1])[0] for _ in range(2))
         if len(pairs) > 1:
             traffic.warm_up(pairs)
-        together = max(sum(traffic(pairs)) for _ in range(2))
-        links[level] = {"latency": traffic.latencies[pairs[0]], "alone": alone, "together": together}
+        shared = max(sum(traffic(pairs)) for _ in range(2))
+        links[level] = {"latency": traffic.latencies[pairs[0]], "single": single, "shared": shared}
     if "uplink" in links and "nic" not in links:
         links["nic"] = links.pop("uplink")
     return links
@@ -64,7 +64,7 @@ def fabric_of(links: dict[str, LinkRates], topology: Topology, source: str, rack
         if link is None:
             levels.append(Link())
         else:
-            levels.append(Link(link["alone"] if level == "host" else link["together"], link["latency"]))
+            levels.append(Link(link["single"] if level == "host" else link["shared"], link["latency"]))
     largest = max(map(rack_numbers.count, rack_numbers), default=topology.dims[1])
     per_rack = largest if "uplink" in links else None
     return Fabric(tuple(levels), name="measured", source=source, hosts_per_rack=per_rack)

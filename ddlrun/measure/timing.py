@@ -92,7 +92,7 @@ class Timer:
         low, median, high = (float(part) for part in np.quantile(samples, (0.25, 0.5, 0.75)))
         self._last[cell[:2]] = cell.size, median
         return {
-            "bytes": x.nbytes, "seconds": median, "quartiles": [low, high], "samples": len(samples), "right": correct,
+            "bytes": x.nbytes, "seconds": median, "quartiles": [low, high], "samples": len(samples), "correct": correct,
         }  # fmt: skip
 
     def _sample(self, run: Run, x: Array, row: int) -> float:

@@ -8,9 +8,9 @@ class LinkRates(TypedDict):
 
     latency: float
     """Seconds of a message."""
-    alone: float
+    single: float
     """Bytes per second of one pair of ranks."""
-    together: float
+    shared: float
     """Bytes per second of all pairs that share the link, at the same time."""
 
 
@@ -25,7 +25,7 @@ class SampleRecord(TypedDict):
     """First and third quartile of the times."""
     samples: int
     """Number of times."""
-    right: bool
+    correct: bool
     """Whether the result was correct."""
 
 
@@ -63,9 +63,9 @@ class BenchResult(TypedDict):
     network: str
     """The links as YAML, for --network of ddlrun plan."""
     measured: list[CollectiveRecord]
-    left_out: list[tuple[str, str, int]]
+    skipped: list[tuple[str, str, int]]
     """Collective, algorithm and size of each measurement that exceeded the budget or the memory."""
-    odd: str
+    note: str
     """A note if rates contradict the declared racks; otherwise empty."""
     seconds: float
     """Duration of the measurement."""
@@ -115,7 +115,7 @@ class TuneResult(SearchResult):
     major: int
     """Major version of Open MPI."""
     topology: str
-    usual: float
+    default_seconds: float
     """Seconds of a step without a profile."""
     seconds: float
     """Duration of the search."""
@@ -136,7 +136,7 @@ class HorovodResult(TypedDict):
     measured: list[HorovodSettingRecord]
     """All settings, the fastest first."""
     best: HorovodSettingRecord
-    usual: float
+    default_seconds: float
     """Seconds of a step with Horovod's defaults."""
     complete: bool
     """Whether the search ended within the budget."""

@@ -38,14 +38,14 @@ LAUNCH_KEYS = {
     "output.timestamp": "timestamp_output",
     "output.folder": "output_filename",
     "output.ranks": "shown_ranks",
-    "ending.grace": "grace",
-    "ending.timeout": "timeout",
-    "ending.heartbeat": "heartbeat",
-    "ending.stall_timeout": "stall_timeout",
-    "ending.forward_signals": "forward_signals",
-    "going_on.restarts": "restarts",
-    "going_on.spare_hosts": "spare_hosts",
-    "going_on.min_topology": "min_topology",
+    "termination.grace": "grace",
+    "termination.timeout": "timeout",
+    "termination.heartbeat": "heartbeat",
+    "termination.stall_timeout": "stall_timeout",
+    "termination.forward_signals": "forward_signals",
+    "recovery.restarts": "restarts",
+    "recovery.spare_hosts": "spare_hosts",
+    "recovery.min_topology": "min_topology",
     "ddl.mode": "mode",
     "ddl.lms": "lms",
     "ddl.lms_frac": "lms_frac",
@@ -70,8 +70,8 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "ending.forward_signals",
-    "going_on.spare_hosts",
+    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "termination.forward_signals",
+    "recovery.spare_hosts",
 )  # fmt: skip
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
 CONTROLLERS = ("mpi", "auto", None)

@@ -17,7 +17,7 @@ class RankEnd(NamedTuple):
     max_rss_kib: int
     ordered: bool
     """Whether ddlrun had ordered it to end."""
-    why: str
+    reason: str
     """The reason as far as the keeper knows it; empty: only the exit code is known."""
     tail: str
     """The last lines that it wrote to standard error; empty for exit code 0."""
@@ -35,15 +35,15 @@ class Outcome(NamedTuple):
     root: RankEnd | None = None
     """The rank that failed first and made the others end."""
     ends: tuple[RankEnd, ...] = ()
-    lost: tuple[str, ...] = ()
+    lost_ranks: tuple[str, ...] = ()
     """Ranks whose end was not observed."""
-    mpirun_said: str = ""
-    """What mpirun printed, where the run failed."""
+    mpirun_output: str = ""
+    """The output of mpirun, if the run failed."""
     until_end: float = 0.0
     """Seconds until the job began to end."""
-    wanted: bool = False
+    requested: bool = False
     """Whether a user, the scheduler or a time limit ended it."""
-    dead: tuple[str, ...] = ()
+    lost_hosts: tuple[str, ...] = ()
     """Hosts that were lost, by the names that the job has for them."""
 
     def as_dict(self) -> "OutcomeRecord":

@@ -31,12 +31,13 @@ class Profile(NamedTuple):
     """Bytes of gradients per step."""
     seconds: float
     """Time per step with these settings."""
-    usual: float
+    default_seconds: float
     """Time per step without them."""
-    when: str
+    date: str
+    """The day on which it was measured."""
 
     def __str__(self) -> str:
-        return f"profile of {self.when} for gradients of {render_bytes(self.gradient)}"
+        return f"profile of {self.date} for gradients of {render_bytes(self.gradient)}"
 
     def fits(self, topology: Topology, major: int | None) -> bool:
         """Return True for a job with as many ranks per host, as many hosts and the same Open MPI (None: any)."""
@@ -98,7 +99,7 @@ def parse_profiles(text: str, where: str) -> tuple[Profile, ...]:
 def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
     from ddlrun.allreduce_algorithms import MODES  # noqa: PLC0415 - 1 ms, where something was tuned
 
-    numbers = {name: float(record[name]) for name in ("gradient", "seconds", "usual")}
+    numbers = {name: float(record[name]) for name in ("gradient", "seconds", "default_seconds")}
     horovod = {str(name): str(float(value)) for name, value in record["horovod"].items()}
     sizes = re.fullmatch(r"(chunk=[1-9]\d{0,6}K,depth=[1-9]\d{0,3},)?bucket=[1-9]\d{0,6}M", record["tuning"])
     if not all(math.isfinite(value) and 0 < value < 1e18 for value in numbers.values()) or not sizes:
@@ -114,8 +115,8 @@ def _parse_profile(record: Mapping[str, Any], where: str) -> Profile:
         horovod={name: str(record["horovod"][name]) for name in horovod},
         gradient=int(numbers["gradient"]),
         seconds=numbers["seconds"],
-        usual=numbers["usual"],
-        when=str(record["when"])[:10],
+        default_seconds=numbers["default_seconds"],
+        date=str(record["date"])[:10],
     )
 
 

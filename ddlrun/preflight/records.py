@@ -14,7 +14,7 @@ class FindingRecord(TypedDict):
     code: str
     """Code of the result: passed, unreachable, ..."""
     level: Annotated[str, Level]
-    what: str
+    message: str
     """The problem, or "ok"."""
     remedy: str
     """How to correct it; empty if there is nothing to correct."""
@@ -24,7 +24,7 @@ class RejectedSubnetRecord(TypedDict):
     """A subnet that is not used."""
 
     subnet: str
-    why: str
+    reason: str
 
 
 class NetworkRecord(TypedDict):
@@ -59,7 +59,7 @@ class FindingGroupRecord(TypedDict):
     """The hosts, with ranges: n[1-4]."""
     level: str
     """ok, WARNING or FAILURE."""
-    what: str
+    message: str
     """The problem; empty if the check passed."""
     remedy: str
 

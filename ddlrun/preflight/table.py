@@ -82,7 +82,7 @@ def _finding_dict(finding: PreflightFinding) -> "FindingRecord":
         "check": finding.check,
         "code": finding.code.name.lower().replace("_", "-"),
         "level": finding.level.value,
-        "what": finding.message,
+        "message": finding.message,
         "remedy": finding.remedy,
     }
 
@@ -93,7 +93,7 @@ def _network_dict(network: "Network") -> "NetworkRecord":
         "interfaces": {host: list(names) for host, names in network.interfaces.items()},
         "addresses": dict(network.addresses),
         "reason": network.reason,
-        "rejected": [{"subnet": rejected.subnet, "why": rejected.reason} for rejected in network.rejected],
+        "rejected": [{"subnet": rejected.subnet, "reason": rejected.reason} for rejected in network.rejected],
     }
 
 
@@ -113,6 +113,6 @@ def _row_dict(row: _Row) -> "FindingGroupRecord":
         "check": row.check,
         "hosts": row.hosts,
         "level": row.level,
-        "what": row.message,
+        "message": row.message,
         "remedy": row.remedy,
     }

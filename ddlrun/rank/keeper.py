@@ -110,7 +110,7 @@ class Keeper:
         self._may_leave = False
         self._alone = False
         self._warnings = ReceivedWarnings()
-        self._why = ""
+        self._reason = ""
 
     def send(self, kind: bytes, text: str) -> None:
         """Queue a message to ddlrun."""
@@ -158,7 +158,7 @@ class Keeper:
         return self._connection.open and (self._connection.unsent > 0 or must_reply)
 
     def _report_end(self) -> None:
-        end = self._program.report_end(ordered=self._ordered, why=self._why)
+        end = self._program.report_end(ordered=self._ordered, reason=self._reason)
         self._connection.send(protocol.ENDED, end.pack())
 
     # -- events -----------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ class Keeper:
             self.send(protocol.SIGNALLED, str(number))
             return
         if os.getppid() != self._settings.parent:
-            self._why = self._why or "mpirun, or its daemon on that host, is gone"
+            self._reason = self._reason or "mpirun, or its daemon on that host, is gone"
         self._order_end(self._settings.grace)
 
     def _on_loss(self, reason: str) -> None:
         self._alone = self._state is not State.LEAVING
-        self._why = self._why or reason
+        self._reason = self._reason or reason
         self._order_end(self._settings.grace)
 
     def _on_program_end(self) -> None:

@@ -91,19 +91,19 @@ class Program:
                 self._ended_at = time.monotonic()
                 ended = True
 
-    def report_end(self, *, ordered: bool, why: str) -> protocol.ProgramEnd:
+    def report_end(self, *, ordered: bool, reason: str) -> protocol.ProgramEnd:
         """Return the report of the program's end.
 
         Args:
             ordered: The program ended because the keeper had sent it SIGTERM.
-            why: The explanation, if there is one; the kernel's of a SIGKILL comes first.
+            reason: The explanation, if there is one; the kernel's of a SIGKILL comes first.
         """
         oom_kills = count_oom_kills() - self._oom_kills_before
         if self.signal == signal.SIGKILL and not ordered:
-            why = explain_kill(self.pid, oom_kills) or why
+            reason = explain_kill(self.pid, oom_kills) or reason
         return protocol.ProgramEnd(
             code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self._started_at, 3),
-            max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), why=why,
+            max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), reason=reason,
             tail=self._error_tail if self.status else b"",
         )  # fmt: skip
 

@@ -81,14 +81,14 @@ class ProgramEnd:
     oom_kills: int = 0
     ordered: int = 0
     """1 if the keeper had sent it SIGTERM."""
-    why: str = ""
+    reason: str = ""
     """The keeper's explanation, beyond the code."""
     tail: bytes = b""
     """The last of its standard error."""
 
     FIELDS = (
         ("code", int), ("signal", int), ("seconds", float), ("max_rss_kib", int), ("oom_kills", int),
-        ("ordered", int), ("why", str),
+        ("ordered", int), ("reason", str),
     )  # fmt: skip
     """The fields of the first line, in their order, and their types; the rest of the message is the tail."""
 

@@ -23,13 +23,13 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     for collective in dict.fromkeys(row["collective"] for row in measured):
         yield ""
         yield from _table(collective, [row for row in measured if row["collective"] == collective])
-    if result["left_out"]:
+    if result["skipped"]:
         yield ""
         cells = {(row["collective"], row["algorithm"]) for row in measured}
-        cells |= {(collective, algorithm) for collective, algorithm, _ in result["left_out"]}
+        cells |= {(collective, algorithm) for collective, algorithm, _ in result["skipped"]}
         yield "left out: a run takes more than its share of the budget, or of memory:"
-        yield from (f"  {line}" for line in _left_out(result["left_out"], cells))
-    wrong = [f"{row['collective']} {row['algorithm']} {row['size']} B" for row in measured if not row["right"]]
+        yield from (f"  {line}" for line in _left_out(result["skipped"], cells))
+    wrong = [f"{row['collective']} {row['algorithm']} {row['size']} B" for row in measured if not row["correct"]]
     if wrong:
         yield f"WRONG RESULTS: {', '.join(wrong)}"
 
@@ -37,7 +37,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 def _links(links: dict[str, dict[str, float]]) -> Iterator[str]:
     rows = [["link", "latency", "a pair alone", "all at once"]]
     rows += [
-        [NAMES[level], render_seconds(link["latency"]), render_rate(link["alone"]), render_rate(link["together"])]
+        [NAMES[level], render_seconds(link["latency"]), render_rate(link["single"]), render_rate(link["shared"])]
         for level, link in links.items()
     ]
     yield from aligned(rows)

@@ -149,7 +149,7 @@ def forecast_dict(report: ForecastReport) -> "ForecastRecord":
             level: link._asdict() | {"bandwidth": link.bandwidth if link.bandwidth < math.inf else None}
             for level, link in zip(LEVELS, report.fabric.links, strict=True)
         },
-        "work": report.work._asdict(),
+        "workload": report.work._asdict(),
         "decompositions": [_decomposition_dict(entry) for entry in report.forecasts],
         "wrong_order": {
             "hosts": _penalty_dict(report.penalties.hosts),
@@ -165,7 +165,7 @@ def _decomposition_dict(entry: Forecast) -> "DecompositionRecord":
         "steps": entry.cost.steps,
         "limit": entry.cost.busiest,
         "bytes": dict(zip(LEVELS, entry.cost.volumes, strict=True)),
-        "way": str(entry.cost.algorithm),
+        "algorithm": str(entry.cost.algorithm),
         "allreduce": entry.cost.seconds,
         "step": entry.step,
         "efficiency": entry.efficiency,
@@ -173,4 +173,4 @@ def _decomposition_dict(entry: Forecast) -> "DecompositionRecord":
 
 
 def _penalty_dict(penalty: OrderPenalty | None) -> "PenaltyRecord | None":
-    return None if penalty is None else {"level": penalty.level, "times": penalty.factor}
+    return None if penalty is None else {"level": penalty.level, "factor": penalty.factor}

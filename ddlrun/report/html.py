@@ -75,7 +75,9 @@ def _status(record: RecordedRun, *, going: bool) -> str:
         reason = f": rank {outcome['root']['rank']} on {outcome['root']['host']}"
     elif outcome["reason"]:
         reason = f": {outcome['reason']}"
-    return f"{'was ended' if outcome['wanted'] else 'failed'} with exit code {outcome['exit_code']} {duration}{reason}"
+    return (
+        f"{'was ended' if outcome['requested'] else 'failed'} with exit code {outcome['exit_code']} {duration}{reason}"
+    )
 
 
 def _program(record: RecordedRun) -> Sequence[str]:

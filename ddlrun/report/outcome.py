@@ -85,8 +85,8 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
     root = outcome.root
     if root is not None:
         yield f"failed: {_describe(root, plan)}: {render_end(root)}, after {root.seconds:.1f} s"
-        if root.why:
-            yield f"  because: {root.why}"
+        if root.reason:
+            yield f"  because: {root.reason}"
         lines = last_lines(root.tail)
         if lines:
             yield "  last lines of its standard error:"
@@ -94,7 +94,7 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
     elif outcome.signal is not None and not outcome.reason:
         yield f"ended by {signal.Signals(outcome.signal).name} after {outcome.until_end:.1f} s"
     else:
-        verb = "ended" if outcome.wanted else "failed"
+        verb = "ended" if outcome.requested else "failed"
         yield f"{verb} after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
     hint = _hint(outcome)
     if hint:
@@ -106,10 +106,10 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
 def _hint(outcome: Outcome) -> str | None:
     root = outcome.root
     if root is None:
-        return None if outcome.reason else find_hint(outcome.mpirun_said, MPI_HINTS)
+        return None if outcome.reason else find_hint(outcome.mpirun_output, MPI_HINTS)
     if root.exit_code in (126, 127):
         return CODE_HINTS[root.exit_code]
-    by_code = None if root.why or "Fatal Python error" in root.tail else CODE_HINTS.get(root.exit_code)
+    by_code = None if root.reason or "Fatal Python error" in root.tail else CODE_HINTS.get(root.exit_code)
     return find_hint(root.tail, HINTS) or by_code
 
 
@@ -167,8 +167,8 @@ def _others(outcome: Outcome) -> Iterator[str]:
         yield f"  ended with exit code 0 before: {_ranks(early)}"
     if ended:
         yield f"  ended by ddlrun: {_ranks(ended)}"
-    if outcome.lost:
-        yield f"  lost: {', '.join(outcome.lost[:8])}{_more(len(outcome.lost) - 8)}"
+    if outcome.lost_ranks:
+        yield f"  lost: {', '.join(outcome.lost_ranks[:8])}{_more(len(outcome.lost_ranks) - 8)}"
 
 
 def _ranks(ends: list[RankEnd]) -> str:

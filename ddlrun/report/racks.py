@@ -123,7 +123,7 @@ def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
         "topology": f"Xx{y}x{z}" if hierarchy.certain else None,
         "levels": [_level_dict(level, names) for level in result["levels"]],
         "latency": {"inside": inside, "across": across},
-        "said": None if comparison is None else {"by": comparison.source, "same": comparison.same},
+        "declared": None if comparison is None else {"source": comparison.source, "equal": comparison.same},
         "rounds": result["rounds"],
         "seconds": result["seconds"],
     }
@@ -134,5 +134,5 @@ def _level_dict(level: Mapping[str, Any], names: Sequence[str]) -> "HierarchyLev
         "groups": [[names[host] for host in group] for group in level["groups"]],
         "inside": level["inside"],
         "across": level["across"],
-        "doubts": [{"why": reason, "hosts": [names[host] for host in hosts]} for reason, hosts in level["doubts"]],
+        "doubts": [{"reason": reason, "hosts": [names[host] for host in hosts]} for reason, hosts in level["doubts"]],
     }

@@ -70,7 +70,7 @@ class RecordedRun(NamedTuple):
 
 # The keys that a page needs of plan.json, outcome.json and the events of ddl.jsonl.
 PLAN = "topology rank_order hosts hosts_source ranks machines reasons notes mpirun command variables removed run_id"
-OUTCOME = "exit_code seconds reason root ends wanted"
+OUTCOME = "exit_code seconds reason root ends requested"
 ITERATIONS = "first last mode seconds compute reduce jitter most_jitter dimensions"
 FINDING = "rank host score"
 

@@ -24,8 +24,7 @@ class DecompositionRecord(TypedDict):
     """The level of the network that limits the allreduce."""
     bytes: dict[str, float]
     """Bytes through the busiest link of each level, in one direction."""
-    way: str
-    """The algorithm."""
+    algorithm: str
     allreduce: float
     """Seconds of the allreduce."""
     step: float | None
@@ -39,7 +38,7 @@ class PenaltyRecord(TypedDict):
 
     level: str
     """The level whose busiest link carries more bytes."""
-    times: float
+    factor: float
     """Factor by which the bytes grow."""
 
 
@@ -71,7 +70,7 @@ class ForecastRecord(TypedDict):
     network: str
     links: dict[str, Annotated[dict[str, Any], Link, LinkBandwidth]]
     """The link of each level: host, nic, uplink, aisle."""
-    work: Annotated[dict[str, Any], TrainingStep]
+    workload: Annotated[dict[str, Any], TrainingStep]
     decompositions: list[DecompositionRecord]
     wrong_order: WrongOrderRecord
     data: Annotated[dict[str, Any], UnevenData, EpochImages] | None
@@ -81,7 +80,7 @@ class ForecastRecord(TypedDict):
 class DoubtRecord(TypedDict):
     """Hosts whose group is uncertain."""
 
-    why: str
+    reason: str
     hosts: list[str]
 
 
@@ -107,17 +106,13 @@ class LatencyRecord(TypedDict):
 class DeclaredRacksRecord(TypedDict):
     """The declared racks."""
 
-    by: str
+    source: str
     """The source that declares racks."""
-    same: bool
-    """Whether the measured racks are the same."""
+    equal: bool
+    """Whether the measured racks are equal to them."""
 
 
-# The name of this key cannot be written as a field: `said` is no name of this project.
-_Declared = TypedDict("_Declared", {"said": DeclaredRacksRecord | None})  # noqa: UP013 - see above
-
-
-class HierarchyRecord(_Declared):
+class HierarchyRecord(TypedDict):
     """The output of `ddlrun racks --json`: the measured racks, and the rates that show them."""
 
     schema: Literal["urn:ddlrun:racks:1"]
@@ -126,6 +121,8 @@ class HierarchyRecord(_Declared):
     """The hosts of each rack; null if the racks are uncertain."""
     topology: str | None
     """XxYxZ with the letter X; null if the racks are uncertain."""
+    declared: DeclaredRacksRecord | None
+    """Null if no racks are declared."""
     levels: list[HierarchyLevelRecord]
     latency: LatencyRecord
     rounds: int

@@ -36,7 +36,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     if not result["complete"]:
         yield "the budget ended the search; give a longer --budget to continue"
     yield ""
-    yield _best(result["best"], result["usual"])
+    yield _best(result["best"], result["default_seconds"])
     if "horovod" in result:
         yield _horovod(result["horovod"])
     if result["profile"]:
@@ -52,7 +52,7 @@ def _best(best: dict[str, Any], usual: float) -> str:
 
 
 def _horovod(result: dict[str, Any]) -> str:
-    best, usual = result["best"], result["usual"]
+    best, usual = result["best"], result["default_seconds"]
     variables = ", ".join(f"{name}={value}" for name, value in best["variables"].items())
     end = "" if result["complete"] else "; the budget ended the search"
     if not variables:

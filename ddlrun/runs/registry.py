@@ -27,7 +27,7 @@ class Run(NamedTuple):
     """ddlrun's own process."""
     host: str
     """The host of that process."""
-    born: str
+    process_start: str
     """The boot of the host and the start of that process, in clock ticks since the boot."""
     started: float
     """Seconds since the epoch."""
@@ -37,7 +37,7 @@ class Run(NamedTuple):
         """Return True if its ddlrun still runs, None if that was started on another host."""
         if self.host != os.uname().nodename:
             return None
-        return born(self.pid) == self.born
+        return born(self.pid) == self.process_start
 
 
 def read_runs(folder: str) -> list[Run]:
@@ -90,7 +90,7 @@ def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     record = {
         "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
         "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
-        "born": born(os.getpid()), "started": time.time(), "program": list(plan.program),
+        "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.program),
     }  # fmt: skip
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -145,7 +145,7 @@ class Supervision:
         silent = self._heartbeat.beat(now, self._keepers)
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._lose_rank(peer)
-            self.record.dead_hosts.add(peer.host)
+            self.record.lost_hosts.add(peer.host)
         if silent:
             self._end_job(EndReason(UnreachableError.exit_code, explain_silence(silent, self._watch.heartbeat)))
 
@@ -202,17 +202,17 @@ class Supervision:
             return
         if end.code and not end.ordered:
             self._end_job(EndReason(end.code))
-        elif end.why:
-            self._on_keeper_cut_off(peer, rank, end.why)
+        elif end.reason:
+            self._on_keeper_cut_off(peer, rank, end.reason)
 
-    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, why: str) -> None:
+    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
         """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
         own_name = os.uname().nodename
         mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
-        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {why}")
+        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {reason}")
         self._end_job(self.record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
         if peer.host != own_name:
-            self.record.dead_hosts.add(peer.host)
+            self.record.lost_hosts.add(peer.host)
 
     def _on_hang_up(self, peer: KeeperConnection) -> None:
         """React to a closed connection: the keeper has left, or it was killed while its program ran."""

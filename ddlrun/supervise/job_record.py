@@ -17,7 +17,7 @@ class JobRecord:
         """Rank -> the end of its program."""
         self.lost_ranks: list[str] = []
         """Ranks whose keepers never reported an end."""
-        self.dead_hosts: set[str] = set()
+        self.lost_hosts: set[str] = set()
         """Hosts that went away."""
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed, so that its program's children may still run."""
@@ -33,7 +33,7 @@ class JobRecord:
             seconds=end.seconds,
             max_rss_kib=end.max_rss_kib,
             ordered=bool(end.ordered),
-            why=end.why,
+            reason=end.reason,
             tail=end.tail.decode(errors="replace"),
         )
 
@@ -45,7 +45,7 @@ class JobRecord:
         """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost."""
         reason, lost_host = ended_by_mpirun(mpirun.exit_code, mpirun.output, self.ends)
         if lost_host is not None:
-            self.dead_hosts.add(lost_host)
+            self.lost_hosts.add(lost_host)
         return reason
 
     def explain_end(self, mpirun: MpirunProcess, ranks: int) -> EndReason:
@@ -76,9 +76,9 @@ class JobRecord:
             reason=reason.reason,
             root=root,
             ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
-            lost=tuple(self.lost_ranks),
-            mpirun_said=mpirun_output if reason.exit_code else "",
+            lost_ranks=tuple(self.lost_ranks),
+            mpirun_output=mpirun_output if reason.exit_code else "",
             until_end=until_end,
-            wanted=reason.requested,
-            dead=tuple(sorted(self.dead_hosts)),
+            requested=reason.requested,
+            lost_hosts=tuple(sorted(self.lost_hosts)),
         )

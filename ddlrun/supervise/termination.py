@@ -104,7 +104,7 @@ class Termination:
                 return
             self._order_sweeps()
             self._keepers.send_all(protocol.LEAVE)
-            seconds = LOST_SECONDS if self._record.dead_hosts else MPIRUN_SECONDS
+            seconds = LOST_SECONDS if self._record.lost_hosts else MPIRUN_SECONDS
             self._enter(Phase.LEAVING, term_at=now + seconds / 3, kill_at=now + seconds)
         if self.phase in (Phase.IDLE, Phase.LEAVING):
             self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)

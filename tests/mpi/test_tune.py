@@ -149,7 +149,7 @@ def test_launch_uses_the_profile_that_tune_saved(mpirun: str, major: int, tmp_pa
     done = tune(tmp_path, "localhost", *words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    rows, best, usual = result["measured"], result["best"], result["usual"]
+    rows, best, usual = result["measured"], result["best"], result["default_seconds"]
     assert {row["topology"] for row in rows} == {"2x1x1"}
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
     seconds = {(row["mode"], row["tuning"]): row["seconds"] for row in rows}

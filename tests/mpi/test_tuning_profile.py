@@ -28,8 +28,8 @@ PROFILE = Profile(
     horovod={"HOROVOD_FUSION_THRESHOLD": "16777216", "HOROVOD_CYCLE_TIME": "3.5"},
     gradient=100 * MIB,
     seconds=1.0,
-    usual=1.5,
-    when="2026-11-22",
+    default_seconds=1.5,
+    date="2026-11-22",
 )
 
 

@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Path:
     (state / "active").mkdir(parents=True)
     record = {
         "run": "20261122-101500-7-ab", "run_dir": "/runs/7", "hosts": ["n1"], "ranks": 2, "pid": 7, "host": "elsewhere",
-        "born": "", "started": 0.0, "program": ["train.py"],
+        "process_start": "", "started": 0.0, "program": ["train.py"],
     }  # fmt: skip
     (state / "active" / str(record["run"])).write_text(json.dumps(record))
     (state / "runs" / "20261121-090000-5-cd").mkdir(parents=True)

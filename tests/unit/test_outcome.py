@@ -20,7 +20,7 @@ def end(rank: int, code: int, tail: str = "", *, ordered: bool = False, signal: 
         seconds=1.0,
         max_rss_kib=0,
         ordered=ordered,
-        why="",
+        reason="",
         tail=tail,
     )
 

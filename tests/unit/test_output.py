@@ -98,7 +98,7 @@ def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size
 
 
 @given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))
-def test_a_program_end_survives_its_message(why: str, tail: bytes, code: int) -> None:
-    read = ProgramEnd.parse(ProgramEnd(code=code, why=why, tail=tail, seconds=1.5).pack())
+def test_a_program_end_survives_its_message(reason: str, tail: bytes, code: int) -> None:
+    read = ProgramEnd.parse(ProgramEnd(code=code, reason=reason, tail=tail, seconds=1.5).pack())
     assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
-    assert read.why.split() == why.encode(errors="replace").decode().split()
+    assert read.reason.split() == reason.encode(errors="replace").decode().split()

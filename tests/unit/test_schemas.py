@@ -161,7 +161,7 @@ RANK_END = st.builds(
     RankEnd,
     rank=st.integers(0), host=st.text(), local_rank=st.integers(0), exit_code=st.integers(0, 255),
     signal=st.none() | st.integers(1, 64), seconds=st.floats(0, 1e9), max_rss_kib=st.integers(0), ordered=st.booleans(),
-    why=st.text(), tail=st.text(),
+    reason=st.text(), tail=st.text(),
 )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ RANK_END = st.builds(
     st.builds(
         Outcome, exit_code=st.integers(0, 255), signal=st.none() | st.integers(1, 64), seconds=st.floats(0, 1e9),
         reason=st.none() | st.text(), root=st.none() | RANK_END, ends=st.lists(RANK_END, max_size=3).map(tuple),
-        lost=st.lists(st.text(), max_size=2).map(tuple), dead=st.lists(st.text(), max_size=2).map(tuple),
+        lost_ranks=st.lists(st.text(), max_size=2).map(tuple), lost_hosts=st.lists(st.text(), max_size=2).map(tuple),
     )
 )  # fmt: skip
 def test_every_outcome_is_valid_and_can_be_read_back(outcome: Outcome) -> None:
@@ -237,7 +237,7 @@ def test_every_described_machine_is_valid(description: MachineDescription) -> No
 def test_a_profile_is_valid() -> None:
     profile = Profile(
         hosts=("h1", "h2"), topology=Topology((2, 1, 2)), major=5, mode="c", tuning="bucket=16M",
-        horovod={"HOROVOD_CYCLE_TIME": "3.5"}, gradient=10**8, seconds=1.0, usual=1.5, when="2026-11-22",
+        horovod={"HOROVOD_CYCLE_TIME": "3.5"}, gradient=10**8, seconds=1.0, default_seconds=1.5, date="2026-11-22",
     )  # fmt: skip
     validate(json.loads(render_profiles([profile])), "profile")
 
