@@ -7,12 +7,14 @@ from typing import NoReturn
 from ddlrun.errors import HostError
 from ddlrun.machine.cpus import parse_cpu_list
 
+_DISTANCES, _NO_DISTANCES = "node distances:", "No distance information available."
+
 
 def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
     """Return the CPUs of each node in the output of `numactl -H` on `host`; a node of memory alone has none.
 
     Lists may continue over several lines, and may be those of --cpu-compress: `0-15, 32-47 (32)`. Raises HostError
-    with the line where nodes are missing, or have no CPUs, as in numactl before 2.0.
+    with the line where nodes or distances are missing, or nodes have no CPUs, as in numactl before 2.0.
     """
     available: frozenset[int] | None = None
     nodes: dict[int, str] = {}
@@ -34,13 +36,14 @@ def parse_numactl(text: str, host: str) -> Mapping[int, frozenset[int]]:
         elif node:
             current = None
             sized |= {int(node[1])} if node[2] == "size" else set()
-        elif line.startswith("node distances"):
+        elif line.startswith(_DISTANCES):
             break
         elif current is not None and re.fullmatch(r"[\d ,()-]+", line):
             nodes[current] += f" {line}"
-        elif line.strip():
+        elif line.strip() and line != _NO_DISTANCES:
             _fail(host, number, "the line is not one of numactl's", line)
     _check_complete(available, nodes, sized, host, number)
+    _check_end(text, len(nodes), host)
     return {node: _node_cpus(cpus, host, number) for node, cpus in nodes.items()}
 
 
@@ -65,6 +68,15 @@ def _check_complete(
     if set(nodes) != available or sized != available:
         complete = f"{len(sized & set(nodes))} of {len(available)} are complete"
         _fail(host, number, "nodes are missing at the end", complete)
+
+
+def _check_end(text: str, nodes: int, host: str) -> None:
+    """Raise HostError unless the text ends with a row of distances per node, or says that there are none."""
+    rows = re.findall(r"^ *\d+:((?: +\d+)+) *\n", text, re.MULTILINE)
+    lengths = [len(row.split()) for row in rows]
+    if lengths != [nodes] * nodes and f"{_NO_DISTANCES}\n" not in text:
+        lines = text.splitlines()
+        _fail(host, len(lines), "distances are missing at the end", lines[-1])
 
 
 def _list(text: str, host: str, number: int) -> frozenset[int]:

@@ -75,6 +75,7 @@ FORMS: Mapping[str, tuple[str, Callable[[Facts], str], Mapping[str, Callable[[Fa
     "numactl --cpu-compress": (
         "numactl.txt", lambda facts: render_numactl(facts, style="compressed"), {"ppc64_cpu.txt": render_ppc64_cpu},
     ),
+    "numactl beside lscpu": ("numactl.txt", render_numactl, {"lscpu.txt": render_table, "lscpu.json": render_json}),
     "ppc64_cpu": ("ppc64_cpu.txt", render_ppc64_cpu, {"numactl.txt": render_numactl}),
     "nvidia-smi topo": ("nvidia-topo.txt", render_topo, {"lscpu.json": render_json}),
     "nvidia-smi topo, no nodes": (

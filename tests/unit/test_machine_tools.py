@@ -134,9 +134,10 @@ def test_old_numactl() -> None:
     [("0-2, 4 (5)", "a node has 5 CPUs, but the list 4"), ("0-2 (3) 4", "the CPUs of a node are not a list")],
 )
 def test_compressed_cpus_are_checked_against_their_number(cpus: str, part: str) -> None:
-    text = f"available: 1 nodes (0)\nnode 0 cpus: {cpus}\nnode 0 size: 7 MB\n"
+    text = f"available: 1 nodes (0)\nnode 0 cpus: {cpus}\nnode 0 size: 7 MB\nNo distance information available.\n"
     with pytest.raises(UnreachableError, match=part):
         parse_numactl(text, "h")
+    assert parse_numactl(text.replace(cpus, "0-2, 4 (4)"), "h") == {0: {0, 1, 2, 4}}
 
 
 @pytest.mark.parametrize("name", ["minsky", "power8-nodes-0-8"])
@@ -285,7 +286,8 @@ def test_nvidia_smi_without_gpus_is_an_error_with_the_reason(text: str, part: st
 
 NUMACTL = (
     "available: 3 nodes (0,8,255)\nnode 0 cpus: 0 1 2\n3 4\nnode 0 size: 7 MB\nnode 0 free: 1 MB\n"
-    "node 8 cpus: 5-9\nnode 8 size: 7 MB\nnode 255 cpus:\nnode 255 size: 7 MB\nnode distances:\nnode 0 8\n"
+    "node 8 cpus: 5-9\nnode 8 size: 7 MB\nnode 255 cpus:\nnode 255 size: 7 MB\nnode distances:\n"
+    "node   0   8  255\n  0:  10  40  80\n  8:  40  10  80\n 255:  80  80  10\n"
 )
 POWER = "Core   0:    0*    1*    2     3\nCore   1:    4*    5*    6*    7*\n"
 PARSERS: dict[str, tuple[Callable[[str, str], object], str, str]] = {
