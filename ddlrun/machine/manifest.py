@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddlrun.errors import InputError
+from ddlrun.wording import counted
 
 MANIFEST = "manifest.txt"
 _TITLE = "# Lines and characters of the files that ddlrun probe --save wrote into this folder"
@@ -43,7 +44,8 @@ def _differences(sizes: Mapping[str, str], texts: Mapping[str, str], folder: str
 
 
 def _in_words(size: str) -> str:
-    return "{} lines of {} characters".format(*size.split())
+    lines, characters = map(int, size.split())
+    return f"{counted(lines, 'line')} of {counted(characters, 'character')}"
 
 
 def _size(text: str) -> str:

@@ -178,7 +178,7 @@ def test_files_that_changed_are_reported_together(saved: Path) -> None:
     remedy = f"save the replies again, or delete {MANIFEST} if the change is yours"
     assert caught.value.problems == (
         f"{saved}/n1/lscpu.txt: 2 lines of 15 characters, but 9 lines of 110 characters were saved; {remedy}",
-        f"{saved}/n1/uname.txt: 0 lines of 0 characters, but 1 lines of 9 characters were saved; {remedy}",
+        f"{saved}/n1/uname.txt: 0 lines of 0 characters, but 1 line of 9 characters were saved; {remedy}",
     )
     (saved / "n1" / MANIFEST).unlink()
     assert [note.code for note in load_machine(str(saved / "n1")).notes] == [TABLE, GPUS]
