@@ -13,6 +13,7 @@ from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.lint_findings import LintFinding
+from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.rankfile_lint import MachineOf, fix, lint
 from ddlrun.remote.probe import probe
@@ -102,6 +103,8 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["load"]:
         machines = load_machines(options["load"], hosts)
+        for note in unchecked_notes(machines):
+            click.echo(f"ddlrun: note: {note}", err=True)
     elif options["machine"]:  # local
         here = probe(HostList((Host("localhost"),), "this machine"), reach(SSH))["localhost"]
         machines = dict.fromkeys(names, here)

@@ -30,6 +30,10 @@ GPU_NOTES = frozenset(
         MachineNoteCode.GPUS_DIFFER,
     }
 )
+# The codes of notes on outputs that could be cut off without a sign of it.
+UNCHECKED_NOTES = frozenset(
+    {MachineNoteCode.TABLE_UNCHECKED, MachineNoteCode.NODES_UNCHECKED, MachineNoteCode.GPUS_UNCHECKED}
+)
 
 
 class MachineNote(NamedTuple):

@@ -1,9 +1,9 @@
 """Notes on what a user may not expect of a placement: idle packages, GPUs without a rank, shared GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddlrun.hosts import fold
-from ddlrun.machine import Machine
+from ddlrun.machine import UNCHECKED_NOTES, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 
@@ -17,6 +17,16 @@ def placement_notes(placement: Placement) -> list[str]:
         names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
         lines += (f"{names}: {note}" for note in notes)
     return lines
+
+
+def unchecked_notes(machines: Mapping[str, Machine]) -> list[str]:
+    """Return the notes on machines that may be larger than described; hosts with the same note share a line."""
+    hosts: dict[str, list[str]] = {}
+    for name, machine in machines.items():
+        for note in machine.notes:
+            if note.code in UNCHECKED_NOTES:
+                hosts.setdefault(str(note), []).append(name)
+    return [f"{fold(names)}: {note}" for note, names in hosts.items()]
 
 
 def _distant_gpus(bindings: Sequence[LocalRankPlacement]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import sys
 
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.machine import MachineNoteCode
-from ddlrun.mapping.placement_notes import placement_notes
+from ddlrun.mapping.placement_notes import placement_notes, unchecked_notes
 from ddlrun.network.variables import tcp_variables
 from ddlrun.plan import START, Plan, pack_word
 from ddlrun.plan.job_placement import JobPlacement, place_job, rankfile_warnings
@@ -56,7 +56,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         run_dir=settings.run.run_dir,
         run_id=settings.run.run_id,
         notes=(*settings.hosts.notes, *placement_notes(placed.placement), *warnings, *environment.notes),
-        warnings=environment.warnings,
+        warnings=(*unchecked_notes(survey.machines), *environment.warnings),
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
         launcher=settings.hosts.launcher.reason,

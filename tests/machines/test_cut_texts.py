@@ -1,5 +1,7 @@
 """Texts that were cut off: the same machine, an error, or a note, never a smaller machine without a word."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.inputs import load_hosts, load_machine
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.machine import Machine, MachineNoteCode
+from ddlrun.machine import UNCHECKED_NOTES, Machine, MachineNoteCode
 from ddlrun.machine.manifest import MANIFEST, render_manifest
 from ddlrun.machine.probe_reply import SYSFS, machine_of, parse_answer
 from tests.machines.facts import Facts, load, parse_facts
@@ -42,7 +44,7 @@ devices:
 OTHERS = ["ac922-16-cores", "minsky", "minsky-8-cores-smt2", "lassen-gpu-memory", "power9-lassen"]
 TABLE, NODES = MachineNoteCode.TABLE_UNCHECKED, MachineNoteCode.NODES_UNCHECKED
 GPUS = MachineNoteCode.GPUS_UNCHECKED
-UNCHECKED = {TABLE, NODES, GPUS, MachineNoteCode.GPUS_DIFFER}
+UNCHECKED = UNCHECKED_NOTES | {MachineNoteCode.GPUS_DIFFER}
 
 
 @cache
@@ -182,3 +184,14 @@ def test_files_that_changed_are_reported_together(saved: Path) -> None:
     )
     (saved / "n1" / MANIFEST).unlink()
     assert [note.code for note in load_machine(str(saved / "n1")).notes] == [TABLE, GPUS]
+
+
+@pytest.mark.parametrize(
+    "command", ["launch --dry-run --load . -H n1 -np 2 true", "lint ranks --load .", "probe n1 --load ."]
+)
+def test_commands_print_the_note(saved: Path, command: str) -> None:
+    (saved / "n1" / MANIFEST).unlink()
+    (saved / "ranks").write_text("rank 0=n1 slot=0:0\n")
+    argv = [sys.executable, "-m", "ddlrun", *command.split()]
+    done = subprocess.run(argv, cwd=saved, capture_output=True, text=True, check=False)
+    assert (done.returncode, (done.stdout + done.stderr).count(TABLE.value)) == (0, 1), done.stderr
