@@ -12,6 +12,7 @@ from tests.conftest import launch_line
 from tests.docs.pages import script
 from tests.support import needs
 
+pytestmark = pytest.mark.busy
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "from-powerai-ddl.md"
 SCRIPTS = re.findall(r"```python\n(from ddlrun import ddl\nimport (?:.*\n)*?)```", PAGE.read_text())
 

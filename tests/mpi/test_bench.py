@@ -31,6 +31,7 @@ def test_table_names_each_cell_once() -> None:
     assert len({cell.name for cell in TABLE}) == len(TABLE)
 
 
+@pytest.mark.busy
 @pytest.mark.extra  # gloo is torch's
 def test_sums_of_the_baselines_are_correct(mpirun: str, major: int, tmp_path: Path) -> None:
     needs.package("torch", "torch==2.13.0")
