@@ -60,8 +60,9 @@ class PU(NamedTuple):
 class Core(NamedTuple):
     """A core. Its indexes are logical (hwloc's order), which rank files mean.
 
-    `index_in_package` counts inside the package, `logical_index` over the host. A core that is not `usable`
-    exists and is counted, but this process may not run on it (taskset, srun).
+    `package` is the logical index of its package, `index_in_package` counts inside the package,
+    `logical_index` over the host. Cores that a cpuset hides are not counted. A core that is not `usable` exists
+    and is counted, but this process may not run on it (taskset, srun).
     """
 
     logical_index: int
@@ -102,7 +103,9 @@ class Machine(NamedTuple):
 
     `nics` is None if they were not probed. `measured` is False for a description that a person wrote: its
     logical indexes are valid, its OS indexes are invented. `numa_nodes` are OS indexes, including nodes
-    without CPUs (the memory of GPUs, HBM, CXL). `packaged` is False if the machine reports no packages (some
+    without CPUs (the memory of GPUs, HBM, CXL). `empty_packages` are the logical indexes of packages whose
+    cores a cpuset hides, but not their memory: hwloc counts them, so the other packages' indexes have a gap.
+    `packaged` is False if the machine reports no packages (some
     virtual ones): its cores then belong to package 0, and rank files count them over the host. `memory` is
     the nominal size in GiB, None if unknown.
     """
@@ -116,6 +119,7 @@ class Machine(NamedTuple):
     packaged: bool = True
     memory: int | None = None
     notes: tuple[MachineNote, ...] = ()
+    empty_packages: tuple[int, ...] = ()
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:
@@ -124,11 +128,11 @@ class Machine(NamedTuple):
 
     @property
     def packages(self) -> tuple[tuple[Core, ...], ...]:
-        """The cores of each package, by the package's logical index."""
-        return tuple(
-            tuple(core for core in self.cores if core.package == package)
-            for package in sorted({core.package for core in self.cores})
-        )
+        """The cores of each package, by the package's logical index; those of `empty_packages` have none."""
+        members: dict[int, list[Core]] = {package: [] for package in self.empty_packages}
+        for core in self.cores:
+            members.setdefault(core.package, []).append(core)
+        return tuple(tuple(members[package]) for package in sorted(members))
 
     @property
     def numa_domains(self) -> int:
@@ -137,7 +141,7 @@ class Machine(NamedTuple):
 
     @property
     def uniform(self) -> bool:
-        """Whether all packages have the same number of cores."""
+        """Whether all packages have the same number of cores; `empty_packages` have none."""
         return len({len(package) for package in self.packages}) <= 1
 
     @property
@@ -147,9 +151,9 @@ class Machine(NamedTuple):
 
     def __str__(self) -> str:
         """Summarise the machine: `2 packages x 10 cores, SMT8, 4 GPUs`."""
-        sizes = [len(package) for package in self.packages]
+        sizes = [len(package) for package in self.packages if package]
         packages = counted(len(sizes), "package")
-        if self.uniform:
+        if len(set(sizes)) == 1:
             parts = [f"{packages} x {counted(sizes[0], 'core')}"]
         else:
             parts = [f"{packages} of {'+'.join(map(str, sizes))} cores"]

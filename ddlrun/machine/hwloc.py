@@ -1,13 +1,13 @@
 """Parser of hwloc's XML (`lstopo --of xml`) in its formats 1 and 2."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import MOST_PUS, cpu_list
+from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_mask
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
@@ -25,6 +25,13 @@ class _Surroundings(NamedTuple):
     path: tuple[str, ...] = ()
 
 
+class _Allowed(NamedTuple):
+    """The CPUs and the NUMA nodes that may be used. The nodes have all their CPUs, others included."""
+
+    cpus: frozenset[int]
+    nodes: Mapping[int, frozenset[int]]
+
+
 class _Objects:
     """The objects that a walk through the XML collects."""
 
@@ -32,9 +39,8 @@ class _Objects:
         self.packages = 0
         self.cores = 0
         self.pus: list[tuple[int | None, int | None, int]] = []
-        self.nodes: dict[int, tuple[frozenset[int], int]] = {}
-        self.gpus: list[tuple[PciDevice, frozenset[int], int | None]] = []
-        self.nics: list[tuple[PciDevice, frozenset[int], int | None]] = []
+        self.gpus: list[PciDevice] = []
+        self.nics: list[PciDevice] = []
 
 
 def parse_hwloc(text: str, host: str, allowed: frozenset[int] | None = None) -> Machine:
@@ -66,10 +72,7 @@ def parse_cpuset(text: str) -> frozenset[int]:
     words = text.split(",")
     if words[0] == "0xf...f":  # all further CPUs: the mask of a device that is near to all
         words = ["0xffffffff"] * (MOST_PUS // 32 - len(words) + 1) + words[1:]
-    if len(words) * 32 > MOST_PUS:
-        raise ValueError(f"a bitmap of {len(words)} words")
-    bits = int("".join(f"{int(word or '0', 16):08x}" for word in words), 16)
-    return frozenset(place for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
+    return parse_cpu_mask(",".join(words))
 
 
 def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
@@ -81,51 +84,71 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         available &= parse_cpuset(top.attrib["allowed_cpuset"])
     if "online_cpuset" in top.attrib:
         available &= parse_cpuset(top.attrib["online_cpuset"])
+    nodes = _nodes(top, available)
     objects = _Objects()
-    _walk(top, _Surroundings(cpus=available), objects, available)
+    _walk(top, _Surroundings(cpus=_all_cpus(top)), objects, _Allowed(available, nodes))
     _check(objects, available)
-    nodes = _nodes(objects, top, available)
     cores = tuple(_cores(objects, nodes, allowed))
     if not any(core.usable for core in cores):
         raise ValueError("no core is usable")
-    node_of_cpus = {cpus: node for node, cpus in sorted(nodes.items(), reverse=True) if cpus}
-    gpus, nics = (
-        [
-            device._replace(numa_node=node_of_cpus.get(cpus & available), package=package)
-            for device, cpus, package in devices
-        ]
-        for devices in (objects.gpus, objects.nics)
-    )
+    gpus, nics = ([_on_node(device, nodes) for device in devices] for devices in (objects.gpus, objects.nics))
     attached, cards = attach(cores, gpus, nics)
     notes = () if objects.cores else (machine_note(MachineNoteCode.CORES_ARE_THREADS),)
-    memory = installed_memory(sum(size for _, size in objects.nodes.values()) >> 10)
     return Machine(
-        cores, attached, cards, "hwloc", measured=True, numa_nodes=tuple(sorted(nodes)),
-        packaged=objects.packages > 0, memory=memory, notes=notes,
-    )  # fmt: skip
+        cores=cores,
+        gpus=attached,
+        nics=cards,
+        source="hwloc",
+        measured=True,
+        numa_nodes=tuple(sorted(nodes)),
+        packaged=objects.packages > 0,
+        memory=installed_memory(sum(int(node.get("local_memory", "0")) for node in _numa_nodes(top)) >> 10),
+        notes=notes,
+        empty_packages=tuple(sorted(set(range(objects.packages)) - {core.package for core in cores})),
+    )
 
 
-def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, available: frozenset[int]) -> None:
+def _all_cpus(item: ET.Element) -> frozenset[int]:
+    """Return an object's CPUs, including those that may not be used."""
+    return parse_cpuset(item.get("complete_cpuset") or item.attrib["cpuset"])
+
+
+def _numa_nodes(item: ET.Element) -> Iterator[ET.Element]:
+    return item.iterfind(".//object[@type='NUMANode']")
+
+
+def _on_node(device: PciDevice, nodes: Mapping[int, frozenset[int]]) -> PciDevice:
+    """Return a device on the smallest NUMA node that contains the CPUs near it."""
+    around = [(len(cpus), node) for node, cpus in nodes.items() if device.cpus and device.cpus <= cpus]
+    return device._replace(numa_node=min(around)[1]) if around else device
+
+
+def _is_visible(package: ET.Element, allowed: _Allowed) -> bool:
+    """Check if hwloc counts a package: a CPU of it, or the memory of a node inside it, may be used."""
+    if parse_cpuset(package.attrib["cpuset"]) & allowed.cpus:
+        return True
+    cpus, inside = _all_cpus(package), {int(node.attrib["os_index"]) for node in _numa_nodes(package)}
+    return any(node in inside or (node_cpus and node_cpus <= cpus) for node, node_cpus in allowed.nodes.items())
+
+
+def _walk(item: ET.Element, inside: _Surroundings, objects: _Objects, allowed: _Allowed) -> None:
     kind = item.get("type")
-    if kind in _PACKAGE and parse_cpuset(item.attrib["cpuset"]) & available:
+    if kind in _PACKAGE and _is_visible(item, allowed):
         inside = inside._replace(package=objects.packages)
         objects.packages += 1
-    elif kind == "Core" and parse_cpuset(item.attrib["cpuset"]) & available:
+    elif kind == "Core" and parse_cpuset(item.attrib["cpuset"]) & allowed.cpus:
         inside = inside._replace(core=objects.cores)
         objects.cores += 1
-    elif kind == "PU" and (number := int(item.attrib["os_index"])) in available:
+    elif kind == "PU" and (number := int(item.attrib["os_index"])) in allowed.cpus:
         objects.pus.append((inside.package, inside.core, number))
-    elif kind == "NUMANode":
-        memory = int(item.get("local_memory", "0"))
-        objects.nodes[int(item.attrib["os_index"])] = parse_cpuset(item.attrib["cpuset"]) & available, memory
     elif kind in ("Bridge", "PCIDev"):
         inside = _on_bus(item, inside, objects)
     elif kind == "OSDev":
         _os_device(item, inside, objects)
     if "cpuset" in item.attrib:
-        inside = inside._replace(cpus=parse_cpuset(item.attrib["cpuset"]) & available)
+        inside = inside._replace(cpus=_all_cpus(item))
     for child in item.iterfind("object"):
-        _walk(child, inside, objects, available)
+        _walk(child, inside, objects, allowed)
 
 
 def _on_bus(item: ET.Element, inside: _Surroundings, objects: _Objects) -> _Surroundings:
@@ -134,7 +157,7 @@ def _on_bus(item: ET.Element, inside: _Surroundings, objects: _Objects) -> _Surr
     words = item.get("pci_type", "").replace("[", " ").replace("]", " ").replace(":", " ").split()
     vendor = gpu_vendor(words[1], words[2], words[0]) if item.get("type") == "PCIDev" and len(words) > 2 else None
     if vendor:
-        objects.gpus.append((PciDevice(vendor, where, path=inside.path), inside.cpus, inside.package))
+        objects.gpus.append(PciDevice(vendor, where, path=inside.path, cpus=inside.cpus))
     return inside
 
 
@@ -142,7 +165,7 @@ def _os_device(item: ET.Element, inside: _Surroundings, objects: _Objects) -> No
     name = item.get("name", "")
     kind = _OS_DEVICES.get(item.get("osdev_type", ""))
     if kind and inside.path and name:
-        objects.nics.append((PciDevice(kind, name, path=inside.path), inside.cpus, inside.package))
+        objects.nics.append(PciDevice(kind, name, path=inside.path, cpus=inside.cpus))
 
 
 def _check(objects: _Objects, available: frozenset[int]) -> None:
@@ -159,16 +182,16 @@ def _check(objects: _Objects, available: frozenset[int]) -> None:
             raise ValueError(f"PUs {cpu_list(outside)} are in no {kind}, others are")
 
 
-def _nodes(objects: _Objects, top: ET.Element, available: frozenset[int]) -> dict[int, frozenset[int]]:
-    """Return the CPUs of each NUMA node that may be used; a machine without nodes has one with all CPUs."""
-    nodes = {number: cpus for number, (cpus, _) in objects.nodes.items()}
+def _nodes(top: ET.Element, available: frozenset[int]) -> dict[int, frozenset[int]]:
+    """Return all CPUs of each NUMA node that may be used; a machine without nodes has one with all CPUs."""
+    nodes = {int(node.attrib["os_index"]): _all_cpus(node) for node in _numa_nodes(top)}
     if "allowed_nodeset" in top.attrib and top.get("allowed_nodeset") != "0xf...f":
         usable = parse_cpuset(top.attrib["allowed_nodeset"])
         nodes = {number: cpus for number, cpus in nodes.items() if number in usable}
     return nodes or {0: available}
 
 
-def _cores(objects: _Objects, nodes: dict[int, frozenset[int]], allowed: frozenset[int] | None) -> Iterator[Core]:
+def _cores(objects: _Objects, nodes: Mapping[int, frozenset[int]], allowed: frozenset[int] | None) -> Iterator[Core]:
     node_of = {pu: node for node, cpus in sorted(nodes.items(), reverse=True) for pu in cpus}
     groups: dict[tuple[int, int], list[int]] = {}
     for position, (package, core, number) in enumerate(objects.pus):

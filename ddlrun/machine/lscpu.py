@@ -7,7 +7,8 @@ from typing import NoReturn
 
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine
-from ddlrun.machine.cpus import MOST_PUS, cpu_list, number_cores, parse_cpu_list
+from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_list
+from ddlrun.machine.numbering import CpuSets, number_cores
 
 
 def parse_lscpu(text: str, host: str) -> Machine:
@@ -74,11 +75,12 @@ def _machine(rows: list[tuple[int, dict[str, int | None]]], host: str) -> Machin
     if None in packages and len(packages) > 1:
         _fail(host, rows[-1][0], "some CPUs have a socket, others have none", cpu_list(packages[None]))
     try:
-        numbered = number_cores(
-            list(map(frozenset, cores.values())),
-            list(map(frozenset, packages.values())),
-            {node: frozenset(inside) for node, inside in nodes.items()},
+        sets = CpuSets(
+            cores=list(map(frozenset, cores.values())),
+            packages=list(map(frozenset, packages.values())),
+            nodes={node: frozenset(inside) for node, inside in nodes.items()},
         )
+        numbered, _ = number_cores(sets)
     except ValueError as error:
         _fail(host, rows[-1][0], str(error), f"{len(rows)} CPUs")
     return Machine(

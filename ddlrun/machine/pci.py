@@ -1,6 +1,6 @@
 """GPUs and NICs on a host's buses: their locations, and which of the GPUs may be used."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,15 +16,15 @@ _SERVER_DISPLAYS = ("515e", "5159", "5969", "4752", "4753")  # ATI's RN50, ES100
 class PciDevice(NamedTuple):
     """A GPU or NIC on a bus. `kind` is nvidia, amd or intel, or net or an RDMA class such as infiniband.
 
-    `path` has the buses and bridges from the root to the device, whose own address is last. `package` is used
-    only if the NUMA node is unknown.
+    `path` has the buses and bridges from the root to the device, whose own address is last. `cpus` are the
+    CPUs near it; they count only if the NUMA node is unknown.
     """
 
     kind: str
     name: str
     numa_node: int | None = None
     path: tuple[str, ...] = ()
-    package: int | None = None
+    cpus: frozenset[int] = frozenset()
 
 
 def gpu_vendor(vendor: str, device: str, pci_class: str) -> str | None:
@@ -42,14 +42,24 @@ def gpu_vendor(vendor: str, device: str, pci_class: str) -> str | None:
 def attach(
     cores: Sequence[Core], gpus: Iterable[PciDevice], nics: Iterable[PciDevice]
 ) -> tuple[tuple[GPU, ...], tuple[NIC, ...]]:
-    """Return the GPUs and NICs with their packages and NUMA nodes, and each GPU's nearest NICs."""
-    package_of = {core.numa_node: core.package for core in reversed(cores) if core.numa_node is not None}
-    packages = len({core.package for core in cores})
+    """Return the GPUs and NICs with their packages and NUMA nodes, and each GPU's nearest NICs.
+
+    The package is that of the cores of the device's NUMA node, or of the cores near it: hosts number packages
+    by the cores that may be used, and devices may be near to others.
+    """
+    core_of = {pu.os_index: core for core in cores for pu in core.pus}
+    by_node: defaultdict[int, list[Core]] = defaultdict(list)
+    for core in cores:
+        if core.numa_node is not None:
+            by_node[core.numa_node].append(core)
 
     def location(device: PciDevice) -> tuple[int | None, int | None]:
-        if device.numa_node in package_of:
-            return package_of[device.numa_node], device.numa_node
-        return (0 if packages == 1 else device.package), None
+        if device.numa_node is None and not device.cpus:
+            return _only(core.package for core in cores), None
+        near = (device.numa_node is not None and by_node.get(device.numa_node)) or [
+            core_of[cpu] for cpu in device.cpus if cpu in core_of
+        ]
+        return _only(core.package for core in near), _only(core.numa_node for core in near)
 
     cards = [(NIC(card.name, *location(card), address(card.path), rdma), card.path) for card, rdma in _cards(nics)]
     counts: Counter[str] = Counter()  # how many GPUs of each vendor have been numbered
@@ -60,6 +70,12 @@ def attach(
         counts[device.kind] += 1
         attached.append(gpu._replace(nics=_nearest_nics(gpu, device.path, cards)))
     return tuple(attached), tuple(card for card, _ in cards)
+
+
+def _only(values: Iterable[int | None]) -> int | None:
+    """Return the value that all have in common; None if they differ."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
 
 
 def _nearest_nics(gpu: GPU, path: Sequence[str], cards: Sequence[tuple[NIC, Sequence[str]]]) -> tuple[str, ...]:

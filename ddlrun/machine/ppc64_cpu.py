@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine
-from ddlrun.machine.cpus import MOST_PUS, cpu_list, number_cores
+from ddlrun.machine.cpus import MOST_PUS, cpu_list
+from ddlrun.machine.numbering import CpuSets, number_cores
 
 Slots = tuple[tuple[int, bool], ...]
 """A core's hardware threads: (CPU number, online)."""
@@ -44,27 +45,27 @@ def parse_ppc64_cpu(text: str, host: str) -> tuple[Slots, ...]:
     return tuple(cores)
 
 
-def machine_of(nodes: Mapping[int, frozenset[int]], cores: tuple[Slots, ...], host: str) -> Machine:
+def machine_of(nodes: Mapping[int, frozenset[int]], slots_of_cores: tuple[Slots, ...], host: str) -> Machine:
     """Combine numactl's nodes and ppc64_cpu's cores, as PowerAI's README does by hand.
 
     Each NUMA node with CPUs is a package, as nothing better is known; nodes with the same CPUs are one
     package. Cores without an online thread are left out. Raises HostError where the two tools contradict
     each other.
     """
-    online = frozenset(cpu for slots in cores for cpu, is_online in slots if is_online)
+    online = frozenset(cpu for slots in slots_of_cores for cpu, is_online in slots if is_online)
     listed = frozenset().union(*nodes.values()) if nodes else frozenset()
     if online != listed:
         only_ppc64_cpu, only_numactl = cpu_list(online - listed) or "none", cpu_list(listed - online) or "none"
         problem = f"CPUs online in ppc64_cpu alone: {only_ppc64_cpu}, in numactl alone: {only_numactl}"
         raise HostError(host, f"{problem}; give --machine")
     packages = {cpus for cpus in nodes.values() if cpus}
-    threads = [pus for slots in cores if (pus := frozenset(cpu for cpu, is_online in slots if is_online))]
+    threads = [pus for slots in slots_of_cores if (pus := frozenset(cpu for cpu, is_online in slots if is_online))]
     try:
-        numbered = number_cores(threads, packages, nodes)
+        cores, _ = number_cores(CpuSets(threads, packages, nodes))
     except ValueError as error:
         raise HostError(host, f"numactl and ppc64_cpu: {error}; give --machine") from error
     source = "numactl + ppc64_cpu"
-    return Machine(numbered, (), None, source, measured=True, numa_nodes=tuple(sorted(nodes)))
+    return Machine(cores, (), None, source, measured=True, numa_nodes=tuple(sorted(nodes)))
 
 
 def _fail(host: str, line: int, problem: str, text: str) -> NoReturn:

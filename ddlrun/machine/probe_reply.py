@@ -10,7 +10,9 @@ from typing import NamedTuple
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.machine.sysfs import SCRIPT, parse_sysfs
+from ddlrun.machine.sysfs import parse_sysfs
+from ddlrun.machine.sysfs_devices import read_devices
+from ddlrun.machine.sysfs_script import SCRIPT, split_output
 
 # Section -> the tool's command line. A host without a tool leaves its section out.
 TOOLS = {
@@ -134,7 +136,8 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
     if [core[:5] for core in machine.cores] != [core[:5] for core in kernel.cores]:
         notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
     # /sys shows which devices are up, have a driver, and may be opened.
-    return machine._replace(gpus=kernel.gpus, nics=kernel.nics, memory=kernel.memory, notes=notes)
+    gpus, nics, _ = read_devices(split_output(sections[SYSFS]), machine.cores)
+    return machine._replace(gpus=gpus, nics=nics, memory=kernel.memory, notes=notes)
 
 
 def _numactl(sections: Mapping[str, str], host: str) -> Machine:

@@ -3,7 +3,7 @@
 import shlex
 
 from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
-from ddlrun.machine.sysfs import SCRIPT as MACHINE
+from ddlrun.machine.sysfs_script import SCRIPT as MACHINE
 from ddlrun.network.addresses import SCRIPT as NETWORK
 from ddlrun.preflight.facts import END, START, FactsRequest
 

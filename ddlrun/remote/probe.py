@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 from ddlrun.errors import HostError, InputError, UnreachableError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
-from ddlrun.machine.sysfs import SCRIPT, machine_kind, parse_sysfs
+from ddlrun.machine.sysfs import machine_kind, parse_sysfs
+from ddlrun.machine.sysfs_script import SCRIPT
 from ddlrun.remote.processes import FinishedProcess
 
 TYPE_CHECKING = False  # typing's own is the same to a type checker

@@ -41,8 +41,10 @@ def test_cgroups_1(cpuset: Path, mpirun: str, tmp_path: Path) -> None:
 
 
 def test_cgroups_2() -> None:
-    mount = "mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /sys/fs/cgroup"
-    limits = "echo 1 >/sys/fs/cgroup/cpuset.cpus.effective && echo 1073741824 >/sys/fs/cgroup/memory.max"
+    # A cpuset of cgroups 1 comes first, for ddlrun as for hwloc.
+    mount = "umount -lR /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && mount -t tmpfs none /sys/fs/cgroup"
+    limits = "echo cpuset >/sys/fs/cgroup/cgroup.controllers && echo 1 >/sys/fs/cgroup/cpuset.cpus.effective"
+    limits += " && echo 1073741824 >/sys/fs/cgroup/memory.max"
     script = f'{mount} && {limits} && exec "$@"'
     if not any(line.startswith("0::") for line in Path("/proc/self/cgroup").read_text().splitlines()):
         pytest.skip("this kernel has no cgroups 2")

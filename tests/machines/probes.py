@@ -5,7 +5,7 @@ import subprocess
 from xml.etree import ElementTree as ET
 
 from ddlrun.machine import Machine
-from ddlrun.machine.sysfs import SCRIPT
+from ddlrun.machine.sysfs_script import SCRIPT
 
 Cores = list[tuple[int, tuple[int, ...]]]
 """The package and the PUs of each core, in logical order."""
@@ -18,13 +18,9 @@ def probe_output(root: str = "") -> str:
 
 
 def cores_of_lstopo(*arguments: str) -> Cores:
-    """Return lstopo's cores. Packages without a PU, of which a cpuset allows only the memory, are not counted."""
+    """Return lstopo's cores. Packages without a PU, of which a cpuset allows only the memory, are counted."""
     xml = subprocess.run(["lstopo", *arguments, "--of", "xml"], capture_output=True, text=True, check=True).stdout
-    packages = [
-        item
-        for item in ET.fromstring(xml).iterfind(".//object[@type='Package']")
-        if item.find(".//object[@type='PU']") is not None
-    ]
+    packages = ET.fromstring(xml).iterfind(".//object[@type='Package']")
     return [
         (index, tuple(sorted(int(pu.get("os_index", "-1")) for pu in core.iter("object") if pu.get("type") == "PU")))
         for index, package in enumerate(packages)

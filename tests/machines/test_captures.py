@@ -84,16 +84,11 @@ HWLOC_SYSFS = {
     "8em64t-2s2ca2c-buggynuma": "every-cpu-in-every-node",
     "nvidiagpunumanodes": "power9-gpu-memory",
     "offline-cpu0-node0": "offline-cpu0",
-}
-# Old kernels whose /sys has masks alone: lstopo reads them, ddlrun's probe does not.
-MASKS_ALONE = {
-    "16amd64-8n2c-cpusets": "cpuset-6-of-8-packages",
+    "16amd64-8n2c-cpusets": "cpuset-7-of-8-packages",
     "16em64t-4s2ca2c-cpusetreorder": "cpuset-reorders-packages",
     "20s390-2g6s4c": "s390-books",
     "64amd64-4s2n4ca2co": "opteron-modules",
 }
-# ddlrun's probe reads no masks: it does not know the nodes of these CPUs.
-NODES_AS_MASKS = {"256ppc-8n8s4t"}
 LSCPU = {
     "arm-A510-A710-A715-X3.txt": "arm-four-kinds-of-cores",
     "armv7.txt": "armv7-2-cores",
@@ -145,7 +140,7 @@ OLD_NUMACTL = "old-numactl-1.0.2-no-cpus-lines-16-nodes.txt"
     ("folder", "ending", "files"),
     [
         ("hwloc-xml", ".xml", set(HWLOC_XML)),
-        ("hwloc-sysfs", ".tar.bz2", {f"{tree}.tar.bz2" for tree in HWLOC_SYSFS | MASKS_ALONE}),
+        ("hwloc-sysfs", ".tar.bz2", {f"{tree}.tar.bz2" for tree in HWLOC_SYSFS}),
         ("lscpu", ".txt", set(LSCPU)),
         ("numactl", ".txt", {*NUMACTL, OLD_NUMACTL}),
         ("ppc64_cpu", ".txt", set(PPC64_CPU)),
@@ -169,16 +164,15 @@ def test_sysfs(capture: Capture, tree: str, tmp_path: Path) -> None:
     captured = parse_sysfs(probe_output(str(root)), "h")
     described = parse_sysfs(probe_output(str(write_sysfs(load(HWLOC_SYSFS[tree]), tmp_path / "own"))), "h")
     assert cores_of_machine(described) == cores_of_machine(captured)
-    if tree not in NODES_AS_MASKS:
-        assert [core.numa_node for core in described.cores] == [core.numa_node for core in captured.cores]
-        assert described.numa_nodes == captured.numa_nodes
+    assert [core.numa_node for core in described.cores] == [core.numa_node for core in captured.cores]
+    assert described.numa_nodes == captured.numa_nodes
 
 
-@pytest.mark.parametrize("tree", HWLOC_SYSFS | MASKS_ALONE)
+@pytest.mark.parametrize("tree", HWLOC_SYSFS)
 def test_lstopo_finds_the_same_cores(capture: Capture, tree: str, tmp_path: Path) -> None:
     needs.program("lstopo", "hwloc-nox")
     root = unpacked(capture(f"hwloc-sysfs/{tree}.tar.bz2"), tmp_path)
-    own = write_sysfs(load((HWLOC_SYSFS | MASKS_ALONE)[tree]), tmp_path / "own")
+    own = write_sysfs(load(HWLOC_SYSFS[tree]), tmp_path / "own")
     assert cores_of_lstopo("--input", str(own)) == cores_of_lstopo("--input", str(root))
 
 

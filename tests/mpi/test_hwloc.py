@@ -31,7 +31,7 @@ EXPECTED = {
     "cpuset-6-of-8-packages": ("2c/2t 2c/2t 1c/1t 1c/1t 2c/2t 2c/2t", "1-5"),
     "dgx2-cpuset": ("2c/2t x2", "0-1"),
     "epyc-24-one-gpu": ("24c/48t", "0-3"),
-    "forbidden-package": ("2c/2t x3", "0-3"),
+    "forbidden-package": ("2c/2t 2c/2t 0c/0t 2c/2t", "0-3"),
     "heterogeneous-nodes": ("6c/12t x2", "0-5"),
     "hybrid-laptop": ("14c/20t", "0"),
     "knl-snc4": ("68c/272t", "0-7"),

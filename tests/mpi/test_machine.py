@@ -49,9 +49,9 @@ def test_cores_outside_the_cpuset_are_left_out_and_those_outside_the_affinity_ar
     assert [core.usable for core in whole.cores] == [True, True]
     bound = parse_sysfs(SMALL.replace("\t0-3", "\t1,3") + "ddlrun:end\n", "h")
     assert [core.usable for core in bound.cores] == [False, True]
-    caged = parse_sysfs(SMALL + "cpuset3:1-3\nddlrun:end\n", "h")
-    assert cores_of_machine(caged) == [(0, (1, 3)), (0, (2,))]
-    shrunk = parse_sysfs(SMALL + "cpuset3:1,3\nddlrun:end\n", "h")
+    caged = parse_sysfs(SMALL + "@cpuset cgroup2 cpus 1-3\nddlrun:end\n", "h")
+    assert cores_of_machine(caged) == [(0, (2,)), (0, (1, 3))]  # ordered by CPUs 0 and 1
+    shrunk = parse_sysfs(SMALL + "@cpuset cgroup2 cpus 1,3\nddlrun:end\n", "h")
     assert cores_of_machine(shrunk) == [(0, (1, 3))]
 
 

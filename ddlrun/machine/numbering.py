@@ -1,0 +1,126 @@
+"""Cores and packages numbered as hwloc numbers them: by the complete machine, from which forbidden CPUs are removed."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.machine import PU, Core
+from ddlrun.machine.cpus import cpu_list
+
+Cpus = frozenset[int]
+
+
+class CpuSets(NamedTuple):
+    """The online CPUs of a machine's objects, as OS indexes, including those that may not be used.
+
+    `groups` are other objects that order cores: dies, books, caches, groups of near NUMA nodes. Where two
+    objects overlap, the earlier one counts: packages, then `groups` in their order, then `nodes`.
+    """
+
+    cores: Collection[Cpus]
+    packages: Collection[Cpus]
+    nodes: Mapping[int, Cpus]
+    groups: Sequence[Cpus] = ()
+
+
+class Allowed(NamedTuple):
+    """The CPUs and NUMA nodes that may be used; None: all.
+
+    A cpuset's `cpus` and `nodes` are the only ones that hwloc shows. The process's own `affinity` hides
+    nothing: hwloc counts the cores outside it.
+    """
+
+    cpus: Cpus | None = None
+    nodes: Cpus | None = None
+    affinity: Cpus | None = None
+
+
+ALL = Allowed()
+
+
+class Numbering(NamedTuple):
+    """Cores in logical order, and the logical indexes of the packages that have none."""
+
+    cores: tuple[Core, ...]
+    empty_packages: tuple[int, ...]
+
+
+def number_cores(sets: CpuSets, allowed: Allowed = ALL) -> Numbering:
+    """Return the cores that may be used in hwloc's order: by their first CPU, from the outermost object inwards.
+
+    A package without a CPU that may be used keeps its number while the memory of one of its NUMA nodes may be
+    used. A core in several NUMA nodes gets the first.
+
+    Raises:
+        ValueError: a core is outside every package, or packages or cores overlap.
+    """
+    _check(sets)
+    order = _ordered_cores(sets)
+    package_of = {cpu: package for package in sets.packages for cpu in package}
+    packages = list(dict.fromkeys(package_of[min(cpus)] for cpus in order))
+    visible = [package for package in packages if _is_visible(package, sets, allowed)]
+    shown = [cpus if allowed.cpus is None else cpus & allowed.cpus for cpus in order]
+    indexes = {cpu: index for index, package in enumerate(visible) for cpu in package}
+    nodes = {node: cpus for node, cpus in sets.nodes.items() if allowed.nodes is None or node in allowed.nodes}
+    cores = tuple(_numbered([cpus for cpus in shown if cpus], indexes, nodes, allowed.affinity))
+    return Numbering(cores, tuple(sorted(set(range(len(visible))) - {core.package for core in cores})))
+
+
+def _is_visible(package: Cpus, sets: CpuSets, allowed: Allowed) -> bool:
+    """Check if hwloc keeps a package: a CPU of it, or the memory of a node inside it, may be used."""
+    if allowed.cpus is None or not package.isdisjoint(allowed.cpus):
+        return True
+    inside = {node for node, cpus in sets.nodes.items() if cpus and cpus <= package}
+    return bool(inside if allowed.nodes is None else inside & allowed.nodes)
+
+
+def _numbered(
+    order: Sequence[Cpus], package_of: Mapping[int, int], nodes: Mapping[int, Cpus], affinity: Cpus | None
+) -> Iterator[Core]:
+    node_of = {cpu: node for node, cpus in sorted(nodes.items(), reverse=True) for cpu in cpus}
+    sizes: Counter[int] = Counter()  # how many cores of each package have been numbered
+    for number, cpus in enumerate(order):
+        first = min(cpus)
+        package = package_of[first]
+        yield Core(
+            logical_index=number,
+            package=package,
+            index_in_package=sizes[package],
+            numa_node=node_of.get(first),
+            pus=tuple(map(PU, sorted(cpus))),
+            usable=affinity is None or not cpus.isdisjoint(affinity),
+        )
+        sizes[package] += 1
+
+
+def _check(sets: CpuSets) -> None:
+    for groups, kind in ((sets.cores, "cores"), (sets.packages, "packages")):
+        if sum(map(len, groups)) > len(frozenset().union(*groups)):
+            raise ValueError(f"{kind} overlap")
+    package_of = {cpu: package for package in sets.packages for cpu in package}
+    for cpus in sets.cores:
+        if not cpus <= package_of.get(min(cpus), frozenset()):
+            raise ValueError(f"the core of CPUs {cpu_list(cpus)} is in no package, or in several")
+
+
+def _ordered_cores(sets: CpuSets) -> list[Cpus]:
+    """Return the cores depth first: by the first CPU of each object around them, the largest first."""
+    nodes = (sets.nodes[node] for node in sorted(sets.nodes))
+    around = _nested([*sets.cores, *sets.packages, *sets.groups, *nodes])
+
+    def path(cpus: Cpus) -> list[int]:
+        objects = [group for group in around[min(cpus)] if cpus <= group]
+        return [min(group) for group in sorted(objects, key=len, reverse=True)]
+
+    return sorted(sets.cores, key=path)
+
+
+def _nested(groups: Sequence[Cpus]) -> Mapping[int, Sequence[Cpus]]:
+    """Return the groups around each CPU, without those that cross an earlier one: hwloc ignores them."""
+    around: defaultdict[int, list[Cpus]] = defaultdict(list)
+    for group in dict.fromkeys(filter(None, groups)):
+        near = {other for cpu in group for other in around[cpu]}
+        if all(group <= other or other <= group for other in near):
+            for cpu in group:
+                around[cpu].append(group)
+    return around
