@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+from ddlrun.machine.numa_groups import near_groups
 from tests.machines.cpu_groups import Cpus
 from tests.machines.facts import Device, Facts
 
@@ -70,9 +71,11 @@ def _objects(facts: Facts, version: int) -> Iterator[_Object]:
 
 
 def _node_groups(facts: Facts) -> set[Cpus]:
-    """Return the CPUs of NUMA nodes that need an object of their own."""
+    """Return the CPUs of NUMA nodes that need an object of their own, and those of groups of near nodes."""
     others = {facts.cpus, *facts.packages.values(), *facts.groups}
-    return {cpus for cpus in facts.nodes.values() if cpus and cpus not in others}
+    nodes = [facts.nodes[node] for node in sorted(facts.nodes)]
+    near = {frozenset().union(*(nodes[place] for place in group)) for group in near_groups(facts.distances)}
+    return {cpus for cpus in {*nodes, *near} if cpus and cpus not in others}
 
 
 def _element(parent: ET.Element, facts: Facts, item: _Object, version: int) -> ET.Element:

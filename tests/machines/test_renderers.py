@@ -13,6 +13,7 @@ from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
 from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
 from ddlrun.machine.sysfs import parse_sysfs
+from ddlrun.mapping.rankfile import render
 from tests.machines.facts import NAMES, load
 from tests.machines.probes import Cores, cores_of_lstopo, cores_of_machine, probe_output
 from tests.machines.render_hwloc import render_hwloc
@@ -23,6 +24,7 @@ from tests.machines.render_sysfs import write_sysfs
 from tests.machines.selection import others_extra
 from tests.support import needs
 from tests.support.oracle import environment, parse_map
+from tests.support.shapes import cores_by_package, placement
 
 # An old kernel lists no cores in /sys, and a kernel without packages has no machine for ddlrun.
 WITH_CORES = [name for name in NAMES if load(name).cores and load(name).packages]
@@ -159,13 +161,40 @@ TREE_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["minsky", "power9-lassen", "cpuset-6-of-8-packages", "sparse-numa", "xeon-4x8"])
-def test_mpirun_reads_the_same_machine_from_sys_as_from_xml(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
-    facts = load(name)
+# Machine -> ranks. The first ones are usual machines; each of the others has something that changes hwloc's numbering.
+PLANNED = {
+    "minsky": 4,
+    "power9-lassen": 4,
+    "sparse-numa": 4,
+    "xeon-4x8": 4,
+    "cpuset-6-of-8-packages": 6,
+    "cpuset-7-of-8-packages": 4,
+    "cpuset-reorders-packages": 4,
+    "forbidden-package": 3,
+    "interleaved-4x10": 4,
+    "near-packages": 4,
+    "opteron-modules": 8,
+    "s390-books": 5,
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_mpirun_does_what_is_planned_from_sys(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
+    facts, ranks = load(name), PLANNED[name]
     root = write_sysfs(facts, tmp_path, cgroup=1)
-    (tmp_path / "ranks").write_text("rank 0=a slot=0:0\nrank 1=a slot=1:0-1\n")
-    (tmp_path / "hosts").write_text("a slots=2\n")
-    argv = [mpirun, "--allow-run-as-root", "-np", "2", "--hostfile", "hosts", *TREE_OPTIONS[major].split(), "true"]
+    planned = placement(str(ranks), ["a"], parse_sysfs(probe_output(str(root)), "a"))
+    (tmp_path / "ranks").write_text("".join(render(planned, name)))
+    (tmp_path / "hosts").write_text(f"a slots={ranks}\n")
+    argv = [
+        mpirun,
+        "--allow-run-as-root",
+        "-np",
+        str(ranks),
+        "--hostfile",
+        "hosts",
+        *TREE_OPTIONS[major].split(),
+        "true",
+    ]
     environ = environment(major, str(tmp_path)) | {"HWLOC_FSROOT": str(root)}
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert parse_map(done.stdout, render_hwloc(facts)) == {0: ("a", {0: (0,)}), 1: ("a", {1: (0, 1)})}, done.stdout
+    assert parse_map(done.stdout, render_hwloc(facts)) == cores_by_package(planned), done.stdout

@@ -134,6 +134,11 @@ def compare(machine: Machine, path: Path) -> None:
         ("corona-8-gpus", [0, 0, 0, 0, 1, 1, 1, 1], [("mlx5_0",)] * 8),
         ("dgx2-cpuset", [0] * 8 + [1] * 8, [()] * 16),
         ("epyc-24-one-gpu", [3], [("mlx5_0",)]),
+        (
+            "tioga",
+            [3, 3, 1, 1, 0, 0, 2, 2],
+            [("hsi0",)] * 2 + [("hsi1",)] * 2 + [("hsi2", "ens2"), ("hsi2",)] + [("hsi3",)] * 2,
+        ),
     ],
 )
 def test_gpus_know_their_numa_node_and_the_nearest_nics(

@@ -17,6 +17,7 @@ from ddlrun.mapping.rankfile import render
 from tests.machines.facts import parse_facts
 from tests.machines.probes import cores_of_lstopo, cores_of_machine, probe_output
 from tests.machines.render_hwloc import render_hwloc
+from tests.machines.render_sysfs import write_sysfs
 from tests.support import needs
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, placement
@@ -68,6 +69,57 @@ def test_gpus_and_rdma_devices() -> None:
         ("0000:ca:00.0", 0, None),  # there is only one package
     ]
     assert machine.rdma_devices == ("mlx5_0",)
+
+
+def test_a_gpu_without_a_numa_node_is_near_its_local_cpus() -> None:
+    """A package that a cpuset hides is nobody's, and CPUs of several packages are no place."""
+    cpus = "".join(
+        f"cpu/cpu{cpu}/topology/core_siblings_list:{package}\ncpu/cpu{cpu}/topology/thread_siblings_list:{cpu}\n"
+        for cpu, package in enumerate(["0-1", "0-1", "2-3", "2-3", "4-5", "4-5"])
+    )
+    near = {"17": "0-1", "41": "2-3", "61": "5", "81": "0-5", "a1": "4-5"}
+    gpus = "".join(
+        f"0000:{bus}:00.0/vendor:0x10de\n0000:{bus}:00.0/class:0x030200\n0000:{bus}:00.0/numa_node:-1\n"
+        f"0000:{bus}:00.0/local_cpulist:{local}\n"
+        for bus, local in near.items()
+    )
+    nic = "@near mlx5_0 2-3\n@nic infiniband mlx5_0 -1 /sys/devices/pci0000:40/0000:42:00.0\n"
+    cpuset = "@cpuset cgroup2 cpus 2-5\n@cpuset cgroup2 mems 0\n"
+    nodes = "node/online:0-1\nnode/node0/cpulist:0-3\nnode/node1/cpulist:4-5\n"
+    machine = parse_sysfs(f"{cpus}{nodes}{gpus}{nic}{cpuset}ddlrun:end\n", "h")
+    places = {(gpu.pci_address or "")[5:7]: (gpu.package, gpu.numa_node) for gpu in machine.gpus}
+    assert places == {"17": (None, None), "41": (0, 0), "61": (1, None), "81": (None, None), "a1": (1, None)}
+    assert [(nic.package, nic.numa_node) for nic in machine.nics or ()] == [(0, 0)]
+    assert machine.numa_nodes == (0,)
+
+
+@pytest.mark.parametrize("kind", ["cpuset", "cgroup rw,noprefix,cpuset", "cgroup rw,cpuset", "cgroup2 rw"])
+def test_cpusets_of_every_kind_are_read(kind: str, tmp_path: Path) -> None:
+    """The cpuset at the process's own path counts. One at another path hides nothing, for hwloc as for ddlrun."""
+    root = write_sysfs(parse_facts("about: eight\npackages: 0-7/4\ncores: 0-7/1\nnodes: 0-7/4\n", "eight"), tmp_path)
+    at = root / "dev/cpuset/job"
+    at.mkdir(parents=True)
+    mount = kind if " " in kind else f"{kind} rw"
+    before, after = {"cgroup rw,cpuset": ("cpuset.", ""), "cgroup2 rw": ("cpuset.", ".effective")}.get(kind, ("", ""))
+    (at / f"{before}cpus{after}").write_text("5-7\n")
+    (at / f"{before}mems{after}").write_text("0-1\n")
+    (at.parent / "cgroup.controllers").write_text("cpuset cpu\n")
+    for path in ("proc/mounts", "proc/self/mounts"):
+        (root / path).write_text(f"none /dev/cpuset {mount} 0 0\n")
+    (root / "proc/self/cpuset").write_text("/job\n")
+    inside = parse_sysfs(probe_output(str(root)), "h")
+    assert (cores_of_machine(inside), inside.empty_packages) == ([(1, (5,)), (1, (6,)), (1, (7,))], (0,))
+    assert (str(inside), inside.uniform) == ("1 package x 3 cores", False)
+    (root / "proc/self/cpuset").write_text("/of/the/host\n")
+    assert len(parse_sysfs(probe_output(str(root)), "h").cores) == 8
+
+
+def test_a_machine_without_packages_and_one_without_cores() -> None:
+    flat = parse_sysfs(re.sub(r".*core_siblings.*\n", "", SMALL) + "ddlrun:end\n", "h")
+    assert (flat.packaged, cores_of_machine(flat)) == (False, [(0, (0, 2)), (0, (1, 3))])
+    bare = parse_sysfs(re.sub(r".*thread_siblings.*\n", "", SMALL) + "ddlrun:end\n", "h")
+    assert bare.cores_are_threads
+    assert cores_of_machine(bare) == [(0, (cpu,)) for cpu in range(4)]
 
 
 @given(st.integers(0, len(SMALL) - 1))

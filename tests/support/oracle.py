@@ -145,12 +145,25 @@ def parse_map(text: str, machine: str) -> dict[int, tuple[str, Cores]]:
 
 
 def _cores(xml: str) -> dict[tuple[int, int], list[int]]:
-    """Return (package, core inside it) -> the PUs that may be used, in logical order."""
+    """Return (package, core inside it) -> the PUs that may be used, in logical order.
+
+    A package whose memory alone may be used is counted, too.
+    """
     root = ET.fromstring(xml)
     top = next(iter(root))
     allowed = _parse_mask(top.get("allowed_cpuset", top.attrib["cpuset"]))
-    packages = filter(None, (_cores_inside(package, allowed) for package in _objects(root, "Package")))
+    nodes = _parse_mask(top.get("allowed_nodeset", "-1"))
+    packages = [
+        cores
+        for package in _objects(root, "Package")
+        if (cores := _cores_inside(package, allowed)) or _has_node(package, nodes)
+    ]
     return {(package, core): pus for package, cores in enumerate(packages) for core, pus in enumerate(cores)}
+
+
+def _has_node(package: ET.Element, allowed: int) -> bool:
+    """Check if the memory of a NUMA node of a package may be used."""
+    return any(allowed >> int(node.attrib["os_index"]) & 1 for node in _objects(package, "NUMANode"))
 
 
 def _cores_inside(package: ET.Element, allowed: int) -> list[list[int]]:
