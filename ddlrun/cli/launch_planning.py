@@ -11,6 +11,7 @@ from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
+from ddlrun.machine.hidden_cores import count_hidden
 from ddlrun.mapping.rankfile import check_names
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
@@ -22,6 +23,7 @@ from ddlrun.plan.survey import Survey
 from ddlrun.process_managers.installation import (
     Installation,
     PendingMpirun,
+    counts_hidden_cores,
     find_mpi_library,
     mpi4py_variables,
     probe_horovod,
@@ -106,8 +108,9 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
             report.raise_failures()
         return survey_hosts(attempt.without_hosts(report.bad_hosts))
     described = settings.machines.described
+    machines = read_machine_source(settings) if described else report.machines()
     survey = Survey(
-        machines=read_machine_source(settings) if described else report.machines(),
+        machines=count_as(attempt.mpirun.result(), machines),
         installation=inspect_installation(settings, attempt.mpirun.result()),
         environ=dict(os.environ),
         network=report.network,
@@ -128,7 +131,15 @@ def start_probe(attempt: Attempt) -> Attempt:
 def survey_machines(settings: Settings, mpirun: PendingMpirun, probe: PendingProbe | None = None) -> Survey:
     """Return the survey of hosts that need no check: each is this machine, or described."""
     machines = probe.result() if probe is not None else read_machine_source(settings)  # while mpirun prints its version
-    return Survey(machines, inspect_installation(settings, mpirun.result()), dict(os.environ))
+    installation = inspect_installation(settings, mpirun.result())
+    return Survey(count_as(installation.mpirun, machines), installation, dict(os.environ))
+
+
+def count_as(mpirun: Mpirun, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
+    """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
+    if not any(machine.complete_cores for machine in machines.values()):
+        return machines
+    return count_hidden(machines, hidden=counts_hidden_cores(mpirun))
 
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:

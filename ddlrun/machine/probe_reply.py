@@ -137,7 +137,9 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
         notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
     # /sys shows which devices are up, have a driver, and may be opened.
     gpus, nics, _ = read_devices(split_output(sections[SYSFS]), machine.cores)
-    return machine._replace(gpus=gpus, nics=nics, memory=kernel.memory, notes=notes)
+    return machine._replace(
+        gpus=gpus, nics=nics, memory=kernel.memory, notes=notes, complete_cores=kernel.complete_cores
+    )
 
 
 def _numactl(sections: Mapping[str, str], host: str) -> Machine:

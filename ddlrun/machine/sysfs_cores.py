@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ddlrun.machine import MachineNote, MachineNoteCode, machine_note
+from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
 from ddlrun.machine.numa_groups import near_groups
 from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, number_cores
@@ -14,9 +14,10 @@ _GROUPS = ("cluster_cpus", "die_cpus", "book_siblings", "drawer_siblings")
 
 
 class SysfsCores(NamedTuple):
-    """The numbered cores, the NUMA nodes, whether there are packages, and notes."""
+    """The numbered cores, also as hwloc before 2.2 numbers them, the NUMA nodes, whether there are packages, notes."""
 
     numbering: Numbering
+    complete_cores: tuple[Core, ...]
     numa_nodes: tuple[int, ...]
     packaged: bool
     notes: tuple[MachineNote, ...]
@@ -40,8 +41,34 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
     if allowed.nodes is not None:
         numa_nodes &= allowed.nodes
-    notes = () if threads else (machine_note(MachineNoteCode.CORES_ARE_THREADS),)
-    return SysfsCores(number_cores(sets, allowed), tuple(sorted(numa_nodes)), bool(packages), notes)
+    numbering = number_cores(sets, allowed)
+    complete = _complete_cores(sets, allowed) if _has_cgroup_2(output) else ()
+    if _indexes(complete).items() >= _indexes(numbering.cores).items():
+        complete = ()
+    codes = {MachineNoteCode.CORES_ARE_THREADS: not threads, MachineNoteCode.CORES_HIDDEN: bool(complete)}
+    return SysfsCores(
+        numbering=numbering,
+        complete_cores=complete,
+        numa_nodes=tuple(sorted(numa_nodes)),
+        packaged=bool(packages),
+        notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
+    )
+
+
+def _has_cgroup_2(output: ProbeOutput) -> bool:
+    return any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
+
+
+def _complete_cores(sets: CpuSets, allowed: Allowed) -> tuple[Core, ...]:
+    """Return all cores; those that a cpuset hides are not usable."""
+    lists = [cpus for cpus in (allowed.cpus, allowed.affinity) if cpus is not None]
+    affinity = frozenset.intersection(*lists) if lists else None
+    return number_cores(sets, Allowed(affinity=affinity)).cores
+
+
+def _indexes(cores: tuple[Core, ...]) -> dict[int, tuple[int, int, int]]:
+    """Return the logical indexes of the core of each CPU."""
+    return {pu.os_index: (core.logical_index, core.package, core.index_in_package) for core in cores for pu in core.pus}
 
 
 def _index(path: str) -> int:

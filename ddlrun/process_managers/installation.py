@@ -126,6 +126,18 @@ def find_mpi_library(mpirun: str) -> str | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
+def counts_hidden_cores(mpirun: Mpirun) -> bool:
+    """Check if mpirun counts cores that a cgroup of version 2 hides, as the hwloc 2.0 inside Open MPI 4 does.
+
+    Distributions build Open MPI 4 with an hwloc of their own, which counts them as Open MPI 5 does.
+    """
+    library = find_mpi_library(mpirun.path)
+    if mpirun.major != 4 or library is None:
+        return False
+    with open(library.replace("libmpi.so", "libopen-pal.so"), "rb") as file:
+        return b"hwloc201" in file.read()
+
+
 def mpi4py_variables(library: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes mpi4py load a libmpi; empty where the environment chooses one already.
 

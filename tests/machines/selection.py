@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 VARIED = frozenset(
-    "ac922-22-cores cpuset-7-of-8-packages cpuset-reorders-packages dgx2-cpuset every-cpu-in-every-node hybrid- "
-    "laptop interleaved-4x10 knl-snc4 minsky near-packages offline-cpu0 offline-threads power9-lassen s390-books "
-    "sparse-numa tioga xeon-4x8".split()
+    "ac922-22-cores cpuset-7-of-8-packages cpuset-reorders-packages dgx2-cpuset every-cpu-in-every-node "
+    "hybrid-laptop interleaved-4x10 knl-snc4 minsky near-packages offline-cpu0 offline-threads power9-lassen "
+    "s390-books sparse-numa tioga xeon-4x8".split()
 )
 
 

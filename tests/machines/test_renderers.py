@@ -7,13 +7,16 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ddlrun.errors import UnreachableError
-from ddlrun.machine import Machine
+from ddlrun.machine import Machine, MachineNoteCode
+from ddlrun.machine.hidden_cores import count_hidden
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.lscpu import parse_lscpu, parse_lscpu_summary
 from ddlrun.machine.numactl import parse_numactl
 from ddlrun.machine.nvidia_smi import parse_query, parse_topo
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.rankfile import render
+from ddlrun.process_managers.installation import counts_hidden_cores
+from ddlrun.process_managers.openmpi import parse_version
 from tests.machines.facts import NAMES, load
 from tests.machines.probes import Cores, cores_of_lstopo, cores_of_machine, probe_output
 from tests.machines.render_hwloc import render_hwloc
@@ -180,9 +183,26 @@ PLANNED = {
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_mpirun_does_what_is_planned_from_sys(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
-    facts, ranks = load(name), PLANNED[name]
-    root = write_sysfs(facts, tmp_path, cgroup=1)
-    planned = placement(str(ranks), ["a"], parse_sysfs(probe_output(str(root)), "a"))
+    root = write_sysfs(load(name), tmp_path, cgroup=1)
+    check_plan(name, parse_sysfs(probe_output(str(root)), name), root, major, mpirun)
+
+
+@pytest.mark.parametrize("name", ["interleaved-4x10", "forbidden-package", "cpuset-reorders-packages"])
+def test_mpirun_does_what_is_planned_under_cgroup_2(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
+    """The hwloc inside Open MPI 4.1 does not see what the cgroup forbids."""
+    root = write_sysfs(load(name), tmp_path, cgroup=2)
+    machine = parse_sysfs(probe_output(str(root)), name)
+    assert MachineNoteCode.CORES_HIDDEN in {note.code for note in machine.notes}
+    hidden = counts_hidden_cores(parse_version(f"(Open MPI) {major}.1", mpirun, "test"))
+    counted = count_hidden({name: machine}, hidden=hidden)[name]
+    assert len(counted.cores) == (len(load(name).cores) if hidden else len(machine.cores))
+    assert sum(core.usable for core in counted.cores) == len(machine.cores)
+    check_plan(name, counted, root, major, mpirun)
+
+
+def check_plan(name: str, machine: Machine, root: Path, major: int, mpirun: str) -> None:
+    facts, ranks, tmp_path = load(name), PLANNED[name], root.parent
+    planned = placement(str(ranks), ["a"], machine)
     (tmp_path / "ranks").write_text("".join(render(planned, name)))
     (tmp_path / "hosts").write_text(f"a slots={ranks}\n")
     argv = [
@@ -197,4 +217,6 @@ def test_mpirun_does_what_is_planned_from_sys(name: str, major: int, mpirun: str
     ]
     environ = environment(major, str(tmp_path)) | {"HWLOC_FSROOT": str(root)}
     done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    if len(machine.cores) > len(facts.allowed):
+        facts = facts._replace(forbidden=frozenset(), forbidden_nodes=frozenset())
     assert parse_map(done.stdout, render_hwloc(facts)) == cores_by_package(planned), done.stdout
