@@ -97,7 +97,7 @@ def test_a_difference_between_lstopo_and_sys_is_noted(text: str) -> None:
 def test_devices_are_near_the_cores_that_lstopo_lists(tmp_path: Path) -> None:
     """/sys shows the devices, and lstopo the cores: packages have lstopo's numbers."""
     facts = load("interleaved-4x10")
-    sections = {SYSFS: probe_output(str(write_sysfs(facts, tmp_path))), "lstopo.xml": render_hwloc(facts)}
+    sections = {SYSFS: probe_output(str(write_sysfs(facts, tmp_path, cgroup=1))), "lstopo.xml": render_hwloc(facts)}
     probed = machine_of(sections, "h")
     assert probed.notes == ()
     assert [(gpu.package, gpu.numa_node) for gpu in probed.gpus] == [(1, 1), (0, 0), (2, 2), (3, 3)]
