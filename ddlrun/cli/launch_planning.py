@@ -11,7 +11,7 @@ from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
 from ddlrun.machine import Machine
-from ddlrun.machine.hidden_cores import count_hidden
+from ddlrun.machine.openmpi4 import count_cores
 from ddlrun.mapping.rankfile import check_names
 from ddlrun.mapping.spare_hosts import replace_hosts
 from ddlrun.mapping.topology_request import check_request
@@ -23,8 +23,8 @@ from ddlrun.plan.survey import Survey
 from ddlrun.process_managers.installation import (
     Installation,
     PendingMpirun,
-    counts_hidden_cores,
     find_mpi_library,
+    has_hwloc_2_0,
     mpi4py_variables,
     probe_horovod,
     read_mca_files,
@@ -137,9 +137,9 @@ def survey_machines(settings: Settings, mpirun: PendingMpirun, probe: PendingPro
 
 def count_as(mpirun: Mpirun, machines: Mapping[str, Machine]) -> Mapping[str, Machine]:
     """Return the machines of hosts with cores numbered as mpirun's hwloc numbers them."""
-    if not any(machine.complete_cores for machine in machines.values()):
+    if not any(machine.openmpi4_cores for machine in machines.values()):
         return machines
-    return count_hidden(machines, hidden=counts_hidden_cores(mpirun))
+    return count_cores(machines, hwloc_2_0=has_hwloc_2_0(mpirun))
 
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:

@@ -11,9 +11,9 @@ class MachineNoteCode(Enum):
 
     CORES_ARE_THREADS = "it has no cores of its own but hardware threads: Open MPI 5 refuses rank files there"
     CORES_DIFFER = "lstopo and /sys differ in cores; hwloc counts as mpirun does, so its cores are used"
-    CORES_HIDDEN = (
-        "a cgroup hides cores, but not from the hwloc inside Open MPI 4.1, which numbers the others by the whole "
-        "machine; launch allows for it, a rank file does not"
+    CORES_OF_OPEN_MPI_4 = (
+        "the hwloc inside Open MPI 4.1 numbers the cores here in another way; launch allows for it, but a rank file "
+        "is for other builds of Open MPI"
     )
     MEMORY_LIMITED = "a cgroup allows {allowed} of {installed} GiB of memory"
     GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
@@ -109,8 +109,7 @@ class Machine(NamedTuple):
     logical indexes are valid, its OS indexes are invented. `numa_nodes` are OS indexes, including nodes
     without CPUs (the memory of GPUs, HBM, CXL). `empty_packages` are the logical indexes of packages whose
     cores a cpuset hides, but not their memory: hwloc counts them, so the other packages' indexes have a gap.
-    `complete_cores` are the cores as hwloc before 2.2 numbers them, which does not see what a cgroup of version 2
-    forbids; none where they have the same numbers.
+    `openmpi4_cores` are the cores as the hwloc 2.0 inside Open MPI 4.1 numbers them, none where it does so alike.
     `packaged` is False if the machine reports no packages (some
     virtual ones): its cores then belong to package 0, and rank files count them over the host. `memory` is
     the nominal size in GiB, None if unknown.
@@ -126,7 +125,7 @@ class Machine(NamedTuple):
     memory: int | None = None
     notes: tuple[MachineNote, ...] = ()
     empty_packages: tuple[int, ...] = ()
-    complete_cores: tuple[Core, ...] = ()
+    openmpi4_cores: tuple[Core, ...] = ()
 
     @property
     def rdma_devices(self) -> tuple[str, ...] | None:

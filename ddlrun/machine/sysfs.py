@@ -42,7 +42,7 @@ def _machine(output: ProbeOutput) -> Machine:
         numa_nodes=cores.numa_nodes,
         packaged=cores.packaged,
         empty_packages=cores.numbering.empty_packages,
-        complete_cores=cores.complete_cores,
+        openmpi4_cores=cores.openmpi4_cores,
         memory=installed_memory(kib),
         notes=(*cores.notes, *notes, *_memory_note(output, kib)),
     )

@@ -7,17 +7,21 @@ from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import parse_cpu_list, parse_cpu_mask
 from ddlrun.machine.numa_groups import near_groups
 from ddlrun.machine.numbering import Allowed, Cpus, CpuSets, Numbering, number_cores
+from ddlrun.machine.openmpi4 import number_alike, number_openmpi4_cores
 from ddlrun.machine.sysfs_script import ProbeOutput
 
-# Objects between a package and the machine or a core, in hwloc's order.
-_GROUPS = ("cluster_cpus", "die_cpus", "book_siblings", "drawer_siblings")
+# Objects that hwloc 2.0 does not read.
+_NEWER_GROUPS = ("cluster_cpus", "die_cpus", "drawer_siblings")
 
 
 class SysfsCores(NamedTuple):
-    """The numbered cores, also as hwloc before 2.2 numbers them, the NUMA nodes, whether there are packages, notes."""
+    """The numbered cores, the NUMA nodes, whether there are packages, and notes.
+
+    `openmpi4_cores` are the cores as hwloc 2.0 numbers them, none where it does so alike.
+    """
 
     numbering: Numbering
-    complete_cores: tuple[Core, ...]
+    openmpi4_cores: tuple[Core, ...]
     numa_nodes: tuple[int, ...]
     packaged: bool
     notes: tuple[MachineNote, ...]
@@ -31,44 +35,31 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     packages = _topology(files, "core_siblings", online)
     threads = _topology(files, "thread_siblings", online)
     nodes = _nodes(files, online)
+    newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online)]
+    known = [*_topology(files, "book_siblings", online), *_caches(files, online), *_near_nodes(files, nodes)]
     sets = CpuSets(
         cores=_cores(threads, files, online),
         packages=packages or {online},
         nodes=nodes,
-        groups=[*_groups(files, online), *_near_nodes(files, nodes)],
+        groups=[*newer, *known],
     )
     allowed = _allowed(output)
     numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
     if allowed.nodes is not None:
         numa_nodes &= allowed.nodes
     numbering = number_cores(sets, allowed)
-    complete = _complete_cores(sets, allowed) if _has_cgroup_2(output) else ()
-    if _indexes(complete).items() >= _indexes(numbering.cores).items():
-        complete = ()
-    codes = {MachineNoteCode.CORES_ARE_THREADS: not threads, MachineNoteCode.CORES_HIDDEN: bool(complete)}
+    cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
+    other_cores = number_openmpi4_cores(sets._replace(groups=known), allowed, cgroup_2=cgroup_2)
+    if number_alike(numbering.cores, other_cores):
+        other_cores = ()
+    codes = {MachineNoteCode.CORES_ARE_THREADS: not threads, MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores)}
     return SysfsCores(
         numbering=numbering,
-        complete_cores=complete,
+        openmpi4_cores=other_cores,
         numa_nodes=tuple(sorted(numa_nodes)),
         packaged=bool(packages),
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
     )
-
-
-def _has_cgroup_2(output: ProbeOutput) -> bool:
-    return any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
-
-
-def _complete_cores(sets: CpuSets, allowed: Allowed) -> tuple[Core, ...]:
-    """Return all cores; those that a cpuset hides are not usable."""
-    lists = [cpus for cpus in (allowed.cpus, allowed.affinity) if cpus is not None]
-    affinity = frozenset.intersection(*lists) if lists else None
-    return number_cores(sets, Allowed(affinity=affinity)).cores
-
-
-def _indexes(cores: tuple[Core, ...]) -> dict[int, tuple[int, int, int]]:
-    """Return the logical indexes of the core of each CPU."""
-    return {pu.os_index: (core.logical_index, core.package, core.index_in_package) for core in cores for pu in core.pus}
 
 
 def _index(path: str) -> int:
@@ -98,10 +89,7 @@ def _cores(threads: set[Cpus], files: Mapping[str, str], online: Cpus) -> set[Cp
     return listed | {frozenset({cpu}) for cpu in alone}
 
 
-def _groups(files: Mapping[str, str], online: Cpus) -> Iterator[Cpus]:
-    """Yield the CPUs of other objects: clusters, dies, books, drawers, and caches."""
-    for name in _GROUPS:
-        yield from _topology(files, name, online)
+def _caches(files: Mapping[str, str], online: Cpus) -> Iterator[Cpus]:
     for path, content in files.items():
         if path.endswith("/shared_cpu_list"):
             yield parse_cpu_list(content) & online

@@ -126,10 +126,10 @@ def find_mpi_library(mpirun: str) -> str | None:
     return next((path for path in paths if os.path.exists(path)), None)
 
 
-def counts_hidden_cores(mpirun: Mpirun) -> bool:
-    """Check if mpirun counts cores that a cgroup of version 2 hides, as the hwloc 2.0 inside Open MPI 4 does.
+def has_hwloc_2_0(mpirun: Mpirun) -> bool:
+    """Check if mpirun numbers cores by the hwloc 2.0 that Open MPI 4 brings.
 
-    Distributions build Open MPI 4 with an hwloc of their own, which counts them as Open MPI 5 does.
+    Distributions build Open MPI 4 with an hwloc of their own, which numbers cores as that of Open MPI 5 does.
     """
     library = find_mpi_library(mpirun.path)
     if mpirun.major != 4 or library is None:
