@@ -19,13 +19,14 @@ def count_cores(machines: Mapping[str, Machine], *, hwloc_2_0: bool) -> dict[str
 def _with_openmpi4_cores(machine: Machine) -> Machine:
     package_of = {pu.os_index: core.package for core in machine.openmpi4_cores for pu in core.pus}
     renumbered: dict[int | None, int] = {core.package: package_of[core.pus[0].os_index] for core in machine.cores}
-    nics = machine.nics
+    packages = set(package_of.values())
+    packaged, nics = len(packages) > 1, machine.nics  # cores of one package can as well be counted over the host
     return machine._replace(
         cores=machine.openmpi4_cores,
         gpus=tuple(gpu._replace(package=renumbered.get(gpu.package)) for gpu in machine.gpus),
         nics=None if nics is None else tuple(nic._replace(package=renumbered.get(nic.package)) for nic in nics),
-        packaged=len(set(package_of.values())) > 1,
-        empty_packages=(),
+        packaged=packaged,
+        empty_packages=tuple(sorted(set(machine.empty_packages) - packages)) if packaged else (),
         openmpi4_cores=(),
     )
 
