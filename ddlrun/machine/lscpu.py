@@ -101,9 +101,7 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
     for name in ("Book(s) per drawer", "Drawer(s)"):
         groups *= int(fields[name]) if fields.get(name, "").isdigit() else 1
     packages *= groups
-    kinds = sum(key.startswith("Model name") for key, _ in _pairs(text, host))
-    if kinds > 1:
-        _fail(host, 1, "its cores are of several kinds", f"{kinds} model names", "lscpu -p")
+    check_one_kind(text, host)
     if threads * cores * packages != len(online):
         product = f"{packages} x {cores} x {threads}"
         _fail(host, 1, f"packages x cores x threads are not the {len(online)} online CPUs", product, "lscpu -p")
@@ -117,6 +115,13 @@ def parse_lscpu_summary(text: str, host: str) -> Machine:
         tuple(_invented(packages, cores, threads, filled)), (), None, "lscpu -J", measured=False,
         numa_nodes=tuple(sorted(nodes)),
     )  # fmt: skip
+
+
+def check_one_kind(text: str, host: str) -> None:
+    """Raise HostError for a summary of cores of several kinds: lscpu, also its table, numbers each kind from 0."""
+    kinds = sum(key.startswith("Model name") for key, _ in _pairs(text, host))
+    if kinds > 1:
+        _fail(host, 1, "its cores are of several kinds", f"{kinds} model names", "lstopo --of xml")
 
 
 _COUNTS = (

@@ -158,6 +158,7 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
         return lscpu.parse_lscpu_summary(sections["lscpu.json"], host)
     machine = lscpu.parse_lscpu(sections["lscpu.txt"], host)
     if "lscpu.json" in sections:
+        lscpu.check_one_kind(sections["lscpu.json"], host)
         online = lscpu.parse_online_cpus(sections["lscpu.json"], host)
         listed = frozenset(pu.os_index for core in machine.cores for pu in core.pus)
         if listed != online:

@@ -105,6 +105,13 @@ def test_devices_are_near_the_cores_that_lstopo_lists(tmp_path: Path) -> None:
     assert [(gpu.package, gpu.numa_node) for gpu in other.gpus] == [(1, 1), (0, 0), (None, None), (None, None)]
 
 
+def test_a_table_of_lscpu_is_refused_where_cores_are_of_several_kinds() -> None:
+    """Each kind's cores count from 0, so that cores of two kinds look like threads of one."""
+    facts = load("arm-four-kinds-of-cores")
+    with pytest.raises(UnreachableError, match=r"several kinds .*try lstopo"):
+        machine_of({"lscpu.txt": render_table(facts), "lscpu.json": render_json(facts)}, "h")
+
+
 def test_an_unchanged_host_replies_only_that(text: str) -> None:
     key = parse_answer(text, "h").key
     second = parse_answer(probe_here(key), "h")
