@@ -30,6 +30,7 @@ from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.remote.probe import check_distinct, probe
 from ddlrun.topology import RankOrder, Topology, parse_topology
@@ -56,6 +57,12 @@ ASSUMED_PRESET = "s822lc"
     show_default=True,
     help=f"{ORDER_HELP}.",
 )
+@option(
+    "Output",
+    "--open-mpi",
+    type=click.Choice(["4", "5"]),
+    help="Write for this major version if both cannot read one file alike.",
+)
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
         help="Write the rank file to FILE, completely or not at all.")  # fmt: skip
 def command(topology: str, hosts: str | None, rank_order: str, output: str | None, **options: Any) -> None:  # noqa: ANN401 - click's own
@@ -72,7 +79,8 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     policy = read_policy(options)
     machines = _read_machines(host_list, options)
     placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
-    blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}")
+    majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
+    blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}", majors)
     for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "sockets", "probe", "load"))):
         click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:

@@ -31,6 +31,7 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.rack_layout import shape_reason
 from ddlrun.mapping.rankfile import render
+from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
 from ddlrun.plan.job_placement import place_job
@@ -158,11 +159,11 @@ def _placed(view: str, settings: Settings, svg: str | None) -> View:
     if view == "placement":
         record: ShownPlacement = {"schema": "urn:ddlrun:show-placement:1", **placement_dict(placement)}
         return f"{placement.topology}: {reason}\n{_picture(placement)}", record
-    return _rankfile(placement) if view == "rankfile" else _hosts(placement, settings)
+    return _rankfile(placement, _major(settings)) if view == "rankfile" else _hosts(placement, settings)
 
 
 def _major(settings: Settings) -> int | None:
-    """Return the major version of the Open MPI that launch would use, which profiles depend on; None without one."""
+    """Return the major version of the Open MPI that launch would use; None without one."""
     try:
         return check_settings(settings).mpirun.result().major
     except DdlrunError:
@@ -175,8 +176,9 @@ def _picture(placement: Placement) -> str:
     return render_placement(placement, _width(), _box_style())
 
 
-def _rankfile(placement: Placement) -> View:
-    text = "".join(render(placement, f"by ddlrun: {placement.topology}"))
+def _rankfile(placement: Placement, major: int | None) -> View:
+    majors = BOTH_MAJORS if major is None else (major,)
+    text = "".join(render(placement, f"by ddlrun: {placement.topology}", majors))
     record: RankfileRecord = {"schema": "urn:ddlrun:show-rankfile:1", "rankfile": text}
     return text, record
 

@@ -1,6 +1,6 @@
 """Findings of the rank file check: their codes, their texts, and the record.
 
-Each text on what a major does was measured with Open MPI 4.1.4 and 5.0.11; tests/mpi/test_rankfile_lint.py
+Each text on what a major does was measured with Open MPI 4.1.4, 4.1.8 and 5.0.11; tests/mpi/test_rankfile_lint.py
 compares it with a real mpirun of each.
 """
 
@@ -48,8 +48,9 @@ _CRYPTIC = "fails with two cryptic lines"
 _FIRST_CORE = "takes the first core alone, or fails with two cryptic lines"
 _OTHER_NAME = "give it another name in /etc/hosts"
 _NAME = "host {name}: {problem}"
-_OUTSIDE = "{place}: package {package} has cores 0-{last}"
-_OWN_CORES = "keep to the package's own cores"
+_OVERFLOW = "writes past a buffer: Debian's build aborts (134), others"
+_READS = Effect("reads it as it is", as_meant=True)
+_READING = Effect("{reading_5}")
 _COUNT = "{ranks} ranks have lines, {expected} are to be launched"
 _LAUNCH = "launch {ranks}, or write the others"
 
@@ -72,13 +73,13 @@ class LintCode(Enum):
     )
     TOO_LONG = LintRule(
         "host and slot text are {length} characters",
-        Effect('"buffer overflow detected" (134)'),
+        Effect(f"{_OVERFLOW} go on or crash"),
         _AS_MEANT,
         _NAME_COLUMNS,
     )
     TOO_LONG_FOR_BOTH = LintRule(
         "host and slot text are {length} characters",
-        Effect('"buffer overflow detected" (134)'),
+        Effect(f"{_OVERFLOW} drop what is beyond {{slot_limit}} characters of the slot text"),
         Effect("drops what is beyond {slot_limit} characters of the slot text"),
         _NAME_COLUMNS,
     )
@@ -131,18 +132,30 @@ class LintCode(Enum):
     UNKNOWN_CORE = LintRule(
         "{place}: there is no core {core}",
         Effect("ends with 1 and no message at all"),
-        Effect("refuses the line"),
+        _READING,
         "cores 0-{last}",
     )
     OUTSIDE_PACKAGE = LintRule(
-        _OUTSIDE, Effect(_CRYPTIC), Effect("silently takes cores of package {next_package}"), _OWN_CORES
+        "{place}: package {package} has cores 0-{last}", Effect(_CRYPTIC), _READING, "keep to the package's own cores"
     )
-    OUTSIDE_LAST_PACKAGE = LintRule(_OUTSIDE, Effect(_CRYPTIC), Effect("refuses the line"), _OWN_CORES)
-    UNEQUAL_PACKAGES = LintRule(
-        "{place}: packages of different sizes",
-        Effect("reads it as it is", as_meant=True),
-        Effect("silently takes other cores"),
-        "count over the host: slot={meant}",
+    EMPTY_PACKAGE = LintRule(
+        "{place}: package {package} has no core that may be used",
+        Effect("{reading_4}"),
+        _READING,
+        "packages {packages}",
+    )
+    CORES_ARE_THREADS = LintRule(
+        "{place}: it has no cores of its own but hardware threads",
+        Effect("counts the threads", as_meant=True),
+        Effect("refuses every line"),
+        "launch it with Open MPI 4.1",
+    )
+    UNEQUAL_PACKAGES = LintRule("{place}: packages of different sizes", _READS, _READING, "{correction}")
+    PACKAGE_GAP = LintRule(
+        "{place}: package {package} before it has no core that may be used", _READS, _READING, "{correction}"
+    )
+    MIXED_SMT = LintRule(
+        "{place}: the first core has one hardware thread, others have more", _READS, _READING, "{correction}"
     )
     UNUSABLE_CORES = _same(
         "{place}: not all of these cores are usable",

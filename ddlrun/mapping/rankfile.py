@@ -1,21 +1,21 @@
-"""Rank files: parse and render, limited to what Open MPI 4.1 and 5.0 read alike.
+"""Rank files: parse and render, limited to what Open MPI 4.1 and 5.0 read alike, or the version that runs.
 
 docs/explanation/rank-files.md lists what each major does with other files.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from itertools import groupby
 from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
-from ddlrun.machine import Core, Machine
+from ddlrun.hosts import fold
 from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.slot_notation import BOTH_MAJORS, no_notation, render_slots
 from ddlrun.topology import AXES
 
-# Open MPI 4.1 aborts where a host name, 6 characters and the slot text are longer than this together;
-# 5.0 silently drops the end of a slot text that is too long.
+# Open MPI 4.1 writes past a buffer where a host name, 6 characters and the slot text are longer than this together:
+# Debian's build aborts, others go on or crash. 5.0 silently drops the end of a slot text that is too long.
 MOST_CHARACTERS = 63
 BETWEEN = 6
 
@@ -43,20 +43,35 @@ class RankFileLine(NamedTuple):
     slot: str
 
 
-def render(placement: Placement, title: str) -> Iterator[str]:
+def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJORS) -> Iterator[str]:
     """Yield the rank file in blocks, one per host, in memory that does not grow with the ranks.
 
-    Raises PlacementError if a host or its cores cannot be written so that both majors read them alike.
+    Both majors read it alike if that is possible, otherwise each of `majors` reads it as meant.
+
+    Raises PlacementError if a host or its cores cannot be written so.
     """
     check_names(placement.hosts.names)
-    slots = {
-        id(bindings): [render_slots(binding.cores, machine) for binding in bindings]
-        for _, machine, bindings in placement.groups()
-    }
-    problems = _too_long(placement, slots)
+    slots: dict[int, list[str]] = {}
+    problems = []
+    for indexes, machine, bindings in placement.groups():
+        texts = [render_slots(binding.cores, machine, majors) for binding in bindings]
+        slots[id(bindings)] = [text for text in texts if text is not None]
+        if None in texts:
+            names = fold(placement.hosts.names[index] for index in indexes)
+            problems.append(f"{names}: {no_notation(machine)}")
+    problems = problems or _too_long(placement, slots)
     if problems:
         raise PlacementError(*problems)
-    return _blocks(placement, title, slots)
+    return _blocks(placement, f"{title}{_restriction(placement, majors)}", slots)
+
+
+def _restriction(placement: Placement, majors: Collection[int]) -> str:
+    """Return an addition to the title of a file that only one major reads as meant, else an empty text."""
+    if len(majors) > 1 or all(
+        render_slots(binding.cores, machine) for _, machine, bindings in placement.groups() for binding in bindings
+    ):
+        return ""
+    return "".join(f", for Open MPI {major} alone" for major in majors)
 
 
 def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]) -> Iterator[str]:
@@ -84,28 +99,6 @@ def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
             raise InputError(f"{where}, line {number}: {line!r} is not 'rank N=HOST slot=CORES'")
         lines.append(RankFileLine(int(match[1]), match[2], match[3]))
     return tuple(lines)
-
-
-def render_slots(cores: Sequence[Core], machine: Machine) -> str:
-    """Write a rank's cores: `P:a-b` inside a package, else `a-b`, counted over the whole host.
-
-    `P:a-b;Q:c-d` would do for two packages, but grows too long for many. Where packages differ in size,
-    Open MPI 5.0 finds the wrong core inside a package, and where there are none, neither major finds any:
-    there cores are counted over the host.
-    """
-    packages = {core.package for core in cores}
-    if machine.uniform and machine.packaged and len(packages) == 1:
-        runs = _runs([core.index_in_package for core in cores])
-        # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
-        return ";".join(f"{cores[0].package}:{run}" for run in runs)
-    return ",".join(_runs([core.logical_index for core in cores]))
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield `a-b` or `a` for each run of consecutive numbers."""
-    for _, members in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in members]
-        yield f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ddlrun.machine import Machine
+from ddlrun.mapping.lint_cores import check_cores, missing_cores
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
-from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem, render_slots
+from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem
 from ddlrun.mapping.rankfile_entries import RankEntry, quote, read_entries
-from ddlrun.mapping.slot_text import CoreRange, cores_of, render_ranges
+from ddlrun.mapping.slot_notation import render_slots
+from ddlrun.mapping.slot_text import cores_of, render_ranges
 
 MachineOf = Callable[[str], Machine | None]
 
@@ -37,7 +39,7 @@ def lint(
         findings += _check_length(entry)
         machine = machine_of(entry.host)
         if machine is not None and entry.ranges:
-            findings += _check_cores(entry, entry.ranges, machine)
+            findings += check_cores(entry, entry.ranges, machine)
     findings += _check_numbers(entries, ranks)
     findings += _check_sharing(entries, machine_of)
     findings += _check_ranks_per_host(entries)
@@ -74,9 +76,9 @@ def _meant_slots(entry: RankEntry, machine: Machine | None) -> str:
     """Return the slot text that both majors read as the author meant it, as far as that can be determined."""
     if entry.ranges is None:
         return entry.slot
-    if machine is None or _missing(entry, entry.ranges, machine) is not None:
+    if machine is None or missing_cores(entry, entry.ranges, machine) is not None:
         return render_ranges(entry.ranges)
-    return render_slots(cores_of(entry.ranges, machine), machine)
+    return render_slots(cores_of(entry.ranges, machine), machine) or render_ranges(entry.ranges)
 
 
 def _check_length(entry: RankEntry) -> Iterator[LintFinding]:
@@ -108,49 +110,6 @@ def _host_code(name: str) -> LintCode | None:
         return LintCode.HOST_NAME
     is_ipv4 = name.replace(".", "").isdigit()
     return LintCode.DOTTED_HOST if "." in name and not is_ipv4 else None
-
-
-def _check_cores(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machine) -> Iterator[LintFinding]:
-    """Check a line's cores on their machine; a core that does not exist hides all else."""
-    missing = _missing(entry, ranges, machine)
-    if missing is not None:
-        yield missing
-        return
-    cores = cores_of(ranges, machine)
-    if not machine.uniform and any(cores_of_range.package for cores_of_range in ranges):
-        yield _core_finding(LintCode.UNEQUAL_PACKAGES, entry, machine, meant=render_slots(cores, machine))
-    if not all(core.usable for core in cores):
-        yield _core_finding(LintCode.UNUSABLE_CORES, entry, machine)
-    if len({core.package for core in cores}) > 1:
-        yield _core_finding(LintCode.SEVERAL_PACKAGES, entry, machine)
-
-
-def _core_finding(code: LintCode, entry: RankEntry, machine: Machine, **values: object) -> LintFinding:
-    place = f"slot={entry.slot} on {entry.host} ({machine})"
-    return LintFinding(code, entry.line, entry.column, {"place": place, **values})
-
-
-def _missing(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machine) -> LintFinding | None:
-    """Return a finding for the first of a line's packages or cores that the machine does not have."""
-    if not machine.packaged and any(cores.package is not None for cores in ranges):
-        return _core_finding(LintCode.NO_PACKAGES, entry, machine)
-    findings = (_missing_in_range(entry, cores, machine) for cores in ranges)
-    return next((finding for finding in findings if finding is not None), None)
-
-
-def _missing_in_range(entry: RankEntry, cores: CoreRange, machine: Machine) -> LintFinding | None:
-    high, package = cores.high or 0, cores.package
-    if package is None:
-        last = len(machine.cores) - 1
-        return _core_finding(LintCode.UNKNOWN_CORE, entry, machine, core=high, last=last) if high > last else None
-    packages = machine.packages
-    if package >= len(packages):
-        return _core_finding(LintCode.UNKNOWN_PACKAGE, entry, machine, package=package, last=len(packages) - 1)
-    last = len(packages[package]) - 1
-    if high <= last:
-        return None
-    code = LintCode.OUTSIDE_LAST_PACKAGE if package == len(packages) - 1 else LintCode.OUTSIDE_PACKAGE
-    return _core_finding(code, entry, machine, package=package, last=last, next_package=package + 1)
 
 
 def _check_numbers(entries: Sequence[RankEntry], ranks: int | None) -> Iterator[LintFinding]:

@@ -52,8 +52,7 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     hosts = (Host(host.name, slots) for host in plan.placement.hosts)
     try:
         os.makedirs(files.path, mode=0o700, exist_ok=True)  # a job's output is private
-        rendered = rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}")
-        write_private(files.rankfile, rendered if plan.rankfile is None else [plan.rankfile])
+        write_private(files.rankfile, _rank_file(plan))
         write_private(files.hostfile, [render_hostfile(hosts)])
         write_private(files.command, [shown_command(plan), "\n"])
         write_private(files.environment, (f"{name}\n" for name in plan.exports))
@@ -62,6 +61,14 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
         write_private(files.plan, [json.dumps({**plan.as_dict(), "written": time.time()}), "\n"])
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
+
+
+def _rank_file(plan: Plan) -> Iterable[str]:
+    """Return the blocks of the rank file for the Open MPI that runs, or the user's own."""
+    if plan.rankfile is not None:
+        return [plan.rankfile]
+    major = plan.mpirun.major
+    return rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}", () if major is None else (major,))
 
 
 def make_output_folder(watch: SupervisionOptions) -> None:

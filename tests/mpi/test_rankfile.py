@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.placement import Placement
-from ddlrun.mapping.rankfile import RankFileLine, parse, render, render_slots
+from ddlrun.mapping.rankfile import RankFileLine, parse, render
+from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.support.oracle import map_ranks

@@ -71,8 +71,7 @@ OUTCOMES = {
     LintCode.HOST_NAME_FOR_4: ({"refused", "as meant"}, {"as meant"}),  # 4.1 crashes at the launch, after the map
     LintCode.UNKNOWN_PACKAGE: ({"refused"}, {"refused"}),
     LintCode.UNKNOWN_CORE: ({"refused"}, {"refused"}),
-    LintCode.OUTSIDE_PACKAGE: ({"refused"}, {"otherwise"}),
-    LintCode.OUTSIDE_LAST_PACKAGE: ({"refused"}, {"refused"}),
+    LintCode.OUTSIDE_PACKAGE: ({"refused"}, {"otherwise", "refused"}),
     LintCode.UNEQUAL_PACKAGES: ({"as meant"}, {"otherwise"}),
     LintCode.SEVERAL_PACKAGES: ({"as meant"}, {"as meant"}),
     LintCode.NO_RANKS: ({"refused"}, {"refused"}),

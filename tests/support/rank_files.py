@@ -26,7 +26,7 @@ BAD_RANK_FILES = (
     BadRankFile("rank 0=a slot=0:0-1,1:2-3\n", "minsky", LintCode.COMMA_BEFORE_PACKAGE, 1),
     BadRankFile("rank 0=a slot=0:0,1:0\n", "minsky", LintCode.COMMA_BEFORE_PACKAGE, 1),
     BadRankFile("rank 0=a slot=0:8-12\n", "minsky", LintCode.OUTSIDE_PACKAGE, 1),
-    BadRankFile("rank 0=a slot=1:8-12\n", "minsky", LintCode.OUTSIDE_LAST_PACKAGE, 1),
+    BadRankFile("rank 0=a slot=1:8-12\n", "minsky", LintCode.OUTSIDE_PACKAGE, 1),
     BadRankFile("rank 0=a slot=2:0\n", "minsky", LintCode.UNKNOWN_PACKAGE, 1),
     BadRankFile("rank 0=a slot=25\n", "minsky", LintCode.UNKNOWN_CORE, 1),
     BadRankFile("rank 0=a slot=1:0-3\n", "8+10", LintCode.UNEQUAL_PACKAGES, 1),

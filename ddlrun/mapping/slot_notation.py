@@ -1,0 +1,58 @@
+"""Notations for the cores of a rank, and the choice of one that Open MPI reads as meant."""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+
+from ddlrun.machine import Core, Machine, MachineNoteCode
+from ddlrun.mapping.slot_reading import host_units, pus_of, read_slots
+from ddlrun.mapping.slot_text import CoreRange, render_ranges
+
+BOTH_MAJORS = (4, 5)
+
+
+def render_slots(cores: Sequence[Core], machine: Machine, majors: Collection[int] = BOTH_MAJORS) -> str | None:
+    """Write a rank's cores in the first notation that both majors read as meant, or else each of `majors`.
+
+    None: there is no such notation.
+    """
+    meant = pus_of(cores)
+    for readers in (BOTH_MAJORS, majors):
+        for ranges in _notations(cores, machine):
+            if all(read_slots(ranges, machine, major) == meant for major in readers):
+                return render_ranges(ranges)
+    return None
+
+
+def no_notation(machine: Machine) -> str:
+    """Return the reason why no slot text suits both majors, and the remedy."""
+    if machine.cores_are_threads:
+        return f"{MachineNoteCode.CORES_ARE_THREADS.value}; ddlrun gen-rankfile --open-mpi 4 writes one for 4.1"
+    packages = "its packages differ in size" if machine.packaged else "it has no packages"
+    return (
+        "Open MPI 4.1 and 5.0 read no slot text alike for all of its cores: the first core has one hardware thread, "
+        f"others have more, and {packages}; ddlrun gen-rankfile --open-mpi 4 or 5 writes the file for one version"
+    )
+
+
+def _notations(cores: Sequence[Core], machine: Machine) -> Iterator[Sequence[CoreRange]]:
+    """Yield the ranges of each notation, the most readable one first; only Open MPI 5.0 may read the last one."""
+    inside = tuple(_inside_packages(cores))
+    over_host = tuple(_runs(None, [core.logical_index for core in cores]))
+    one_package = len({core.package for core in cores}) == 1
+    # `P:a-b;Q:c-d` would do for most ranks on several packages, but grows too long for many packages.
+    yield from (inside, over_host) if one_package and machine.uniform else (over_host, inside)
+    meant = pus_of(cores)
+    yield tuple(_runs(None, [place for place, unit in enumerate(host_units(machine)) if unit <= meant]))
+
+
+def _inside_packages(cores: Sequence[Core]) -> Iterator[CoreRange]:
+    for package, inside in groupby(cores, key=lambda core: core.package):
+        # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
+        yield from _runs(package, [core.index_in_package for core in inside])
+
+
+def _runs(package: int | None, numbers: Sequence[int]) -> Iterator[CoreRange]:
+    """Yield a range for each run of consecutive numbers."""
+    for _, members in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in members]
+        yield CoreRange(package, run[0], run[-1])
