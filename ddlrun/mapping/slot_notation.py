@@ -1,5 +1,6 @@
 """Notations for the cores of a rank, and the choice of one that Open MPI reads as meant."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
@@ -41,6 +42,7 @@ def _notations(cores: Sequence[Core], machine: Machine) -> Iterator[Sequence[Cor
     one_package = len({core.package for core in cores}) == 1
     # `P:a-b;Q:c-d` would do for most ranks on several packages, but grows too long for many packages.
     yield from (inside, over_host) if one_package and machine.uniform else (over_host, inside)
+    yield tuple(_whole_packages(inside, machine))
     meant = pus_of(cores)
     yield tuple(_runs(None, [place for place, unit in enumerate(host_units(machine)) if unit <= meant]))
 
@@ -49,6 +51,14 @@ def _inside_packages(cores: Sequence[Core]) -> Iterator[CoreRange]:
     for package, inside in groupby(cores, key=lambda core: core.package):
         # Each run names its package: after a comma, 4.1 would drop the rest and 5.0 keep it.
         yield from _runs(package, [core.index_in_package for core in inside])
+
+
+def _whole_packages(inside: Sequence[CoreRange], machine: Machine) -> Iterator[CoreRange]:
+    """Yield ranges inside packages, without bounds for all cores of a package: 5.0 counts nothing there."""
+    sizes = Counter(core.package for core in machine.cores)
+    for package, low, high in inside:
+        whole = package is not None and (low, high) == (0, sizes[package] - 1)
+        yield CoreRange(package, None, None) if whole else CoreRange(package, low, high)
 
 
 def _runs(package: int | None, numbers: Sequence[int]) -> Iterator[CoreRange]:
