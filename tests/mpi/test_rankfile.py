@@ -1,6 +1,8 @@
 """Rank files: their text, and how a real mpirun of each major reads it."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +14,13 @@ from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.rankfile import RankFileLine, parse, render
 from ddlrun.mapping.slot_notation import render_slots
+from ddlrun.mapping.slot_reading import pus_of
 from ddlrun.topology import RankOrder
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
+from tests.support.machine_kinds import machine_of, xml_of
 from tests.support.oracle import map_ranks
 from tests.support.shapes import MACHINES, cores_by_package, hwloc_topology, machine, placement
+from tests.support.slot_oracle import map_slots
 
 SAFE = st.one_of(
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True),
@@ -172,3 +177,59 @@ def test_every_host_that_cannot_be_written_is_named() -> None:
     with pytest.raises(PlacementError) as caught:
         rendered(placement("1x3", ["a_b", "ok", "slot"], machine("1x2")))
     assert len(caught.value.problems) == 2
+
+
+def gen_rankfile(kind: str, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "machine.xml").write_text(xml_of(kind))
+    argv = [sys.executable, "-m", "ddlrun", "gen-rankfile", "2", "a", "--machine", str(tmp_path / "machine.xml")]
+    return subprocess.run([*argv, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (
+            "one thread first, no packages",
+            "the first core has one hardware thread, others have more, and it has no",
+        ),
+        ("threads without cores", "it has no cores of its own but hardware threads"),
+    ],
+)
+def test_a_machine_without_a_notation_for_both_majors_is_refused(kind: str, reason: str, tmp_path: Path) -> None:
+    done = gen_rankfile(kind, tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert reason in done.stderr
+    assert "ddlrun gen-rankfile --open-mpi 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "major", "slots"),
+    [
+        ("one thread first, no packages", 4, ["0-1", "2-3"]),
+        ("one thread first, no packages", 5, ["0-2", "3-6"]),
+        ("threads without cores", 4, ["0:0-3", "1:0-3"]),
+    ],
+)
+def test_a_rank_file_for_one_major_says_so(
+    kind: str, major: int, slots: list[str], mpirun: str, tmp_path: Path
+) -> None:
+    text = gen_rankfile(kind, tmp_path, "--open-mpi", str(major)).stdout
+    assert text.splitlines()[0].endswith(f", for Open MPI {major} alone")
+    assert [line.slot for line in parse(text)] == slots
+    mapped = map_slots(major, slots, xml_of(kind), mpirun=mpirun)
+    placed = placement("2", ["a"], machine_of(kind))
+    assert mapped == [pus_of(binding.cores) for binding in placed.bindings[0]]
+
+
+def test_a_launch_writes_for_the_major_that_runs(major: int, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "machine.xml").write_text(xml_of("one thread first, no packages"))
+    argv = [sys.executable, "-m", "ddlrun", "show", "rankfile", "-np", "2", "--machine", str(tmp_path / "machine.xml")]
+    done = subprocess.run([*argv, "--mpirun", mpirun], capture_output=True, text=True, check=False)
+    assert [line.slot for line in parse(done.stdout)] == {4: ["0-1", "2-3"], 5: ["0-2", "3-6"]}[major], done.stderr
+
+
+def test_a_file_that_both_majors_read_alike_is_written_for_one_of_them_too(tmp_path: Path) -> None:
+    kind = "one thread first, equal packages"
+    both = gen_rankfile(kind, tmp_path).stdout
+    assert [line.slot for line in parse(both)] == ["0:0-3", "1:0-3"]
+    assert [gen_rankfile(kind, tmp_path, "--open-mpi", major).stdout for major in "45"] == [both, both]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,14 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.machine import Machine
+from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile import parse, render
 from ddlrun.mapping.rankfile_entries import parse_places
 from ddlrun.mapping.rankfile_lint import fix, lint
+from ddlrun.mapping.slot_reading import pus_of
 from ddlrun.topology import RankOrder
+from tests.support.machine_kinds import machine_of, xml_of
 from tests.support.oracle import OracleError, map_ranks
 from tests.support.rank_files import BAD_RANK_FILES, BadRankFile
 from tests.support.shapes import MACHINES, hwloc_topology, machine, placement
+from tests.support.slot_oracle import map_slots
 
 MINSKY = "rank 0=a slot=0:0-4\n"
 
@@ -72,7 +78,7 @@ OUTCOMES = {
     LintCode.UNKNOWN_PACKAGE: ({"refused"}, {"refused"}),
     LintCode.UNKNOWN_CORE: ({"refused"}, {"refused"}),
     LintCode.OUTSIDE_PACKAGE: ({"refused"}, {"otherwise", "refused"}),
-    LintCode.UNEQUAL_PACKAGES: ({"as meant"}, {"otherwise"}),
+    LintCode.UNEQUAL_PACKAGES: ({"as meant"}, {"otherwise", "refused"}),
     LintCode.SEVERAL_PACKAGES: ({"as meant"}, {"as meant"}),
     LintCode.NO_RANKS: ({"refused"}, {"refused"}),
     LintCode.DUPLICATE_RANK: ({"refused"}, {"refused"}),
@@ -194,6 +200,54 @@ def test_rank_files_of_unknown_machines(text: str, codes: list[LintCode]) -> Non
     assert [finding.code for finding in lint(text) if finding.error] == codes
 
 
+# Kind of machine, slot text, code, and the slot text after --fix.
+MISREAD = [
+    ("packages of 4 and 2 cores", "1:0", LintCode.UNEQUAL_PACKAGES, "4"),
+    ("packages of 4 and 2 cores", "1:0-1", LintCode.UNEQUAL_PACKAGES, "4-5"),
+    ("packages of 2, 2 and 1 cores", "2:0", LintCode.UNEQUAL_PACKAGES, "4"),
+    ("packages of 4 and 2 cores", "0:3-4", LintCode.OUTSIDE_PACKAGE, "0:3-4"),
+    ("a package without cores", "3:0-1", LintCode.PACKAGE_GAP, "4-5"),
+    ("a first package without cores", "1:0", LintCode.PACKAGE_GAP, "0"),
+    ("a package without cores", "2:0-1", LintCode.EMPTY_PACKAGE, "2:0-1"),
+    ("a first package without cores", "0:*", LintCode.EMPTY_PACKAGE, "0:*"),
+    ("one thread first", "0-3", LintCode.MIXED_SMT, "0:0-3"),
+    ("one thread first, equal packages", "3-5", LintCode.MIXED_SMT, "0:3;1:0-1"),
+    ("one thread first, unequal packages", "2-3", LintCode.MIXED_SMT, "2-3"),
+    ("one thread first, unequal packages", "0-5", LintCode.MIXED_SMT, "0:*;1:*"),
+    ("one thread first, no packages", "3", LintCode.MIXED_SMT, "3"),
+    ("one thread first", "4", LintCode.UNKNOWN_CORE, "4"),
+    ("threads without cores", "0-1", LintCode.CORES_ARE_THREADS, "0-1"),
+    ("packages of 2, 2 and 1 cores", "1:0-1", None, "2-3"),
+    ("one thread first", "0", None, "0:0"),
+    ("one thread first, unequal packages", "1:*", None, "1:*"),
+    ("equal packages", "1:*", None, "1:0-2"),
+]
+
+
+@pytest.mark.parametrize(("kind", "slot", "code", "corrected"), MISREAD)
+def test_lint_reports_the_cpus_that_a_real_mpirun_takes(
+    kind: str, slot: str, code: LintCode | None, corrected: str, major: int, mpirun: str
+) -> None:
+    described = machine_of(kind)
+    findings = [finding for finding in lint(f"rank 0=a slot={slot}\n", lambda _: described) if finding.error]
+    assert [finding.code for finding in findings] == ([] if code is None else [code])
+    assert fix(f"rank 0=a slot={slot}\n", lambda _: described)[0] == f"rank 0=a slot={corrected}\n"
+    mapped = map_slots(major, [slot], xml_of(kind), mpirun=mpirun)
+    cpus = mapped[0] if mapped else None
+    if not findings or not findings[0].concerns(major):
+        (_, cores) = parse_places(f"rank 0=a slot={slot}\n", lambda _: described)[0]
+        assert cpus == pus_of(cores)
+        return
+    effect = findings[0].open_mpi_4 if major == 4 else findings[0].open_mpi_5
+    taken = re.search(r"silently takes (cores|CPUs) (\S+)", effect)
+    assert cpus == (reported_cpus(described, taken[1], taken[2]) if taken else None)
+
+
+def reported_cpus(described: Machine, unit: str, text: str) -> frozenset[int]:
+    numbers = parse_cpu_list(text)
+    return pus_of(described.cores[core] for core in numbers) if unit == "cores" else numbers
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize(
     ("name", "codes"),
@@ -229,7 +283,7 @@ def test_the_command(tmp_path: Path) -> None:
     done = ddlrun(str(path), "--machine", "s822lc")
     assert (done.returncode, done.stderr) == (2, "")
     assert f"{path}:2:15: error: slot=0:0-12 on a (2 packages x 10 cores" in done.stdout
-    assert "    5.0: silently takes cores of package 1\n    fix: " in done.stdout
+    assert "    5.0: silently takes cores 0-12 of the host\n    fix: " in done.stdout
     as_json = json.loads(ddlrun(str(path), "--json").stdout)
     assert {finding["line"] for finding in as_json} == {1, 2}
     fixed = ddlrun(str(path), "--fix")

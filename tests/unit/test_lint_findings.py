@@ -3,8 +3,17 @@
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile_entries import parse_host_names
 from ddlrun.mapping.rankfile_lint import lint
+from tests.support.machine_kinds import machine_of
 from tests.support.rank_files import BAD_RANK_FILES
 from tests.support.shapes import machine
+
+# Kinds of machines, and slot texts that they read otherwise than they are meant.
+KINDS = (
+    ("a package without cores", "3:0-1"),
+    ("a package without cores", "2:0-1"),
+    ("one thread first", "0-3"),
+    ("threads without cores", "0-1"),
+)
 
 
 def every_finding() -> list[LintFinding]:
@@ -17,6 +26,8 @@ def every_finding() -> list[LintFinding]:
     flat = plain._replace(packaged=False)
     half = plain._replace(cores=(plain.cores[0], plain.cores[1]._replace(usable=False)))
     two = "rank 0=a slot=0:0\nrank 1=a slot=0:1\n"
+    for kind, slot in KINDS:
+        findings += lint(f"rank 0=a slot={slot}\n", dict.fromkeys("a", machine_of(kind)).get)
     findings += lint("rank 0=a slot=\n")
     findings += lint(two, lambda _: flat)
     findings += lint(two, lambda _: half)
