@@ -36,7 +36,7 @@ def pus_of(cores: Iterable[Core]) -> Pus:
 
 
 def host_units(machine: Machine) -> list[Pus]:
-    """Return what Open MPI 5.0 counts over the host: cores, or single PUs."""
+    """Return the cores or the single PUs that Open MPI 5.0 counts over the host."""
     if len(machine.cores[0].pus) > 1:
         return _single_cores(machine.cores)
     return [frozenset({pu.os_index}) for core in machine.cores for pu in core.pus]
