@@ -1,4 +1,4 @@
-"""Check of the cores of a rank file on their machine, and what each major of Open MPI takes instead."""
+"""Check of the cores of a rank file on their machine, with the cores that each major of Open MPI takes instead."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,35 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile_entries import RankEntry
+from ddlrun.mapping.slot_dialects import read_text
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.slot_reading import Pus, pus_of, read_slots
 from ddlrun.mapping.slot_text import CoreRange, cores_of
 
+_REFUSALS = {4: "fails with two cryptic lines", 5: "refuses the line"}
+_FIRST_CORE = "takes the first core alone, or fails with two cryptic lines"
+# What each major does with commas in a slot text where the machine is not known.
+_COMMAS = {
+    LintCode.COMMA: {"reading_4": _FIRST_CORE},
+    LintCode.COMMA_AFTER_RANGE: {"reading_4": _FIRST_CORE, "reading_5": "drops what follows a range"},
+    LintCode.COMMA_BEFORE_PACKAGE: {"reading_5": "counts what follows in the first package, or drops it"},
+}
+# The code for commas by whether 4.1 and 5.0 read them as they are meant.
+_COMMA_CODES = {
+    (False, True): LintCode.COMMA,
+    (False, False): LintCode.COMMA_AFTER_RANGE,
+    (True, False): LintCode.COMMA_BEFORE_PACKAGE,
+}
 
-def check_cores(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machine) -> Iterator[LintFinding]:
-    """Check a line's cores on their machine; a core that does not exist hides all else."""
-    missing = missing_cores(entry, ranges, machine)
+
+def check_cores(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machine | None) -> Iterator[LintFinding]:
+    """Check a line's cores on their machine, if it is known; a core that does not exist hides all else."""
+    missing = None if machine is None else missing_cores(entry, ranges, machine)
     if missing is not None:
         yield missing
+    if machine is None or missing is not None or machine.cores_are_threads:
+        yield from _check_commas(entry)
+    if machine is None or missing is not None:
         return
     yield from _check_reading(entry, ranges, machine)
     cores = cores_of(ranges, machine)
@@ -57,45 +76,59 @@ def _missing_in_package(entry: RankEntry, machine: Machine, package: int, high: 
     return _finding(LintCode.OUTSIDE_PACKAGE, entry, machine, package=package, last=last) if high > last else None
 
 
+def _check_commas(entry: RankEntry) -> Iterator[LintFinding]:
+    """Find commas that one of the majors reads otherwise than they are meant on most machines."""
+    if entry.problem in _COMMAS:
+        values = {"slot": entry.slot, **_COMMAS[entry.problem]}
+        yield LintFinding(entry.problem, entry.line, entry.column, values)
+
+
 def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machine) -> Iterator[LintFinding]:
-    """Find what Open MPI 5.0 reads otherwise than it is meant; 4.1 reads all cores that exist as they are meant."""
+    """Find what a major reads otherwise than it is meant."""
     if machine.cores_are_threads:
         yield _finding(LintCode.CORES_ARE_THREADS, entry, machine)
         return
-    meant = pus_of(cores_of(ranges, machine))
-    if read_slots(ranges, machine, 5) == meant:
+    cores = cores_of(ranges, machine)
+    meant = pus_of(cores)
+    as_meant = read_text(entry.slot, machine, 4) == meant, read_text(entry.slot, machine, 5) == meant
+    if all(as_meant):
         return
-    misread = next(cores for cores in ranges if read_slots([cores], machine, 5) != pus_of(cores_of([cores], machine)))
-    text = render_slots(cores_of(ranges, machine), machine)
+    if entry.problem is not None:
+        yield _finding(_COMMA_CODES[as_meant], entry, machine, slot=entry.slot)
+        return
+    misread = next(part for part in ranges if read_slots([part], machine, 5) != pus_of(cores_of([part], machine)))
+    text = render_slots(cores, machine)
     correction = f"write slot={text}" if text else "launch it with Open MPI 4.1: no slot text suits both versions"
-    if misread.package is None:
-        yield _finding(LintCode.MIXED_SMT, entry, machine, correction=correction)
-        return
-    empty = [number for number, cores in enumerate(machine.packages[: misread.package]) if not cores]
+    yield _misread(entry, misread.package, machine, correction)
+
+
+def _misread(entry: RankEntry, package: int | None, machine: Machine, correction: str) -> LintFinding:
+    """Return the finding on cores over the host (None), or inside a package, that Open MPI 5.0 misreads."""
+    if package is None:
+        return _finding(LintCode.MIXED_SMT, entry, machine, correction=correction)
+    empty = [number for number, cores in enumerate(machine.packages[:package]) if not cores]
     if empty:
-        yield _finding(LintCode.PACKAGE_GAP, entry, machine, package=empty[0], correction=correction)
-    else:
-        yield _finding(LintCode.UNEQUAL_PACKAGES, entry, machine, correction=correction)
+        return _finding(LintCode.PACKAGE_GAP, entry, machine, package=empty[0], correction=correction)
+    return _finding(LintCode.UNEQUAL_PACKAGES, entry, machine, correction=correction)
 
 
 def _finding(code: LintCode, entry: RankEntry, machine: Machine, **values: object) -> LintFinding:
     """Return a finding on a line's cores, with the reading of each major."""
-    ranges = entry.ranges or ()
-    readings = {
-        "reading_4": _effect(read_slots(ranges, machine, 4), machine, "fails with two cryptic lines"),
-        "reading_5": _effect(read_slots(ranges, machine, 5), machine, "refuses the line"),
-    }
+    readings = {f"reading_{major}": _reading(entry.slot, machine, major) for major in (4, 5)}
     place = f"slot={entry.slot} on {entry.host} ({machine})"
     return LintFinding(code, entry.line, entry.column, {"place": place, **readings, **values})
 
 
-def _effect(reading: Pus | None, machine: Machine, refusal: str) -> str:
-    """Return a clause on what a major does with a line."""
-    if reading is None:
-        return refusal
-    if not reading:
-        return "silently leaves the rank unbound"
-    whole = [core for core in machine.cores if pus_of([core]) <= reading]
-    if pus_of(whole) == reading:
-        return f"silently takes cores {cpu_list(core.logical_index for core in whole)} of the host"
-    return f"silently takes CPUs {cpu_list(reading)}"
+def _reading(text: str, machine: Machine, major: int) -> str:
+    """Return a clause on what a major does with a slot text."""
+    pus = read_text(text, machine, major)
+    if pus is None:
+        return _REFUSALS[major]
+    return f"silently takes {_shown(pus, machine)}" if pus else "silently leaves the rank unbound"
+
+
+def _shown(pus: Pus, machine: Machine) -> str:
+    whole = [core for core in machine.cores if pus_of([core]) <= pus]
+    if pus_of(whole) == pus:
+        return f"cores {cpu_list(core.logical_index for core in whole)} of the host"
+    return f"CPUs {cpu_list(pus)}"

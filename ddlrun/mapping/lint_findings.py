@@ -45,7 +45,6 @@ _ONE_RANGE = "write one range: 0:0-4; separate several by ; each with its packag
 _RANGES = "write PACKAGE:FIRST-LAST, such as 0:0-4, or FIRST-LAST over the host"
 _COMMA = "slot={slot}: a comma between cores of a package"
 _CRYPTIC = "fails with two cryptic lines"
-_FIRST_CORE = "takes the first core alone, or fails with two cryptic lines"
 _OTHER_NAME = "give it another name in /etc/hosts"
 _NAME = "host {name}: {problem}"
 _OVERFLOW = "writes past a buffer: Debian's build aborts (134), others"
@@ -98,12 +97,12 @@ class LintCode(Enum):
         Effect("gives the whole package"),
         _RANGES,
     )
-    COMMA = LintRule(_COMMA, Effect(_FIRST_CORE), _AS_MEANT, _ONE_RANGE)
-    COMMA_AFTER_RANGE = LintRule(_COMMA, Effect(_FIRST_CORE), Effect("drops what follows a range"), _ONE_RANGE)
+    COMMA = LintRule(_COMMA, Effect("{reading_4}"), _AS_MEANT, _ONE_RANGE)
+    COMMA_AFTER_RANGE = LintRule(_COMMA, Effect("{reading_4}"), _READING, _ONE_RANGE)
     COMMA_BEFORE_PACKAGE = LintRule(
         _COMMA,
         Effect("reads it as meant, if every part names its package", as_meant=True),
-        Effect("counts what follows in the first package, or drops it"),
+        _READING,
         _ONE_RANGE,
     )
 

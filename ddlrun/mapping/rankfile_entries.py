@@ -15,7 +15,10 @@ _LONGEST_RANK = 9
 
 
 class RankEntry(NamedTuple):
-    """A line that places a rank; `column` is where its slot text begins, `ranges` is None where that is unreadable."""
+    """A line that places a rank; `column` is where its slot text begins.
+
+    `ranges` is None where the slot text is unreadable. `problem` is that of the slot text.
+    """
 
     line: int
     rank: int
@@ -23,11 +26,15 @@ class RankEntry(NamedTuple):
     slot: str
     column: int
     ranges: tuple[CoreRange, ...] | None
+    problem: LintCode | None
     comment: str
 
 
 def read_entries(text: str) -> tuple[list[RankEntry], list[LintFinding]]:
-    """Parse a rank file; return its entries, and a finding for each problem of its syntax."""
+    """Parse a rank file; return its entries, and a finding for each problem of its syntax.
+
+    Commas in readable slot texts are left to `check_cores`.
+    """
     entries: list[RankEntry] = []
     findings: list[LintFinding] = []
     lines = text.split("\n")
@@ -81,7 +88,7 @@ def _read_entry(number: int, match: re.Match[str]) -> tuple[RankEntry, list[Lint
     column = match.start(3) + 1
     slots = parse_slots(match[3])
     findings = []
-    if slots.problem is not None:
+    if slots.problem is not None and slots.ranges is None:
         values = {"slot": match[3], "shown": quote(match[3]), "term": quote(slots.term)}
         findings.append(LintFinding(slots.problem, number, column, values))
     if match[4].strip():
@@ -94,6 +101,7 @@ def _read_entry(number: int, match: re.Match[str]) -> tuple[RankEntry, list[Lint
         slot=match[3],
         column=column,
         ranges=slots.ranges,
+        problem=slots.problem,
         comment=match[5] or "",
     )
     return entry, findings

@@ -37,9 +37,8 @@ def lint(
     for entry in entries:
         findings += _check_host(entry, hosts)
         findings += _check_length(entry)
-        machine = machine_of(entry.host)
-        if machine is not None and entry.ranges:
-            findings += check_cores(entry, entry.ranges, machine)
+        if entry.ranges:
+            findings += check_cores(entry, entry.ranges, machine_of(entry.host))
     findings += _check_numbers(entries, ranks)
     findings += _check_sharing(entries, machine_of)
     findings += _check_ranks_per_host(entries)

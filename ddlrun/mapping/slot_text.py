@@ -8,7 +8,10 @@ from ddlrun.machine import Core, Machine
 from ddlrun.mapping.lint_findings import LintCode
 
 _SPAN = r"\d{1,5}(?:-\d{1,5})?"
-_TERM = rf"[sS]?(?P<package>\d{{1,4}}):c?(?P<inside>\*|{_SPAN})|(?P<flat>{_SPAN})|[sS](?P<whole>\d{{1,4}})"
+_WHOLE = r"\d{1,4}(?:,\d{1,4})*"
+_TERM = rf"[sS]?(?P<package>\d{{1,4}}):c?(?P<inside>\*|{_SPAN})|(?P<flat>{_SPAN})|[sS](?P<whole>{_WHOLE})"
+# A list of packages (`s0,1`) is one term.
+_TERMS = rf"(^|[;,])([sS]{_WHOLE}(?=;|$)|[^;,]*)"
 
 
 class CoreRange(NamedTuple):
@@ -43,7 +46,7 @@ def parse_slots(text: str) -> SlotText:
         return SlotText(None, whole)
     ranges: list[CoreRange] = []
     package: int | None = None
-    for separator, term in re.findall(r"(^|[;,])([^;,]*)", text):
+    for separator, term in re.findall(_TERMS, text):
         if not term and ranges and text.endswith(";"):
             continue
         match = re.fullmatch(_TERM, term)
@@ -54,28 +57,30 @@ def parse_slots(text: str) -> SlotText:
             package = int(match["package"])
         elif match["flat"] and separator != ",":
             package = None  # only after a comma are cores still those of the package
-        ranges.append(_range(match, package))
+        ranges += _ranges(match, package)
     if any(cores.low is not None and cores.high is not None and cores.low > cores.high for cores in ranges):
         return SlotText(None, LintCode.BACKWARDS)
     return SlotText(tuple(ranges), _comma_problem(text))
 
 
-def _range(match: re.Match[str], package: int | None) -> CoreRange:
+def _ranges(match: re.Match[str], package: int | None) -> list[CoreRange]:
     if match["whole"]:
-        return CoreRange(int(match["whole"]), None, None)
+        return [CoreRange(int(whole), None, None) for whole in match["whole"].split(",")]
     span = match["flat"] or match["inside"]
     if span == "*":
-        return CoreRange(package, None, None)
+        return [CoreRange(package, None, None)]
     low, _, high = span.partition("-")
-    return CoreRange(package, int(low), int(high or low))
+    return [CoreRange(package, int(low), int(high or low))]
 
 
 def _comma_problem(text: str) -> LintCode | None:
-    if "," not in text or ":" not in text:
+    lists = [item for item in text.split(";") if "," in item and re.search("[:sS]", item)]
+    mixed = ";".join(item for item in lists if not re.fullmatch(f"[sS]{_WHOLE}", item))
+    if not mixed:
         return None
-    if re.search(r",[^,;:]*:", text):
+    if re.search(r",[^,;:]*:", mixed):
         return LintCode.COMMA_BEFORE_PACKAGE
-    return LintCode.COMMA_AFTER_RANGE if re.search(r"-\d+,", text) else LintCode.COMMA
+    return LintCode.COMMA_AFTER_RANGE if re.search(r"(-\d+|[sS]\d+),", mixed) else LintCode.COMMA
 
 
 def cores_of(ranges: Sequence[CoreRange], machine: Machine) -> tuple[Core, ...]:
