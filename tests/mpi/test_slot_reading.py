@@ -8,7 +8,7 @@ from ddlrun.machine import Core, Machine
 from ddlrun.mapping.slot_notation import BOTH_MAJORS, render_slots
 from ddlrun.mapping.slot_reading import pus_of, read_slots
 from ddlrun.mapping.slot_text import parse_slots
-from tests.support.machine_kinds import KINDS, machine_of, xml_of
+from tests.support.machine_kinds import KINDS, kinds, machine_of, xml_of
 from tests.support.slot_oracle import map_slots
 
 TEXTS = """0 2 0-2 1-4 0,2 0-1,3 0:0 0:1 0:0-1 0:1-2 0:0;0:1 0:0-1;1:0 1:0 1:0-1 1:1 1:1-2 2:0 2:0-1 3:0 0-99
@@ -23,7 +23,7 @@ def shares(machine: Machine) -> Iterator[tuple[Core, ...]]:
     yield cores[::2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_each_major_reads_slot_texts_as_modelled(kind: str, major: int, mpirun: str) -> None:
     readings = {text: reading_of(text, kind, major) for text in TEXTS}
     bound = {text: pus for text, pus in readings.items() if pus}
@@ -32,14 +32,14 @@ def test_each_major_reads_slot_texts_as_modelled(kind: str, major: int, mpirun: 
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_each_major_refuses_slot_texts_as_modelled(kind: str, major: int, mpirun: str) -> None:
     refused = [text for text in TEXTS if reading_of(text, kind, major) is None]
     accepted = [text for text in refused if map_slots(major, [text], xml_of(kind), mpirun=mpirun)]
     assert accepted == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_a_real_mpirun_reads_the_chosen_notation_as_meant(kind: str, major: int, mpirun: str) -> None:
     machine = machine_of(kind)
     chosen = {

@@ -1,6 +1,9 @@
 """Machines of every kind that concerns the notation of rank files: packages of equal size or not, SMT mixed or not."""
 
 from functools import cache
+from typing import Any
+
+import pytest
 
 from ddlrun.machine import Machine
 from ddlrun.machine.hwloc import parse_hwloc
@@ -40,3 +43,21 @@ def xml_of(kind: str) -> str:
 @cache
 def machine_of(kind: str) -> Machine:
     return parse_hwloc(xml_of(kind), "machine")
+
+
+# Kinds that every run of the tests takes; the others are for `make test-all`.
+_VARIED = frozenset(
+    {
+        "equal packages",
+        "packages of 4 and 2 cores",
+        "a package without cores",
+        "one thread first, equal packages",
+        "one thread first, unequal packages",
+        "one thread first, no packages",
+    }
+)
+
+
+def kinds() -> list[Any]:
+    """Return parameters, of which most are marked `extra`."""
+    return [kind if kind in _VARIED else pytest.param(kind, marks=pytest.mark.extra) for kind in KINDS]
