@@ -85,7 +85,7 @@ def test_text_and_value_are_inverses(name: str, x: int, y: int, z: int, data: st
     placed = placement(f"{x}x{y}x{z}", [f"h{i}" for i in range(y * z)], described, order)
     lines = parse(rendered(placed))
     assert lines == tuple(
-        RankFileLine(rank.rank, rank.host.name, render_slots(rank.binding.cores, described))
+        RankFileLine(rank.rank, rank.host.name, render_slots(rank.binding.cores, described) or "none")
         for rank in placed.by_host()
     )
     assert lines[0].rank == 0
