@@ -1,9 +1,11 @@
-"""Topologies such as 4x2x3: parse, render, and convert between ranks and coordinates."""
+"""Topologies such as 4x2x3, or 4+2 on unequal hosts: parse, render, and convert between ranks and coordinates."""
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from enum import Enum
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
@@ -12,10 +14,12 @@ AXES = ("X", "Y", "Z", "A")
 AXIS_MEANINGS = ("ranks per host", "hosts per rack", "racks", "aisles")
 # MPI counts ranks in a C int.
 MOST_RANKS = 2**31 - 1
+# Hosts of a job that are unequal, at most; a host list of more would not fit into any environment variable.
+MOST_HOSTS = 1_000_000
 
 
 class RankOrder(Enum):
-    """Order of the ranks over the hosts: see `Topology.rank`."""
+    """Order of the ranks over the hosts: see `Topology.ranks_of`."""
 
     DDL = "ddl"
     HOST = "host"
@@ -59,6 +63,15 @@ class Topology(_Dims):
         """Return X*Y*Z*A: ranks of the job."""
         return math.prod(self.dims)
 
+    @property
+    def largest(self) -> int:
+        """Return the most ranks that a host has."""
+        return self.dims[0]
+
+    def local_size(self, _host_index: int) -> int:
+        """Return the number of ranks of a host."""
+        return self.dims[0]
+
     def host_coords(self, host_index: int) -> tuple[int, ...]:
         """Return (y, z[, a]) of the host at `host_index` = (a*Z + z)*Y + y: hosts of one rack are adjacent."""
         coords = []
@@ -68,22 +81,22 @@ class Topology(_Dims):
         return tuple(coords)
 
     def rank(self, host_index: int, local_rank: int, order: RankOrder) -> int:
-        """Return the rank of `local_rank` on the host at `host_index`.
+        """Return the rank of `local_rank` on the host at `host_index`."""
+        return self.ranks_of(host_index, order)[local_rank]
+
+    def ranks_of(self, host_index: int, order: RankOrder) -> range:
+        """Return the ranks of a host, by local rank.
 
         DDL: ((x*Y + y)*Z + z)*A + a, the order of rank_gen.py, in which X varies slowest. HOST: host_index*X + x.
         """
-        stride, offset = self.rank_line(host_index, order)
-        return local_rank * stride + offset
-
-    def rank_line(self, host_index: int, order: RankOrder) -> tuple[int, int]:
-        """Return (stride, offset) of a host: its local rank x has the rank x*stride + offset."""
         if order is RankOrder.HOST:
-            return 1, host_index * self.accelerators
+            first = host_index * self.accelerators
+            return range(first, first + self.accelerators)
         offset = 0
         for size in self.dims[1:]:
             host_index, coord = divmod(host_index, size)
             offset = offset * size + coord
-        return self.hosts, offset
+        return range(offset, self.size, self.hosts)
 
     def host_index(self, rank: int, order: RankOrder) -> int:
         """Return the index of the host on which a rank runs: the inverse of `rank`."""
@@ -94,6 +107,104 @@ class Topology(_Dims):
             offset, at = divmod(offset, size)
             index = index * size + at
         return index
+
+
+class _LocalSizes(NamedTuple):
+    local_sizes: tuple[int, ...]
+    first_ranks: tuple[int, ...]
+
+
+class UnequalTopology(_LocalSizes):
+    """Shape of a job whose hosts have different numbers of ranks, which are contiguous on each host.
+
+    It has no dimensions. As text it is a sum: 4+2 for hosts with 4 and 2 ranks, 3*2+1 for three hosts with 2 and one
+    with 1. `first_ranks` are the first rank of each host. Raises InputError where the hosts are equal, a host has no
+    rank, or the ranks are too many.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, local_sizes: Sequence[int]) -> "UnequalTopology":  # noqa: D102, PYI034 - as above
+        if len(set(local_sizes)) < 2 or min(local_sizes) < 1 or sum(local_sizes) > MOST_RANKS:
+            raise InputError(f"{_render_sum(local_sizes)}: these are no numbers of ranks of hosts that differ")
+        return super().__new__(cls, tuple(local_sizes), (0, *accumulate(local_sizes[:-1])))
+
+    def __str__(self) -> str:
+        return _render_sum(self.local_sizes)
+
+    @property
+    def hosts(self) -> int:
+        """Return the hosts of the job."""
+        return len(self.local_sizes)
+
+    @property
+    def size(self) -> int:
+        """Return the ranks of the job."""
+        return self.first_ranks[-1] + self.local_sizes[-1]
+
+    @property
+    def largest(self) -> int:
+        """Return the most ranks that a host has."""
+        return max(self.local_sizes)
+
+    def local_size(self, host_index: int) -> int:
+        """Return the number of ranks of a host."""
+        return self.local_sizes[host_index]
+
+    def host_coords(self, host_index: int) -> tuple[int, ...]:
+        """Return (y, z) of a host, as in one rack."""
+        return host_index, 0
+
+    def rank(self, host_index: int, local_rank: int, order: RankOrder) -> int:
+        """Return the rank of `local_rank` on the host at `host_index`."""
+        return self.ranks_of(host_index, order)[local_rank]
+
+    def ranks_of(self, host_index: int, _order: RankOrder) -> range:
+        """Return the ranks of a host, by local rank; the order of ranks is always HOST."""
+        first = self.first_ranks[host_index]
+        return range(first, first + self.local_sizes[host_index])
+
+    def host_index(self, rank: int, _order: RankOrder) -> int:
+        """Return the index of the host on which a rank runs: the inverse of `rank`."""
+        return bisect_right(self.first_ranks, rank) - 1
+
+
+JobTopology = Topology | UnequalTopology
+
+
+def ddl_topology(topology: JobTopology) -> Topology:
+    """Return the dimensions of ddlrun.ddl.
+
+    Unequal hosts are divided into equal parts of X ranks, as large as possible, and Y counts the parts in the order of
+    the hosts. So X never leaves a host. Where X is 1, there is one ring over all ranks.
+
+    >>> [str(ddl_topology(UnequalTopology(sizes))) for sizes in ((4, 2), (3, 2))]
+    ['2x3x1', '1x5x1']
+    """
+    if isinstance(topology, Topology):
+        return topology
+    part = math.gcd(*topology.local_sizes)
+    return Topology((part, topology.size // part))
+
+
+def _render_sum(local_sizes: Sequence[int]) -> str:
+    runs = ((size, len(list(run))) for size, run in groupby(local_sizes))
+    return "+".join(f"{hosts}*{size}" if hosts > 1 else str(size) for size, hosts in runs)
+
+
+def parse_job_topology(text: str, where: str = "topology") -> JobTopology:
+    """Parse the text of a topology of either kind. Raises InputError.
+
+    >>> parse_job_topology("3*2+1").size, parse_job_topology("4x2").size
+    (7, 8)
+    """
+    if "+" not in text:
+        return parse_topology(text, where)
+    runs = [re.fullmatch(r"(?:([0-9]{1,9})\*)?([0-9]{1,9})", part) for part in text.split("+")]
+    sizes = [int(run[2]) for run in runs if run for _ in range(min(int(run[1] or 1), MOST_HOSTS))]
+    if None in runs or len(sizes) > MOST_HOSTS:
+        raise InputError(f"{where} {text!r}: write the ranks of the hosts as a sum, such as 4+2 or 3*2+1")
+    return UnequalTopology(sizes)
 
 
 def parse_topology(text: str, where: str = "topology") -> Topology:
@@ -119,6 +230,8 @@ def parse_topology(text: str, where: str = "topology") -> Topology:
 def _describe_malformed(text: str, where: str, index: int, word: str) -> str:
     column = sum(len(part) + 1 for part in text.strip().lower().split("x")[:index]) + 1
     problem = f"{word!r} is not a positive integer" if word else "a number is missing"
+    if re.fullmatch(r"[0-9*]+([+][0-9*]+)+", word):
+        return f"{where} {text!r}: hosts with different numbers of ranks are given by their slots: -H a:4,b:2"
     return f"{where} {text!r}, column {column}: {problem}; write XxYxZ, for example 4x2x3 = {describe((4, 2, 3))}"
 
 

@@ -96,12 +96,12 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
 
 accelerators_option = option(
     "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core",
-    help="X: a number, or one rank per GPU, package, NUMA node or core.",
+    help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host.",
 )  # fmt: skip
 job_options = option_group(
     option(
         "Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST",
-        help="Hosts, such as n1,n2 or n[01-04]:2 with 2 slots per host.",
+        help="Hosts, such as n1,n2, n[01-04]:2 with 2 slots per host, or a:4,b:2.",
     ),
     hostfile_option,
     machine_option("probe"),
@@ -118,7 +118,7 @@ job_options = option_group(
     option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles."),
     option(
         "Topology", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
-        help="Total number of ranks; every host has the same number.",
+        help="Total number of ranks: the same on each host, or if they do not divide, the slots of each host in turn.",
     ),
     option("Topology", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
 

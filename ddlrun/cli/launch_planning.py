@@ -189,7 +189,7 @@ def place_ranks(surveyed: Surveyed) -> Placed:
 def plan_job(placed: Placed) -> Planned:
     """Find free ports for the ranks to meet on, and plan the job. Raises InputError or PreflightError."""
     attempt, survey, report = placed.surveyed
-    count = count_ports(placed.placement.placement.topology.accelerators)
+    count = count_ports(placed.placement.placement.topology.largest)
     busy = survey.busy_ports
     is_free = is_free_here if busy is None else lambda port: port not in busy
     ports = choose_ports(attempt.settings.run.run_id, count, is_free)

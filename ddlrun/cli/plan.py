@@ -32,7 +32,7 @@ from ddlrun.network.forecast import TrainingStep, forecasts, order_penalties, un
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import Epoch, ForecastReport, forecast_dict, render_forecast
-from ddlrun.topology import Topology, parse_topology
+from ddlrun.topology import JobTopology, Topology, parse_topology
 from ddlrun.units import parse_bytes, parse_seconds
 
 MODEL = "resnet50"
@@ -120,8 +120,9 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     cluster = _cluster(options, described.hosts_per_rack if described else None)
     topology = cluster.topology
     if described is None:
-        racks_known = options["topology"] or options["racks"] or topology.hosts > topology.dims[1]
-        fabric = parse_links(options["network"], topology.dims[1] if racks_known else None)
+        per_rack = topology.dims[1] if isinstance(topology, Topology) else topology.hosts
+        racks_known = options["topology"] or options["racks"] or topology.hosts > per_rack
+        fabric = parse_links(options["network"], per_rack if racks_known else None)
     else:
         fabric = described
     fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)
@@ -146,7 +147,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         click.echo(render_forecast(report), nl=False)
 
 
-def _epoch(options: Mapping[str, Any], topology: Topology) -> Epoch | None:
+def _epoch(options: Mapping[str, Any], topology: JobTopology) -> Epoch | None:
     if not options["images"]:
         return None
     batch = options["batch"] or 1
@@ -156,7 +157,7 @@ def _epoch(options: Mapping[str, Any], topology: Topology) -> Epoch | None:
 class ClusterTopology(NamedTuple):
     """The topology that launch would use, the reason, and the hosts of the largest rack (None: unknown)."""
 
-    topology: Topology
+    topology: JobTopology
     reason: str
     per_rack: int | None = None
 
@@ -189,7 +190,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)
-    if shape is None:
+    if isinstance(topology, Topology) and shape is None:
         racks_reason = f"--racks {request.racks}" if request.racks else shape_reason(arranged.hosts)
         reason = f"X: {reason}; Y, Z: {racks_reason}"
         profile = None if request.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)

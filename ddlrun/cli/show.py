@@ -25,11 +25,11 @@ from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
-from ddlrun.hosts import HostList, fold
+from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
-from ddlrun.mapping.rack_layout import shape_reason
+from ddlrun.mapping.rack_layout import by_rack, shape_reason
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyReason
@@ -37,7 +37,8 @@ from ddlrun.plan import Plan, machine_group_dict, placement_dict, shown_command
 from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
-from ddlrun.topology import describe
+from ddlrun.topology import JobTopology, Topology, describe
+from ddlrun.wording import counted
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.cli.show_records import (
@@ -185,19 +186,22 @@ def _rankfile(placement: Placement, major: int | None) -> View:
 
 def _topology(placement: Placement, reason: TopologyReason, settings: Settings) -> View:
     topology, hosts = placement.topology, placement.hosts
-    size = topology.dims[1]
-    groups = [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
+    dims = topology.dims if isinstance(topology, Topology) else ()
+    groups = _groups_of_hosts(topology, hosts)
     racks = [" + ".join(dict.fromkeys(host.rack or "?" for host in group)) for group in groups]
     has_racks = any(host.rack for host in hosts)
-    hosts_reason = reason.hosts or _shape_reason(settings)
-    lines = [f"{topology}: {describe(topology.dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
+    lines = [f"{topology}: {counted(topology.size, 'rank')}, unequal hosts\n", f"ranks per host: {reason}\n"]
+    if dims:
+        hosts_reason = reason.hosts or _shape_reason(settings)
+        lines = [f"{topology}: {describe(dims)}\n", f"X: {reason.accelerators}\n", f"Y, Z: {hosts_reason}\n"]
     for number, (members, rack) in enumerate(zip(groups, racks, strict=True)):
         name = rack if has_racks else f"rack {number}"
         lines.append(f"{name}: {fold(host.name for host in members)}\n")
     record: TopologyRecord = {
         "schema": "urn:ddlrun:show-topology:1",
         "topology": str(topology),
-        "dims": list(topology.dims),
+        "dims": list(dims),
+        "ranks_per_host": [topology.local_size(index) for index in range(topology.hosts)],
         "reason": str(reason),
         "racks": [
             {"rack": rack if has_racks else None, "hosts": [host.name for host in group]}
@@ -207,6 +211,14 @@ def _topology(placement: Placement, reason: TopologyReason, settings: Settings) 
         "notes": list(settings.hosts.notes),
     }
     return "".join(lines), record
+
+
+def _groups_of_hosts(topology: JobTopology, hosts: HostList) -> list[tuple[Host, ...]]:
+    """Return the groups of Y hosts; unequal hosts by rack."""
+    if isinstance(topology, Topology):
+        size = topology.dims[1]
+        return [hosts.hosts[at : at + size] for at in range(0, len(hosts), size)]
+    return [tuple(rack) for rack in by_rack(hosts).values()] or [hosts.hosts]
 
 
 def _shape_reason(settings: Settings) -> str:
@@ -220,8 +232,7 @@ def _hosts(placement: Placement, settings: Settings) -> View:
     values: list[HostRanksRecord] = []
     for index, host in enumerate(placement.hosts):
         coords = placement.topology.host_coords(index)
-        x = placement.topology.accelerators
-        ranks = [placement.topology.rank(index, local, placement.order) for local in range(x)]
+        ranks = list(placement.topology.ranks_of(index, placement.order))
         rack = host.rack or ".".join(map(str, coords[1:]))
         rows.append(f"{host.name}  rack {rack}  host {coords[0]}  ranks {','.join(map(str, ranks))}\n")
         values.append({"name": host.name, "slots": host.slots, "rack": rack, "coords": list(coords), "ranks": ranks})

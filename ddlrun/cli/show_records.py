@@ -73,7 +73,11 @@ class TopologyRecord(TypedDict):
 
     schema: Literal["urn:ddlrun:show-topology:1"]
     topology: str
+    """XxYxZ; for hosts with different numbers of ranks a sum, such as 4+2."""
     dims: list[int]
+    """X, Y, Z, and A if there are aisles; empty for hosts with different numbers of ranks."""
+    ranks_per_host: list[int]
+    """The number of ranks of each host."""
     reason: str
     racks: list[RackRecord]
     source: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl.options import Options, check_size, parse_options
 from ddlrun.errors import InputError
-from ddlrun.topology import RankOrder, Topology, parse_topology
+from ddlrun.topology import RankOrder, Topology, ddl_topology, parse_job_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +75,8 @@ def find_context(options: str | None, size: int, environ: Mapping[str, str], *, 
     parsed = parse_options(environ.get("DDL_OPTIONS", "") if options is None else options, source)
     topology = None if part and options is None else parsed.topology
     if not part and topology is None and "DDLRUN_TOPOLOGY" in environ:
-        source, topology = "DDLRUN_TOPOLOGY", parse_topology(environ["DDLRUN_TOPOLOGY"], "DDLRUN_TOPOLOGY")
+        source = "DDLRUN_TOPOLOGY"
+        topology = ddl_topology(parse_job_topology(environ[source], source))
     topology = topology or Topology((size,))
     check_size(topology, size, source)
     return LaunchContext(parsed, topology, _parse_order(environ.get("DDLRUN_RANK_ORDER", "ddl")))

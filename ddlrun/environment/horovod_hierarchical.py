@@ -11,6 +11,7 @@ HIERARCHICAL = {
     "hierarchical_allreduce": "nccl", "torus_allreduce": "nccl", "hierarchical_allgather": "gpu",
     "num_nccl_streams": "nccl",
 }  # fmt: skip
+_UNEQUAL = "the hosts have different numbers of ranks"
 HAN = {"OMPI_MCA_coll_han_priority": "100", "OMPI_MCA_coll_han_use_simple_allreduce": "1"}
 
 
@@ -23,6 +24,8 @@ class HorovodContext(NamedTuple):
     """The major version of Open MPI."""
     chosen: str | None
     """Where the user or the site has chosen Open MPI's collectives; None: nowhere."""
+    unequal: bool = False
+    """Whether hosts have different numbers of ranks."""
 
 
 def active_hierarchical(settings: Mapping[str, object]) -> list[str]:
@@ -38,15 +41,20 @@ def plan_hierarchical_variables(
     Horovod 0.28 ignores them silently (common/operations.cc): allreduce needs NCCL, several hosts and a tensor on
     a GPU; allgather a GPU build and several hosts. For tensors in host memory, Open MPI's coll/han is hierarchical.
     Open MPI 4.1 has it off, and its in-place allreduce fails above 64 KiB unless the simple one is chosen; 5.0 has
-    it on.
+    it on. On hosts with different numbers of ranks, Horovod reduces across hosts over one rank of each, and coll/han
+    leaves the work to another component.
     """
     variables: dict[str, str] = {}
     notes = []
     for name in active_hierarchical(settings):
         obstacle = _obstacle(name, builds, context)
-        if obstacle is None:
-            continue
         option = f"--{name.replace('_', '-')}"
+        if obstacle is None:
+            notes += [f"{option}: {_UNEQUAL}, which makes it slower; leave it out"] if context.unequal else []
+            continue
+        if context.unequal:
+            notes.append(f"{option} has no effect: {obstacle}, and {_UNEQUAL}")
+            continue
         if name != "hierarchical_allreduce" or context.hosts == 1:
             notes.append(f"{option} has no effect: {obstacle}")
             continue

@@ -9,6 +9,7 @@ from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement, spare_cores
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.topology import ddl_topology
 
 
 def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "all") -> dict[str, str]:
@@ -29,7 +30,7 @@ def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "
         "DDLRUN_TOPOLOGY": str(placement.topology),
         "DDLRUN_RANK_ORDER": placement.order.value,
         "DDLRUN_SEATS": _seats(placement, visible_gpus),
-        "DDL_OPTIONS": f"-mode {mode}:{placement.topology}",
+        "DDL_OPTIONS": f"-mode {mode}:{ddl_topology(placement.topology)}",
     }
     if placement.policy.threads_per_core:
         variables["DDLRUN_NARROW"] = "1"  # mpirun binds to whole cores: the rank narrows that to its PUs

@@ -184,7 +184,7 @@ class LintCode(Enum):
     UNEQUAL_HOSTS = _same(
         "{most} has {most_ranks} ranks, {least} has {least_ranks}",
         "runs them so",
-        "the same number on each host, for a topology XxYxZ",
+        "nothing, unless the job is to have a topology XxYxZ: the same number on each host then",
         error=False,
     )
 

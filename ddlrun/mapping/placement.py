@@ -9,7 +9,7 @@ from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement, place_local_ranks, place_on_cores
 from ddlrun.mapping.policy import DEFAULT_POLICY, PlacementPolicy
-from ddlrun.topology import RankOrder, Topology, describe
+from ddlrun.topology import JobTopology, RankOrder, Topology, describe
 from ddlrun.wording import counted
 
 # A longer list of hosts is shown by its ends; it need not be folded.
@@ -28,7 +28,7 @@ class PlacedRank(NamedTuple):
 class Placement(NamedTuple):
     """The placement of every rank. Hosts with equal machines share `bindings`, so that it grows with hosts alone."""
 
-    topology: Topology
+    topology: JobTopology
     order: RankOrder
     hosts: HostList
     machines: tuple[Machine, ...]
@@ -39,10 +39,8 @@ class Placement(NamedTuple):
     def by_host(self) -> Iterator[PlacedRank]:
         """Yield all ranks, host by host, rank 0 first."""
         for index, host in enumerate(self.hosts):
-            stride, offset = self.topology.rank_line(index, self.order)
             coords = self.topology.host_coords(index)
-            for binding in self.bindings[index]:
-                rank = offset + stride * binding.local_rank
+            for rank, binding in zip(self.topology.ranks_of(index, self.order), self.bindings[index], strict=True):
                 yield PlacedRank(rank, host, (binding.local_rank, *coords), binding)
 
     @property
@@ -66,7 +64,7 @@ class OrderedCores(NamedTuple):
 
 
 def place(
-    topology: Topology,
+    topology: JobTopology,
     hosts: HostList,
     machines: Mapping[str, Machine],
     order: RankOrder,
@@ -81,34 +79,37 @@ def place(
         PlacementError: the ranks do not fit on a machine.
     """
     check_hosts(topology, hosts)
-    # Each machine is looked at once, whatever the number of its hosts: equal hosts share one Machine object.
-    host_machines = tuple(machines[name] for name in hosts.names)
-    names_of: dict[int, list[str]] = {}
-    for name, machine in zip(hosts.names, host_machines, strict=True):
-        names_of.setdefault(id(machine), []).append(name)
-    bindings: dict[int, tuple[LocalRankPlacement, ...]] = {}
+    # Hosts with one machine and the same number of ranks are placed once: equal hosts share one Machine object.
+    groups: dict[tuple[int, int], list[str]] = {}
+    keys = [(id(machines[name]), topology.local_size(index)) for index, name in enumerate(hosts.names)]
+    for name, key in zip(hosts.names, keys, strict=True):
+        groups.setdefault(key, []).append(name)
+    bindings: dict[tuple[int, int], tuple[LocalRankPlacement, ...]] = {}
     problems: list[str] = []
-    for key, machine in {id(machine): machine for machine in host_machines}.items():
+    for key, names in groups.items():
+        machine, ranks = machines[names[0]], key[1]
         try:
-            bindings[key] = place_local_ranks(machine, topology.accelerators, policy)
+            bindings[key] = place_local_ranks(machine, ranks, policy)
         except PlacementError as error:
-            ranks = f"topology {topology} puts {topology.accelerators} ranks on each host"
-            names = _abbreviate(names_of[key])
-            problems += (f"{ranks}, but {names} {problem} ({machine}; {machine.source})" for problem in error.problems)
+            stated = _describe_ranks(topology, ranks)
+            problems += (
+                f"{stated}, but {_abbreviate(names)} {problem} ({machine}; {machine.source})"
+                for problem in error.problems
+            )
     if problems:
         raise PlacementError(*problems)
     return Placement(
         topology=topology,
         order=order,
         hosts=hosts,
-        machines=host_machines,
-        bindings=tuple(bindings[id(machine)] for machine in host_machines),
+        machines=tuple(machines[name] for name in hosts.names),
+        bindings=tuple(bindings[key] for key in keys),
         policy=policy,
     )
 
 
 def place_cores(
-    topology: Topology,
+    topology: JobTopology,
     hosts: HostList,
     machines: Mapping[str, Machine],
     cores: OrderedCores,
@@ -120,8 +121,7 @@ def place_cores(
     shared: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[LocalRankPlacement, ...]] = {}
     bindings = []
     for index, name in enumerate(hosts.names):
-        ranks = (topology.rank(index, local_rank, cores.order) for local_rank in range(topology.accelerators))
-        shares = tuple(tuple(cores.cores[rank]) for rank in ranks)
+        shares = tuple(tuple(cores.cores[rank]) for rank in topology.ranks_of(index, cores.order))
         key = id(machines[name]), shares
         if key not in shared:
             shared[key] = place_on_cores(machines[name], shares, policy)
@@ -136,9 +136,9 @@ def place_cores(
     )
 
 
-def check_hosts(topology: Topology, hosts: HostList) -> None:
+def check_hosts(topology: JobTopology, hosts: HostList) -> None:
     """Raise InputError if the number of hosts, or the slots of any host, do not fit the topology."""
-    if len(hosts) != topology.hosts:
+    if len(hosts) != topology.hosts and isinstance(topology, Topology):
         needed = f"{counted(topology.hosts, 'host')} ({describe(topology.dims[1:], 1)})"
         verb = "is" if len(hosts) == 1 else "are"
         available = f"{len(hosts)} {verb} there ({hosts.source}: {_abbreviate(hosts.names)})"
@@ -146,22 +146,30 @@ def check_hosts(topology: Topology, hosts: HostList) -> None:
     _check_slots(topology, hosts)
 
 
-def _check_slots(topology: Topology, hosts: HostList) -> None:
-    ranks = topology.accelerators
-    short: dict[int, list[str]] = {}
-    for host in hosts:
+def _check_slots(topology: JobTopology, hosts: HostList) -> None:
+    short: dict[tuple[int, int], list[str]] = {}
+    for index, host in enumerate(hosts):
+        ranks = topology.local_size(index)
         if host.slots is not None and host.slots < ranks:
-            short.setdefault(host.slots, []).append(host.name)
-    if short:
-        fitting = Topology((min(short), *topology.dims[1:]))
-        needed = f"topology {topology} puts {counted(ranks, 'rank')} on each host"
-        raise InputError(
-            *(
-                f"{needed}, but {fold(names)} {_offer(names)} {counted(slots, 'slot')} ({hosts.source}); "
-                f"{fitting} would fit"
-                for slots, names in short.items()
-            )
+            short.setdefault((ranks, host.slots), []).append(host.name)
+    if not short:
+        return
+    remedy = "give --accelerators a number, or the hosts more slots"
+    if isinstance(topology, Topology):
+        remedy = f"{Topology((min(slots for _, slots in short), *topology.dims[1:]))} would fit"
+    raise InputError(
+        *(
+            f"{_describe_ranks(topology, ranks)}, but {fold(names)} {_offer(names)} {counted(slots, 'slot')} "
+            f"({hosts.source}); {remedy}"
+            for (ranks, slots), names in short.items()
         )
+    )
+
+
+def _describe_ranks(topology: JobTopology, ranks: int) -> str:
+    """Return the start of a problem: the ranks of a host that it is about."""
+    host = "each host" if isinstance(topology, Topology) else "a host"
+    return f"topology {topology} puts {counted(ranks, 'rank')} on {host}"
 
 
 def _offer(names: Sequence[str]) -> str:

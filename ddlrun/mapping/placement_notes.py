@@ -6,6 +6,7 @@ from ddlrun.hosts import fold
 from ddlrun.machine import UNCHECKED_NOTES, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.slots import unused_slots
 
 
 def placement_notes(placement: Placement) -> list[str]:
@@ -16,7 +17,7 @@ def placement_notes(placement: Placement) -> list[str]:
         notes += _gpu_notes(machine, bindings)
         names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
         lines += (f"{names}: {note}" for note in notes)
-    return lines
+    return [*lines, *unused_slots(placement)]
 
 
 def unchecked_notes(machines: Mapping[str, Machine]) -> list[str]:

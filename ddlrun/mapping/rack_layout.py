@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
+from ddlrun.mapping.slots import divides_equally, fill_slots
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.topology import Topology
 
@@ -27,6 +28,7 @@ class RackNoteCode(Enum):
         "--topology Xx{best_size}x{best_count} would keep to racks and leave out {left_out}"
     )
     LEFT_OUT = "left out, as --topology {topology} needs {needed} hosts: {hosts}"
+    IDLE = "left out, as the slots of the other hosts take all ranks of -np {processes}: {hosts}"
 
 
 class RackNote(NamedTuple):
@@ -70,8 +72,13 @@ def arrange(request: TopologyRequest, hosts: HostList, *, choose: bool = False) 
     Y is the size of the racks. Where they differ, it is their greatest common divisor, so that no host is left
     out and no group of Y hosts leaves its rack; without a common divisor, all hosts are one group. A --topology
     that needs fewer hosts than the list has takes whole groups from the racks if these are known, or with
-    `choose`.
+    `choose`. Hosts that get no rank of -np are left out.
     """
+    idle = _idle_hosts(request, hosts)
+    if idle:
+        layout = arrange(request, hosts.take(host for host in hosts if host not in idle))
+        values = {"processes": request.processes, "hosts": fold(host.name for host in idle)}
+        return layout._replace(left_out=idle, notes=(*layout.notes, RackNote(RackNoteCode.IDLE, values)))
     racks = by_rack(hosts)
     notes = _unknown_racks(hosts)
     if request.topology is not None:
@@ -87,6 +94,17 @@ def arrange(request: TopologyRequest, hosts: HostList, *, choose: bool = False) 
     size, size_notes = _common_size(racks)
     completed = request._replace(nodes=size, racks=len(hosts) // size)
     return RackLayout(ordered, completed, notes=(*notes, *size_notes))
+
+
+def _idle_hosts(request: TopologyRequest, hosts: HostList) -> tuple[Host, ...]:
+    """Return the hosts that get no rank, because the slots of those before them suffice for -np."""
+    others = (request.topology, request.accelerators, request.nodes, request.racks, request.aisles)
+    if request.processes is None or others != (None,) * len(others) or divides_equally(request.processes, hosts):
+        return ()
+    racks = by_rack(hosts)
+    ordered = hosts.take(host for rack in racks.values() for host in rack) if racks else hosts
+    filled = fill_slots(request.processes, ordered) or ()
+    return tuple(host for host, ranks in zip(ordered, filled, strict=False) if not ranks)
 
 
 def _unknown_racks(hosts: HostList) -> tuple[RackNote, ...]:

@@ -12,7 +12,7 @@ from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import fold
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.slot_notation import BOTH_MAJORS, no_notation, render_slots
-from ddlrun.topology import AXES
+from ddlrun.topology import AXES, Topology
 
 # Open MPI 4.1 writes past a buffer where a host name, 6 characters and the slot text are longer than this together:
 # Debian's build aborts, others go on or crash. 5.0 silently drops the end of a slot text that is too long.
@@ -78,10 +78,8 @@ def _blocks(placement: Placement, title: str, slots: Mapping[int, Sequence[str]]
     yield _header(placement, title)
     # With a template per group of equal hosts, a host's block is two operations, whatever the number of its ranks.
     templates = {key: "".join(f"rank %d=\0 slot={slot}\n" for slot in texts) for key, texts in slots.items()}
-    ranks = placement.topology.accelerators
     for index, (host, bindings) in enumerate(zip(placement.hosts, placement.bindings, strict=True)):
-        stride, first = placement.topology.rank_line(index, placement.order)
-        numbers = tuple(range(first, first + stride * ranks, stride))
+        numbers = tuple(placement.topology.ranks_of(index, placement.order))
         yield templates[id(bindings)].replace("\0", host.name) % numbers
 
 
@@ -157,14 +155,18 @@ def name_problem(name: str) -> NameProblem | None:
 
 
 def _header(placement: Placement, title: str) -> str:
-    """Return the comments that rank_gen.py wrote, of the first host's machine."""
+    """Return the comments that rank_gen.py wrote, of the first host's machine; unequal hosts have no dimensions."""
     topology, machine = placement.topology, placement.machines[0]
     sizes = [len(package) for package in machine.packages]
+    shape, dims = f"#ranks per host = {topology}", list[str]()
+    if isinstance(topology, Topology):
+        shape = f"#dims = {topology}"
+        dims = [f"#dim{axis} = {size}" for axis, size in zip(AXES, topology.dims, strict=False)]
     rows = [
         f"#{title}",
-        f"#dims = {topology}",
+        shape,
         f"#host = {','.join(placement.hosts.names)}",
-        *(f"#dim{axis} = {size}" for axis, size in zip(AXES, topology.dims, strict=False)),
+        *dims,
         f"#sockets = {len(sizes)}",
         f"#cores = {sizes[0] if machine.uniform else ','.join(map(str, sizes))}",
     ]

@@ -7,7 +7,8 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import check_hosts
-from ddlrun.topology import Topology
+from ddlrun.mapping.slots import divides_equally, fill_slots
+from ddlrun.topology import JobTopology, Topology, UnequalTopology
 from ddlrun.wording import counted
 
 _MOST_LISTED = 8
@@ -19,7 +20,6 @@ UNITS: dict[str, Callable[[Machine], int]] = {
     "numa": lambda machine: machine.numa_domains,
     "core": lambda machine: sum(core.usable for core in machine.cores),
 }
-PLURAL = {"gpu": "GPUs", "package": "packages", "numa": "NUMA nodes", "core": "usable cores"}
 
 
 class TopologyRequest(NamedTuple):
@@ -49,18 +49,29 @@ class TopologyReason(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """A value for X, and the option or the fact that gives it."""
+    """The number of ranks of each host, and the option or the fact that gives it."""
 
-    accelerators: int
+    local_sizes: tuple[int, ...]
     reason: str
+
+    @property
+    def meaning(self) -> str:
+        """The numbers in words."""
+        if len(set(self.local_sizes)) == 1:
+            return f"X = {self.local_sizes[0]}"
+        return f"{UnequalTopology(self.local_sizes)} ranks"
 
 
 def check_request(request: TopologyRequest, hosts: HostList) -> None:
     """Raise InputError for contradictions that can be found without the machines."""
     stated = _stated(request, hosts)
     contradictions = _contradictions(stated)
-    if not stated and request.accelerators is None and not hosts.slots_are_capacity:
-        _slots(hosts)
+    if stated:
+        contradictions += _process_contradictions(stated[0], request, hosts)
+    elif request.accelerators is None and request.processes is not None:
+        _by_processes(request.processes, hosts)
+    elif request.accelerators is None and not hosts.slots_are_capacity:
+        _by_slots(hosts)
     if request.topology is None:
         _hosts_shape(request, hosts)
     else:
@@ -71,7 +82,7 @@ def check_request(request: TopologyRequest, hosts: HostList) -> None:
 
 def choose_topology(
     request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]
-) -> tuple[Topology, TopologyReason]:
+) -> tuple[JobTopology, TopologyReason]:
     """Return the topology of a request, and the reason for it.
 
     Raises InputError if two options contradict each other (both are shown), or if the hosts do not divide into
@@ -82,10 +93,14 @@ def choose_topology(
     if isinstance(request.accelerators, str):
         reason = f"--accelerators {request.accelerators}"
         claims.append(_count(request.accelerators, request, hosts, machines, reason))
-    claims = claims or [_by_slots(request, hosts, machines) or _by_machine(request, hosts, machines)]
-    _raise(_contradictions(claims))
+    elif request.processes is not None and not claims:
+        claims.append(_by_processes(request.processes, hosts))
+    claim = claims[0] if claims else _by_resources(request, hosts, machines)
+    _raise([*_contradictions(claims), *_process_contradictions(claim, request, hosts)])
+    if len(set(claim.local_sizes)) > 1:
+        return UnequalTopology(claim.local_sizes), TopologyReason(claim.reason)
     shape = _hosts_shape(request, hosts) if request.topology is None else request.topology.dims[1:]
-    return Topology((claims[0].accelerators, *shape)), TopologyReason(claims[0].reason)
+    return Topology((claim.local_sizes[0], *shape)), TopologyReason(claim.reason)
 
 
 def _raise(contradictions: Sequence[str]) -> None:
@@ -97,56 +112,73 @@ def _stated(request: TopologyRequest, hosts: HostList) -> list[_Claim]:
     """Return the values of X that the options give as numbers, the strongest first."""
     claims: list[_Claim] = []
     if request.topology is not None:
-        claims.append(_Claim(request.topology.accelerators, f"--topology {request.topology}"))
+        claims.append(_Claim((request.topology.accelerators,) * len(hosts), f"--topology {request.topology}"))
     if isinstance(request.accelerators, int):
-        claims.append(_Claim(request.accelerators, f"--accelerators {request.accelerators}"))
-    if request.processes is not None and request.topology is None:
-        claims.append(_divide(request.processes, hosts))
+        claims.append(_Claim((request.accelerators,) * len(hosts), f"--accelerators {request.accelerators}"))
     return claims
 
 
 def _contradictions(claims: Sequence[_Claim]) -> list[str]:
     """Return a problem for each claim that differs from the first."""
     return [
-        f"{claims[0].reason} means X = {claims[0].accelerators}, but {claim.reason} means X = {claim.accelerators}"
+        f"{claims[0].reason} means {claims[0].meaning}, but {claim.reason} means {claim.meaning}"
         for claim in claims[1:]
-        if claim.accelerators != claims[0].accelerators
+        if claim.local_sizes != claims[0].local_sizes
     ]
 
 
-def _divide(processes: int, hosts: HostList) -> _Claim:
+def _process_contradictions(claim: _Claim, request: TopologyRequest, hosts: HostList) -> list[str]:
+    """Return a problem if -np is not the sum of the ranks; that of a --topology is found elsewhere."""
+    processes = request.processes
+    if processes is None or request.topology is not None or processes == sum(claim.local_sizes):
+        return []
     share, left = divmod(processes, len(hosts))
-    if left or not share:
-        possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
-        raise InputError(
-            f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); "
-            f"use {possible}, or other hosts"
-        )
-    return _Claim(share, f"-np {processes} over {counted(len(hosts), 'host')}")
+    number = f"-np {processes} means {counted(processes, 'rank')}"
+    if share and not left:
+        number = f"-np {processes} over {counted(len(hosts), 'host')} means X = {share}"
+    return [f"{claim.reason} means {claim.meaning}, but {number}"]
 
 
-def _by_slots(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim | None:
-    """Return X by the slots; if these may be cores, one rank per GPU where there are enough slots."""
-    if not hosts.slots_are_capacity or not all(machines[name].gpus for name in hosts.names):
-        return _slots(hosts)
-    fewest = min((host.slots for host in hosts if host.slots is not None), default=0)
-    gpus = _count("gpu", request, hosts, machines, "one rank per GPU").accelerators
-    if gpus > fewest:
-        return _slots(hosts)
-    return _Claim(gpus, f"one rank per GPU, with enough slots ({hosts.source})")
+def _by_processes(processes: int, hosts: HostList) -> _Claim:
+    """Return the same number of ranks for each host if possible, else as many as the slots of each in turn."""
+    share, left = divmod(processes, len(hosts))
+    equal = _Claim((share,) * len(hosts), f"-np {processes} over {counted(len(hosts), 'host')}")
+    if divides_equally(processes, hosts):
+        return equal
+    filled = fill_slots(processes, hosts)
+    if filled is not None and all(filled):
+        return _Claim(filled, f"-np {processes} over the slots of {hosts.source}")
+    if share and not left:  # too few slots, which are named with the topology
+        return equal
+    possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
+    slots = sum(host.slots or 0 for host in hosts)
+    remedy = f"use {possible}, other hosts, or give each host its slots: -H HOST:N,HOST:M"
+    if all(host.slots for host in hosts) and slots < processes:
+        raise InputError(f"-np {processes}, but {hosts} have {counted(slots, 'slot')} ({hosts.source}); {remedy}")
+    raise InputError(f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); {remedy}")
 
 
-def _slots(hosts: HostList) -> _Claim | None:
-    """Return X by the slots, None if no host has any. Raises InputError if they differ."""
-    slots = {host.slots for host in hosts}
-    if slots == {None}:
+def _by_resources(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim:
+    """Return the ranks by the slots or, without them, by the machines."""
+    if hosts.slots_are_capacity and all(machines[name].gpus for name in hosts.names):
+        gpus = _count("gpu", request, hosts, machines, "one rank per GPU").local_sizes
+        if all(ranks <= (host.slots or 0) for ranks, host in zip(gpus, hosts, strict=True)):
+            return _Claim(gpus, f"one rank per GPU, with enough slots ({hosts.source})")
+    return _by_slots(hosts) or _by_machine(request, hosts, machines)
+
+
+def _by_slots(hosts: HostList) -> _Claim | None:
+    """Return the slots as ranks, None if no host has any. Raises InputError if some hosts have none."""
+    slots = tuple(host.slots for host in hosts if host.slots is not None)
+    if not slots:
         return None
-    if len(slots) > 1 or None in slots:
+    if len(slots) < len(hosts):
         listed = ", ".join(f"{host.name}:{host.slots or '?'}" for host in list(hosts)[:_MOST_LISTED])
         raise InputError(
-            f"{hosts.source}: the slots differ ({listed}); give the number of ranks of each host: --accelerators N"
+            f"{hosts.source}: some hosts have no slots ({listed}); give them all slots, or the number of ranks of each "
+            "host: --accelerators N"
         )
-    return _Claim(next(slot for slot in slots if slot is not None), f"the slots of {hosts.source}")
+    return _Claim(slots, f"the slots of {hosts.source}")
 
 
 def _by_machine(request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine]) -> _Claim:
@@ -158,21 +190,18 @@ def _by_machine(request: TopologyRequest, hosts: HostList, machines: Mapping[str
 def _count(
     unit: str, request: TopologyRequest, hosts: HostList, machines: Mapping[str, Machine], reason: str
 ) -> _Claim:
-    """Return X as the number of units of each host. Raises InputError if the hosts differ, or have none."""
+    """Return the number of units of each host. Raises InputError if a host has none."""
     counts = {name: UNITS[unit](machines[name]) for name in hosts.names}
-    if len(set(counts.values())) > 1:
-        first_names: dict[int, str] = {}
-        for name, number in counts.items():
-            first_names.setdefault(number, name)
-        listed = ", ".join(f"{name} has {number}" for number, name in first_names.items())
-        raise InputError(f"{reason}: the hosts differ in {PLURAL[unit]} ({listed}); give --accelerators a number")
-    number = counts[hosts.names[0]]
-    if unit == "gpu" and request.gpus and request.gpus < number:
-        return _Claim(request.gpus, f"{reason} that the scheduler allocated ({hosts.source})")
-    if not number:
-        machine = machines[hosts.names[0]]
-        raise InputError(f"{reason}: {hosts} has no {unit} ({machine}; {machine.source}); give a number")
-    return _Claim(number, reason)
+    without = next((name for name, number in counts.items() if not number), None)
+    if without is not None:
+        host = without if any(counts.values()) else str(hosts)
+        machine = machines[without]
+        raise InputError(f"{reason}: {host} has no {unit} ({machine}; {machine.source}); give a number")
+    allocated = request.gpus if unit == "gpu" else None
+    if allocated and allocated < max(counts.values()):
+        limited = tuple(min(number, allocated) for number in counts.values())
+        return _Claim(limited, f"{reason} that the scheduler allocated ({hosts.source})")
+    return _Claim(tuple(counts.values()), reason)
 
 
 def _hosts_shape(request: TopologyRequest, hosts: HostList) -> tuple[int, ...]:

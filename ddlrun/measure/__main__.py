@@ -29,7 +29,7 @@ from ddlrun.network.measurements import (
     TimingRecord,
     TuneResult,
 )
-from ddlrun.topology import Topology, parse_topology
+from ddlrun.topology import Topology, UnequalTopology, parse_job_topology, parse_topology
 from ddlrun.units import render_bytes, render_seconds, render_size
 
 # Copies of an array in a rank's memory, at most: with the results of collectives and MPI's own buffers.
@@ -100,7 +100,7 @@ def bench(comm: MPI.Intracomm) -> None:
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
-    if is_alone(comm):
+    if cannot_measure(comm):
         return
     collectives = Collectives(comm, plan["modes"], os.environ)
     topology = collectives.topology
@@ -158,11 +158,15 @@ def odd_racks(links: Links) -> str:
     )
 
 
-def is_alone(comm: MPI.Intracomm) -> bool:
-    """Return True, after the result that says so, if the job has a single rank."""
+def cannot_measure(comm: MPI.Intracomm) -> bool:
+    """Return True, after the result that says so, if the job has a single rank, or different numbers on its hosts."""
+    topology = parse_job_topology(os.environ["DDLRUN_TOPOLOGY"])
     if comm.size == 1:
         send("result", {"problem": "a single rank has no partner; name hosts, or give --accelerators core"})
-    return comm.size == 1
+    elif isinstance(topology, UnequalTopology):
+        words = f"the hosts have different numbers of ranks ({topology}); give them all the same: --accelerators N"
+        send_result(comm, {"problem": words})
+    return comm.size == 1 or isinstance(topology, UnequalTopology)
 
 
 def ranks_on_host(comm: MPI.Intracomm) -> int:
@@ -183,7 +187,7 @@ def tune(comm: MPI.Intracomm) -> None:
     """
     plan = json.loads(sys.argv[2])
     start = time.perf_counter()
-    if is_alone(comm):
+    if cannot_measure(comm):
         return
     problem = memory_problem(comm, plan["gradient"])
     if problem:

@@ -7,7 +7,7 @@ from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.message_counts import axes_of, blocks_of, interleaved
-from ddlrun.topology import Topology
+from ddlrun.topology import JobTopology, Topology, UnequalTopology, ddl_topology
 
 
 class TrainingStep(NamedTuple):
@@ -25,7 +25,7 @@ class TrainingStep(NamedTuple):
 class Forecast(NamedTuple):
     """A decomposition: the cost of its allreduce, the seconds of a step, and computing as a share of the step."""
 
-    topology: Topology
+    topology: JobTopology
     cost: Cost
     step: float | None
     efficiency: float | None
@@ -65,7 +65,7 @@ def decompositions(topology: Topology) -> list[Topology]:
     return shapes if topology in shapes else [topology, *shapes]
 
 
-def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> Forecast:
+def forecast(topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> Forecast:
     """Return the forecast of one decomposition.
 
     Args:
@@ -74,15 +74,22 @@ def forecast(topology: Topology, wiring: Topology, fabric: Fabric, work: Trainin
         fabric: the links.
         work: the gradients and the computing time of a step.
     """
-    cost = CostModel(axes_of(topology), wiring, fabric).best(work.mode, work.gradient, blocking=not work.overlap)
+    cost = CostModel(axes_of(ddl_topology(topology)), wiring, fabric).best(
+        work.mode, work.gradient, blocking=not work.overlap
+    )
     if work.compute is None:
         return Forecast(topology, cost, None, None)
     step = work.compute + max(0.0, cost.seconds - work.overlap * work.compute)
     return Forecast(topology, cost, step, work.compute / step)
 
 
-def forecasts(topology: Topology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> list[Forecast]:
-    """Return all decompositions, the fastest first; `topology` comes first of those that print the same time."""
+def forecasts(topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> list[Forecast]:
+    """Return all decompositions, the fastest first; `topology` comes first of those that print the same time.
+
+    Unequal hosts have a single one.
+    """
+    if isinstance(topology, UnequalTopology):
+        return [forecast(topology, wiring, fabric, work)]
     unsorted = [forecast(shape, wiring, fabric, work) for shape in decompositions(topology)]
     return sorted(unsorted, key=lambda entry: (_printed(entry), entry.topology != topology, entry.cost.seconds))
 
@@ -102,12 +109,14 @@ def uneven_data(items: int, learners: int, batch: int = 1) -> UnevenData:
     return UnevenData(steps, items / (steps * learners * batch))
 
 
-def order_penalties(topology: Topology, wiring: Topology) -> OrderPenalties:
-    """Return the penalties of a wrong order of hosts, and of ranks for a flat collective.
+def order_penalties(topology: JobTopology, wiring: Topology) -> OrderPenalties:
+    """Return the penalties of a wrong order of hosts, and of ranks for a flat collective; none for unequal hosts.
 
     In ddl order rank + 1 is in another rack (or, with one rack, on another host), so a ring sends
     through a link the messages of every learner below it; in host order it sends those of one.
     """
+    if isinstance(topology, UnequalTopology):
+        return OrderPenalties(None, None)
     right, wrong = (
         CostModel(axes, wiring, Fabric((Link(),) * len(LEVELS))).cost(AllreduceAlgorithm("native"), 1).volumes
         for axes in (axes_of(topology), interleaved(topology))
@@ -121,9 +130,13 @@ def order_penalties(topology: Topology, wiring: Topology) -> OrderPenalties:
     )
 
 
-def wiring_of(topology: Topology, fabric: Fabric) -> Topology:
-    """Return learners per host, hosts per rack, racks per aisle: the fabric's racks, or else the topology's."""
-    x, y, z, *_ = topology.dims
+def wiring_of(topology: JobTopology, fabric: Fabric) -> Topology:
+    """Return learners per host, hosts per rack, racks per aisle: the fabric's racks, or else the topology's.
+
+    Unequal hosts count as if each had the most ranks, and as one rack.
+    """
+    dims = topology.dims if isinstance(topology, Topology) else (topology.largest, topology.hosts, 1)
+    x, y, z, *_ = dims
     per_rack = min(fabric.hosts_per_rack or y, topology.hosts)
     racks = -(-topology.hosts // per_rack)
     per_aisle = min(fabric.racks_per_aisle or (z if fabric.hosts_per_rack in (None, y) else racks), racks)

@@ -1,16 +1,17 @@
 """The placement of a job: its topology, its rank order and the place of every rank, with reasons."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from ddlrun.errors import PlacementError
+from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
 from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, choose_topology
 from ddlrun.plan.precedence import RANK_ORDER_SOURCES
 from ddlrun.plan.settings import Settings, UserRankfile
-from ddlrun.topology import RankOrder, Topology
+from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
 from ddlrun.wording import counted
 
 OrderAndReason = tuple[RankOrder, str]
@@ -37,7 +38,7 @@ def place_job(settings: Settings, machines: Mapping[str, Machine], major: int | 
     profile = job.profiles.fitting(topology, major)
     if profile is not None and job.profiles.may_reshape and profile.topology != topology:
         topology, reason = profile.topology, reason._replace(hosts=f"{profile}, instead of {topology}")
-    order, order_reason = choose_order(settings)
+    order, order_reason = choose_order(settings, topology)
     placement = place(topology, hosts, machines, order, settings.placement.policy)
     _check_gpus(settings, placement)
     return JobPlacement(placement, reason, order_reason)
@@ -51,7 +52,7 @@ def _place_by_rankfile(
     hosts, name = settings.hosts.hosts, rankfile.name
     _check_rankfile(settings, rankfile, machines, major)
     placed = parse_places(rankfile.text, lambda host: machines[host])
-    topology = _rankfile_topology(settings, name, len(placed), machines)
+    topology = _rankfile_topology(settings, name, [host for host, _ in placed.values()], machines)
     order = _order_of(topology, hosts, {rank: host for rank, (host, _) in placed.items()})
     if order is None:
         raise PlacementError(
@@ -97,27 +98,33 @@ def rankfile_warnings(rankfile: UserRankfile, machines: Mapping[str, Machine], m
     ]
 
 
-def _rankfile_topology(settings: Settings, name: str, ranks: int, machines: Mapping[str, Machine]) -> Topology:
+def _rankfile_topology(
+    settings: Settings, name: str, rank_hosts: Collection[str], machines: Mapping[str, Machine]
+) -> JobTopology:
     """Return the requested topology, else the ranks per host; raise PlacementError where the rank file has others."""
-    hosts, request = settings.hosts.hosts, settings.job.topology
-    per_host, left = divmod(ranks, len(hosts))
-    if left:
-        raise PlacementError(f"{name}: {ranks} ranks on {len(hosts)} hosts are no topology XxYxZ")
+    hosts, request, ranks = settings.hosts.hosts, settings.job.topology, len(rank_hosts)
+    counts = Counter(rank_hosts)
+    local_sizes = [counts[host] for host in hosts.names]
+    if not all(local_sizes):
+        raise PlacementError(
+            f"{name}: no rank is on {hosts.names[local_sizes.index(0)]}; name the hosts with ranks: -H"
+        )
     if request._replace(gpus=None) == TopologyRequest():
-        request = TopologyRequest(topology=Topology((per_host, len(hosts))))
+        if len(set(local_sizes)) > 1:
+            return UnequalTopology(local_sizes)
+        request = TopologyRequest(topology=Topology((local_sizes[0], len(hosts))))
     topology, _ = choose_topology(request, hosts, machines)
     if topology.size != ranks:
         raise PlacementError(f"{name} places {ranks} ranks, topology {topology} has {topology.size}; make them agree")
     return topology
 
 
-def _order_of(topology: Topology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
+def _order_of(topology: JobTopology, hosts: HostList, host_of: Mapping[int, str]) -> RankOrder | None:
     """Return the rank order that puts each rank on its host; None: neither does."""
-    for order in RankOrder:
+    orders = RankOrder if isinstance(topology, Topology) else (RankOrder.HOST,)
+    for order in orders:
         if all(
-            host_of[topology.rank(index, local_rank, order)] == name
-            for index, name in enumerate(hosts.names)
-            for local_rank in range(topology.accelerators)
+            host_of[rank] == name for index, name in enumerate(hosts.names) for rank in topology.ranks_of(index, order)
         ):
             return order
     return None
@@ -136,17 +143,38 @@ def _check_gpus(settings: Settings, placement: Placement) -> None:
 def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
     gpus = len(machine.gpus)
     hosts = fold(placement.hosts.names[index] for index in indexes)
+    host = "each host" if isinstance(placement.topology, Topology) else "a host"
+    ranks = placement.topology.local_size(indexes[0])
     return (
-        f"topology {placement.topology} puts {placement.topology.accelerators} ranks on each host, but {hosts} has "
+        f"topology {placement.topology} puts {ranks} ranks on {host}, but {hosts} has "
         f"{counted(gpus, 'GPU')} ({machine.source}); make X at most {gpus}, let ranks share them: "
         "--share-gpus, or say that they use none: --framework mpi"
     )
 
 
-def choose_order(settings: Settings) -> OrderAndReason:
-    """Return the rank order and why: the first source of RANK_ORDER_SOURCES that applies decides."""
+def choose_order(settings: Settings, topology: JobTopology) -> OrderAndReason:
+    """Return the rank order and why: the first source of RANK_ORDER_SOURCES that applies decides.
+
+    Raises InputError where the user asks for what unequal hosts do not have: DDL's order and its dimensions.
+    """
+    if isinstance(topology, UnequalTopology):
+        _refuse_dimensions(settings, topology)
+        return RankOrder.HOST, f"contiguous on a host, as the hosts have different numbers of ranks ({topology})"
     choices = (ORDER_CHOICES[source](settings) for source in RANK_ORDER_SOURCES)
     return next(choice for choice in choices if choice is not None)
+
+
+def _refuse_dimensions(settings: Settings, topology: UnequalTopology) -> None:
+    job = settings.job
+    options = [job.shape_options] if job.shape_options else []
+    options += ["--rank-order ddl"] if job.rank_order is RankOrder.DDL else []
+    options += [f"--mode {job.mode}"] if job.mode is not None else []
+    if options:
+        fewest = min(topology.local_sizes)
+        raise InputError(
+            f"{', '.join(options)}: a topology XxYxZ has the same number of ranks on each host, but these hosts have "
+            f"{topology}; give all the same, such as --accelerators {fewest}, or leave the option out"
+        )
 
 
 def _requested_order(settings: Settings) -> OrderAndReason | None:

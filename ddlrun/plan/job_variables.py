@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.plan.placed_job import Contribution, PlacedJob
-from ddlrun.topology import Topology, parse_topology
+from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
 
 # The user's own settings of thread binding, which the plan does not read.
 THREAD_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
@@ -55,7 +55,7 @@ def plan_default_variables(job: PlacedJob, mode: str) -> Contribution:
     variables = {"PYTHONUNBUFFERED": "1"}
     if job.settings.job.mode is not None:
         return Contribution(variables)
-    variables["DDL_OPTIONS"] = f"-mode {mode}:{job.placement.topology}"
+    variables["DDL_OPTIONS"] = f"-mode {mode}:{ddl_topology(job.placement.topology)}"
     if "DDL_OPTIONS" not in job.inherited:
         return Contribution(variables)
     _check_ddl_options(job.inherited["DDL_OPTIONS"], job.placement.topology)
@@ -70,7 +70,7 @@ def thread_note(job: PlacedJob) -> str:
 
 def _visible_gpus(job: PlacedJob) -> str:
     """Return the value of --visible-gpus. A TensorFlow worker takes all GPUs that it sees, so several get their own."""
-    greedy = "tensorflow" in job.settings.job.frameworks and job.placement.topology.accelerators > 1
+    greedy = "tensorflow" in job.settings.job.frameworks and job.placement.topology.largest > 1
     return job.settings.placement.visible_gpus or ("own" if greedy else "all")
 
 
@@ -80,10 +80,12 @@ def _restarts(job: PlacedJob) -> int:
     return job.settings.run.attempt + (allocation.restarts if allocation is not None else 0)
 
 
-def _check_ddl_options(options: str, topology: Topology) -> None:
+def _check_ddl_options(options: str, topology: JobTopology) -> None:
     words = options.split()
     if "-mode" not in words[:-1]:
         return
     dims = words[words.index("-mode") + 1].partition(":")[2]
-    if dims and parse_topology(dims, "DDL_OPTIONS").dims != topology.dims:
-        raise InputError(f"DDL_OPTIONS says {dims}, but the topology is {topology}; unset one of them")
+    if not dims or parse_topology(dims, "DDL_OPTIONS") == ddl_topology(topology):
+        return
+    shape = f", for DDL {ddl_topology(topology)}" if isinstance(topology, UnequalTopology) else ""
+    raise InputError(f"DDL_OPTIONS says {dims}, but the topology is {topology}{shape}; unset one of them")

@@ -21,6 +21,7 @@ from ddlrun.process_managers.installation import mpi4py_variables
 from ddlrun.process_managers.openmpi import OVERRULING, Transport
 from ddlrun.rank import protocol
 from ddlrun.remote.daemon_variables import CHOSEN_BY_SLURM, PARTS, DaemonRequest, daemon_variables
+from ddlrun.topology import UnequalTopology
 
 
 class RankEnvironment(NamedTuple):
@@ -128,7 +129,13 @@ def _collectives(job: PlacedJob) -> Contribution:
         return Contribution({})
     chosen = find_collectives_choice(settings.mpi.args, job.environ, installation.mca_files)
     gpus = any(machine.gpus for machine in job.placement.machines)
-    context = HorovodContext(len(settings.hosts.hosts), gpus, job.major, chosen)
+    context = HorovodContext(
+        hosts=len(settings.hosts.hosts),
+        gpus=gpus,
+        major=job.major,
+        chosen=chosen,
+        unequal=isinstance(job.placement.topology, UnequalTopology),
+    )
     variables, notes = plan_hierarchical_variables(settings.environment.horovod, installation.horovod, context)
     return Contribution(variables, warnings=tuple(notes))
 
@@ -157,7 +164,7 @@ def _daemons(job: PlacedJob) -> dict[str, str]:
         launcher=hosts.launcher.launcher,
         words=hosts.launcher.words,
         major=job.major,
-        slots=job.placement.topology.accelerators,
+        slots=job.placement.topology.largest,
         job=hosts.allocation,
         alone=hosts.all_local,
     )

@@ -70,7 +70,7 @@ class PlannedRankRecord(TypedDict):
     host: str
     local_rank: int
     coords: list[int]
-    """Coordinates of the rank in the topology: X, Y, Z, and A if there are aisles."""
+    """Coordinates of the rank in the topology: X, Y, Z, and A if there are aisles; as one rack on unequal hosts."""
     packages: list[int]
     cores: list[int]
     """Logical indexes of its cores."""
@@ -88,7 +88,7 @@ class PlacementRecord(TypedDict):
     """The place of every rank."""
 
     topology: str
-    """XxYxZ: ranks per host, hosts per rack, racks; XxYxZxA with aisles."""
+    """XxYxZ: ranks per host, hosts per rack, racks; XxYxZxA with aisles; 4+2 for hosts with 4 and 2 ranks."""
     rank_order: Annotated[str, RankOrder]
     """host: consecutive ranks on each host; ddl: round robin over hosts."""
     hosts: list[PlannedHostRecord]

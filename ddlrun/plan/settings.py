@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.mapping.slots import divides_equally
 from ddlrun.mapping.spare_hosts import HostAssignment
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.run_dir import RunDir
@@ -189,14 +190,19 @@ def reassign_hosts(settings: Settings, assignment: HostAssignment) -> Settings:
     if job.profiles.candidates and assignment.hosts.names != before.names:
         job = job._replace(profiles=Profiles(note="the profile is left out: it was made with other hosts"))
     if len(assignment.hosts) != len(before):
-        job = job._replace(topology=_shrunk(job.topology, assignment, len(before)))
+        job = job._replace(topology=_shrunk(job.topology, assignment, before))
     return settings._replace(job=job, hosts=settings.hosts._replace(assignment=assignment))
 
 
-def _shrunk(request: TopologyRequest, assignment: HostAssignment, hosts: int) -> TopologyRequest:
-    """Return a request for the hosts of an assignment; the original one was for `hosts` hosts."""
+def _shrunk(request: TopologyRequest, assignment: HostAssignment, hosts: HostList) -> TopologyRequest:
+    """Return a request for the hosts of an assignment; the original one was for `hosts`.
+
+    Where -np fills slots that differ, the slots of the hosts that are left count.
+    """
     if request.topology is None:
-        per_host = request.processes // hosts if request.processes else request.accelerators
+        per_host = request.accelerators
+        if request.processes and per_host is None and divides_equally(request.processes, hosts):
+            per_host = request.processes // len(hosts)
         return TopologyRequest(accelerators=per_host, nodes=assignment.per_rack, racks=assignment.racks)
     dims = (request.topology.accelerators, assignment.per_rack, assignment.racks)
     return TopologyRequest(topology=Topology(dims[: len(request.topology.dims)] if assignment.racks == 1 else dims))

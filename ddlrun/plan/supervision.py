@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
-from ddlrun.topology import RankOrder, Topology
+from ddlrun.topology import JobTopology, RankOrder
 
 LOOPBACK = ("127.0.0.1",)
 
@@ -42,7 +42,7 @@ class SupervisionOptions(NamedTuple):
 class SupervisedJob(NamedTuple):
     """The ranks of a job, their hosts, and the addresses at which keepers reach ddlrun."""
 
-    topology: Topology
+    topology: JobTopology
     order: RankOrder
     host_names: tuple[str, ...]
     addresses: tuple[str, ...] = LOOPBACK
@@ -59,6 +59,7 @@ class SupervisedJob(NamedTuple):
     def describe(self, ranks: Iterable[int]) -> str:
         """Return ranks and their hosts in words.
 
+        >>> from ddlrun.topology import Topology
         >>> SupervisedJob(Topology((2, 2)), RankOrder.HOST, ("n0", "n1")).describe([2, 1, 0])
         'ranks 0-2 on n[0-1]'
         """

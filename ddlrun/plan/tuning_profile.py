@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.errors import InputError
-from ddlrun.topology import Topology, parse_topology
+from ddlrun.topology import JobTopology, Topology, parse_topology
 from ddlrun.units import render_bytes
 
 HOROVOD = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
@@ -39,8 +39,10 @@ class Profile(NamedTuple):
     def __str__(self) -> str:
         return f"profile of {self.date} for gradients of {render_bytes(self.gradient)}"
 
-    def fits(self, topology: Topology, major: int | None) -> bool:
+    def fits(self, topology: JobTopology, major: int | None) -> bool:
         """Return True for a job with as many ranks per host, as many hosts and the same Open MPI (None: any)."""
+        if not isinstance(topology, Topology):
+            return False
         alike = (self.topology.accelerators, self.topology.hosts) == (topology.accelerators, topology.hosts)
         return alike and major in (None, self.major)
 
@@ -70,7 +72,7 @@ class Profiles(NamedTuple):
     note: str = ""
     """Why there is no profile, or that its hosts are in another order; empty: nothing to report."""
 
-    def fitting(self, topology: Topology, major: int | None) -> Profile | None:
+    def fitting(self, topology: JobTopology, major: int | None) -> Profile | None:
         """Return the profile for a job; None without one. Raises InputError where a named file has none that fits."""
         fitting = [profile for profile in self.candidates if profile.fits(topology, None if self.file else major)]
         if self.file and not fitting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ddlrun.rank.host_position import host_and_local
 from ddlrun.rank.processes import read_lines
 
 TYPE_CHECKING = False  # typing itself takes milliseconds to import
@@ -142,32 +143,6 @@ def _select_gloo_interface(host: str) -> None:
         name, _, interfaces = word.partition("=")
         if interfaces and host in (name, name.partition(".")[0]):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces.split(",")[0])
-
-
-def host_and_local(rank: int, size: int, topology: str, order: str) -> tuple[int, int]:
-    """Return the index of a rank's host, and its local rank there.
-
-    >>> host_and_local(2, 8, "2x4", "ddl"), host_and_local(2, 8, "2x4", "host")
-    ((2, 0), (1, 0))
-    """
-    per_host = int(topology.partition("x")[0])
-    if order == "host":
-        return rank // per_host, rank % per_host
-    hosts = size // per_host
-    return _ddl_host(rank % hosts, topology), rank // hosts
-
-
-def _ddl_host(number: int, topology: str) -> int:
-    """Convert (y*Z + z)*A + a, a rank's remainder in ddl order, to the host index (a*Z + z)*Y + y."""
-    sizes = [int(size) for size in topology.split("x")][1:]
-    coordinates = []
-    for axis_size in reversed(sizes):
-        number, coordinate = divmod(number, axis_size)
-        coordinates.append((axis_size, coordinate))
-    host = 0
-    for axis_size, coordinate in coordinates:
-        host = host * axis_size + coordinate
-    return host
 
 
 def _parse_cpus(text: str) -> set[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import _socket
 import os
 
-from ddlrun.rank.binding import host_and_local, parse_binding
+from ddlrun.rank.binding import parse_binding
+from ddlrun.rank.host_position import all_places, host_and_local, host_sizes
 
 EADDRINUSE = 98
 
@@ -17,10 +18,10 @@ def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
     if not requests or min(rank, local_rank, size) < 0:
         return []
     topology, order = os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"]
-    local_size = int(topology.partition("x")[0])
+    host, sizes = host_and_local(rank, size, topology, order)[0], host_sizes(size, topology)
     values = {
-        "rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size, "hosts": size // local_size,
-        "host": host_and_local(rank, size, topology, order)[0], "gpu": _own_gpu(rank, local_rank, size),
+        "rank": rank, "size": size, "local_rank": local_rank, "local_size": sizes[host], "hosts": len(sizes),
+        "host": host, "gpu": _own_gpu(rank, local_rank, size),
         "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
         # JAX only checks that it is set.
         "uri": os.environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),  # noqa: SIM112 - its own name
@@ -46,7 +47,7 @@ def _render_tf_config(workers: str, rank: int, size: int, topology: str, order: 
     """Render TF_CONFIG with one worker per rank, from `PORT ADDRESS,ADDRESS...` with one address per host."""
     port, _, listed = workers.partition(" ")
     addresses = listed.split(",")
-    places = (host_and_local(other, size, topology, order) for other in range(size))
+    places = all_places(size, topology, order)
     endpoints = ",".join(f'"{addresses[host]}:{int(port) + local_rank}"' for host, local_rank in places)
     return f'{{"cluster":{{"worker":[{endpoints}]}},"task":{{"type":"worker","index":{rank}}}}}'
 

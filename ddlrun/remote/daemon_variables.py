@@ -38,7 +38,7 @@ class DaemonRequest(NamedTuple):
     major: int
     """Open MPI's major version."""
     slots: int
-    """The ranks per host."""
+    """The most ranks that a host has."""
     job: Allocation | None = None
     """The job that ddlrun runs in."""
     alone: bool = False

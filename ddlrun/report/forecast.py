@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, TrainingStep, UnevenData
 from ddlrun.report.table import aligned
-from ddlrun.topology import RankOrder, Topology, describe
+from ddlrun.topology import JobTopology, RankOrder, Topology, ddl_topology, describe
 from ddlrun.units import render_bytes, render_rate, render_seconds
 from ddlrun.wording import counted
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # for the annotations alone
 
 # One screen.
 MOST_ROWS = 16
-ORDER = "host (consecutive ranks on each host); with --mode, launch uses ddl, in which ddlrun.ddl is equally fast"
+ORDER = "host (consecutive ranks on each host)"
+WITH_MODE = "; with --mode, launch uses ddl, in which ddlrun.ddl is equally fast"
 LIMITS = {"nic": "NIC"}
 NAMES = {
     "host": "inside a host, per rank",
@@ -39,7 +40,7 @@ class Epoch(NamedTuple):
 class ForecastReport(NamedTuple):
     """The result of `ddlrun plan`: the topology that launch takes and why, the network, all decompositions."""
 
-    topology: Topology
+    topology: JobTopology
     reason: str
     wiring: Topology
     fabric: Fabric
@@ -58,7 +59,8 @@ def render_forecast(report: ForecastReport) -> str:
 
 def _head(report: ForecastReport) -> Iterator[str]:
     topology, work = report.topology, report.work
-    yield f"{counted(topology.size, 'rank')}, wired as {report.wiring}: {describe(report.wiring.dims)}"
+    unequal = "" if isinstance(topology, Topology) else f"{topology}; each host counts as the largest: "
+    yield f"{counted(topology.size, 'rank')}, wired as {report.wiring}: {unequal}{describe(report.wiring.dims)}"
     source = f", {report.fabric.source}" if report.fabric.source else ""
     yield f"{report.fabric.name}{source}:"
     for level, link in zip(LEVELS, report.fabric.links, strict=True):
@@ -103,7 +105,7 @@ def _table(report: ForecastReport) -> Iterator[str]:
         yield f"... {left} slower topologies (--json prints all)"
 
 
-def select(forecasts: Sequence[Forecast], topology: Topology) -> list[Forecast]:
+def select(forecasts: Sequence[Forecast], topology: JobTopology) -> list[Forecast]:
     """Return the fastest MOST_ROWS forecasts; the last makes room for launch's own where it is slower."""
     own = [entry for entry in forecasts[MOST_ROWS:] if entry.topology == topology]
     return [*forecasts[: MOST_ROWS - len(own)], *own]
@@ -114,8 +116,10 @@ def _foot(report: ForecastReport) -> Iterator[str]:
     factor = f"{own.cost.seconds / best.cost.seconds:.2f}" if best.cost.seconds else "1.00"
     slower = f", {factor} times the time of {best.topology}" if factor != "1.00" else ""
     yield f"* used by launch: {report.reason}{slower}"
+    if not isinstance(report.topology, Topology):
+        yield f"dimensions of ddlrun.ddl: {ddl_topology(report.topology)}"
     yield f"algorithm: {own.cost.algorithm}"
-    yield f"rank order: {ORDER}"
+    yield f"rank order: {ORDER}{WITH_MODE if isinstance(report.topology, Topology) else ''}"
     hosts, ranks = report.penalties
     if hosts is not None:
         yield f"hosts listed across racks, not rack by rack: {hosts.factor:.3g}x the bytes on the {SHARED[hosts.level]}"

@@ -9,6 +9,7 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
+from ddlrun.topology import Topology
 from ddlrun.wording import counted
 
 # More local ranks than this are counted instead of listed.
@@ -38,7 +39,8 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
 def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:
     topology = placement.topology
     ranks = counted(topology.size, "rank")
-    yield f"{topology}: {ranks} on {placement.hosts}, {topology.accelerators} per host ({reason})"
+    per_host = f", {topology.largest} per host" if isinstance(topology, Topology) else ""
+    yield f"{topology}: {ranks} on {placement.hosts}{per_host} ({reason})"
     for indexes, machine, seats in placement.groups():
         names = fold(placement.hosts.names[index] for index in indexes)
         yield f"{names}: {machine} ({machine.source})"

@@ -48,8 +48,8 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     files = plan.run_dir
     if os.path.exists(files.plan):
         raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
-    slots = plan.placement.topology.accelerators
-    hosts = (Host(host.name, slots) for host in plan.placement.hosts)
+    topology = plan.placement.topology
+    hosts = (Host(host.name, topology.local_size(index)) for index, host in enumerate(plan.placement.hosts))
     try:
         os.makedirs(files.path, mode=0o700, exist_ok=True)  # a job's output is private
         write_private(files.rankfile, _rank_file(plan))
