@@ -49,10 +49,11 @@ def plan_hierarchical_variables(
     for name in active_hierarchical(settings):
         obstacle = _obstacle(name, builds, context)
         option = f"--{name.replace('_', '-')}"
+        unequal = context.unequal and name != "num_nccl_streams"
         if obstacle is None:
-            notes += [f"{option}: {_UNEQUAL}, which makes it slower; leave it out"] if context.unequal else []
+            notes += [f"{option}: {_UNEQUAL}, which makes it slower; leave it out"] if unequal else []
             continue
-        if context.unequal:
+        if unequal:
             notes.append(f"{option} has no effect: {obstacle}, and {_UNEQUAL}")
             continue
         if name != "hierarchical_allreduce" or context.hosts == 1:

@@ -485,6 +485,18 @@ def test_settings_without_effect_are_told() -> None:
     assert (found, notes[0]) == ({}, "--hierarchical-allreduce has no effect: horovod.torch is built without NCCL")
 
 
+def test_hierarchical_settings_on_unequal_hosts_are_noted() -> None:
+    unequal = HorovodContext(hosts=2, gpus=True, major=4, chosen=None, unequal=True)
+    differ = "the hosts have different numbers of ranks"
+    variables, notes = plan_hierarchical_variables(ALL, {"horovod.torch": CPU}, unequal)
+    assert variables == {}
+    assert notes[0] == (f"--hierarchical-allreduce has no effect: horovod.torch is built without NCCL, and {differ}")
+    assert notes[3] == "--num-nccl-streams has no effect: horovod.torch is built without NCCL"
+    _, notes = plan_hierarchical_variables(ALL, {"horovod.torch": GPU}, unequal)
+    names = ("hierarchical-allreduce", "torus-allreduce", "hierarchical-allgather")
+    assert notes == [f"--{name}: {differ}, which makes it slower; leave it out" for name in names]
+
+
 def test_settings_that_do_something_are_passed_silently() -> None:
     there = {"horovod.torch": GPU}
     assert plan_hierarchical_variables(ALL, there, HorovodContext(2, gpus=True, major=4, chosen=None)) == ({}, [])

@@ -15,7 +15,7 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.rankfile import RankFileLine, parse, render
 from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.slot_reading import pus_of
-from ddlrun.topology import RankOrder
+from ddlrun.topology import RankOrder, parse_job_topology
 from tests.goldens.__main__ import FOLDER, GOLDENS, text
 from tests.support.machine_kinds import machine_of, xml_of
 from tests.support.oracle import map_ranks
@@ -109,6 +109,14 @@ def test_a_real_mpirun_agrees_with_the_placement(name: str, x: int, major: int, 
     for order in RankOrder:
         placed = placement(f"{x}x2x2", ["a", "b-1", "c.example.org", "10.0.0.4"], described, order)
         assert map_ranks(major, rendered(placed), topology, mpirun=mpirun) == cores_by_package(placed)
+
+
+@pytest.mark.parametrize("topology", ["2+1", "1+2+2", "2*2+1", pytest.param("12*2+1", marks=pytest.mark.extra)])
+@pytest.mark.parametrize("name", ["1x2", "8+10"])
+def test_a_real_mpirun_agrees_on_unequal_hosts(name: str, topology: str, major: int, mpirun: str) -> None:
+    hosts = [f"h{number}" for number in range(parse_job_topology(topology).hosts)]
+    placed = placement(topology, hosts, machine(name), RankOrder.HOST)
+    assert map_ranks(major, rendered(placed), hwloc_topology(name), mpirun=mpirun) == cores_by_package(placed)
 
 
 def test_a_real_mpirun_reads_128_hosts(major: int, mpirun: str) -> None:

@@ -85,6 +85,20 @@ def test_cyclic_ranks_and_whole_racks(slurm: SlurmCluster, launch: Launch, tmp_p
     assert lines == ["0 h1 0 4 0", "1 h3 0 4 0", "2 h1 1 4 0", "3 h3 1 4 0"]
 
 
+@pytest.mark.parametrize("launcher", ["auto", "ssh"])
+def test_hosts_with_different_numbers_of_tasks(
+    slurm: SlurmCluster, launch: Launch, tmp_path: Path, launcher: str
+) -> None:
+    """Ranks are where srun would put its tasks."""
+    srun = "srun sh -c 'echo task $SLURM_PROCID $SLURMD_NODENAME $SLURM_LOCALID' | sort"
+    state, lines = run(slurm, tmp_path, f"{srun}; {launch(RANK_REPORT, '--launcher', launcher)}", "-N2", "-n3")
+    tasks = [line.removeprefix("task ") for line in lines if line.startswith("task ")]
+    assert (state, tasks) == ("COMPLETED", ["0 h1 0", "1 h1 1", "2 h2 0"]), lines
+    assert any(line.startswith("2+1: 3 ranks on h[1-2] (the slots of Slurm job ") for line in lines)
+    ranks = sorted(line for line in lines if line.endswith(" 3 0"))
+    assert ranks == ["0 h1 0 3 0", "1 h1 1 3 0", "2 h2 0 1 3 0"]
+
+
 def test_each_task_of_an_array_is_a_job(slurm: SlurmCluster, launch: Launch, tmp_path: Path) -> None:
     line = launch(RANK_REPORT, "--quiet", "--topology", "1x2").replace("/run", "/run$SLURM_ARRAY_TASK_ID", 1)
     job = slurm.submit(

