@@ -181,10 +181,11 @@ class LintCode(Enum):
         Effect("refuses the file, unless --bind-to core:overload-allowed"),
         "a core of its own for each rank",
     )
-    UNEQUAL_HOSTS = _same(
+    UNEQUAL_HOSTS = LintRule(
         "{most} has {most_ranks} ranks, {least} has {least_ranks}",
-        "runs them so",
-        "nothing, unless the job is to have a topology XxYxZ: the same number on each host then",
+        Effect("runs them so", as_meant=True),
+        Effect("runs them so", as_meant=True),
+        "the same number on each host, where the job is to have a topology XxYxZ",
         error=False,
     )
 

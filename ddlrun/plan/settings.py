@@ -190,11 +190,11 @@ def reassign_hosts(settings: Settings, assignment: HostAssignment) -> Settings:
     if job.profiles.candidates and assignment.hosts.names != before.names:
         job = job._replace(profiles=Profiles(note="the profile is left out: it was made with other hosts"))
     if len(assignment.hosts) != len(before):
-        job = job._replace(topology=_shrunk(job.topology, assignment, before))
+        job = job._replace(topology=shrink_request(job.topology, assignment, before))
     return settings._replace(job=job, hosts=settings.hosts._replace(assignment=assignment))
 
 
-def _shrunk(request: TopologyRequest, assignment: HostAssignment, hosts: HostList) -> TopologyRequest:
+def shrink_request(request: TopologyRequest, assignment: HostAssignment, hosts: HostList) -> TopologyRequest:
     """Return a request for the hosts of an assignment; the original one was for `hosts`.
 
     Where -np fills slots that differ, the slots of the hosts that are left count.

@@ -68,6 +68,13 @@ def test_what_plan_prints_is_what_it_prints() -> None:
         assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == shown
 
 
+def test_the_ranks_of_unequal_hosts_are_what_show_prints() -> None:
+    text = (ROOT / "docs" / "how-to" / "unequal-hosts.md").read_text()
+    (line, shown), *others = re.findall(r"```console\n\$ ddlrun (show .*)\n((?:.*\n)*?)```", text)
+    argv = [sys.executable, "-m", "ddlrun", *shlex.split(line), "--scheduler", "none"]
+    assert (subprocess.run(argv, capture_output=True, text=True, check=True).stdout, others) == (shown, [])
+
+
 def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     text = "".join((ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("submit-a-job", "kubernetes"))

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.spare_hosts import HostAssignment, replace_hosts
+from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
+from ddlrun.plan.settings import shrink_request
 from ddlrun.topology import Topology
 
 
@@ -58,3 +60,24 @@ def test_racks_stay_equal_and_hosts_are_used_or_spare(per_rack: int, racks: int,
     assert {*after.hosts.names, *(host.name for host in after.spares)} <= present
     if len(bad) <= spares:
         assert len(after.hosts) == len(before.hosts)
+
+
+@pytest.mark.parametrize(
+    ("request_", "slots", "left", "topology"),
+    [
+        (TopologyRequest(processes=6), (4, 2), [0], "4x1x1"),  # the slots of the host that is left
+        (TopologyRequest(processes=6), (4, 2), [1], "2x1x1"),
+        (TopologyRequest(processes=7), (4, 2, 1), [0, 2], "4+1"),
+        (TopologyRequest(processes=4), (4, 2), [0], "2x1x1"),  # 2 ranks per host
+        (TopologyRequest(), (4, 2, 1), [1, 2], "2+1"),
+        (TopologyRequest(accelerators=1), (4, 2, 1), [1, 2], "1x2x1"),
+        (TopologyRequest(topology=Topology((2, 2))), (4, 2), [1], "2x1x1"),
+    ],
+)
+def test_unequal_hosts_that_are_left_keep_their_slots(
+    request_: TopologyRequest, slots: tuple[int, ...], left: list[int], topology: str
+) -> None:
+    hosts = HostList(tuple(Host(f"h{number}", count) for number, count in enumerate(slots)), "-H")
+    after = HostAssignment(hosts.take(hosts.hosts[number] for number in left), (), 1)
+    request = shrink_request(request_, after, hosts)
+    assert str(choose_topology(request, after.hosts, {})[0]) == topology
