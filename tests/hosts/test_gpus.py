@@ -117,10 +117,11 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two hosts with two GPUs each, at different addresses."""
+    """Two hosts with two GPUs each, at different addresses, and one with a single GPU."""
     script = str(Path(__file__).with_name("pretend_gpus.sh"))
-    with Cluster(hosts_per_rack=2, racks=1) as up:
-        for host, addresses in {"h1": "0000:17:00.0 0000:65:00.0", "h2": "0000:3b:00.0 0000:5e:00.0"}.items():
+    gpus = {"h1": "0000:17:00.0 0000:65:00.0", "h2": "0000:3b:00.0 0000:5e:00.0", "h3": "0000:17:00.0"}
+    with Cluster(hosts_per_rack=3, racks=1) as up:
+        for host, addresses in gpus.items():
             argv = ["env", "PRETEND=inside", "sh", script, "nvidia", *addresses.split(), "--", "true"]
             up.administer(host, argv)
         yield up
@@ -137,6 +138,17 @@ def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path
     assert sorted(map(json.loads, one.stdout.splitlines())) == [
         ["h1", "GPU-00.0-1", None, None], ["h2", "GPU-00.0-1", None, None],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--accelerators", "gpu"], ["--accelerators", "gpu", "-np", "3"]])
+def test_hosts_with_different_numbers_of_gpus(
+    cluster: Cluster, mpirun: str, tmp_path: Path, options: list[str]
+) -> None:
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", "-H", "h1,h3", *options, *SHOW)
+    done = cluster.run("h1", line, cwd=tmp_path)
+    both = ["GPU-00.0-0,GPU-00.0-1", None, None]
+    assert seen(done) == [both, both, ["GPU-00.0-0", None, None]]
+    assert "2+1: 3 ranks on h[1,3] (" in done.stderr
 
 
 def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:
@@ -167,8 +179,10 @@ def slurm() -> Iterator[SlurmCluster]:
         (["--gres=gpu:1"], ["--accelerators", "gpu"], ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--gpus=2", "-n2"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
         (["--gpus-per-task=1", "--ntasks-per-node=1"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
+        # All hosts of a step get the same number of GPUs, so h2 has a rank for one of its two.
+        (["--gpus=3"], [], ["GPU-00.0-1", "GPU-00.0-0"]),
     ],
-    ids=["per-node", "unchanged", "gres", "in-all", "per-task"],
+    ids=["per-node", "unchanged", "gres", "in-all", "per-task", "unequal"],
 )
 def test_each_host_has_the_gpus_that_slurm_gave_there(
     slurm: SlurmCluster, mpirun: str, tmp_path: Path, asked: list[str], options: list[str], expected: list[str]

@@ -28,7 +28,7 @@ ALLOWED = {
     "mapping": {"errors", "hosts", "machine", "topology", "wording"},
     "plugins": {"errors"},
     "schedulers": {"errors", "host_names", "hosts", "plugins", "topology"},
-    "environment": {"errors", "machine", "mapping"},
+    "environment": {"errors", "machine", "mapping", "topology"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors"},
     "remote": {"errors", "hosts", "machine", "rank", "schedulers"},
@@ -46,6 +46,7 @@ ALLOWED = {
     "cli": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "plan", "preflight",
         "plugins", "process_managers", "remote", "report", "runs", "schedulers", "supervise", "topology", "units",
+        "wording",
     },
     "__main__": {"cli"},
     "__init__": set(),
