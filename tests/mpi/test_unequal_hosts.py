@@ -105,6 +105,18 @@ def test_a_rank_file_of_unequal_hosts_and_a_failed_rank(hosts: TwoHosts, mpirun:
     assert "failed: rank 2 on h2 (local rank 1): exit code 7" in done.stderr
 
 
+@pytest.mark.parametrize("words", ["-np 3 --host h1:2,h2:2", "-np 3 --host h1:2,h2:1", "-np 1 --host h1:2,h2:1"])
+@pytest.mark.extra
+def test_np_fills_hosts_as_mpirun_does(hosts: TwoHosts, mpirun: str, tmp_path: Path, words: str) -> None:
+    where = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(uname -n)"]
+    argv = hosts.argv("h1", [mpirun, "--map-by", "slot", *words.split(), *where])
+    theirs = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=PATIENCE
+    ).stdout
+    ours = launch(hosts, mpirun, tmp_path, *words.split(), *where)
+    assert (ours.returncode, sorted(ours.stdout.splitlines())) == (0, sorted(theirs.splitlines())), ours.stderr
+
+
 def test_measurements_want_equal_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     argv = hosts.argv("h1", [sys.executable, "-m", "ddlrun", "bench", "h1:2,h2:1", "--allow-run-as-root"])
     done = subprocess.run(
