@@ -26,13 +26,13 @@ from ddlrun.cli.options import (
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
-from ddlrun.mapping.topology_request import TopologyRequest, choose_topology
+from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, unequal_error
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import TrainingStep, forecasts, order_penalties, uneven_data, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
 from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import Epoch, ForecastReport, forecast_dict, render_forecast
-from ddlrun.topology import JobTopology, Topology, parse_topology
+from ddlrun.topology import JobTopology, Topology, UnequalTopology, parse_topology
 from ddlrun.units import parse_bytes, parse_seconds
 
 MODEL = "resnet50"
@@ -190,6 +190,8 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     largest = max(map(len, by_rack(arranged.hosts).values()), default=None)
     topology, topology_reason = choose_topology(arranged.request, arranged.hosts, machines)
     reason = str(topology_reason)
+    if isinstance(topology, UnequalTopology) and request.racks:
+        raise unequal_error(f"--racks {request.racks}", topology)
     if isinstance(topology, Topology) and shape is None:
         racks_reason = f"--racks {request.racks}" if request.racks else shape_reason(arranged.hosts)
         reason = f"X: {reason}; Y, Z: {racks_reason}"

