@@ -24,6 +24,7 @@ from ddlrun.cli.options import (
 )
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
+from ddlrun.mapping.policy import MEMBINDS
 from ddlrun.mapping.topology_request import UNITS
 
 CONFIG_ENV = "ddlrun.config_env"
@@ -170,6 +171,10 @@ job_options = option_group(
     option(
         "Placement", "--bind-threads/--no-bind-threads", default=None,
         help="Bind OpenMP threads to cores (OMP_PROC_BIND); processes that a rank forks then stay on one core.",
+    ),
+    option(
+        "Placement", "--membind", type=click.Choice(MEMBINDS), show_default="as the kernel decides",
+        help="Allocate a rank's memory only on the NUMA nodes of its cores (local, or interleave: in turn) or its GPU.",
     ),
     option("Placement", "--strict-binding", is_flag=True,
            help="End the job if a rank's cores or GPU are not those of the plan."),

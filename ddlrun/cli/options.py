@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.errors import InputError
-from ddlrun.mapping.policy import BINDINGS, PlacementPolicy
+from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
 from ddlrun.plugins import plugin_names
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import GROUP, READERS
@@ -227,6 +227,10 @@ placement_options = option_group(
     option("Placement", "--gpu-order", metavar="N,...", show_default="0,1,2,...",
            help="GPUs of local ranks 0, 1, 2, ..., in this order."),
     overload_option,
+    option(
+        "Placement", "--core-kinds", type=click.Choice(CORE_KINDS), default="all", show_default=True,
+        help="Of a machine with fast and slow cores, give each rank an equal part of all kinds, or only fast cores.",
+    ),
 )  # fmt: skip
 
 
@@ -242,6 +246,7 @@ def read_policy(options: Mapping[str, Any]) -> PlacementPolicy:
         threads_per_core=options["threads_per_core"],
         gpu_order=None if options["gpu_order"] is None else _parse_gpu_order(str(options["gpu_order"])),
         overload=options["overload"],
+        core_kinds=options["core_kinds"],
     )
 
 

@@ -136,7 +136,7 @@ def _read_profiles(options: Options, hosts: tuple[str, ...]) -> Profiles:
 def _read_placement(options: Options) -> PlacementOptions:
     rankfile = options["rankfile"]
     return PlacementOptions(
-        policy=read_policy(options)._replace(share_gpus=options["share_gpus"]),
+        policy=read_policy(options)._replace(share_gpus=options["share_gpus"], membind=options["membind"]),
         rankfile=UserRankfile(rankfile, read_rankfile(rankfile)) if rankfile else None,
         visible_gpus=options["visible_gpus"],
         bind_threads=options["bind_threads"],

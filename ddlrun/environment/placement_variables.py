@@ -16,12 +16,14 @@ def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "
     """Return the variables that tell every rank the topology, its cores, GPUs and NICs, and DDL's options.
 
     DDLRUN_SEATS is read by rank/binding.py. Consecutive hosts with equal ranks share an entry
-    `HOSTS*RANK;RANK...`; entries are joined by `/`. A rank is `THREADS@CPUS@GPUS@NICS`:
+    `HOSTS*RANK;RANK...`; entries are joined by `/`. A rank is `THREADS@CPUS@GPUS@NICS`, or with a memory policy
+    `THREADS@CPUS@GPUS@NICS@MEMORY`:
 
     - CPUS: OS indexes; empty where the machine was not measured.
     - GPUS: the GPUs that the rank may see, `VENDOR=` and PCI addresses, or numbers where the machine was not
       measured. With `visible_gpus` "all", the rank's own is at the index of its local rank; else it is the first.
     - NICS: the RDMA devices near the rank.
+    - MEMORY: `bind=` or `interleave=` and the OS indexes of NUMA nodes.
 
     DDLRUN_SPARES is set where cores are left: `HOSTS*CPUS;CPUS`, joined in the same way. The first CPUS are
     those of the reserved cores, the second those of the others.
@@ -43,7 +45,13 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
     """Return DDLRUN_SEATS; empty where it would be too long for a variable."""
     groups = placement.groups()
     for cpus in (True, False):  # where hosts differ much, the CPUs are left out: they only serve to check the binding
-        texts = {id(seats): _seat_texts(seats, machine, visible_gpus, cpus=cpus) for _, machine, seats in groups}
+        texts = {
+            id(seats): ";".join(
+                _seat_text(seats, seat, machine, visible_gpus, cpus=cpus) + _memory_text(seat, placement.policy)
+                for seat in seats
+            )
+            for _, machine, seats in groups
+        }
         joined = _join_runs(texts[id(seats)] for seats in placement.bindings)
         if len(joined) <= MOST_CHARACTERS:
             return joined
@@ -65,13 +73,19 @@ def _spare_text(seats: Sequence[LocalRankPlacement], machine: Machine, policy: P
     return ";".join(cpu_list(pu.os_index for core in cores for pu in core.pus[:per_core]) for cores in groups)
 
 
-def _seat_texts(seats: Sequence[LocalRankPlacement], machine: Machine, visible_gpus: str, *, cpus: bool) -> str:
-    words = []
-    for seat in seats:
-        indexes = [pu.os_index for core in seat.cores for pu in core.pus] if machine.measured and cpus else []
-        gpus = _visible(seats, seat, machine, visible_gpus)
-        words.append(f"{seat.threads}@{cpu_list(indexes)}@{gpus}@{','.join(seat.nics)}")
-    return ";".join(words)
+def _seat_text(
+    seats: Sequence[LocalRankPlacement], seat: LocalRankPlacement, machine: Machine, visible_gpus: str, *, cpus: bool
+) -> str:
+    indexes = [pu.os_index for core in seat.cores for pu in core.pus] if machine.measured and cpus else []
+    gpus = _visible(seats, seat, machine, visible_gpus)
+    return f"{seat.threads}@{cpu_list(indexes)}@{gpus}@{','.join(seat.nics)}"
+
+
+def _memory_text(seat: LocalRankPlacement, policy: PlacementPolicy) -> str:
+    if not seat.memory_nodes:
+        return ""
+    mode = "interleave" if policy.membind == "interleave" else "bind"
+    return f"@{mode}={','.join(map(str, seat.memory_nodes))}"
 
 
 def _visible(seats: Sequence[LocalRankPlacement], seat: LocalRankPlacement, machine: Machine, visible_gpus: str) -> str:

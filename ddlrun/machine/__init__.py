@@ -75,13 +75,18 @@ class Core(NamedTuple):
     numa_node: int | None
     pus: tuple[PU, ...]
     usable: bool = True
+    l3: int | None = None
+    """The smallest OS index in its L3 domain; None: unknown."""
+    kind: int = 0
+    """Its kind on a hybrid machine, counted from the slowest, 0."""
 
 
 class GPU(NamedTuple):
     """A GPU that may be used, and the `package` and `numa_node` that it is attached to (None: unknown).
 
     `number` counts the machine's GPUs by PCI address (as CUDA_DEVICE_ORDER=PCI_BUS_ID does), `vendor` is
-    nvidia, amd or intel, `nics` are the names of the nearest NICs.
+    nvidia, amd or intel, `nics` are the names of the nearest NICs. `l3` is the L3 domain that it is attached to, if
+    that is one alone.
     """
 
     number: int
@@ -90,6 +95,7 @@ class GPU(NamedTuple):
     pci_address: str | None = None
     vendor: str | None = None
     nics: tuple[str, ...] = ()
+    l3: int | None = None
 
 
 class NIC(NamedTuple):
@@ -121,6 +127,8 @@ class Machine(NamedTuple):
     source: str
     measured: bool
     numa_nodes: tuple[int, ...] = ()
+    numa_distances: tuple[tuple[int, ...], ...] = ()
+    """A row per NUMA node, in the order of `numa_nodes`; none: unknown."""
     packaged: bool = True
     memory: int | None = None
     notes: tuple[MachineNote, ...] = ()
@@ -154,6 +162,12 @@ class Machine(NamedTuple):
     def cores_are_threads(self) -> bool:
         """Whether hwloc finds no cores, so that hardware threads count as cores."""
         return any(note.code is MachineNoteCode.CORES_ARE_THREADS for note in self.notes)
+
+    def numa_distance(self, node: int | None, other: int | None) -> int | None:
+        """Return the distance of two NUMA nodes, None if it is unknown."""
+        if not self.numa_distances or node not in self.numa_nodes or other not in self.numa_nodes:
+            return None
+        return self.numa_distances[self.numa_nodes.index(node)][self.numa_nodes.index(other)]
 
     def __str__(self) -> str:
         """Summarise the machine: `2 packages x 10 cores, SMT8, 4 GPUs`."""

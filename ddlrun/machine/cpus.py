@@ -39,6 +39,18 @@ def parse_cpu_mask(text: str) -> frozenset[int]:
     return frozenset(place for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
+def parse_cpuset(text: str) -> frozenset[int]:
+    """Parse hwloc's bitmap format. Raises ValueError on anything else.
+
+    >>> sorted(parse_cpuset("0x1,0x00000005"))
+    [0, 2, 32]
+    """
+    words = text.split(",")
+    if words[0] == "0xf...f":  # all further CPUs: the mask of a device that is near to all
+        words = ["0xffffffff"] * (MOST_PUS // 32 - len(words) + 1) + words[1:]
+    return parse_cpu_mask(",".join(words))
+
+
 def cpu_list(numbers: Iterable[int]) -> str:
     """Render numbers in the kernel's list format.
 

@@ -7,7 +7,9 @@ from xml.etree import ElementTree as ET
 
 from ddlrun.errors import HostError
 from ddlrun.machine import PU, Core, Machine, MachineNoteCode, machine_note
-from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_mask
+from ddlrun.machine.cpus import cpu_list, parse_cpuset
+from ddlrun.machine.hwloc_locality import read_locality
+from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import PciDevice, attach, gpu_vendor, installed_memory
 
 _PACKAGE = ("Package", "Socket")  # hwloc 1.10 and before says Socket
@@ -63,18 +65,6 @@ def parse_hwloc(text: str, host: str, allowed: frozenset[int] | None = None) -> 
         raise HostError(host, f"lstopo: {error}; run lstopo --of xml again") from error
 
 
-def parse_cpuset(text: str) -> frozenset[int]:
-    """Parse hwloc's bitmap format. Raises ValueError on anything else.
-
-    >>> sorted(parse_cpuset("0x1,0x00000005"))
-    [0, 2, 32]
-    """
-    words = text.split(",")
-    if words[0] == "0xf...f":  # all further CPUs: the mask of a device that is near to all
-        words = ["0xffffffff"] * (MOST_PUS // 32 - len(words) + 1) + words[1:]
-    return parse_cpu_mask(",".join(words))
-
-
 def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
     top = root.find("object")
     if root.tag != "topology" or top is None or top.get("type") not in ("Machine", "System"):
@@ -88,7 +78,8 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
     objects = _Objects()
     _walk(top, _Surroundings(cpus=_all_cpus(top)), objects, _Allowed(available, nodes))
     _check(objects, available)
-    cores = tuple(_cores(objects, nodes, allowed))
+    locality = read_locality(root)
+    cores = with_locality(_cores(objects, nodes, allowed), locality)
     if not any(core.usable for core in cores):
         raise ValueError("no core is usable")
     gpus, nics = ([_on_node(device, nodes) for device in devices] for devices in (objects.gpus, objects.nics))
@@ -101,6 +92,7 @@ def _machine(root: ET.Element, allowed: frozenset[int] | None) -> Machine:
         source="hwloc",
         measured=True,
         numa_nodes=tuple(sorted(nodes)),
+        numa_distances=distance_rows(sorted(nodes), locality.distances),
         packaged=objects.packages > 0,
         memory=installed_memory(sum(int(node.get("local_memory", "0")) for node in _numa_nodes(top)) >> 10),
         notes=notes,

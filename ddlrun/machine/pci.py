@@ -66,7 +66,8 @@ def attach(
     attached = []
     for device in sorted(gpus, key=lambda device: device.name):
         package, node = location(device)
-        gpu = GPU(counts[device.kind], package, node, pci_address=device.name, vendor=device.kind)
+        l3 = _only(core_of[cpu].l3 for cpu in device.cpus if cpu in core_of)
+        gpu = GPU(counts[device.kind], package, node, pci_address=device.name, vendor=device.kind, l3=l3)
         counts[device.kind] += 1
         attached.append(gpu._replace(nics=_nearest_nics(gpu, device.path, cards)))
     return tuple(attached), tuple(card for card, _ in cards)

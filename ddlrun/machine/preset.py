@@ -4,19 +4,22 @@ packages: 2                 # or the cores of each, if they differ: [8, 10]
 cores_per_package: 10
 smt: 8                      # hardware threads per core
 numa_per_package: 1
+l3_per_numa: 2              # L3 domains per NUMA node; leave it out if unknown
 gpus: [0, 0, 1, 1]          # each GPU's package (or its NUMA node: gpus_by: numa);
                             # only their number, if that is unknown
 gpu_vendor: nvidia          # or amd, intel
 rdma: true                  # InfiniBand or RoCE; leave it out if unknown
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Literal
 
 import msgspec
 
 from ddlrun.errors import InputError
 from ddlrun.machine import GPU, NIC, PU, Core, Machine
+from ddlrun.machine.locality import Locality, with_locality
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=4096)]
@@ -33,6 +36,8 @@ class MachineDescription(msgspec.Struct, forbid_unknown_fields=True):
     """Number of hardware threads per core."""
     numa_per_package: Count = 1
     """Number of NUMA nodes per package."""
+    l3_per_numa: Count | None = None
+    """Number of L3 domains per NUMA node; leave it out if unknown."""
     gpus: Index | list[Index] = 0
     """The package of each GPU, from 0: [0, 0, 1, 1]; or the number of GPUs, if their packages are unknown."""
     gpus_by: Literal["package", "numa"] = "package"
@@ -82,7 +87,18 @@ def build(sizes: Sequence[int], description: MachineDescription, source: str) ->
     if description.rdma:
         nics = (NIC("described", rdma="described"),)
     nodes = tuple(range(len(sizes) * description.numa_per_package))
-    return Machine(tuple(cores), gpus, nics, source, measured=False, numa_nodes=nodes)
+    located = with_locality(cores, Locality(l3_domains=_l3_domains(cores, description.l3_per_numa)))
+    return Machine(located, gpus, nics, source, measured=False, numa_nodes=nodes)
+
+
+def _l3_domains(cores: Sequence[Core], per_node: int | None) -> Iterator[frozenset[int]]:
+    """Yield the PUs of each L3 domain: an equal number of neighbouring cores of a NUMA node."""
+    if per_node is not None:
+        for _, members in groupby(cores, key=lambda core: core.numa_node):
+            inside = list(members)
+            size = -(-len(inside) // per_node)
+            for start in range(0, len(inside), size):
+                yield frozenset(pu.os_index for core in inside[start : start + size] for pu in core.pus)
 
 
 def _gpus(description: MachineDescription, packages: int, source: str) -> tuple[GPU, ...]:

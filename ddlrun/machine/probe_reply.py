@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.machine.locality import Locality, distance_rows, with_locality, with_locality_of
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.machine.sysfs_devices import read_devices
 from ddlrun.machine.sysfs_script import SCRIPT, split_output
@@ -131,7 +132,7 @@ def _hwloc(sections: Mapping[str, str], host: str) -> Machine:
         return parse_hwloc(sections["lstopo.xml"], host)
     kernel = parse_sysfs(sections[SYSFS], host)
     allowed = frozenset(pu.os_index for core in kernel.cores if core.usable for pu in core.pus)
-    machine = parse_hwloc(sections["lstopo.xml"], host, allowed)
+    machine = with_locality_of(parse_hwloc(sections["lstopo.xml"], host, allowed), kernel)
     notes = (*machine.notes, *kernel.notes)
     if [core[:5] for core in machine.cores] != [core[:5] for core in kernel.cores]:
         notes = (*notes, machine_note(MachineNoteCode.CORES_DIFFER))
@@ -148,7 +149,8 @@ def _numactl(sections: Mapping[str, str], host: str) -> Machine:
     if "ppc64_cpu.txt" not in sections:
         raise HostError(host, "numactl alone does not list which CPUs share a core; give --machine")
     nodes = numactl.parse_numactl(sections["numactl.txt"], host)
-    return ppc64_cpu.machine_of(nodes, ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host), host)
+    cores = ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host)
+    return _with_text_locality(ppc64_cpu.machine_of(nodes, cores, host), sections)
 
 
 def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
@@ -164,7 +166,18 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
         if listed != online:
             problem = f"lscpu -p lists the CPUs {cpu_list(listed)}, lscpu -J has {cpu_list(online)} online"
             raise HostError(host, f"{problem}; run both again, or give --machine")
-    return machine
+    return _with_text_locality(machine, sections)
+
+
+def _with_text_locality(machine: Machine, sections: Mapping[str, str]) -> Machine:
+    from ddlrun.machine import text_locality  # noqa: PLC0415 - for hosts without better tools
+
+    domains = text_locality.lscpu_l3_domains(sections.get("lscpu.txt", ""))
+    distances = text_locality.numactl_distances(sections.get("numactl.txt", ""))
+    return machine._replace(
+        cores=with_locality(machine.cores, Locality(l3_domains=domains)),
+        numa_distances=distance_rows(machine.numa_nodes, distances),
+    )
 
 
 # Section -> parser of its cores, the most trusted first.

@@ -4,9 +4,11 @@ import re
 
 from ddlrun.errors import HostError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode, machine_note
+from ddlrun.machine.locality import distance_rows, with_locality
 from ddlrun.machine.pci import installed_memory
 from ddlrun.machine.sysfs_cores import read_cores
 from ddlrun.machine.sysfs_devices import read_devices
+from ddlrun.machine.sysfs_locality import read_locality
 from ddlrun.machine.sysfs_script import ProbeOutput, split_output
 
 
@@ -30,16 +32,18 @@ def parse_sysfs(text: str, host: str) -> Machine:
 
 
 def _machine(output: ProbeOutput) -> Machine:
-    cores = read_cores(output)
-    gpus, nics, notes = read_devices(output, cores.numbering.cores)
+    cores, locality = read_cores(output), read_locality(output.files)
+    located = with_locality(cores.numbering.cores, locality)
+    gpus, nics, notes = read_devices(output, located)
     kib = next((int(size.split()[0]) for path, size in output.files.items() if "MemTotal" in path), 0)
     return Machine(
-        cores=cores.numbering.cores,
+        cores=located,
         gpus=gpus,
         nics=nics,
         source="sysfs",
         measured=True,
         numa_nodes=cores.numa_nodes,
+        numa_distances=distance_rows(cores.numa_nodes, locality.distances),
         packaged=cores.packaged,
         empty_packages=cores.numbering.empty_packages,
         openmpi4_cores=cores.openmpi4_cores,

@@ -35,9 +35,14 @@ def _ordered(machine: Machine, policy: PlacementPolicy) -> list[GPU]:
 
 
 def _spread(gpus: Sequence[GPU], ranks: int) -> list[GPU]:
-    """Return GPUs of all packages in turn."""
-    turn = {gpu: sum(other.package == gpu.package for other in gpus[:index]) for index, gpu in enumerate(gpus)}
-    return sorted(gpus, key=lambda gpu: turn[gpu])[:ranks]
+    """Return GPUs of all packages in turn, and in a package of all NUMA nodes in turn."""
+    nodes: dict[int | None, dict[int | None, int]] = {}  # package -> its nodes -> the number of their GPUs so far
+    turns: dict[GPU, tuple[int, int]] = {}
+    for gpu in gpus:
+        counts = nodes.setdefault(gpu.package, {})
+        turns[gpu] = (counts.setdefault(gpu.numa_node, 0), list(counts).index(gpu.numa_node))
+        counts[gpu.numa_node] += 1
+    return sorted(gpus, key=lambda gpu: turns[gpu])[:ranks]
 
 
 def _pack(gpus: Sequence[GPU], ranks: int) -> list[GPU]:

@@ -10,21 +10,25 @@ from ddlrun.mapping.core_shares import (
     choose_groups,
     keep_first_packages,
     leave_out_reserved,
-    share_packages,
     span_groups,
 )
 from ddlrun.mapping.gpu_choice import choose_gpus, gpu_packages
+from ddlrun.mapping.near_cores import levels_of, share_packages
 from ddlrun.mapping.policy import DEFAULT_POLICY, PlacementPolicy
 
 
 class LocalRankPlacement(NamedTuple):
-    """The cores, GPU and OpenMP threads of a local rank; `nics` are its nearest RDMA devices, if not all are alike."""
+    """The cores, GPU and OpenMP threads of a local rank; `nics` are its nearest RDMA devices, if not all are alike.
+
+    `memory_nodes` are the NUMA nodes to which its memory is bound; none: the kernel decides.
+    """
 
     local_rank: int
     cores: tuple[Core, ...]
     gpu: GPU | None
     threads: int
     nics: tuple[str, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
 
 
 class _Share(NamedTuple):
@@ -41,21 +45,21 @@ def place_local_ranks(
     """Divide a machine's usable cores among `ranks` local ranks.
 
     Each rank stays inside one package if there are at least as many ranks as packages, and inside one NUMA node
-    if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, and of
-    its NUMA node while that has some left (hwloc_distrib divides a tree like this, and mpibind places GPUs first).
+    if its package has at least as many ranks as nodes. A rank with a GPU gets cores of the GPU's package, first those
+    of its L3 domain and its NUMA node, then of the nearest nodes without ranks. Shares are as equal as this allows.
 
     Raises:
         PlacementError: the ranks do not fit; the text continues "but HOST".
     """
-    packages = leave_out_reserved(_usable_packages(machine), policy.reserve_cores)
+    packages = leave_out_reserved(_usable_packages(machine, policy), policy.reserve_cores)
     usable = sum(map(len, packages))
     needed = ranks * (policy.cores_per_rank or 1)
     if not usable or (usable < needed and not policy.overload):
         raise PlacementError(_too_few_cores(usable, ranks, policy))
     gpus = choose_gpus(machine, ranks, policy)
-    shares = _divide(packages, gpus, policy, needed)
+    shares = _divide(machine, packages, gpus, policy)
     if policy.cores_per_rank:
-        shares = [_cut_share(share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
+        shares = [_cut_share(machine, share, gpu, policy) for share, gpu in zip(shares, gpus, strict=True)]
     every = [core for package in packages for core in package]
     return tuple(
         _place(local_rank, _Share(share, gpu, _allowed_cores(share, every, policy.bind)), machine, policy)
@@ -79,20 +83,26 @@ def spare_cores(
 ) -> tuple[list[Core], list[Core]]:
     """Return the usable cores that no rank has: the reserved ones, and the others."""
     used = {core.logical_index for placement in placements for core in placement.cores}
-    packages = _usable_packages(machine)
+    packages = _usable_packages(machine, policy)
     unreserved = {core for package in leave_out_reserved(packages, policy.reserve_cores) for core in package}
     free = [core for package in packages for core in package if core.logical_index not in used]
     return [core for core in free if core not in unreserved], [core for core in free if core in unreserved]
 
 
-def _usable_packages(machine: Machine) -> list[Cores]:
-    return [[core for core in package if core.usable] for package in machine.packages]
+def _usable_packages(machine: Machine, policy: PlacementPolicy) -> list[Cores]:
+    """Return the cores that ranks may run on; of a hybrid machine, only those of the kinds that the policy takes."""
+    usable = [[core for core in package if core.usable] for package in machine.packages]
+    if policy.core_kinds == "all":
+        return [*usable]
+    fastest = max((core.kind for package in usable for core in package), default=0)
+    return [[core for core in package if core.kind == fastest] for package in usable]
 
 
 def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     """Return the problem of too few cores and its remedy."""
     beyond = f" beyond the {policy.reserve_cores} reserved" if policy.reserve_cores else ""
-    cores, per_rank = f"has {usable} usable cores{beyond}", policy.cores_per_rank
+    kind = " of the fastest kind" if policy.core_kinds == "fast" else ""
+    cores, per_rank = f"has {usable} usable cores{kind}{beyond}", policy.cores_per_rank
     if not usable and not per_rank:
         return f"{cores}; reserve fewer"
     if not per_rank:
@@ -105,16 +115,19 @@ def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     )
 
 
-def _divide(packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: PlacementPolicy, needed: int) -> list[Cores]:
+def _divide(
+    machine: Machine, packages: Sequence[Cores], gpus: Sequence[GPU | None], policy: PlacementPolicy
+) -> list[Cores]:
     """Return each rank's share of the cores: near its GPU if possible, else by packages."""
+    levels = levels_of(machine)
     homes = gpu_packages(gpus)
     if homes is not None and _has_room(packages, homes, overload=policy.overload):
-        return share_packages(packages, homes, gpus)
+        return share_packages(packages, homes, gpus, levels)
     if policy.packing == "pack":
-        packages = keep_first_packages(packages, needed)
+        packages = keep_first_packages(packages, len(gpus) * (policy.cores_per_rank or 1))
     if len(gpus) < sum(map(bool, packages)):
         return span_groups(packages, len(gpus))
-    return share_packages(packages, choose_groups(packages, len(gpus)), gpus)
+    return share_packages(packages, choose_groups(packages, len(gpus)), gpus, levels)
 
 
 def _has_room(packages: Sequence[Cores], homes: Sequence[int], *, overload: bool) -> bool:
@@ -124,16 +137,22 @@ def _has_room(packages: Sequence[Cores], homes: Sequence[int], *, overload: bool
     )
 
 
-def _cut_share(share: Cores, gpu: GPU | None, policy: PlacementPolicy) -> Cores:
-    """Return as many cores of a share as the policy asks for, those of the GPU's NUMA node first."""
+def _cut_share(machine: Machine, share: Cores, gpu: GPU | None, policy: PlacementPolicy) -> Cores:
+    """Return as many cores of a share as the policy asks for: the fastest first, then those nearest to the GPU."""
     count = policy.cores_per_rank or len(share)
     if len(share) < count and not policy.overload:
         raise PlacementError(
             f"can give no more than {len(share)} cores to a rank inside one package; "
             f"make --cores-per-rank at most {len(share)}"
         )
-    nearest_first = sorted(share, key=lambda core: gpu is not None and core.numa_node != gpu.numa_node)
-    return sorted(nearest_first[:count], key=lambda core: core.logical_index)
+
+    def preference(core: Core) -> tuple[int, bool, bool, int]:
+        if gpu is None:
+            return -core.kind, False, False, 0
+        distance = machine.numa_distance(gpu.numa_node, core.numa_node) or 0
+        return -core.kind, core.l3 != gpu.l3, core.numa_node != gpu.numa_node, distance
+
+    return sorted(sorted(share, key=preference)[:count], key=lambda core: core.logical_index)
 
 
 def _allowed_cores(share: Cores, every: Cores, bind: str) -> Cores:
@@ -155,8 +174,23 @@ def _place(local_rank: int, share: _Share, machine: Machine, policy: PlacementPo
         cores = tuple(core._replace(pus=core.pus[:per_core]) for core in cores)
         threads = sum(len(core.pus[:per_core]) for core in share.own)
     return LocalRankPlacement(
-        local_rank=local_rank, cores=cores, gpu=share.gpu, threads=threads, nics=_near_nics(machine, share)
-    )
+        local_rank=local_rank, cores=cores, gpu=share.gpu, threads=threads, nics=_near_nics(machine, share),
+        memory_nodes=_memory_nodes(machine, share, policy),
+    )  # fmt: skip
+
+
+def _memory_nodes(machine: Machine, share: _Share, policy: PlacementPolicy) -> tuple[int, ...]:
+    """Return the NUMA nodes for a rank's memory. Raises PlacementError if the policy names nodes that are unknown."""
+    if policy.membind is None:
+        return ()
+    if not machine.measured:
+        raise PlacementError(f"was not probed: its NUMA nodes are unknown; leave --membind {policy.membind} out")
+    gpu_nodes = {None if share.gpu is None else share.gpu.numa_node}
+    nodes = gpu_nodes if policy.membind == "gpu" else {core.numa_node for core in share.allowed}
+    if None in nodes:
+        of = "its GPUs" if policy.membind == "gpu" else "its cores"
+        raise PlacementError(f"does not report the NUMA nodes of {of}; leave --membind {policy.membind} out")
+    return tuple(sorted(node for node in nodes if node is not None))
 
 
 def _near_nics(machine: Machine, share: _Share) -> tuple[str, ...]:

@@ -115,7 +115,12 @@ def place_cores(
     cores: OrderedCores,
     policy: PlacementPolicy = DEFAULT_POLICY,
 ) -> Placement:
-    """Place every rank on the given cores. Raises InputError if the hosts do not fit the topology."""
+    """Place every rank on the given cores.
+
+    Raises:
+        InputError: the hosts do not fit the topology.
+        PlacementError: a host lacks GPUs or NUMA nodes that the policy names.
+    """
     check_hosts(topology, hosts)
     # Equal hosts with the same cores share one object, as in `place`.
     shared: dict[tuple[int, tuple[tuple[Core, ...], ...]], tuple[LocalRankPlacement, ...]] = {}
@@ -124,7 +129,10 @@ def place_cores(
         shares = tuple(tuple(cores.cores[rank]) for rank in topology.ranks_of(index, cores.order))
         key = id(machines[name]), shares
         if key not in shared:
-            shared[key] = place_on_cores(machines[name], shares, policy)
+            try:
+                shared[key] = place_on_cores(machines[name], shares, policy)
+            except PlacementError as error:
+                raise PlacementError(*(f"{name} {problem}" for problem in error.problems)) from error
         bindings.append(shared[key])
     return Placement(
         topology=topology,

@@ -6,6 +6,7 @@ from ddlrun.hosts import fold
 from ddlrun.machine import UNCHECKED_NOTES, Machine
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
+from ddlrun.mapping.share_notes import share_notes
 from ddlrun.mapping.slots import unused_slots
 
 
@@ -14,7 +15,7 @@ def placement_notes(placement: Placement) -> list[str]:
     lines: list[str] = []
     for indexes, machine, bindings in placement.groups():
         notes = [*map(str, machine.notes), *_distant_gpus(bindings), *_idle_packages(machine, bindings)]
-        notes += _gpu_notes(machine, bindings)
+        notes += [*_gpu_notes(machine, bindings), *share_notes(machine, bindings, placement.policy)]
         names = fold(placement.hosts.names[index] for index in indexes) if notes else ""
         lines += (f"{names}: {note}" for note in notes)
     return [*lines, *unused_slots(placement)]

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 BINDINGS = ("core", "numa", "package", "none")
+CORE_KINDS = ("all", "fast")
+MEMBINDS = ("local", "gpu", "interleave")
 
 
 class PlacementPolicy(NamedTuple):
@@ -16,6 +18,9 @@ class PlacementPolicy(NamedTuple):
     gpu_order: GPU numbers in the order of local ranks.
     overload: more ranks than cores share cores.
     share_gpus: more ranks than GPUs share GPUs in turn.
+    core_kinds: the cores of a hybrid machine that ranks use: of "all" kinds, each in equal parts, or the "fast" ones.
+    membind: the NUMA nodes of a rank's memory: those of its cores ("local", or in turn, "interleave"), or its GPU's
+        ("gpu"); None: as the kernel decides.
     """
 
     reserve_cores: int = 0
@@ -26,6 +31,8 @@ class PlacementPolicy(NamedTuple):
     gpu_order: tuple[int, ...] | None = None
     overload: bool = False
     share_gpus: bool = False
+    core_kinds: str = "all"
+    membind: str | None = None
 
 
 DEFAULT_POLICY = PlacementPolicy()

@@ -144,6 +144,7 @@ def machine_dict(machine: Machine) -> "MachineRecord":
         "measured": machine.measured,
         "memory_gib": machine.memory,
         "numa_nodes": list(machine.numa_nodes),
+        "numa_distances": [list(row) for row in machine.numa_distances],
         "notes": [str(note) for note in machine.notes],
         "packages": [[_core_dict(core) for core in package] for package in machine.packages],
         "gpus": [gpu._asdict() for gpu in machine.gpus],
@@ -157,6 +158,8 @@ def _core_dict(core: Core) -> "CoreRecord":
         "numa_node": core.numa_node,
         "pus": [pu.os_index for pu in core.pus],
         "usable": core.usable,
+        "l3": core.l3,
+        "kind": core.kind,
     }
 
 
@@ -174,4 +177,5 @@ def _rank_dicts(placement: Placement) -> Iterator["PlannedRankRecord"]:
             "gpu_address": seat.gpu.pci_address if seat.gpu else None,
             "nics": list(seat.nics),
             "threads": seat.threads,
+            "memory_nodes": list(seat.memory_nodes),
         }

@@ -29,6 +29,8 @@ LAUNCH_KEYS = {
     "placement.gpu_order": "gpu_order",
     "placement.overload": "overload",
     "placement.share_gpus": "share_gpus",
+    "placement.core_kinds": "core_kinds",
+    "placement.membind": "membind",
     "placement.visible_gpus": "visible_gpus",
     "placement.bind_threads": "bind_threads",
     "placement.strict_binding": "strict_binding",

@@ -17,6 +17,10 @@ class CoreRecord(TypedDict):
     """OS indexes of its hardware threads."""
     usable: bool
     """Whether the job may run on it."""
+    l3: int | None
+    """The smallest OS index in its L3 domain; null if unknown."""
+    kind: int
+    """Its kind on a hybrid machine, counted from the slowest, 0."""
 
 
 class MachineRecord(TypedDict):
@@ -31,6 +35,8 @@ class MachineRecord(TypedDict):
     """Nominal memory; null if unknown."""
     numa_nodes: list[int]
     """OS indexes of the NUMA nodes, including those without CPUs."""
+    numa_distances: list[list[int]]
+    """A row per NUMA node; empty if unknown."""
     notes: list[str]
     packages: list[list[CoreRecord]]
     """The cores of each package."""
@@ -82,6 +88,8 @@ class PlannedRankRecord(TypedDict):
     """Names of the NICs nearest to its GPU or cores."""
     threads: int
     """Number of OpenMP threads."""
+    memory_nodes: list[int]
+    """NUMA nodes to which its memory is bound; empty: the kernel decides."""
 
 
 class PlacementRecord(TypedDict):

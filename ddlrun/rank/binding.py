@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.rank.host_position import host_and_local
+from ddlrun.rank.memory import set_memory_policy
 from ddlrun.rank.processes import read_lines
 
 TYPE_CHECKING = False  # typing itself takes milliseconds to import
@@ -25,7 +26,8 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     if planned is None:
         return "", []
     host = os.uname().nodename
-    problems = [problem for problem in (_bind_cpus(planned), _select_gpus(planned)) if problem]
+    results = (_bind_cpus(planned), _select_gpus(planned), set_memory_policy(planned.memory))
+    problems = [problem for problem in results if problem]
     if spares := _words_of_host("DDLRUN_SPARES", os.environ, rank, size):
         os.environ["DDLRUN_SPARE_CPUS"] = ";".join(spares)
     _select_nics(planned)
@@ -44,10 +46,10 @@ class RankBinding:
         """Parse one rank's part of DDLRUN_SEATS (see environment/exports.py).
 
         Args:
-            text: THREADS@CPUS@VENDOR=GPU,GPU...@NIC,NIC...
+            text: THREADS@CPUS@VENDOR=GPU,GPU...@NIC,NIC..., and @POLICY=NODE,NODE... if memory is bound
             host_nics: The NICs of all ranks of the host.
         """
-        threads, cpus, gpus, nics = text.split("@")
+        threads, cpus, gpus, nics, *memory = text.split("@")
         self.threads = int(threads)
         self.cpus = _parse_cpus(cpus)
         """Empty if unknown."""
@@ -56,6 +58,8 @@ class RankBinding:
         """The indices or PCI addresses of the rank's visible GPUs."""
         self.nics = [nic for nic in nics.split(",") if nic]
         """The RDMA devices near the rank."""
+        self.memory = "".join(memory)
+        """The memory policy and its NUMA nodes; empty if the rank has the kernel's."""
         self.host_nics = host_nics
 
 

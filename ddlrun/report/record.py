@@ -163,7 +163,16 @@ def _parse_groups(plan: Fields) -> tuple[HostGroup, ...]:
 def _parse_machine(fields: Fields) -> Machine:
     """Parse the JSON of `machine_dict`."""
     cores = tuple(
-        Core(core["core"], package, index, core["numa_node"], tuple(map(PU, core["pus"])), core["usable"])
+        Core(
+            logical_index=core["core"],
+            package=package,
+            index_in_package=index,
+            numa_node=core["numa_node"],
+            pus=tuple(map(PU, core["pus"])),
+            usable=core["usable"],
+            l3=core.get("l3"),
+            kind=core.get("kind", 0),
+        )
         for package, members in enumerate(fields["packages"])
         for index, core in enumerate(members)
     )
@@ -175,6 +184,7 @@ def _parse_machine(fields: Fields) -> Machine:
         measured=fields["measured"],
         numa_nodes=tuple(fields["numa_nodes"]),
         memory=fields["memory_gib"],
+        numa_distances=tuple(map(tuple, fields.get("numa_distances", ()))),
     )
 
 
@@ -188,6 +198,7 @@ def _parse_local_ranks(machine: Machine, ranks: Sequence[Fields]) -> tuple[Local
             gpu=gpus.get(rank["gpu"]),
             threads=rank["threads"],
             nics=tuple(rank["nics"]),
+            memory_nodes=tuple(rank.get("memory_nodes", ())),
         )
         for rank in ranks
     )

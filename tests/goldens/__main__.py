@@ -51,6 +51,11 @@ PLACEMENTS: dict[str, tuple[str, str, PlacementPolicy]] = {
     "24-packages": ("24-packages", "8", PlacementPolicy()),
     "12-packages": ("12-packages", "5", PlacementPolicy()),
     "genoa": ("zen4-96", "6", PlacementPolicy()),
+    "turin-gpus-on-nodes-1-2-6-7": ("turin-4-gpus", "4", PlacementPolicy()),
+    "dgx-a100-two-gpus-per-odd-node": ("dgx-a100", "8", PlacementPolicy()),
+    "tioga-a-gpu-per-l3-domain": ("tioga", "8", PlacementPolicy(reserve_cores=8)),
+    "raptor-lake-both-kinds": ("raptor-lake", "2", PlacementPolicy()),
+    "raptor-lake-fast-cores": ("raptor-lake", "2", PlacementPolicy(core_kinds="fast")),
 }
 
 COMMAND = (

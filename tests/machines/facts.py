@@ -37,7 +37,7 @@ class Facts(NamedTuple):
     """A machine's facts. CPUs, packages and nodes have OS indexes; cores and caches are sets of CPUs.
 
     `cpus` includes the offline ones and those that a cgroup forbids. `memory` is in MiB. `links` has the number of
-    NVLinks between two GPUs.
+    NVLinks between two GPUs. `kinds` has the CPUs of each kind of cores: Intel's atom and core, or by their capacity.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Facts(NamedTuple):
     lscpu: Mapping[str, int]
     devices: tuple[Device, ...]
     links: Mapping[tuple[int, int], int]
+    kinds: Mapping[str, Cpus] = {}
 
     @property
     def siblings(self) -> tuple[Cpus, ...]:
@@ -101,6 +102,7 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
     lscpu: dict[str, int] = msgspec.field(default_factory=dict)
     devices: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     links: int | dict[int, str] = 0
+    kinds: dict[str | int, str | int] = msgspec.field(default_factory=dict)
 
 
 @cache
@@ -140,6 +142,7 @@ def _facts(raw: Description, name: str) -> Facts:
         lscpu=raw.lscpu,
         devices=tuple(_devices(raw.devices, cpus, packages, nodes)),
         links={},
+        kinds={str(kind): parse_cpu_list(str(text)) for kind, text in raw.kinds.items()},
     )
     facts = facts._replace(links=_links(raw.links, len(facts.gpus)))
     _check(facts)
@@ -216,6 +219,8 @@ def _check(facts: Facts) -> None:
         raise ValueError("memory and forbidden_nodes: a node is not among the nodes")
     if facts.distances and {len(facts.nodes)} != {len(facts.distances), *map(len, facts.distances)}:
         raise ValueError(f"distances: {len(facts.nodes)} rows of {len(facts.nodes)} numbers are expected")
+    if facts.kinds and not (set(facts.kinds) <= {"atom", "core"} or all(kind.isdecimal() for kind in facts.kinds)):
+        raise ValueError("kinds: give atom and core, or capacities")
     if len({device.path for device in facts.devices}) < len(facts.devices):
         raise ValueError("devices: a path is listed twice")
     if not all(pair < len(facts.gpus) for pairs in facts.links for pair in pairs):

@@ -38,6 +38,9 @@ def render_hwloc(facts: Facts, version: int = 2) -> str:
     top.set("allowed_nodeset", cpuset(set(facts.nodes or [0]) - facts.forbidden_nodes))
     _nest(top, facts, objects, version)
     _attach_devices(top, facts, version)
+    if facts.distances:
+        _add_distances(root if version == 2 else top, facts, version)
+    _add_kinds(root, facts)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -150,6 +153,29 @@ def _first(element: ET.Element) -> int:
         return int(element.get("os_index", "0"))
     bits = int("".join(word[2:] for word in element.get("complete_cpuset", "0x0").split(",")), 16)
     return (bits & -bits).bit_length()
+
+
+def _add_distances(parent: ET.Element, facts: Facts, version: int) -> None:
+    cells = [cell for row in facts.distances for cell in row]
+    if version == 1:
+        attributes = {"nbobjs": str(len(facts.nodes)), "relative_depth": "1", "latency_base": "10.000000"}
+        matrix = ET.Element("distances", attributes)
+        parent.insert(0, matrix)
+        for cell in cells:
+            ET.SubElement(matrix, "latency", {"value": f"{cell / 10:.6f}"})
+        return
+    attributes = {"type": "NUMANode", "nbobjs": str(len(facts.nodes)), "kind": "5", "name": "NUMALatency"}
+    matrix = ET.SubElement(parent, "distances2", {**attributes, "indexing": "os"})
+    for tag, numbers in (("indexes", list(facts.nodes)), ("u64values", cells)):
+        text = "".join(f"{number} " for number in numbers)
+        ET.SubElement(matrix, tag, {"length": str(len(text))}).text = text
+
+
+def _add_kinds(root: ET.Element, facts: Facts) -> None:
+    for kind, cpus in facts.kinds.items():
+        element = ET.SubElement(root, "cpukind", {"cpuset": cpuset(cpus & facts.online)})
+        info = ("LinuxCapacity", kind) if kind.isdecimal() else ("CoreType", f"Intel{kind.title()}")
+        ET.SubElement(element, "info", {"name": info[0], "value": info[1]})
 
 
 def _attach_devices(top: ET.Element, facts: Facts, version: int) -> None:

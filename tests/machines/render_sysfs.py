@@ -87,6 +87,7 @@ def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
     yield f"{_CPU}/kernel_max", "2047"
     for cpu in sorted(facts.cpus):
         yield f"{_CPU}/cpu{cpu}/online", str(int(cpu in facts.online))
+    yield from _kind_files(facts)
     core_id_of = {cpu: number for number, cpus in enumerate(facts.cores) for cpu in cpus}
     siblings_of = {cpu: cpus for cpus in facts.siblings for cpu in cpus}
     package_of = {cpu: (index, cpus) for index, cpus in facts.packages.items() for cpu in cpus}
@@ -101,6 +102,15 @@ def _cpu_files(facts: Facts) -> Iterator[tuple[str, str]]:
             yield from _set_files(f"{at}/{kind}_{ending}", group & facts.online)
             yield f"{at}/{kind}_id", str(facts.groups.index(group))
         yield from _cache_files(facts, cpu)
+
+
+def _kind_files(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield the files that tell kinds of cores apart: Intel's list per kind, or a capacity per CPU."""
+    for kind, cpus in facts.kinds.items():
+        if not kind.isdecimal():
+            yield f"sys/devices/cpu_{kind}/cpus", cpu_list(cpus & facts.online)
+        else:
+            yield from ((f"{_CPU}/cpu{cpu}/cpu_capacity", kind) for cpu in sorted(cpus & facts.online))
 
 
 def _groups(facts: Facts, cpu: int, package: Cpus) -> Iterator[tuple[str, str, Cpus]]:

@@ -64,6 +64,14 @@ def test_sys_and_hwloc_describe_the_same_machine(name: str, tmp_path: Path) -> N
         (nic.name, nic.rdma, nic.package) for nic in hwloc.nics or ()
     )
     assert kernel.memory == hwloc.memory or facts.forbidden_nodes
+    assert localities(kernel) == localities(hwloc)
+    assert hwloc.numa_distances in ((), kernel.numa_distances) or facts.forbidden_nodes
+
+
+def localities(machine: Machine) -> tuple[object, object]:
+    """Return the L3 domain and the kind of each core by its first PU, and the L3 domain of each GPU."""
+    cores = {core.pus[0]: (core.l3, core.kind) for core in machine.cores}
+    return cores, [gpu.l3 for gpu in machine.gpus]
 
 
 @pytest.mark.parametrize("name", others_extra(name for name in NAMES if load(name).packages))

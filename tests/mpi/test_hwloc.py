@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ddlrun.errors import UnreachableError
 from ddlrun.machine import Machine, MachineNote, MachineNoteCode
-from ddlrun.machine.cpus import cpu_list
-from ddlrun.machine.hwloc import parse_cpuset, parse_hwloc
+from ddlrun.machine.cpus import cpu_list, parse_cpuset
+from ddlrun.machine.hwloc import parse_hwloc
 from tests.conftest import CAPTURES
 from tests.machines.facts import NAMES, load, parse_facts
 from tests.machines.render_hwloc import render_hwloc

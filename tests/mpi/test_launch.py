@@ -77,6 +77,14 @@ def test_each_rank_is_bound_to_the_cores_of_the_plan(launch: Launch, tmp_path: P
     assert [rank["threads"] for rank in ranks] == [str(rank["threads"]) for rank in plan["ranks"]]
 
 
+def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tmp_path: Path) -> None:
+    needs.memory_policy()
+    shown = "print(open('/proc/self/numa_maps').readline().split()[1])"
+    done = launch("--accelerators", "2", "--membind", "local", "--strict-binding", "python3", "-c", shown)
+    nodes = [rank["memory_nodes"] for rank in json.loads((tmp_path / "run" / "plan.json").read_text())["ranks"]]
+    assert sorted(done.stdout.splitlines()) == sorted(f"bind:{cpu_list(inside)}" for inside in nodes), done.stderr
+
+
 def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch) -> None:
     environ = {**os.environ, **{name: "slot" if "mapping" in name else "none" for name in OVERRULING}}
     done = launch("--accelerators", "core", "--verbose", "python3", "-c", TELL, env=environ)

@@ -6,6 +6,8 @@ A reason has the form `REASON: COMMAND`. The table at the end of a run has one r
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -34,3 +36,11 @@ def root(*, module: bool = False) -> None:
     """Skip if this process is not root's."""
     if os.geteuid() != 0:
         skip("not root", "sudo make test", module=module)
+
+
+def memory_policy() -> None:
+    """Skip the test where a process may not choose the NUMA nodes of its memory."""
+    code = "import sys; from ddlrun.rank.memory import set_memory_policy; sys.exit(set_memory_policy('bind=0'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        skip(f"memory cannot be bound to NUMA node 0: {done.stderr.strip()}", "a container with --cap-add SYS_NICE")

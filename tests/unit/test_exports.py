@@ -14,11 +14,15 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import PU
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
 from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import RankOrder, Topology
+from tests.machines.facts import load
+from tests.machines.render_hwloc import render_hwloc
+from tests.support import needs
 from tests.support.shapes import machine, placement
 
 
@@ -210,3 +214,35 @@ def test_gloo_gets_the_interface_of_its_own_host() -> None:
     names = f"other=eth0 {os.uname().nodename}=ens3,ens4"
     assert started("1@@@", shown, DDLRUN_IFNAMES=names).stdout == "ens3\n"
     assert started("1@@@", shown, DDLRUN_IFNAMES=names, GLOO_SOCKET_IFNAME="mine").stdout == "mine\n"
+
+
+def test_the_memory_of_a_rank_is_bound_to_numa_nodes() -> None:
+    measured = parse_hwloc(render_hwloc(load("turin-4-gpus")), "turin")
+    seats = {
+        membind: render_rank_variables(placement("4", ["a"], measured, policy=PlacementPolicy(membind=membind)), "p")
+        for membind in ("gpu", "interleave", None)
+    }
+    memory = {
+        membind: [seat.split("@")[4:] for seat in told["DDLRUN_SEATS"].split(";")] for membind, told in seats.items()
+    }
+    assert memory["gpu"] == [["bind=1"], ["bind=2"], ["bind=6"], ["bind=7"]]
+    assert memory["interleave"] == [["interleave=0,1"], ["interleave=2,3"], ["interleave=5,6"], ["interleave=4,7"]]
+    assert memory[None] == [[], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"), [("@bind=0", "bind:0"), ("@interleave=0", "interleave:0"), ("", "default")]
+)
+def test_the_kernel_reports_the_memory_policy_of_the_plan(text: str, policy: str) -> None:
+    needs.memory_policy()
+    done = started(f"1@@@{text}", "open('/proc/self/numa_maps').readline().split()[1]")
+    assert (done.stdout, done.stderr) == (f"{policy}\n", "")
+
+
+def test_memory_on_a_node_that_is_missing_is_a_problem() -> None:
+    needs.memory_policy()
+    done = started("1@@@@bind=900", "1")
+    assert done.stdout == "1\n"
+    assert "rank 0 on " in done.stderr
+    assert "its memory policy bind=900 cannot be set: Invalid argument; a node is missing on that host" in done.stderr
+    assert started("1@@@@bind=900", "1", DDLRUN_STRICT_BINDING="1").returncode == 5

@@ -75,7 +75,7 @@ def test_a_rank_is_in_the_package_of_its_gpu() -> None:
 
 def test_ranks_are_on_the_numa_nodes_of_their_gpus_or_beside_them() -> None:
     text = "{packages: 1, cores_per_package: 8, numa_per_package: 4, gpus: [3, 3, 1, 1], gpus_by: numa}"
-    assert [cores[0][1] for cores in spread(text, 4)] == [6, 4, 2, 0]
+    assert [[core for _, core in cores] for cores in spread(text, 4)] == [[5, 6], [4, 7], [1, 2], [0, 3]]
 
 
 def test_gpus_with_unknown_packages_do_not_matter() -> None:

@@ -42,7 +42,7 @@ def test_the_contents_of_stages() -> None:
     placed = json.loads(show("placement", "--json", *JOB, "--rank-order", "ddl").stdout)
     assert placed["ranks"][1]["rank"] == 6
     assert placed["machines"][0]["packages"][1][0] == {
-        "core": 10, "numa_node": 1, "pus": list(range(80, 88)), "usable": True,
+        "core": 10, "numa_node": 1, "pus": list(range(80, 88)), "usable": True, "l3": None, "kind": 0,
     }  # fmt: skip
 
 
