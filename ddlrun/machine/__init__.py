@@ -22,6 +22,7 @@ class MachineNoteCode(Enum):
     GPUS_DIFFER = "nvidia-smi lists {listed} GPUs, {usable} may be used"
     TABLE_UNCHECKED = "lscpu -p prints no total: a list that was cut off has fewer cores; save lscpu -J beside it"
     NODES_UNCHECKED = "lscpu prints no NUMA nodes: the kernel has none, or the text was cut off; save lscpu -J instead"
+    DISTANCES_UNREAD = "numactl -H is cut off or not as expected; the distances of its NUMA nodes are not used"
     GPUS_UNCHECKED = "nvidia-smi --query-gpu prints no total: a list that was cut off has fewer GPUs; save topo -m too"
 
 
@@ -36,7 +37,12 @@ GPU_NOTES = frozenset(
 )
 # The codes of notes on outputs that could be cut off without a sign of it.
 UNCHECKED_NOTES = frozenset(
-    {MachineNoteCode.TABLE_UNCHECKED, MachineNoteCode.NODES_UNCHECKED, MachineNoteCode.GPUS_UNCHECKED}
+    {
+        MachineNoteCode.TABLE_UNCHECKED,
+        MachineNoteCode.NODES_UNCHECKED,
+        MachineNoteCode.DISTANCES_UNREAD,
+        MachineNoteCode.GPUS_UNCHECKED,
+    }
 )
 
 

@@ -150,7 +150,7 @@ def _numactl(sections: Mapping[str, str], host: str) -> Machine:
         raise HostError(host, "numactl alone does not list which CPUs share a core; give --machine")
     nodes = numactl.parse_numactl(sections["numactl.txt"], host)
     cores = ppc64_cpu.parse_ppc64_cpu(sections["ppc64_cpu.txt"], host)
-    return _with_text_locality(ppc64_cpu.machine_of(nodes, cores, host), sections)
+    return _with_text_locality(ppc64_cpu.machine_of(nodes, cores, host), sections, host)
 
 
 def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
@@ -166,18 +166,23 @@ def _lscpu(sections: Mapping[str, str], host: str) -> Machine:
         if listed != online:
             problem = f"lscpu -p lists the CPUs {cpu_list(listed)}, lscpu -J has {cpu_list(online)} online"
             raise HostError(host, f"{problem}; run both again, or give --machine")
-    return _with_text_locality(machine, sections)
+    return _with_text_locality(machine, sections, host)
 
 
-def _with_text_locality(machine: Machine, sections: Mapping[str, str]) -> Machine:
-    from ddlrun.machine import text_locality  # noqa: PLC0415 - for hosts without better tools
+def _with_text_locality(machine: Machine, sections: Mapping[str, str], host: str) -> Machine:
+    """Return the machine with its L3 domains and distances, as far as the texts have them."""
+    from ddlrun.machine import numactl, text_locality  # noqa: PLC0415 - for hosts without better tools
 
     domains = text_locality.lscpu_l3_domains(sections.get("lscpu.txt", ""))
-    distances = text_locality.numactl_distances(sections.get("numactl.txt", ""))
-    return machine._replace(
-        cores=with_locality(machine.cores, Locality(l3_domains=domains)),
-        numa_distances=distance_rows(machine.numa_nodes, distances),
-    )
+    machine = machine._replace(cores=with_locality(machine.cores, Locality(l3_domains=domains)))
+    if "numactl.txt" not in sections:
+        return machine
+    try:
+        numactl.parse_numactl(sections["numactl.txt"], host)
+    except HostError:
+        return machine._replace(notes=(*machine.notes, machine_note(MachineNoteCode.DISTANCES_UNREAD)))
+    distances = text_locality.numactl_distances(sections["numactl.txt"])
+    return machine._replace(numa_distances=distance_rows(machine.numa_nodes, distances))
 
 
 # Section -> parser of its cores, the most trusted first.
