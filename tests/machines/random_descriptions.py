@@ -25,7 +25,7 @@ def cpu_numbers(shape: Shape) -> dict[Thread, int]:
         Numbering.INTERLEAVED_CORES: lambda key: (*turn[key[0]], key[1]),
         Numbering.SHUFFLED: lambda key: (hash((key[0] * 7919 + key[1] * 104729) * 2654435761 % 1000003), key),
     }
-    ordered = sorted(threads, key=keys[shape.numbering])  # type: ignore[arg-type]
+    ordered = sorted(threads, key=keys[shape.numbering])
     return {thread: index for index, thread in enumerate(ordered)}
 
 

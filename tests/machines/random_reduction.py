@@ -20,9 +20,10 @@ def _size(shape: Shape) -> int:
     """Return a number that is smaller for a simpler shape."""
     changed = sum(getattr(shape, field) != value for field, value in Shape._field_defaults.items())
     threads = [state for core in shape.cores for state in core.threads]
-    groups = (len({getattr(core, field) for core in shape.cores}) for field in ("package", "node", "die", "l3"))
+    groups = sum(len({getattr(core, field) for core in shape.cores}) for field in ("package", "node", "die", "l3"))
     special = sum(state is not State.FREE for state in threads)
-    return 20 * changed + 10 * len(threads) + 3 * special + sum(groups) + len(shape.gpus) + len(shape.forbidden_nodes)
+    others: int = groups + len(shape.gpus) + len(shape.forbidden_nodes)
+    return 20 * changed + 10 * len(threads) + 3 * special + others
 
 
 def _smaller_shapes(shape: Shape) -> Iterator[Shape]:
