@@ -89,10 +89,10 @@ def _members(shape: Shape, field: str) -> dict[int, list[int]]:
 
 
 def _inside_packages(shape: Shape, size: int) -> Iterator[Sequence[int]]:
-    """Yield groups of `size` neighbouring cores of a package, that have the same L3 cache and node."""
-    inside: dict[tuple[int, int, int], list[int]] = {}
+    """Yield groups of `size` neighbouring cores of a package, in the same die, node and L3 cache."""
+    inside: dict[tuple[int, ...], list[int]] = {}
     for number, core in enumerate(shape.cores):
-        inside.setdefault((core.package, core.node, core.l3), []).append(number)
+        inside.setdefault((core.package, core.die, core.node, core.l3), []).append(number)
     for cores in inside.values():
         yield from _chunks(cores, size)
 

@@ -154,6 +154,7 @@ def _cores(rng: random.Random) -> Iterator[CoreShape]:
     interleaved_nodes, l3_over_nodes = rng.random() < 0.1, per_l3 == size
     for package in range(packages):
         count = rng.randint(1, min(8, most)) if uneven else size
+        l3s = -(-count // per_l3)
         per_node = max(1, -(-count // nodes)) if spanning == 1 else count
         for index in range(count):
             inside = index % nodes if interleaved_nodes and spanning == 1 else index // per_node
@@ -162,7 +163,7 @@ def _cores(rng: random.Random) -> Iterator[CoreShape]:
             yield CoreShape(
                 package=package,
                 node=package * 4 + inside if spanning == 1 else package // spanning,
-                die=package * 2 + index * dies // count,
+                die=package * 8 + (inside // max(1, nodes // dies) if nodes > 1 else l3 * dies // l3s),
                 l3=package * 32 + l3,
                 threads=(State.FREE,) * (rng.choice([1, threads, 2]) if mixed else threads),
             )
