@@ -21,6 +21,7 @@ from ddlrun.mapping.rankfile_entries import read_entries
 from ddlrun.mapping.rankfile_lint import lint
 from ddlrun.mapping.slot_text import cores_of
 from ddlrun.topology import RankOrder, Topology
+from tests.machines.facts import Facts
 from tests.machines.probes import probe_output
 from tests.machines.random_requests import Request, random_lines, random_requests
 from tests.support.oracle import OracleError, map_pus
@@ -39,6 +40,7 @@ class Result(Enum):
     FAILS = "mpirun fails"
     NOT_JUDGED = "mpirun fails whatever the rank file, or does not read /sys"
     LINT_SILENT = "lint is silent"
+    GPU_ELSEWHERE = "a GPU is elsewhere"
     FALSE_ALARM = "lint reports what mpirun does as meant"
 
 
@@ -219,6 +221,23 @@ def judge_tree(root: Path, mpirun: Mpirun, seed: int, lines: int = 3) -> Iterato
     yield from judge.judge_plans([*random_requests(rng, judge.machine)])
     texts = random_lines(rng, judge.machine)
     yield from judge.judge_lines([next(texts) for _ in range(lines)])
+
+
+def judge_gpus(root: Path, mpirun: Mpirun, facts: Facts) -> Iterator[Judgement]:
+    """Find GPUs of which ddlrun reports another package or NUMA node than that of the CPUs near them."""
+    try:
+        machine = Judge(root, probe(root), mpirun).machine
+    except HostError:
+        return
+    near = {gpu.address: gpu.near for gpu in facts.gpus}
+    for gpu in machine.gpus:
+        cores = [core for core in machine.cores if near[gpu.pci_address or ""] & {pu.os_index for pu in core.pus}]
+        packages, nodes = {core.package for core in cores}, {core.numa_node for core in cores}
+        if nodes == {None}:  # a cpuset hides the GPU's node, and old kernels list no CPUs near a device
+            continue
+        if (len(packages) == 1 and gpu.package not in packages) or (len(nodes) == 1 and gpu.numa_node not in nodes):
+            detail = f"{gpu}\nnear are packages {packages}, nodes {nodes}"
+            yield Judgement(Result.GPU_ELSEWHERE, mpirun, f"gpu {gpu.pci_address}", detail)
 
 
 def _has_cpu_0(root: Path) -> bool:

@@ -17,10 +17,10 @@ from pathlib import Path
 from ddlrun.process_managers.installation import has_hwloc_2_0
 from ddlrun.process_managers.openmpi import parse_version
 from tests.machines.random_descriptions import describe, options
-from tests.machines.random_judge import Judgement, Mpirun, Result, judge_again, judge_tree
+from tests.machines.random_judge import Judgement, Mpirun, Result, judge_again, judge_gpus, judge_tree
 from tests.machines.random_reduction import reduce_shape
 from tests.machines.random_shapes import Shape, random_shape
-from tests.machines.random_trees import write_tree
+from tests.machines.random_trees import facts_of, write_tree
 
 PATHS = {
     4: os.environ.get("MPIRUN4", str(Path(sys.prefix) / "openmpi4/bin/mpirun")),
@@ -36,7 +36,8 @@ def mpirun_of(major: int, path: str) -> Mpirun:
 def judge_shape(shape: Shape, mpirun: Mpirun, seed: int) -> list[Judgement]:
     """Judge ddlrun on a random machine by one mpirun."""
     with tempfile.TemporaryDirectory(prefix="ddlm") as folder:
-        return [*judge_tree(write_tree(shape, Path(folder)), mpirun, seed)]
+        root = write_tree(shape, Path(folder))
+        return [*judge_tree(root, mpirun, seed), *judge_gpus(root, mpirun, facts_of(shape))]
 
 
 def reproduce(shape: Shape, judgement: Judgement) -> str:
@@ -44,7 +45,10 @@ def reproduce(shape: Shape, judgement: Judgement) -> str:
 
     def again(other: Shape) -> Judgement | None:
         with tempfile.TemporaryDirectory(prefix="ddlm") as folder:
-            return judge_again(write_tree(other, Path(folder)), judgement)
+            root = write_tree(other, Path(folder))
+            if judgement.result is Result.GPU_ELSEWHERE:
+                return next(judge_gpus(root, judgement.mpirun, facts_of(other)), None)
+            return judge_again(root, judgement)
 
     def same(other: Shape) -> bool:
         repeated = again(other)
@@ -81,7 +85,7 @@ def main(machines: int, first: int = 0) -> None:
 
 
 def _kind(judgement: Judgement) -> str:
-    subject = "line" if isinstance(judgement.subject, str) else "plan"
+    subject = judgement.subject.partition(" ")[0] if isinstance(judgement.subject, str) else "plan"
     reason = f": {judgement.detail}" if judgement.result is Result.REFUSED else ""
     return f"{subject}, Open MPI {judgement.mpirun.major}: {judgement.result.value}{reason}"
 

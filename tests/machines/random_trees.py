@@ -10,9 +10,14 @@ from tests.machines.random_shapes import Cgroup, Shape
 from tests.machines.render_sysfs import mask, write_sysfs
 
 
+def facts_of(shape: Shape) -> Facts:
+    """Return the facts of a random machine."""
+    return parse_facts(describe(shape, "random"), "random")
+
+
 def write_tree(shape: Shape, folder: Path) -> Path:
     """Write the tree of a random machine; return its root."""
-    facts = parse_facts(describe(shape, "random"), "random")
+    facts = facts_of(shape)
     root = write_sysfs(facts, folder, cgroup=2 if shape.cgroup is Cgroup.VERSION_2 else 1)
     if shape.cgroup is Cgroup.CPUSET:
         _write_cpuset(root, facts)
