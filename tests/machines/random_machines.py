@@ -85,7 +85,8 @@ def main(machines: int, first: int = 0) -> None:
 
 
 def _kind(judgement: Judgement) -> str:
-    subject = judgement.subject.partition(" ")[0] if isinstance(judgement.subject, str) else "plan"
+    words = {"rank": "line", "gpu": "GPU", "": "machine"}
+    subject = words[judgement.subject.partition(" ")[0]] if isinstance(judgement.subject, str) else "plan"
     reason = f": {judgement.detail}" if judgement.result is Result.REFUSED else ""
     return f"{subject}, Open MPI {judgement.mpirun.major}: {judgement.result.value}{reason}"
 
