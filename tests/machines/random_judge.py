@@ -229,9 +229,10 @@ def judge_gpus(root: Path, mpirun: Mpirun, facts: Facts) -> Iterator[Judgement]:
         machine = Judge(root, probe(root), mpirun).machine
     except HostError:
         return
-    near = {gpu.address: gpu.near for gpu in facts.gpus}
+    near = {gpu.address: gpu.near for gpu in facts.gpus if gpu.near < facts.cpus}
     for gpu in machine.gpus:
-        cores = [core for core in machine.cores if near[gpu.pci_address or ""] & {pu.os_index for pu in core.pus}]
+        cpus = near.get(gpu.pci_address or "", frozenset())
+        cores = [core for core in machine.cores if core.usable and cpus & {pu.os_index for pu in core.pus}]
         packages, nodes = {core.package for core in cores}, {core.numa_node for core in cores}
         if nodes == {None}:  # a cpuset hides the GPU's node, and old kernels list no CPUs near a device
             continue
