@@ -90,7 +90,7 @@ class Judge:
         pus = {rank: parse_cpu_list(pus) for rank, (_, pus) in mapped.items()}
         if not self.mpirun.old_hwloc:
             return pus
-        return {rank: cpus & self.allowed for rank, cpus in pus.items()}
+        return {rank: cpus & self.allowed or cpus for rank, cpus in pus.items()}
 
     @cached_property
     def cannot_start(self) -> bool:
@@ -124,8 +124,9 @@ class Judge:
         return {rank.rank: self._pus_of(rank.binding.cores) for rank in plan.placement.by_host()}
 
     def _pus_of(self, cores: Iterable[Core]) -> Pus:
-        """Return the PUs of cores, as far as the kernel lets a process run on them."""
-        return frozenset(pu.os_index for core in cores for pu in core.pus) & self.allowed
+        """Return the PUs of cores, as far as the kernel lets a process run on them, or all if it does on none."""
+        pus = frozenset(pu.os_index for core in cores for pu in core.pus)
+        return pus & self.allowed or pus
 
     def _all_agree(self, expected: Sequence[tuple[str, Mapping[int, Pus]]]) -> bool:
         """Give mpirun several rank files as one, each for a host of its own, and compare the PUs of their ranks."""
@@ -226,7 +227,7 @@ def judge_tree(root: Path, mpirun: Mpirun, seed: int, lines: int = 3) -> Iterato
 def judge_gpus(root: Path, mpirun: Mpirun, facts: Facts) -> Iterator[Judgement]:
     """Find GPUs of which ddlrun reports another package or NUMA node than that of the CPUs near them."""
     try:
-        machine = Judge(root, probe(root), mpirun).machine
+        machine = probe(root)
     except HostError:
         return
     near = {gpu.address: gpu.near for gpu in facts.gpus if gpu.near < facts.cpus}

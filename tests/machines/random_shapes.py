@@ -88,9 +88,9 @@ def is_valid(shape: Shape) -> bool:
     """Check if a shape is that of a machine on which something can run."""
     if not shape.cores or not all(core.threads for core in shape.cores):
         return False
-    nodes = {core.node for core in shape.cores}
     states = {state for core in shape.cores for state in core.threads}
-    return State.FREE in states and (nodes > shape.forbidden_nodes or not shape.forbidden_nodes)
+    online = {core.node for core in shape.cores if {*core.threads} != {State.OFFLINE}}
+    return State.FREE in states and bool(online - shape.forbidden_nodes)
 
 
 # Files that some kernels do not have: those of cores, those of packages, all lists, the CPUs near a device.
@@ -126,7 +126,8 @@ def random_shape(seed: int) -> Shape:
     )
     threads = {len(core.threads) for core in shape.cores}
     shape = shape._replace(
-        modules=threads == {1} and rng.random() < 0.1,
+        modules=threads == {1} and not shape.book and rng.random() < 0.1,
+        overlapping_node=shape.overlapping_node and shape.distances is Distances.EQUAL,
         gpus=tuple(_gpus(rng, shape)),
         cores=tuple(_restricted(rng, shape.cores)),
     )
