@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.machine import PU, Core
@@ -14,13 +15,15 @@ class CpuSets(NamedTuple):
     """The online CPUs of a machine's objects, as OS indexes, including those that may not be used.
 
     `groups` are other objects that order cores: dies, books, caches, groups of near NUMA nodes. Where two
-    objects overlap, the earlier one counts: packages, then `groups` in their order, then `nodes`.
+    objects overlap, the earlier one counts: packages, then `groups` in their order, `nodes`, and `memory_nodes`:
+    nodes of memory alone, with the CPUs near them.
     """
 
     cores: Collection[Cpus]
     packages: Collection[Cpus]
     nodes: Mapping[int, Cpus]
     groups: Sequence[Cpus] = ()
+    memory_nodes: Mapping[int, Cpus] = MappingProxyType({})
 
 
 class Allowed(NamedTuple):
@@ -71,7 +74,8 @@ def _is_visible(package: Cpus, sets: CpuSets, allowed: Allowed) -> bool:
     """Check if hwloc keeps a package: a CPU of it, or the memory of a node inside it, may be used."""
     if allowed.cpus is None or not package.isdisjoint(allowed.cpus):
         return True
-    inside = {node for node, cpus in sets.nodes.items() if cpus and cpus <= package}
+    nodes = {**sets.nodes, **sets.memory_nodes}
+    inside = {node for node, cpus in nodes.items() if cpus and cpus <= package}
     return bool(inside if allowed.nodes is None else inside & allowed.nodes)
 
 
@@ -117,7 +121,7 @@ def _check_memory_of_cores(sets: CpuSets, allowed: Allowed) -> None:
 def _ordered_cores(sets: CpuSets) -> list[Cpus]:
     """Return the cores depth first: by the first CPU of each object around them, the largest first."""
     nodes = (sets.nodes[node] for node in sorted(sets.nodes))
-    around = _nested([*sets.cores, *sets.packages, *sets.groups, *nodes])
+    around = _nested([*sets.cores, *sets.packages, *sets.groups, *nodes, *sets.memory_nodes.values()])
 
     def path(cpus: Cpus) -> list[int]:
         objects = [group for group in around[min(cpus)] if cpus <= group]

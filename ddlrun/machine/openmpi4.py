@@ -36,17 +36,18 @@ def _without_note(machine: Machine) -> Machine:
     return machine._replace(notes=notes, openmpi4_cores=())
 
 
-def number_openmpi4_cores(sets: CpuSets, allowed: Allowed, *, cgroup_2: bool) -> tuple[Core, ...]:
+def number_openmpi4_cores(sets: CpuSets, allowed: Allowed, *, cgroup_2: bool, has_core_ids: bool) -> tuple[Core, ...]:
     """Return the cores as hwloc 2.0 numbers them; `sets` are those that it reads.
 
-    It does not see what a cgroup of version 2 hides. Where CPU 0 is offline, it finds neither packages nor cores,
-    and its PUs count as cores.
+    It does not see what a cgroup of version 2 hides. Where CPU 0 is offline and /proc/cpuinfo has no core ids, it finds
+    neither packages nor cores, and its PUs count as cores.
     """
     if cgroup_2:
         lists = [cpus for cpus in (allowed.cpus, allowed.affinity) if cpus is not None]
         allowed = Allowed(affinity=frozenset.intersection(*lists) if lists else None)
     cores = number_cores(sets, allowed).cores
-    return cores if any(0 in cpus for cpus in sets.cores) else _pus_as_cores(cores, allowed.affinity)
+    lists_cores = has_core_ids or any(0 in cpus for cpus in sets.cores)
+    return cores if lists_cores else _pus_as_cores(cores, allowed.affinity)
 
 
 def _pus_as_cores(cores: Sequence[Core], affinity: frozenset[int] | None) -> tuple[Core, ...]:

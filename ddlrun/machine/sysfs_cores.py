@@ -1,6 +1,6 @@
 """Cores and NUMA nodes in the output of the /sys probe, numbered as hwloc numbers them there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.machine import Core, MachineNote, MachineNoteCode, machine_note
@@ -36,12 +36,14 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     threads = _topology(files, "thread_siblings", online)
     nodes = _nodes(files, online)
     newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online)]
-    known = [*_topology(files, "book_siblings", online), *_caches(files, online), *_near_nodes(files, nodes)]
+    known = [*_topology(files, "book_siblings", online), *_caches(files, online)]
+    near = [*_near_nodes(files, nodes)]
     sets = CpuSets(
         cores=_cores(threads, files, online),
         packages=packages or {online},
         nodes=nodes,
-        groups=[*newer, *known],
+        groups=[*newer, *known, *near],
+        memory_nodes=_memory_nodes(files, nodes),
     )
     allowed = _allowed(output)
     numa_nodes = parse_cpu_list(files["node/online"]) if "node/online" in files else frozenset(nodes)
@@ -49,7 +51,10 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
         numa_nodes &= allowed.nodes
     numbering = number_cores(sets, allowed)
     cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
-    other_cores = number_openmpi4_cores(sets._replace(groups=known), allowed, cgroup_2=cgroup_2)
+    has_core_ids = ["@cpuinfo", "cores"] in output.records
+    other_cores = number_openmpi4_cores(
+        _old_sets(sets, known, near), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
+    )
     if number_alike(numbering.cores, other_cores):
         other_cores = ()
     codes = {MachineNoteCode.CORES_ARE_THREADS: not threads, MachineNoteCode.CORES_OF_OPEN_MPI_4: bool(other_cores)}
@@ -60,6 +65,16 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
         packaged=bool(packages),
         notes=tuple(machine_note(code) for code, applies in codes.items() if applies),
     )
+
+
+def _old_sets(sets: CpuSets, known: Sequence[Cpus], near: Sequence[Cpus]) -> CpuSets:
+    """Return the objects that hwloc 2.0 reads: of NUMA nodes that overlap the first, and then no distances."""
+    nodes: dict[int, Cpus] = {}
+    for node, cpus in sets.nodes.items():
+        if cpus.isdisjoint(frozenset().union(*nodes.values())):
+            nodes[node] = cpus
+    groups = [*known, *near] if len(nodes) == len(sets.nodes) else known
+    return sets._replace(nodes=nodes, groups=groups, memory_nodes={})
 
 
 def _index(path: str) -> int:
@@ -105,14 +120,33 @@ def _nodes(files: Mapping[str, str], online: Cpus) -> dict[int, Cpus]:
     return {number: cpus & online for number, cpus in nodes.items() if cpus and cpus & online}
 
 
+def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:
+    """Return the distances of each node to all of them, in their order; none if a row is incomplete."""
+    rows = {_index(path): content.split() for path, content in files.items() if path.endswith("/distance")}
+    if any(len(row) != len(rows) for row in rows.values()):
+        return {}
+    return {node: [int(distance) for distance in rows[node]] for node in sorted(rows)}
+
+
 def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> Iterator[Cpus]:
     """Yield the CPUs of the groups of NUMA nodes that hwloc makes from their distances."""
-    rows = {_index(path): content.split() for path, content in files.items() if path.endswith("/distance")}
-    numbers = sorted(rows)
-    distances = [[int(distance) for distance in rows[number]] for number in numbers]
-    if all(len(row) == len(numbers) for row in distances):
-        for group in near_groups(distances):
-            yield frozenset().union(*(nodes.get(numbers[place], frozenset()) for place in group))
+    distances = _distances(files)
+    numbers = list(distances)
+    for group in near_groups([*distances.values()]) if numbers else ():
+        yield frozenset().union(*(nodes.get(numbers[place], frozenset()) for place in group))
+
+
+def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:
+    """Return the CPUs of the nodes nearest to each node that has none, unless all are equally near."""
+    distances = _distances(files)
+    cpus_of = dict(nodes)
+    for node, row in distances.items():
+        others = {other: distance for other, distance in zip(distances, row, strict=True) if other != node}
+        least = min(others.values(), default=0)
+        nearest = [other for other, distance in others.items() if distance == least]
+        if node not in nodes and 0 < len(nearest) < len(others):
+            cpus_of[node] = frozenset().union(*(cpus_of.get(other, frozenset()) for other in nearest))
+    return {node: cpus for node, cpus in cpus_of.items() if node not in nodes}
 
 
 def _allowed(output: ProbeOutput) -> Allowed:

@@ -21,6 +21,7 @@ while IFS=: read -r key value; do
     '') break ;;
   esac
 done 2>/dev/null <"$ROOT/proc/cpuinfo"
+grep -qs '^core id' "$ROOT/proc/cpuinfo" && echo '@cpuinfo cores'
 either() {  # the files of the first patterns, or where there are none, as in old kernels, those of the second
   for file in $1; do
     [ -e "$file" ] || continue

@@ -154,7 +154,8 @@ def _node_files(facts: Facts) -> Iterator[tuple[str, str]]:
         yield f"{at}/cpumap", mask(cpus & facts.online)
         yield f"{at}/cpulist", cpu_list(cpus & facts.online)
         yield f"{at}/meminfo", f"Node {index} MemTotal:       {kib} kB\nNode {index} MemFree:        {kib} kB"
-        yield f"{at}/distance", " ".join(map(str, distances(facts, place)))
+        row = zip(facts.nodes, distances(facts, place), strict=True)
+        yield f"{at}/distance", " ".join(str(distance) for other, distance in row if other in online)
 
 
 def distances(facts: Facts, place: int) -> Sequence[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,12 @@ OPTIONS = {
 }
 
 HOST_OF_RANK = re.compile(r"^[ \t]*rank[ \t]*\d+[ \t]*=[ \t]*(\S+)", re.MULTILINE)
+# As OPTIONS, without the machine.
+TREE_OPTIONS = {
+    4: "--do-not-launch --display-devel-map --mca if_base_do_not_resolve 1 --hostfile hosts --rankfile ranks",
+    5: "--runtime-options donotlaunch --display map --hostfile hosts --map-by rankfile:file=ranks",
+}
+
 MAP_LINE = re.compile(
     r"""Data\ for\ node:\ (?P<host>\S+)
     | Data\ for\ proc:\ \[.*,(?P<rank>\d+)\]
@@ -90,17 +97,64 @@ def map_ranks(
     return place
 
 
+def map_pus(
+    major: int, rankfile: str, machine: Path, *, mpirun: str, overload: bool = False
+) -> dict[int, tuple[str, str]]:
+    """Return the host and the PUs (a list such as `0-3,8`) of each rank, where every host is `machine`.
+
+    `machine` is a folder with /proc and /sys, or a file of hwloc's XML. With `overload` ranks may share cores.
+    Raises OracleError with mpirun's output and return code if it makes no map.
+    """
+    hosts = Counter(HOST_OF_RANK.findall(rankfile))
+    shared = ["--bind-to", "core:overload-allowed"] if overload else []
+    options = TREE_OPTIONS[major] if machine.is_dir() else OPTIONS[major]
+    argv = [mpirun, "--allow-run-as-root", "-np", str(hosts.total()), *shared, *options.split(), "true"]
+    with tempfile.TemporaryDirectory(prefix="oracle-") as folder:
+        Path(folder, "ranks").write_text(rankfile)
+        Path(folder, "hosts").write_text("".join(f"{host} slots={ranks}\n" for host, ranks in hosts.items()))
+        environ = environment(major, folder) | {"LD_PRELOAD": _shim()}
+        if machine.is_dir():  # hwloc's component x86 would add what it finds in this computer's CPUs
+            environ |= {"HWLOC_FSROOT": str(machine), "HWLOC_COMPONENTS": "linux,stop"}
+        else:
+            Path(folder, "machine.xml").symlink_to(machine.absolute())
+        done = _run(argv, cwd=folder, env=environ)
+    ranks = _displayed_pus(done.stdout)
+    if not ranks:
+        raise OracleError(mpirun, done.stdout + done.stderr, done.returncode)
+    return ranks
+
+
+def _displayed_pus(text: str) -> dict[int, tuple[str, str]]:
+    host, rank = "", -1
+    ranks: dict[int, tuple[str, str]] = {}
+    for line in MAP_LINE.finditer(text):
+        if line["host"]:
+            host = line["host"]
+        elif line["rank"]:
+            rank = int(line["rank"])
+        elif line["pus"]:
+            ranks[rank] = host, line["pus"]
+    return ranks
+
+
 def _run(
     argv: list[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None, seconds: float = TIME_LIMIT
 ) -> subprocess.CompletedProcess[str]:
     """Run a command with a time limit; its return code is not checked."""
-    try:
-        return subprocess.run(
-            argv, cwd=cwd, env=env, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
-            encoding="utf-8", errors="surrogateescape",
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise OracleError(argv[0], f"killed after {seconds:g} s", None) from error
+    process = subprocess.Popen(
+        argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        encoding="utf-8", errors="surrogateescape",
+    )  # fmt: skip
+    with process:
+        # Open MPI 4.1.8 may loop indefinitely. The kernel ends it also if this process is killed.
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (TIME_LIMIT, TIME_LIMIT))
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            raise OracleError(argv[0], f"killed after {seconds:g} s", None) from error
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
 @cache

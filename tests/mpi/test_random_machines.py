@@ -1,0 +1,107 @@
+"""Plans and lint, compared with real mpiruns on random machines, on those of tests/machines, and on captured ones.
+
+`python -m tests.machines.random_machines 5000` judges more machines, and reduces those that disagree.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddlrun.machine.hwloc import parse_hwloc
+from tests.machines.facts import NAMES, load, parse_facts
+from tests.machines.random_judge import Judge, judge_divisions, probe
+from tests.machines.random_machines import judge_shape, mpirun_of, reproduce
+from tests.machines.random_shapes import random_shape
+from tests.machines.random_trees import write_core_ids
+from tests.machines.render_sysfs import write_sysfs
+from tests.machines.selection import others_extra
+from tests.machines.test_captures import unpacked
+from tests.support import needs
+
+# Machines per test.
+TOGETHER = 10
+# More ranks than this are not tried one by one.
+MOST_SMALL = 12
+FIRST = [0, 10, *(pytest.param(first, marks=pytest.mark.extra) for first in range(20, 300, TOGETHER))]
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    needs.program("gcc", "gcc libc6-dev")
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_random_machines(first: int, major: int, mpirun: str) -> None:
+    judging = mpirun_of(major, mpirun)
+    for seed in range(first, first + TOGETHER):
+        shape = random_shape(seed)
+        for judgement in judge_shape(shape, judging, seed):
+            assert judgement.agrees, f"machine {seed}: {judgement.result.value}\n{reproduce(shape, judgement)}"
+
+
+@pytest.mark.parametrize("name", others_extra(name for name in NAMES if load(name).cores))
+def test_described_machines(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
+    root = write_sysfs(load(name), tmp_path)
+    check(Judge(root, probe(root), mpirun_of(major, mpirun)), name)
+
+
+# Machines on which plans were wrong once, and that no other test has.
+FOUND = {
+    "a node of memory alone that is nearest to two others": """\
+packages: 0-2/1
+cores: 0-2/1
+nodes: {0-2: 0 1 2, 250: ""}
+memory: 1024
+distances: [10 20 20 16, 20 10 20 20, 20 20 10 16, 16 20 16 10]
+""",
+    "firmware that numbers the cores of two dies in turn": """\
+packages: 0-7
+cores: 0-7/1
+nodes: 0-7
+memory: 1024
+groups: 0-6:2 1-7:2
+""",
+}
+
+
+@pytest.mark.parametrize("about", FOUND)
+def test_machines_once_planned_wrongly(about: str, major: int, mpirun: str, tmp_path: Path) -> None:
+    root = write_sysfs(parse_facts(f"about: {about}\n{FOUND[about]}", "found"), tmp_path)
+    check(Judge(root, probe(root), mpirun_of(major, mpirun)), about)
+
+
+def test_cores_are_those_of_cpuinfo_where_cpu_0_is_offline(major: int, mpirun: str, tmp_path: Path) -> None:
+    facts = parse_facts("about: CPU 0 offline\npackages: 0-7/4\ncores: 0-7/2\noffline: 0", "offline")
+    root = write_sysfs(facts, tmp_path)
+    judging = mpirun_of(major, mpirun)
+    check(Judge(root, probe(root), judging), "without core ids")
+    write_core_ids(root, facts)
+    check(Judge(root, probe(root), judging), "with core ids")
+
+
+@pytest.mark.extra
+def test_captured_trees(capture: Callable[[str], Path], major: int, mpirun: str, tmp_path: Path) -> None:
+    for archive in sorted(capture("hwloc-sysfs").glob("*.tar.bz2")):
+        root = unpacked(archive, tmp_path / archive.stem)
+        check(Judge(root, probe(root), mpirun_of(major, mpirun)), archive.name)
+
+
+@pytest.mark.extra
+def test_captured_files_of_hwloc(capture: Callable[[str], Path], major: int, mpirun: str, tmp_path: Path) -> None:
+    for path in sorted(capture("hwloc-xml").glob("*.xml")):
+        text = path.read_text(errors="replace")
+        # hwloc 3 has another version number, and equal elements.
+        readable = tmp_path / path.name
+        readable.write_text(text.replace('<topology version="3.0">', '<topology version="2.0">', 1))
+        check(Judge(readable, parse_hwloc(text, path.name), mpirun_of(major, mpirun)), path.name)
+
+
+def check(judge: Judge, name: str) -> None:
+    """Compare plans for each number of ranks on a small machine, and for some on a large one."""
+    cores = sum(core.usable for core in judge.machine.cores)
+    ranks = [
+        number for number in range(1, cores + 1) if number < MOST_SMALL or number in (cores // 2, cores - 1, cores)
+    ]
+    for judgement in judge_divisions(judge, ranks):
+        assert judgement.agrees, f"{name}: {judgement.result.value}\n{judgement.subject}\n{judgement.detail}"
