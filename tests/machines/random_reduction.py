@@ -22,8 +22,9 @@ def _size(shape: Shape) -> int:
     threads = [state for core in shape.cores for state in core.threads]
     groups = sum(len({getattr(core, field) for core in shape.cores}) for field in ("package", "node", "die", "l3"))
     special = sum(state is not State.FREE for state in threads)
-    others: int = groups + len(shape.gpus) + len(shape.forbidden_nodes)
-    return 20 * changed + 10 * len(threads) + 3 * special + others
+    others = groups + len(shape.gpus) + len(shape.forbidden_nodes)
+    size: int = 20 * changed + 10 * len(threads) + 3 * special + others
+    return size
 
 
 def _smaller_shapes(shape: Shape) -> Iterator[Shape]:
