@@ -277,7 +277,9 @@ def reason_of(error: DdlrunError) -> str:
 def error_of(error: OracleError) -> str:
     """Return the lines of mpirun's output that contain an error."""
     lines = [line.strip(" -*") for line in error.output.splitlines()]
-    found = [line for line in lines if re.search(r"rror:|not|invalid|overflow|Not found|overload|specif|signal", line)]
+    found = [
+        line for line in lines if re.search(r"rror:|not|invalid|overflow|Not found|overload|specified|signal", line)
+    ]
     return f"fails with {error.returncode}: {' '.join(found)[:300]}"
 
 
