@@ -111,7 +111,7 @@ def _check(sets: CpuSets) -> None:
 def _check_memory_of_cores(sets: CpuSets, allowed: Allowed) -> None:
     """Raise ValueError where a NUMA node is a hidden core: hwloc counts that core for its memory."""
     around = {*sets.packages, *sets.groups}  # which would have the memory
-    for node, cpus in sets.nodes.items():
+    for node, cpus in {**sets.nodes, **sets.memory_nodes}.items():
         hidden = allowed.cpus is not None and cpus.isdisjoint(allowed.cpus)
         usable = allowed.nodes is None or node in allowed.nodes
         if hidden and usable and cpus in sets.cores and cpus not in around:

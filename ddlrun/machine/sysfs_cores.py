@@ -35,11 +35,12 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     packages = _topology(files, "core_siblings", online)
     threads = _topology(files, "thread_siblings", online)
     nodes = _nodes(files, online)
-    newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online)]
+    cores = _cores(threads, files, online)
+    newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online) if cpus not in cores]
     known = [*_topology(files, "book_siblings", online), *_caches(files, online)]
     near = [*_near_nodes(files, nodes)]
     sets = CpuSets(
-        cores=_cores(threads, files, online),
+        cores=cores,
         packages=packages or {online},
         nodes=nodes,
         groups=[*newer, *known, *near],
@@ -129,11 +130,13 @@ def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:
 
 
 def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> Iterator[Cpus]:
-    """Yield the CPUs of the groups of NUMA nodes that hwloc makes from their distances."""
+    """Yield the CPUs of the groups of NUMA nodes that hwloc makes from their distances, if they are of several."""
     distances = _distances(files)
     numbers = list(distances)
     for group in near_groups([*distances.values()]) if numbers else ():
-        yield frozenset().union(*(nodes.get(numbers[place], frozenset()) for place in group))
+        cpus = frozenset[int]().union(*(nodes.get(numbers[place], frozenset()) for place in group))
+        if cpus not in nodes.values():
+            yield cpus
 
 
 def _memory_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:

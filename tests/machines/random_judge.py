@@ -233,7 +233,7 @@ def judge_gpus(root: Path, mpirun: Mpirun, facts: Facts) -> Iterator[Judgement]:
     near = {gpu.address: gpu.near for gpu in facts.gpus if gpu.near < facts.cpus}
     for gpu in machine.gpus:
         cpus = near.get(gpu.pci_address or "", frozenset())
-        cores = [core for core in machine.cores if core.usable and cpus & {pu.os_index for pu in core.pus}]
+        cores = [core for core in machine.cores if cpus & {pu.os_index for pu in core.pus}]
         packages, nodes = {core.package for core in cores}, {core.numa_node for core in cores}
         if nodes == {None}:  # a cpuset hides the GPU's node, and old kernels list no CPUs near a device
             continue
