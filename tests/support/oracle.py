@@ -118,23 +118,22 @@ def map_pus(
         else:
             Path(folder, "machine.xml").symlink_to(machine.absolute())
         done = _run(argv, cwd=folder, env=environ)
-    ranks = _displayed_pus(done.stdout)
+    ranks = {rank: (host, line["pus"]) for rank, host, line in _bindings(done.stdout) if line["pus"]}
     if not ranks:
         raise OracleError(mpirun, done.stdout + done.stderr, done.returncode)
     return ranks
 
 
-def _displayed_pus(text: str) -> dict[int, tuple[str, str]]:
+def _bindings(text: str) -> Iterator[tuple[int, str, re.Match[str]]]:
+    """Yield each rank, its host, and the line with its binding, of a map that mpirun displays."""
     host, rank = "", -1
-    ranks: dict[int, tuple[str, str]] = {}
     for line in MAP_LINE.finditer(text):
         if line["host"]:
             host = line["host"]
         elif line["rank"]:
             rank = int(line["rank"])
-        elif line["pus"]:
-            ranks[rank] = host, line["pus"]
-    return ranks
+        else:
+            yield rank, host, line
 
 
 def _run(
@@ -183,17 +182,12 @@ def parse_map(text: str, machine: str) -> dict[int, tuple[str, Cores]]:
     # Open MPI 5 numbers the cores of a machine without SMT by their OS indexes, although it prints an L.
     smt = len(core_of_pu) > len(cores)
     displayed = dict(enumerate(cores)) if smt else core_of_pu
-    host, rank = "", -1
     ranks: dict[int, tuple[str, Cores]] = {}
-    for line in MAP_LINE.finditer(text):
-        if line["host"]:
-            host = line["host"]
-        elif line["rank"]:
-            rank = int(line["rank"])
-        elif line["pus"]:
+    for rank, host, line in _bindings(text):
+        if line["pus"]:
             ranks[rank] = host, _by_package(core_of_pu[pu] for pu in _parse_list(line["pus"]))
         else:
-            numbers = (number for _, text in PACKAGE_CORES.findall(line["cores"]) for number in _parse_list(text))
+            numbers = (number for _, listed in PACKAGE_CORES.findall(line["cores"]) for number in _parse_list(listed))
             ranks[rank] = host, _by_package(displayed[number] for number in numbers)
     return ranks
 
