@@ -1,6 +1,9 @@
 """The files for contributors name files, make targets and tests that exist; the version is the same everywhere."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,19 @@ def test_workflows_run_each_supported_python() -> None:
     classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     assert workflow["jobs"]["ubuntu"]["strategy"]["matrix"]["python"] == classifiers
+
+
+def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
+    """tests/conftest.py relies on groups, and pytest-xdist ignores them with some versions of pytest."""
+    (tmp_path / "test_groups.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('number', range(20))\n"
+        "@pytest.mark.xdist_group('group')\n"
+        "def test_group(number):\n"
+        f"    open('{tmp_path}/workers', 'a').write(os.environ['PYTEST_XDIST_WORKER'] + '\\n')\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-c", os.devnull, str(tmp_path)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    workers = (tmp_path / "workers").read_text().split()
+    assert (len(workers), len(set(workers))) == (20, 1)
