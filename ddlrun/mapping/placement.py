@@ -84,6 +84,24 @@ def place(
     keys = [(id(machines[name]), topology.local_size(index)) for index, name in enumerate(hosts.names)]
     for name, key in zip(hosts.names, keys, strict=True):
         groups.setdefault(key, []).append(name)
+    bindings = _place_groups(topology, groups, machines, policy)
+    return Placement(
+        topology=topology,
+        order=order,
+        hosts=hosts,
+        machines=tuple(machines[name] for name in hosts.names),
+        bindings=tuple(bindings[key] for key in keys),
+        policy=policy,
+    )
+
+
+def _place_groups(
+    topology: JobTopology,
+    groups: Mapping[tuple[int, int], Sequence[str]],
+    machines: Mapping[str, Machine],
+    policy: PlacementPolicy,
+) -> dict[tuple[int, int], tuple[LocalRankPlacement, ...]]:
+    """Return the placements of each group of hosts; raise PlacementError with the problems of all groups."""
     bindings: dict[tuple[int, int], tuple[LocalRankPlacement, ...]] = {}
     problems: list[str] = []
     for key, names in groups.items():
@@ -98,14 +116,7 @@ def place(
             )
     if problems:
         raise PlacementError(*problems)
-    return Placement(
-        topology=topology,
-        order=order,
-        hosts=hosts,
-        machines=tuple(machines[name] for name in hosts.names),
-        bindings=tuple(bindings[key] for key in keys),
-        policy=policy,
-    )
+    return bindings
 
 
 def place_cores(

@@ -3,12 +3,10 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import namespaces
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line
 from tests.support.waiting import PATIENCE, wait_until
@@ -23,14 +21,6 @@ if sys.argv[1] == "stay":
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
 """
 RANKS = ["0 h1 3", "1 h2 3"]
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoHosts]:
-    if reason := namespaces.why_not():
-        pytest.skip(reason)
-    with TwoHosts() as up:
-        yield up
 
 
 def start(hosts: TwoHosts, mpirun: str, folder: Path, how: str) -> subprocess.Popen[str]:

@@ -3,13 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import namespaces
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line, need_horovod
 from tests.support.waiting import PATIENCE
@@ -36,14 +34,6 @@ with ddl.init(tuning="chunk=64K,depth=4,explore=0"):
     sys.stdout.write(json.dumps(line) + "\\n")
     sys.stdout.flush()
 """
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoHosts]:
-    if reason := namespaces.why_not():
-        pytest.skip(reason)
-    with TwoHosts() as up:
-        yield up
 
 
 def launch(hosts: TwoHosts, mpirun: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
