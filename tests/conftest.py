@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,7 @@ import tests.cluster.slurm
 from tests.cluster.cluster import why_not
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
+from tests.support.cpu_group import own_cpu_group
 
 # Both are wheels: 5.0 beside the tests' Python, 4.1 in an environment of its own inside. `make test` installs both.
 MPIRUNS = {
@@ -32,6 +34,14 @@ FOLDER_MARKS = {
     "hosts": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
     "schedulers": [pytest.mark.extra],
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the kernel's autogroup from starving processes; xdist's workers inherit the cgroup."""
+    if not hasattr(config, "workerinput"):
+        stack = ExitStack()
+        stack.enter_context(own_cpu_group())
+        config.add_cleanup(stack.close)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

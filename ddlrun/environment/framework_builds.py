@@ -86,7 +86,7 @@ def parse_build(out: str, err: str = "", code: int | None = 0) -> FrameworkBuild
     reports = re.findall(r"(?m)^@build (.*)$", out)
     if not reports:
         line = (err.strip().splitlines() or ["no word"])[-1]
-        problem = "no answer in time" if code is None else f"ended with {code}: {line[:200]}"
+        problem = "its import took too long" if code is None else f"ended with {code}: {line[:200]}"
         return FrameworkBuild("?", {}, problem)
     report = json.loads(reports[-1])
     return FrameworkBuild(report["version"], report.get("has", {}), report.get("problem", ""))

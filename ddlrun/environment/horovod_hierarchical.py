@@ -46,6 +46,8 @@ def plan_hierarchical_variables(
     """
     variables: dict[str, str] = {}
     notes = []
+    unknown = any(build.problem for build in builds.values()) and not any(build.works for build in builds.values())
+    effect = "may have no effect" if unknown else "has no effect"
     for name in active_hierarchical(settings):
         obstacle = _obstacle(name, builds, context)
         option = f"--{name.replace('_', '-')}"
@@ -54,14 +56,14 @@ def plan_hierarchical_variables(
             notes += [f"{option}: {_UNEQUAL}, which makes it slower; leave it out"] if unequal else []
             continue
         if unequal:
-            notes.append(f"{option} has no effect: {obstacle}, and {_UNEQUAL}")
+            notes.append(f"{option} {effect}: {obstacle}, and {_UNEQUAL}")
             continue
         if name != "hierarchical_allreduce" or context.hosts == 1:
-            notes.append(f"{option} has no effect: {obstacle}")
+            notes.append(f"{option} {effect}: {obstacle}")
             continue
         if context.chosen is None and context.major == 4:
             variables = HAN
-        notes.append(f"{option}: Horovod's own has no effect ({obstacle}); Open MPI's coll/han {_han_state(context)}")
+        notes.append(f"{option}: Horovod's own {effect} ({obstacle}); Open MPI's coll/han {_han_state(context)}")
     return variables, notes
 
 

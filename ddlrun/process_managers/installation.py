@@ -12,8 +12,8 @@ from ddlrun.process_managers import GROUP, ProcessManager
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun, find_version, parse_version
 from ddlrun.remote.processes import FinishedProcess, start_command
 
-# Importing TensorFlow from a slow file system.
-BUILD_SECONDS = 60.0
+# Importing TensorFlow from a slow file system may take minutes.
+BUILD_SECONDS = 300.0
 
 
 class Installation(NamedTuple):

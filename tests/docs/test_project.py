@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import ddlrun
+from tests.support.cpu_group import autogroup_folder
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
@@ -61,3 +62,8 @@ def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     workers = (tmp_path / "workers").read_text().split()
     assert (len(workers), len(set(workers))) == (20, 1)
+
+
+def test_no_session_of_the_tests_can_starve_another() -> None:
+    folder = autogroup_folder()
+    assert folder is None or not os.access(folder, os.W_OK)

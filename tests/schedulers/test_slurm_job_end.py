@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.slurm import SlurmCluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 from tests.support.slurm_jobs import ENDLESS, RANK_REPORT, Launch, leftovers, wait_for_output
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -65,7 +66,7 @@ def test_a_job_that_slurm_ends(slurm: SlurmCluster, launch: Launch, tmp_path: Pa
     else:
         assert (outcome["exit_code"], outcome["reason"]) == (143, f"Slurm job {job} was cancelled")
         assert (tmp_path / "run" / "report.txt").read_text().startswith("ddlrun: ended after ")
-    assert leftovers(slurm, tmp_path) == ""
+    wait_until(lambda: not leftovers(slurm, tmp_path), lambda: leftovers(slurm, tmp_path))
 
 
 @pytest.mark.parametrize("target", [[], ["--batch"]], ids=["steps", "script"])
@@ -118,4 +119,4 @@ def test_the_time_limit(slurm: SlurmCluster, tmp_path: Path) -> None:
         assert json.loads((tmp_path / str(major) / "run" / "outcome.json").read_text())["exit_code"] == 124
     messages = follower.communicate(timeout=300)[1]
     assert (follower.returncode, "TIMEOUT, exit code 124" in messages) == (124, True), messages
-    assert leftovers(slurm, tmp_path) == ""
+    wait_until(lambda: not leftovers(slurm, tmp_path), lambda: leftovers(slurm, tmp_path))
