@@ -205,8 +205,9 @@ def test_saved_replies_can_be_loaded(ddlrun: Ddlrun, tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stderr) == (
         2, f"ddlrun: error: --load {folder}: nothing saved of other; saved: localhost\n",
     )  # fmt: skip
+    (tmp_path / "saved" / "localhost" / "lscpu.txt").write_text("CPU")
+    assert "localhost/lscpu.txt: 0 lines of 3 characters, but " in ddlrun("probe", "--load", folder).stderr
     (tmp_path / "saved" / "localhost" / "lstopo.xml").write_text("<topology>")
-    assert "localhost/lstopo.xml: 0 lines of 10 characters, but " in ddlrun("probe", "--load", folder).stderr
     (tmp_path / "saved" / "localhost" / "manifest.txt").unlink()
     assert "localhost: lstopo, line 1" in ddlrun("probe", "--load", folder).stderr
     assert "no such folder" in ddlrun("probe", "--load", f"{folder}/nowhere").stderr
