@@ -19,6 +19,7 @@ from tests.cluster import slurm
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS
 from tests.support.json_schemas import validate
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
@@ -30,6 +31,16 @@ def racks_of(cluster: Cluster) -> set[frozenset[str]]:
     return {frozenset(other.name for other in cluster.hosts if other.rack == host.rack) for host in cluster.hosts}
 
 
+def certain_racks(cluster: Cluster, argv: list[str], hostfile: Path) -> dict[str, Any] | None:
+    """Measure the racks; return None where they are reported as not certain, as they may be with busy cores."""
+    done = cluster.run("h1", [*argv, "--json", "-o", str(hostfile)], cwd=ROOT, timeout=300)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    validate(result, "racks")
+    assert (result["certain"], result["racks"] is not None, hostfile.exists()) == (done.returncode == 0,) * 3
+    return result if result["certain"] else None
+
+
 # Uplinks as fast as a NIC: a pair alone is as fast across racks as inside one.
 @pytest.mark.parametrize(
     ("per_rack", "racks", "major"), [(2, 2, 4), (2, 3, 5), (3, 2, 4), (4, 1, 5)], ids=["2x2", "2x3", "3x2", "flat"]
@@ -39,13 +50,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
         names = [host.name for host in cluster.hosts]
         random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
         argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--skip-checks"]
-        for _ in range(3):  # with busy cores the racks may be reported as not certain
-            done = cluster.run("h1", [*argv, "--json", "-o", f"{tmp_path}/hosts"], cwd=ROOT, timeout=300)
-            if done.returncode != 1:
-                break
-        assert done.returncode == 0, done.stdout + done.stderr
-        result = json.loads(done.stdout)
-        validate(result, "racks")
+        result = wait_until(lambda: certain_racks(cluster, argv, tmp_path / "hosts"))
         assert set(map(frozenset, result["racks"])) == racks_of(cluster)
         assert result["topology"] == f"Xx{per_rack}x{racks}"
         assert len(result["levels"]) == (1 if racks > 1 else 0)
@@ -58,8 +63,8 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
 @pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
     with slurm.SlurmCluster(2, 2, link="100mbit") as cluster:
-        attempts = f"for n in 1 2 3; do {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]} && break; done"
-        job = cluster.submit(attempts, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
+        script = f"until {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]}; do test $? = 1 || exit; done"
+        job = cluster.submit(script, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
         cluster.wait_for(job, "COMPLETED", timeout=300)
         cluster.wait_until_idle()
     output = (tmp_path / "out").read_text()
@@ -126,8 +131,8 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
     assert {size for *_, size in result["skipped"]} >= {4 * 2**30}
     fabric = parse_fabric((tmp_path / "links.yaml").read_text(), "links")
     _, nic, uplink, _ = (8 * link.bandwidth / 1e6 for link in fabric.links)
-    assert 70 < nic < 120  # Mbit/s; shapers let a burst pass at line rate
-    assert 70 < uplink < 120
+    assert 20 < nic < 120  # Mbit/s; shapers let a burst pass at line rate, and busy cores slow the hosts down
+    assert 20 < uplink < 120
     assert fabric.hosts_per_rack == 2
     plan = subprocess.run(
         [*DDLRUN, "plan", "--topology", "1x2x2", "--network", f"{tmp_path}/links.yaml"],
