@@ -5,6 +5,7 @@ from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
 from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, root_of
+from ddlrun.wording import printable
 
 
 class JobRecord:
@@ -33,7 +34,7 @@ class JobRecord:
             seconds=end.seconds,
             max_rss_kib=end.max_rss_kib,
             ordered=bool(end.ordered),
-            reason=end.reason,
+            reason=printable(end.reason),
             tail=end.tail.decode(errors="replace"),
         )
 

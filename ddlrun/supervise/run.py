@@ -70,4 +70,4 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
         record = supervision.record
         return FinishedJob(outcome, tuple(record.bindings), frozenset(record.unswept))
     finally:
-        listener.socket.close()
+        listener.close()
