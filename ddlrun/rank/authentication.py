@@ -19,6 +19,7 @@ from ddlrun.rank.protocol import HEAD, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Protocol
 
     class Digest(Protocol):
@@ -136,28 +137,26 @@ class Unsealer:
         self._codes = codes
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Add received bytes; return the messages that are now complete, as (kind, text).
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Add received bytes; yield the messages that are now complete, as (kind, text).
 
         Raises:
             ProtocolError: A message is too long, or is not the next one of its sender.
         """
         rest = self._rest
         rest += data
-        messages = []
         at = 0
-        while len(rest) - at >= HEAD:
-            head = bytes(rest[at : at + HEAD])
-            length = protocol.length_of(head)
-            end = at + HEAD + length
-            if end + SIZE > len(rest):
-                break
-            with memoryview(rest) as view:
-                text = bytes(view[at + HEAD : end])
-                code = bytes(view[end : end + SIZE])
-            if not equal(code, self._codes.next(head, text)):
-                raise ProtocolError("a message was altered or forged on the way")
-            messages.append((head[:1], text))
-            at = end + SIZE
-        del rest[:at]
-        return messages
+        try:
+            while len(rest) - at >= HEAD:
+                head = bytes(rest[at : at + HEAD])
+                end = at + HEAD + protocol.length_of(head)
+                if end + SIZE > len(rest):
+                    break
+                with memoryview(rest) as view:
+                    text, code = bytes(view[at + HEAD : end]), bytes(view[end : end + SIZE])
+                if not equal(code, self._codes.next(head, text)):
+                    raise ProtocolError("a message was altered or forged on the way")
+                at = end + SIZE
+                yield head[:1], text
+        finally:
+            del rest[:at]

@@ -87,11 +87,12 @@ class LauncherConnection:
             self._lose("ddlrun is gone")
             return []
         self._heard_at = time.monotonic()
+        messages = []
         try:
-            return self._unsealer.feed(data)
+            messages.extend(self._unsealer.feed(data))
         except protocol.ProtocolError as error:
             self._lose(f"the connection to ddlrun was disturbed: {error}")
-            return []
+        return messages
 
     def keep_alive(self, now: float) -> None:
         """Queue a heartbeat if one is due; close the connection if ddlrun has been silent for too long."""

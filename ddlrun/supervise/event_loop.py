@@ -52,7 +52,7 @@ class Supervision:
             listener: The socket to which the keepers connect.
             process: mpirun.
         """
-        self._watch, self._ranks = watch, job.ranks
+        self._watch, self._job, self._ranks = watch, job, job.ranks
         self._console = Console(watch, job.ranks, files)
         self._epoll = select.epoll()
         self._mpirun = MpirunProcess(process)
@@ -191,6 +191,7 @@ class Supervision:
         if self._limits.has_started(rank):
             raise ProtocolError(f"rank {rank} already has one")
         peer.introduce(hello)
+        self.record.job_names[hello.host] = self._job.host_of(rank)
         self._console.output.start(rank, peer.host)
         self._stalls.start(rank, peer.since)
         if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect

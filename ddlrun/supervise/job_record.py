@@ -22,6 +22,12 @@ class JobRecord:
         """Hosts that went away."""
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed, so that its program's children may still run."""
+        self.job_names: dict[str, str] = {}
+        """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+
+    def unswept_hosts(self) -> frozenset[str]:
+        """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
+        return frozenset(self.job_names.get(host, host) for host in self.unswept)
 
     def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
         """Record the end of a rank's program."""

@@ -107,8 +107,7 @@ class KeeperConnection:
         Raises:
             ProtocolError: A message does not come from this keeper, or must not come now.
         """
-        messages = [] if self._unsealer is None else self._unsealer.feed(data)
-        for kind, text in messages:
+        for kind, text in () if self._unsealer is None else self._unsealer.feed(data):
             if kind not in ALLOWED[self.state]:
                 raise ProtocolError(f"it sent a message of kind {kind!r}, which it must not send now")
             if self.state is PeerState.WELCOMED:
