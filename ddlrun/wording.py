@@ -1,6 +1,7 @@
 """Words of messages."""
 
 import re
+import signal
 
 COLOUR = r"\x1b\[[0-9;:]*m"
 
@@ -12,6 +13,16 @@ def counted(count: int, noun: str) -> str:
     ('1 rank', '0 GPUs')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time signals have none.
+
+    >>> signal_name(15), signal_name(40)
+    ('SIGTERM', 'signal 40')
+    """
+    names = {int(named): named.name for named in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def printable(text: str) -> str:

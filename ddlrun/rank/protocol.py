@@ -23,6 +23,7 @@ ERR = b"e"
 """Output of the program on standard error."""
 BOUND = b"b"
 """The rank's binding: see binding.bind_rank."""
+BOUND_WORDS = 6
 ENDED = b"x"
 """The end of the rank's program: see ProgramEnd."""
 STATE = b"w"

@@ -167,8 +167,6 @@ class Supervision:
     def _on_message(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
         if kind == protocol.HELLO:
             self._on_rank_start(peer, Hello.parse(text, self._ranks))
-        elif kind == protocol.BOUND:
-            self.record.bindings.append(_decode(text))
         elif kind == protocol.NOTE:
             self._console.tell(_decode(text))
         elif peer.rank is not None:
@@ -179,6 +177,8 @@ class Supervision:
             self._last_output = peer.heard_at
             self._stalls.add_output(rank, peer.heard_at)
             self._console.output.write(rank, int(kind == protocol.ERR), text)
+        elif kind == protocol.BOUND:
+            self.record.add_binding(rank, _decode(text))
         elif kind == protocol.SIGNALLED:
             self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
         elif kind == protocol.STATE:

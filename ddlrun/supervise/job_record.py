@@ -1,7 +1,7 @@
 """The record of a job: its ranks' bindings and ends, and the hosts that were lost."""
 
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
 from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, root_of
@@ -12,8 +12,8 @@ class JobRecord:
     """The facts about a job that its outcome is made of."""
 
     def __init__(self) -> None:
-        self.bindings: list[str] = []
-        """The reports of the ranks' bindings: see rank.binding.bind_rank."""
+        self.bindings: dict[int, str] = {}
+        """Rank -> the report of its binding: see rank.binding.bind_rank."""
         self.ends: dict[int, RankEnd] = {}
         """Rank -> the end of its program."""
         self.lost_ranks: list[str] = []
@@ -28,6 +28,13 @@ class JobRecord:
     def unswept_hosts(self) -> frozenset[str]:
         """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
+
+    def add_binding(self, rank: int, report: str) -> None:
+        """Record the binding of a rank. Raises ProtocolError if it is the report of something else."""
+        words = report.split("\t")
+        if len(words) != BOUND_WORDS or words[0] != str(rank):
+            raise ProtocolError("its report of its binding cannot be read")
+        self.bindings[rank] = report
 
     def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
         """Record the end of a rank's program."""

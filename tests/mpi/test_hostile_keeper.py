@@ -1,6 +1,5 @@
 """Keepers that know the secret and break the protocol: a program in the place of mpirun pretends to be them."""
 
-import os
 import re
 import subprocess
 import sys
@@ -73,28 +72,28 @@ def test_a_hostile_keeper_ends_the_job(
     assert "Traceback" not in done.stderr
 
 
+MARKUP = b"</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
 TEXTS = b"\x1b]52;c;cm0gLXJm\x07\x1b[2Jtext\x9b31m\r\n"
-ENDED = (protocol.ENDED, b"3\t0\t1\t0\t0\t0\t\x1b[2Jcause\n\x1b[31mred\x1b[0m \x1b]0;title\x07 end\n")
+BOUND = b"\t".join((b"0", b"n0" + MARKUP, b"0" + TEXTS, b"0" + MARKUP, b"0", b"problem" + TEXTS + MARKUP))
+ENDED = b"3\t0\t1\t0\t0\t0\t\x1b[2Jcause" + MARKUP + b"\n\x1b[31mred\x1b[0m \x1b]0;title\x07 end" + MARKUP + b"\n"
 
 
 @pytest.mark.openmpi(4)
-def test_control_characters_of_keepers_do_not_reach_the_terminal(mpirun: str, tmp_path: Path) -> None:
-    messages = [
-        CONNECT,
-        (protocol.HELLO, b"0\t\x1b[2Jn0\t0\t1"),
-        (protocol.NOTE, TEXTS),
-        (protocol.BOUND, TEXTS),
-        ENDED,
-    ]
+def test_control_characters_and_markup_of_keepers_are_escaped(mpirun: str, tmp_path: Path) -> None:
+    texts = (protocol.HELLO, b"0\t\x1b[2Jn0" + MARKUP + b"\t0\t1"), (protocol.NOTE, TEXTS), (protocol.BOUND, BOUND)
+    messages = [CONNECT, *texts, (protocol.ENDED, ENDED)]
     line = launch_line(stand_in(tmp_path / "mpirun", mpirun, messages), tmp_path, "--overload")
     done = run(line, "-np", "1", "true")
-    assert done.returncode == 3
+    assert done.returncode == 3, done.stderr
     assert r"ddlrun: \x1b]52;c;cm0gLXJm\x07" in done.stderr
     assert r"because: \x1b[2Jcause" in done.stderr
     assert r"    red \x1b]0;title\x07 end" in done.stderr
-    shown = subprocess.run(
-        [sys.executable, "-m", "ddlrun", "report", str(tmp_path / "run")],
-        capture_output=True, text=True, check=False, env=dict(os.environ),
-    )  # fmt: skip
-    for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
+    page = tmp_path / "page.html"
+    report = [sys.executable, "-m", "ddlrun", "report", str(tmp_path / "run"), "-o", str(page)]
+    shown = subprocess.run(report, capture_output=True, text=True, check=True)
+    html = page.read_text()
+    assert "cause" in html
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    for text in (done.stdout, done.stderr, shown.stdout, html):
         assert not set(text) & {"\x1b", "\x07", "\x9b", "\r"}
