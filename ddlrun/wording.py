@@ -33,7 +33,7 @@ def printable(text: str) -> str:
     >>> printable("\x1b[31mred\x1b[0m \x1b]0;title\x07 a\tb")
     'red \\x1b]0;title\\x07 a\tb'
     """
-    if text.isprintable():
+    if text.replace("\n", " ").replace("\t", " ").isprintable():
         return text
     return "".join(map(_escape, re.sub(COLOUR, "", text)))
 

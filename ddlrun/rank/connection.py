@@ -87,7 +87,7 @@ class LauncherConnection:
             self._lose("ddlrun is gone")
             return []
         self._heard_at = time.monotonic()
-        messages = []
+        messages: list[tuple[bytes, bytes]] = []
         try:
             messages.extend(self._unsealer.feed(data))
         except protocol.ProtocolError as error:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ BEHAVIOURS = {
 }
 
 
-def stand_in(path: Path, mpirun: str, messages: list[tuple[object, bytes]]) -> str:
+def stand_in(path: Path, mpirun: str, messages: Sequence[tuple[object, bytes]]) -> str:
     """Write a program that has mpirun's version and plays a keeper."""
     script = path.with_suffix(".py")
     script.write_text(KEEPER.format(messages=messages))
@@ -62,7 +63,7 @@ def stand_in(path: Path, mpirun: str, messages: list[tuple[object, bytes]]) -> s
 @pytest.mark.openmpi(4)
 @pytest.mark.parametrize(("messages", "label", "problem"), BEHAVIOURS.values(), ids=BEHAVIOURS)
 def test_a_hostile_keeper_ends_the_job(
-    mpirun: str, tmp_path: Path, messages: list[tuple[object, bytes]], label: str, problem: str
+    mpirun: str, tmp_path: Path, messages: Sequence[tuple[object, bytes]], label: str, problem: str
 ) -> None:
     line = launch_line(stand_in(tmp_path / "mpirun", mpirun, [CONNECT, *messages]), tmp_path, "--overload")
     done = run(line, "-np", "2", "true")

@@ -31,7 +31,7 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping", "topology"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors"},
-    "remote": {"errors", "hosts", "machine", "rank", "schedulers"},
+    "remote": {"errors", "hosts", "machine", "rank", "schedulers", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",

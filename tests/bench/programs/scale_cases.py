@@ -106,7 +106,7 @@ def keepers(ranks: str) -> dict[str, float]:
     def receive(_: KeeperConnection, kind: bytes, _text: bytes) -> None:
         messages.append(kind)
 
-    def gone(*_: KeeperConnection) -> None:
+    def gone(*_: object) -> None:
         raise SystemExit("a keeper was rejected")
 
     ours = Keepers(listener, epoll, KeeperEvents(receive, gone, gone, gone), ranks=count)
