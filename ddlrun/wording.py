@@ -1,5 +1,10 @@
 """Words of messages."""
 
+import re
+import signal
+
+COLOUR = r"\x1b\[[0-9;:]*m"
+
 
 def counted(count: int, noun: str) -> str:
     """Render a count with its noun.
@@ -8,3 +13,31 @@ def counted(count: int, noun: str) -> str:
     ('1 rank', '0 GPUs')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time signals have none.
+
+    >>> signal_name(15), signal_name(40)
+    ('SIGTERM', 'signal 40')
+    """
+    names = {int(named): named.name for named in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+def printable(text: str) -> str:
+    r"""Return a text from elsewhere as a terminal can show it: without colours, other control characters escaped.
+
+    Ends of lines and tabs stay.
+
+    >>> printable("\x1b[31mred\x1b[0m \x1b]0;title\x07 a\tb")
+    'red \\x1b]0;title\\x07 a\tb'
+    """
+    if text.replace("\n", " ").replace("\t", " ").isprintable():
+        return text
+    return "".join(map(_escape, re.sub(COLOUR, "", text)))
+
+
+def _escape(character: str) -> str:
+    plain = character.isprintable() or character in "\n\t"
+    return character if plain else character.encode("unicode_escape").decode()

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 # A text with more hardware threads than this is broken.
 MOST_PUS = 1 << 16
+# 32 bits in hexadecimal, after 0x.
+LONGEST_WORD = 10
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -35,6 +37,9 @@ def parse_cpu_mask(text: str) -> frozenset[int]:
     words = text.strip().split(",")
     if len(words) * 32 > MOST_PUS:
         raise ValueError(f"a mask of {len(words)} words")
+    long = next((word for word in words if len(word) > LONGEST_WORD), None)
+    if long is not None:
+        raise ValueError(f"{long[:LONGEST_WORD]!r}... is not a word of a mask")
     bits = int("".join(f"{int(word or '0', 16):08x}" for word in words), 16)
     return frozenset(place for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 

@@ -75,9 +75,9 @@ def parse_answer(text: str, host: str) -> ProbeReply:
     current: list[str] | None = None
     for line in text.splitlines(keepends=True):
         match line.split():
-            case ["@ddlrun", "key", word]:
-                key = word
-            case ["@ddlrun", "begin", name]:
+            case ["@ddlrun", "key", word] if word.isascii() and word.isdecimal():
+                key = word  # it becomes a part of the next script
+            case ["@ddlrun", "begin", name] if name in SECTIONS:  # it becomes the name of a file
                 current = sections.setdefault(name, [])
             case ["@ddlrun", "end", name, code]:
                 if code != "0":  # the output of a tool that failed is not used

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+# The digits of a speed are fewer than this.
+LONGEST_SPEED = 10
 # POSIX sh that prints one line per address, `@net NAME ADDRESS/PREFIX STATE SPEED KIND`; it writes no file.
 # Without `ip` it prints the output of hostname -I, and the contents of /proc/net/route and /proc/net/if_inet6.
 # SPEED is in Mbit/s, -1 where it is unknown.
@@ -80,7 +82,7 @@ def _address(interface: str, text: str, link: Sequence[str]) -> Address | None:
     if prefix is None:
         return None
     state, speed, kind = link
-    megabits = int(speed) if speed.isdecimal() else -1
+    megabits = int(speed) if speed.isdecimal() and len(speed) < LONGEST_SPEED else -1
     return Address(interface, text.partition("/")[0], prefix, up=state != "down", speed=megabits, kind=kind)
 
 

@@ -1,5 +1,7 @@
 """Facts of a host for the checks: their records, and the parser of the probe's output."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -141,15 +143,22 @@ def _records(text: str) -> dict[str, list[str]]:
 
 def _float(text: str) -> float | None:
     try:
-        return float(text.replace(".N", ".0").replace(".%N", ".0"))  # a date without nanoseconds
+        number = float(text.replace(".N", ".0").replace(".%N", ".0"))  # a date without nanoseconds
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
+
+
+def _number(text: str) -> int | None:
+    """Parse a number of up to 20 digits; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 def _program(first: Mapping[str, str]) -> FileDigest | str | None:
     words = first.get("content", "").split()
-    if len(words) == 2 and all(map(str.isdigit, words)):
-        return FileDigest(int(words[1]), int(words[0]))
+    checksum, size = map(_number, words) if len(words) == 2 else (None, None)
+    if checksum is not None and size is not None:
+        return FileDigest(size, checksum)
     return first.get("program")
 
 
@@ -171,11 +180,12 @@ def _version(line: str) -> str | None:
 
 
 def _free(room: Sequence[str] | None) -> int | None:
-    return int(room[0]) if room and room[0].isdigit() else None
+    return _number(room[0]) if room else None
 
 
 def _leftovers(lines: Sequence[str]) -> Iterator[LeftoverProcess]:
     for line in lines:
         words = line.split(" ", 2)
-        if len(words) == 3 and words[0].isdigit():
-            yield LeftoverProcess(int(words[0]), words[1], words[2])
+        pid = _number(words[0])
+        if len(words) == 3 and pid is not None:
+            yield LeftoverProcess(pid, words[1], words[2])

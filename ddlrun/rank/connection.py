@@ -7,18 +7,30 @@ import os
 import time
 
 from ddlrun.rank import protocol
+from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer, equal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK = 1 << 16
+WELCOME_BYTES = protocol.HEAD + 2 * SIZE
+MOMENT = 1e-3
+
+
+class LauncherSocket:
+    """A socket to a ddlrun that knows the secret of the run, and the state of both directions."""
+
+    def __init__(self, connected: _socket.socket, secret: RunSecret, nonces: bytes) -> None:
+        self.socket = connected
+        self.sealer = Sealer(secret.to_ddlrun(nonces))
+        self.unsealer = Unsealer(secret.to_keeper(nonces))
 
 
 class LauncherConnection:
     """An established connection to ddlrun; sending does nothing once it is closed."""
 
-    def __init__(self, connected: _socket.socket, heartbeat: float, on_loss: Callable[[str], None]) -> None:
+    def __init__(self, connected: LauncherSocket, heartbeat: float, on_loss: Callable[[str], None]) -> None:
         """Take over a socket that `connect` returned.
 
         Args:
@@ -26,12 +38,12 @@ class LauncherConnection:
             heartbeat: The seconds of silence after which ddlrun counts as lost; 0: no limit.
             on_loss: Called once, with the reason, when the connection is lost or ddlrun closes it.
         """
-        connected.setblocking(False)
-        self._socket = connected
+        connected.socket.setblocking(False)
+        self._socket = connected.socket
+        self._sealer, self._unsealer = connected.sealer, connected.unsealer
         self._heartbeat = heartbeat
         self._on_loss = on_loss
         self._unsent = bytearray()
-        self._unpacker = protocol.Unpacker()
         self._heard_at = self._beat_at = time.monotonic()
         self._beating = heartbeat > 0
         self.open = True
@@ -50,7 +62,7 @@ class LauncherConnection:
     def send(self, kind: bytes, text: bytes = b"") -> None:
         """Queue a message; `flush` sends it."""
         if self.open:
-            self._unsent += protocol.pack(kind, text)
+            self._unsent += self._sealer.seal(kind, text)
 
     def flush(self) -> None:
         """Send as much as the connection takes now."""
@@ -75,7 +87,12 @@ class LauncherConnection:
             self._lose("ddlrun is gone")
             return []
         self._heard_at = time.monotonic()
-        return self._unpacker.feed(data)
+        messages: list[tuple[bytes, bytes]] = []
+        try:
+            messages.extend(self._unsealer.feed(data))
+        except protocol.ProtocolError as error:
+            self._lose(f"the connection to ddlrun was disturbed: {error}")
+        return messages
 
     def keep_alive(self, now: float) -> None:
         """Queue a heartbeat if one is due; close the connection if ddlrun has been silent for too long."""
@@ -111,8 +128,8 @@ class LauncherConnection:
         self._on_loss(reason)
 
 
-def connect(channel: str, seconds: float) -> _socket.socket:
-    """Connect to the ddlrun that knows the token.
+def connect(channel: str, seconds: float) -> LauncherSocket:
+    """Connect to the ddlrun that knows the secret.
 
     Args:
         channel: The value of protocol.ADDRESSES.
@@ -121,38 +138,64 @@ def connect(channel: str, seconds: float) -> _socket.socket:
     Raises:
         OSError: No address was reached; the text lists each with the reason.
     """
-    token, host, addresses = channel.split("@")
+    text, host, addresses = channel.split("@")
+    secret = _load_secret(text)
     candidates = addresses.split(",")
     if host == os.uname().nodename:
         candidates.insert(0, "127.0.0.1:" + candidates[0].rpartition(":")[2])
     failures = []
     for address in dict.fromkeys(candidates):
         try:
-            return _connect_to(address, token, seconds)
+            return _connect_to(address, secret, seconds)
         except OSError as error:
             failures.append(f"{address} ({error.strerror or error})")
     raise OSError(f"tried {', '.join(failures)}; open these ports, or name the network: --network")
 
 
-def _connect_to(address: str, token: str, seconds: float) -> _socket.socket:
+def _load_secret(text: str) -> RunSecret:
+    """Return the secret of the run. Raises OSError if this Python lacks its algorithm."""
+    try:
+        return RunSecret(text)
+    except (ImportError, ValueError) as error:
+        raise OSError(f"its Python has no {text.partition(':')[0]}, which ddlrun's own machine uses: {error}") from None
+
+
+def _connect_to(address: str, secret: RunSecret, seconds: float) -> LauncherSocket:
     ip, _, port = address.rpartition(":")
     connection = _socket.socket(_socket.AF_INET6 if ":" in ip else _socket.AF_INET, _socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
         connection.connect((ip, int(port)))
         connection.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        _introduce(connection, token)
+        return _authenticate(connection, secret, time.monotonic() + seconds)
     except OSError:
         connection.close()
         raise
-    return connection
 
 
-def _introduce(connection: _socket.socket, token: str) -> None:
-    """Send the token and wait for the welcome. Raises OSError if another program answers."""
-    connection.sendall(protocol.pack(protocol.HELLO, token.encode()))
+def _authenticate(connection: _socket.socket, secret: RunSecret, end: float) -> LauncherSocket:
+    """Greet ddlrun, check its welcome, and prove to it that the greeting is not a copy.
+
+    Args:
+        connection: The connection.
+        secret: The secret.
+        end: The time limit, as time.monotonic() has it.
+
+    Raises:
+        OSError: Another program answers, or nothing does.
+    """
+    nonce = os.urandom(SIZE)
+    connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(nonce)))
     reply = b""
-    while len(reply) < protocol.HEAD and (data := connection.recv(protocol.HEAD - len(reply))):
+    while len(reply) < WELCOME_BYTES:
+        connection.settimeout(max(MOMENT, end - time.monotonic()))
+        data = connection.recv(WELCOME_BYTES - len(reply))
+        if not data:
+            raise OSError("another program answers")
         reply += data
-    if reply != protocol.pack(protocol.WELCOME):
+    nonces = nonce + reply[protocol.HEAD : -SIZE]
+    if not equal(reply, protocol.pack(protocol.WELCOME, secret.welcome(nonces))):
         raise OSError("another program answers")
+    authenticated = LauncherSocket(connection, secret, nonces)
+    connection.sendall(authenticated.sealer.seal(protocol.HEARTBEAT))
+    return authenticated

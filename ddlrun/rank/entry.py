@@ -8,7 +8,7 @@ import signal
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.rank import program, protocol
 from ddlrun.rank.binding import bind_rank
-from ddlrun.rank.connection import connect
+from ddlrun.rank.connection import LauncherSocket, connect
 from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
@@ -17,7 +17,6 @@ from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Callable
 
 CONNECT_SECONDS = 5.0
@@ -72,7 +71,7 @@ def _run_by_hand(
     program.become(argv, label)
 
 
-def _connect(channel: str, label: str, size: int) -> _socket.socket:
+def _connect(channel: str, label: str, size: int) -> LauncherSocket:
     """Connect to ddlrun, or exit."""
     try:
         return connect(channel, CONNECT_SECONDS + max(size, 0) / CONNECTIONS_PER_SECOND)

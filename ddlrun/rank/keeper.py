@@ -41,7 +41,7 @@ import signal
 import time
 
 from ddlrun.rank import protocol
-from ddlrun.rank.connection import LauncherConnection
+from ddlrun.rank.connection import LauncherConnection, LauncherSocket
 from ddlrun.rank.daemon import end_daemon, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.processes import (
@@ -56,8 +56,6 @@ from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
-
     from ddlrun.rank.program import Program
     from ddlrun.rank.settings import KeeperSettings
     from ddlrun.rank.signals import SignalQueue
@@ -90,7 +88,7 @@ class Keeper:
     """A program, the connection to ddlrun and the state that both are in."""
 
     def __init__(
-        self, connected: _socket.socket, program: Program, signals: SignalQueue, settings: KeeperSettings
+        self, connected: LauncherSocket, program: Program, signals: SignalQueue, settings: KeeperSettings
     ) -> None:
         """Take charge of a program, or of the record of one that was refused.
 

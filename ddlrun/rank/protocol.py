@@ -1,16 +1,29 @@
-"""The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four bytes) and a text."""
+"""The messages between a rank's keeper and ddlrun: a kind (one byte), a length (four bytes) and a text.
+
+See authentication.py for the code that follows each of them.
+"""
 
 HEAD = 5
+MOST_TEXT = 1 << 20
+"""The length of the longest text."""
+LONGEST_NUMBER = 20
+
+# The first message of each side, which have no code.
+GREETING = b"g"
+"""From a keeper: see authentication.py."""
+WELCOME = b"W"
+"""From ddlrun: see authentication.py."""
 
 # From a keeper to ddlrun.
 HELLO = b"h"
-"""First the token alone; then rank, host, local rank and the keeper's process id, separated by tabs."""
+"""The rank, host, local rank and the keeper's process id, separated by tabs."""
 OUT = b"o"
 """Output of the program on standard output."""
 ERR = b"e"
 """Output of the program on standard error."""
 BOUND = b"b"
 """The rank's binding: see binding.bind_rank."""
+BOUND_WORDS = 6
 ENDED = b"x"
 """The end of the rank's program: see ProgramEnd."""
 STATE = b"w"
@@ -21,8 +34,6 @@ NOTE = b"s"
 """A text for the user."""
 
 # From ddlrun to a keeper.
-WELCOME = b"W"
-"""The token is right."""
 SIGNAL = b"S"
 """Pass a signal (its number as text) on to the program."""
 TERMINATE = b"F"
@@ -39,34 +50,36 @@ HEARTBEAT = b"."
 """The sender is alive."""
 
 ADDRESSES = "DDLRUN_CHANNEL"
-"""The variable TOKEN@HOST@ADDRESS:PORT,ADDRESS:PORT...: the addresses of ddlrun, which runs on HOST."""
+"""The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...: the addresses of ddlrun, which runs on HOST."""
 
 
-def pack(kind: bytes, text: bytes = b"") -> bytes:
-    """Return a message as it is sent."""
-    return kind + len(text).to_bytes(4, "big") + text
+class ProtocolError(Exception):
+    """A message that its sender would not have sent; the text completes a sentence."""
 
 
-class Unpacker:
-    """Splits a stream of bytes into messages."""
+def pack_head(kind: bytes, text: bytes) -> bytes:
+    """Return the head of a message."""
+    return kind + len(text).to_bytes(4, "big")
 
-    def __init__(self) -> None:
-        self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Add received bytes; return the messages that are now complete, as (kind, text)."""
-        rest = self._rest
-        rest += data
-        messages = []
-        at = 0
-        while len(rest) - at >= HEAD:
-            end = at + HEAD + int.from_bytes(rest[at + 1 : at + HEAD], "big")
-            if end > len(rest):
-                break
-            messages.append((bytes(rest[at : at + 1]), bytes(rest[at + HEAD : end])))
-            at = end
-        del rest[:at]
-        return messages
+def pack(kind: bytes, text: bytes) -> bytes:
+    """Return a message without a code, as the first ones of a connection are sent."""
+    return pack_head(kind, text) + text
+
+
+def length_of(head: bytes) -> int:
+    """Return the length of a message's text from its head. Raises ProtocolError if it is too long."""
+    length = int.from_bytes(head[1:], "big")
+    if length > MOST_TEXT:
+        raise ProtocolError(f"a message has {length} bytes, at most {MOST_TEXT} are allowed")
+    return length
+
+
+def parse_number(word: str, most: int) -> int:
+    """Parse a number from 0 to `most`. Raises ProtocolError."""
+    if not (word.isascii() and word.isdecimal() and len(word) <= LONGEST_NUMBER and int(word) <= most):
+        raise ProtocolError(f"{word[:LONGEST_NUMBER]!r} is not a number from 0 to {most}")
+    return int(word)
 
 
 class ProgramEnd:
@@ -104,8 +117,14 @@ class ProgramEnd:
 
     @classmethod
     def parse(cls, text: bytes) -> "ProgramEnd":
-        """Parse the text of the message."""
+        """Parse the text of the message. Raises ProtocolError."""
         line, _, tail = text.partition(b"\n")
         words = line.decode(errors="replace").split("\t")
-        fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=False)}
-        return cls(**fields, tail=tail)
+        try:
+            fields = {name: convert(word) for (name, convert), word in zip(cls.FIELDS, words, strict=True)}
+        except ValueError as error:
+            raise ProtocolError("its report of the end cannot be read") from error
+        end = cls(**fields, tail=tail)
+        if not (0 <= end.code < 256 and 0 <= end.signal < 128 and 0 <= end.seconds < float("inf")):
+            raise ProtocolError("its report of the end has impossible numbers")
+        return end

@@ -11,6 +11,7 @@ from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
+from ddlrun.wording import printable
 
 FANOUT = 128
 CONNECT_SECONDS = 10.0
@@ -114,4 +115,4 @@ def _kill_children(since: float) -> None:
 
 
 def _decode(buffer: bytes | None) -> str:
-    return bytes(buffer or b"").decode(errors="replace")
+    return printable(bytes(buffer or b"").decode(errors="replace").replace("\r\n", "\n"))

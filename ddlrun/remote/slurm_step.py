@@ -12,6 +12,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.daemon_variables import PARTS
 from ddlrun.remote.processes import FinishedProcess, start_command
+from ddlrun.wording import printable
 
 CANCEL_SECONDS = 3.0
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
@@ -131,14 +132,20 @@ def split_labels(out: str, err: str) -> dict[str, FinishedProcess]:
     """
     texts: list[dict[int, list[str]]] = [{}, {}]
     for stream, output in enumerate((out, err)):
-        for line in output.splitlines(keepends=True):
+        for line in printable(output).splitlines(keepends=True):
             if match := re.match(r" *([0-9]+): ?", line):
                 texts[stream].setdefault(int(match[1]), []).append(line[match.end() :])
-    results = {}
+    results: dict[str, FinishedProcess] = {}
     for task, lines in texts[0].items():
         if not lines[0].startswith("@host "):
             continue
-        code = int(lines.pop()[6:]) if lines[-1].startswith("@code ") else None
+        code = _parse_code(lines.pop()) if lines[-1].startswith("@code ") else None
         result = FinishedProcess(code, "".join(lines[1:]), "".join(texts[1].get(task, ())))
-        results[lines[0][6:].strip()] = result
+        name = lines[0][6:].strip()
+        results[name] = result if name not in results else FinishedProcess(None, "", f"two hosts answer as {name}")
     return results
+
+
+def _parse_code(line: str) -> int | None:
+    word = line[6:].strip()
+    return int(word) if re.fullmatch("[0-9]{1,3}", word) else None

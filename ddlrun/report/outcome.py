@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.wording import printable, signal_name
 
 MOST_LINES = 20
 
@@ -78,7 +79,7 @@ MPI_HINTS = (
 
 def render_outcome(outcome: Outcome, plan: Plan) -> str:
     """Render the reason of a failure: the cause, its traceback or last lines, the other ranks, the path of the logs."""
-    return "".join(f"ddlrun: {line}\n" for line in _lines(outcome, plan))
+    return "".join(f"ddlrun: {printable(line)}\n" for line in _lines(outcome, plan))
 
 
 def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
@@ -92,7 +93,7 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
             yield "  last lines of its standard error:"
             yield from (f"    {line}" for line in lines)
     elif outcome.signal is not None and not outcome.reason:
-        yield f"ended by {signal.Signals(outcome.signal).name} after {outcome.until_end:.1f} s"
+        yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
         verb = "ended" if outcome.requested else "failed"
         yield f"{verb} after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
@@ -122,7 +123,7 @@ def _describe(end: RankEnd, plan: Plan) -> str:
 def render_end(end: RankEnd) -> str:
     """Render the end of a rank: its exit code or signal."""
     if end.signal is not None:
-        return f"killed by {signal.Signals(end.signal).name} ({signal.strsignal(end.signal)})"
+        return f"killed by {signal_name(end.signal)} ({signal.strsignal(end.signal)})"
     meaning = {126: " (the program cannot be executed)", 127: " (the program does not exist)"}.get(end.exit_code, "")
     if end.exit_code == 1 and "Traceback (most recent call last)" in end.tail:
         meaning = " (an uncaught Python exception)"
@@ -137,8 +138,12 @@ def find_port_in_use(outcome: Outcome, ports: range) -> int | None:
 
 
 def last_lines(tail: str) -> list[str]:
-    """Return the last Python traceback with the lines after it, shortened in its middle; or else the last lines."""
-    lines = [line.rstrip("\r") for line in re.split(r"\r?\n", tail.strip("\n"))] if tail.strip() else []
+    """Return the last Python traceback with the lines after it, shortened in its middle; or else the last lines.
+
+    A line that was rewritten, such as that of a progress bar, counts as it was last.
+    """
+    texts = tail.strip("\n").split("\n") if tail.strip() else []
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in texts]
     starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
     if starts:
         traceback = lines[starts[-1] :]

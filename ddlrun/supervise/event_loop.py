@@ -10,11 +10,12 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
+from ddlrun.rank.protocol import ProtocolError
 from ddlrun.remote.mpirun_process import Process
 from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
 from ddlrun.supervise.heartbeat import Heartbeat, explain_silence
 from ddlrun.supervise.job_record import JobRecord
-from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
+from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
@@ -23,6 +24,7 @@ from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
 from ddlrun.supervise.termination import Phase, Termination
+from ddlrun.wording import printable
 
 LONGEST_WAIT = 5.0
 # The interval of checks while the job or mpirun is about to end.
@@ -50,11 +52,11 @@ class Supervision:
             listener: The socket to which the keepers connect.
             process: mpirun.
         """
-        self._watch, self._ranks = watch, job.ranks
+        self._watch, self._job, self._ranks = watch, job, job.ranks
         self._console = Console(watch, job.ranks, files)
         self._epoll = select.epoll()
         self._mpirun = MpirunProcess(process)
-        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_too_many_files)
+        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
         self._stalls = StallDetector(watch.stall, job, self._console.tell)
         self._limits = JobLimits(watch, job)
@@ -163,12 +165,10 @@ class Supervision:
     # -- events of keepers ------------------------------------------------------------------------
 
     def _on_message(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
-        if kind == protocol.HELLO and b"\t" in text:
-            self._on_rank_start(peer, peer.introduce(text))
-        elif kind == protocol.BOUND:
-            self.record.bindings.append(text.decode(errors="replace"))
+        if kind == protocol.HELLO:
+            self._on_rank_start(peer, Hello.parse(text, self._ranks))
         elif kind == protocol.NOTE:
-            self._console.tell(text.decode(errors="replace"))
+            self._console.tell(_decode(text))
         elif peer.rank is not None:
             self._on_rank_message(peer, peer.rank, kind, text)
 
@@ -177,14 +177,21 @@ class Supervision:
             self._last_output = peer.heard_at
             self._stalls.add_output(rank, peer.heard_at)
             self._console.output.write(rank, int(kind == protocol.ERR), text)
+        elif kind == protocol.BOUND:
+            self.record.add_binding(rank, _decode(text))
         elif kind == protocol.SIGNALLED:
-            self._warnings.add(int(text), rank, peer.heard_at)
+            self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
         elif kind == protocol.STATE:
-            self._stalls.add_state(rank, text.decode(errors="replace"))
+            self._stalls.add_state(rank, _decode(text))
         elif kind == protocol.ENDED:
             self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
 
-    def _on_rank_start(self, peer: KeeperConnection, rank: int) -> None:
+    def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
+        rank = hello.rank
+        if self._limits.has_started(rank):
+            raise ProtocolError(f"rank {rank} already has one")
+        peer.introduce(hello)
+        self.record.job_names[hello.host] = self._job.host_of(rank)
         self._console.output.start(rank, peer.host)
         self._stalls.start(rank, peer.since)
         if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect
@@ -221,6 +228,15 @@ class Supervision:
             self._lose_rank(peer)
             code = 128 + signal.SIGKILL
             self._end_job(EndReason(code, f"rank {peer.rank} on {peer.host} was killed by another process"))
+
+    def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
+        """End the job after a keeper's connection carried something else than the keeper's messages."""
+        if peer.running:
+            self._lose_rank(peer)
+        if peer.rank is not None:
+            self.record.unswept.add(peer.host)
+        reason = f"the connection of {peer.label} was disturbed or attacked: {problem}"
+        self._end_job(EndReason(UnreachableError.exit_code, reason))
 
     def _lose_rank(self, peer: KeeperConnection) -> None:
         """Record a rank whose keeper will report nothing more."""
@@ -279,3 +295,8 @@ class Supervision:
             silent=now - self._last_output,
             stalled=self._stalls.stalled_ranks(),
         )
+
+
+def _decode(text: bytes) -> str:
+    """Return the text of a message as a terminal can show it."""
+    return printable(text.decode(errors="replace"))

@@ -1,18 +1,19 @@
 """The record of a job: its ranks' bindings and ends, and the hosts that were lost."""
 
 from ddlrun.plan.outcome import Outcome, RankEnd
-from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
 from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, root_of
+from ddlrun.wording import printable
 
 
 class JobRecord:
     """The facts about a job that its outcome is made of."""
 
     def __init__(self) -> None:
-        self.bindings: list[str] = []
-        """The reports of the ranks' bindings: see rank.binding.bind_rank."""
+        self.bindings: dict[int, str] = {}
+        """Rank -> the report of its binding: see rank.binding.bind_rank."""
         self.ends: dict[int, RankEnd] = {}
         """Rank -> the end of its program."""
         self.lost_ranks: list[str] = []
@@ -21,6 +22,19 @@ class JobRecord:
         """Hosts that went away."""
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed, so that its program's children may still run."""
+        self.job_names: dict[str, str] = {}
+        """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+
+    def unswept_hosts(self) -> frozenset[str]:
+        """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
+        return frozenset(self.job_names.get(host, host) for host in self.unswept)
+
+    def add_binding(self, rank: int, report: str) -> None:
+        """Record the binding of a rank. Raises ProtocolError if it is the report of something else."""
+        words = report.split("\t")
+        if len(words) != BOUND_WORDS or words[0] != str(rank):
+            raise ProtocolError("its report of its binding cannot be read")
+        self.bindings[rank] = report
 
     def add_end(self, peer: KeeperConnection, rank: int, end: ProgramEnd) -> None:
         """Record the end of a rank's program."""
@@ -33,7 +47,7 @@ class JobRecord:
             seconds=end.seconds,
             max_rss_kib=end.max_rss_kib,
             ordered=bool(end.ordered),
-            reason=end.reason,
+            reason=printable(end.reason),
             tail=end.tail.decode(errors="replace"),
         )
 

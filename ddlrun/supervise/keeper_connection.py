@@ -5,18 +5,39 @@ import enum
 import fcntl
 import sys
 import termios
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.rank import protocol
+from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.rank.protocol import HEAD, ProtocolError
+from ddlrun.wording import printable
+
+HELLO_WORDS = 4
+GREETING_BYTES = HEAD + 2 * SIZE
+# Messages of a keeper whose program has ended may cross ddlrun's own, or come from processes that cannot be ended.
+AFTER_THE_END = frozenset(
+    (protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.NOTE)
+)
 
 
 class PeerState(enum.Enum):
     """A state of a connection; each is left for the next one."""
 
-    STRANGER = "has not sent the token"
-    WELCOMED = "has sent the token"
+    STRANGER = "has not greeted with the secret"
+    WELCOMED = "has greeted, and has to prove that its greeting is not a copy"
+    PROVEN = "has proved that it knows the secret"
     RUNNING = "has named its rank, whose program runs"
     ENDED = "has reported the end of its program"
+
+
+ALLOWED = {
+    PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
+    PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
+    PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.ENDED},
+    PeerState.ENDED: AFTER_THE_END,
+}
+"""State -> the kinds of messages that a keeper may send in it."""
 
 
 class KeeperConnection:
@@ -30,15 +51,20 @@ class KeeperConnection:
         self.host = "?"
         self.local_rank = -1
         self.since = self.heard_at = now
-        self.received = 0
-        """The number of bytes received."""
-        self.unpacker = protocol.Unpacker()
         self.unsent = bytearray()
+        self._greeting = b""
+        self._sealer: Sealer | None = None
+        self._unsealer: Unsealer | None = None
 
     @property
     def trusted(self) -> bool:
-        """Whether it has sent the token."""
-        return self.state is not PeerState.STRANGER
+        """Whether it has proved that it knows the secret."""
+        return self.state not in (PeerState.STRANGER, PeerState.WELCOMED)
+
+    @property
+    def label(self) -> str:
+        """The rank and its host, as far as they are known."""
+        return "a keeper" if self.rank is None else f"rank {self.rank} on {self.host}"
 
     @property
     def running(self) -> bool:
@@ -51,12 +77,72 @@ class KeeperConnection:
         waiting = fcntl.ioctl(self.link.fileno(), termios.TIOCOUTQ, bytes(4))  # SIOCOUTQ in tcp(7)
         return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
 
-    def introduce(self, text: bytes) -> int:
-        """Set rank, host and local rank from the text of a HELLO; return the rank."""
-        rank, self.host, local_rank, _ = text.decode(errors="replace").split("\t")
-        self.rank, self.local_rank = int(rank), int(local_rank)
+    def greet(self, data: bytes) -> bytes | None:
+        """Add received bytes of a stranger; return the text of its GREETING once that is complete.
+
+        Raises:
+            ProtocolError: This is no greeting.
+        """
+        self._greeting += data
+        head = protocol.GREETING + (GREETING_BYTES - HEAD).to_bytes(4, "big")
+        if self._greeting[:HEAD] != head[: len(self._greeting)] or len(self._greeting) > GREETING_BYTES:
+            raise ProtocolError("this is no greeting")
+        return self._greeting[HEAD:] if len(self._greeting) == GREETING_BYTES else None
+
+    def welcome(self, secret: RunSecret, keeper_nonce: bytes, own_nonce: bytes) -> None:
+        """Queue the reply to a greeting; from now on all messages have codes."""
+        nonces = keeper_nonce + own_nonce
+        self.unsent += protocol.pack(protocol.WELCOME, secret.welcome(nonces))
+        self._sealer, self._unsealer = Sealer(secret.to_keeper(nonces)), Unsealer(secret.to_ddlrun(nonces))
+        self.state = PeerState.WELCOMED
+
+    def queue(self, kind: bytes, text: bytes) -> None:
+        """Queue a message."""
+        if self._sealer is not None:
+            self.unsent += self._sealer.seal(kind, text)
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Add received bytes; yield the messages that are now complete, as (kind, text).
+
+        Raises:
+            ProtocolError: A message does not come from this keeper, or must not come now.
+        """
+        for kind, text in () if self._unsealer is None else self._unsealer.feed(data):
+            if kind not in ALLOWED[self.state]:
+                raise ProtocolError(f"it sent a message of kind {kind!r}, which it must not send now")
+            if self.state is PeerState.WELCOMED:
+                self.state = PeerState.PROVEN
+            yield kind, text
+
+    def introduce(self, hello: "Hello") -> None:
+        """Set rank, host and local rank."""
+        self.rank, self.host, self.local_rank = hello
         self.state = PeerState.RUNNING
-        return self.rank
+
+
+class Hello(NamedTuple):
+    """The introduction of a keeper."""
+
+    rank: int
+    host: str
+    local_rank: int
+
+    @classmethod
+    def parse(cls, text: bytes, ranks: int) -> "Hello":
+        """Parse the text of a HELLO.
+
+        Args:
+            text: The text.
+            ranks: The number of ranks of the job.
+
+        Raises:
+            ProtocolError: It cannot be read, or the job has no such rank.
+        """
+        words = text.decode(errors="replace").split("\t")
+        if len(words) != HELLO_WORDS:
+            raise ProtocolError("its introduction cannot be read")
+        rank, local_rank = (protocol.parse_number(word, ranks - 1) for word in (words[0], words[2]))
+        return cls(rank, " ".join(printable(words[1]).split()), local_rank)
 
 
 class SilentKeeper(NamedTuple):

@@ -1,8 +1,8 @@
-"""The connections of all keepers: accepting them, checking their token, receiving and sending messages."""
+"""The connections of all keepers: accepting them, authenticating them, receiving and sending messages."""
 
 import _socket  # socket itself takes 6 ms to import
 import errno
-import hmac
+import os
 import select
 import time
 from collections.abc import Callable, Container
@@ -10,13 +10,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddlrun.rank import protocol
-from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState, SilentKeeper
+from ddlrun.rank.authentication import SIZE, equal
+from ddlrun.rank.protocol import ProtocolError
+from ddlrun.supervise.keeper_connection import GREETING_BYTES, KeeperConnection, SilentKeeper
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
-# A stranger has this long, and may send this much, before it has sent the token.
+# A stranger has this long to send its greeting, and may send no more than that.
 STRANGER_SECONDS = 10.0
-MOST_OF_A_STRANGER = 64
 MOST_STRANGERS = 256
 
 
@@ -24,9 +25,11 @@ class KeeperEvents(NamedTuple):
     """The functions that are called for events of connections."""
 
     message: Callable[[KeeperConnection, bytes, bytes], None]
-    """A keeper that has sent the token sends a message: kind and text."""
+    """An authenticated keeper sends a message: kind and text. May raise ProtocolError."""
     hang_up: Callable[[KeeperConnection], None]
     """A keeper or a stranger has closed its connection."""
+    violation: Callable[[KeeperConnection, str], None]
+    """The connection of an authenticated keeper was dropped, as it carried something else than its messages."""
     too_many_files: Callable[[], None]
     """No more files can be open."""
 
@@ -38,7 +41,7 @@ class Keepers:
         """Accept connections.
 
         Args:
-            listener: The socket on which they arrive, and the token.
+            listener: The sockets on which they arrive, and the secret.
             epoll: Gets all descriptors; the caller passes their events to `event`.
             events: The functions to call.
             ranks: The number of keepers that may connect at once.
@@ -47,14 +50,18 @@ class Keepers:
         self._most_strangers = max(MOST_STRANGERS, ranks)
         self.peers: dict[int, KeeperConnection] = {}
         self._strangers: dict[int, KeeperConnection] = {}
+        self._nonces: set[bytes] = set()
+        """The nonces of all greetings: a copy of a greeting is not one."""
         self.reading = True
         """Whether the ranks' output is read; otherwise they block in writing."""
-        epoll.register(listener.socket.fileno(), select.EPOLLIN)
+        self._listening = {listening.fileno(): listening for listening in listener.sockets}
+        for fd in self._listening:
+            epoll.register(fd, select.EPOLLIN)
 
     def event(self, fd: int, event: int) -> None:
         """React to an event of epoll; descriptors of others are ignored."""
-        if fd == self._listener.socket.fileno():
-            self._accept()
+        if fd in self._listening:
+            self._accept(self._listening[fd])
         elif fd in self.peers:
             peer = self.peers[fd]
             if event & select.EPOLLOUT:
@@ -64,11 +71,11 @@ class Keepers:
 
     def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
         """Send a message as soon as the other side takes it."""
-        peer.unsent += protocol.pack(kind, text.encode())
+        peer.queue(kind, text.encode())
         self._flush(peer)
 
     def send_all(self, kind: bytes, text: str = "") -> None:
-        """Send a message to all keepers that have sent the token."""
+        """Send a message to all authenticated keepers."""
         for peer in list(self.peers.values()):
             if peer.trusted:
                 self.send(peer, kind, text)
@@ -96,25 +103,29 @@ class Keepers:
         return silent
 
     def drop_slow_strangers(self, now: float) -> None:
-        """Drop the strangers whose time to send the token is over."""
+        """Drop the strangers whose time to greet is over."""
         for peer in [peer for peer in self._strangers.values() if now > peer.since + STRANGER_SECONDS]:
             self._drop(peer)
 
     def stop_listening(self) -> None:
         """Accept no more connections."""
         self._drop_strangers(0)
-        self._epoll.unregister(self._listener.socket.fileno())
-        self._listener.socket.close()
+        for peer in [peer for peer in self.peers.values() if not peer.trusted]:
+            self._drop(peer)
+        for fd in self._listening:
+            self._epoll.unregister(fd)
+        self._listening.clear()
+        self._listener.close()
 
     def close(self) -> None:
         """Close all connections."""
         for peer in self.peers.values():
             peer.link.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listening: _socket.socket) -> None:
         while True:
             try:
-                fd, _ = self._listener.socket._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - as socket.accept does
+                fd, _ = listening._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - as socket.accept does
             except BlockingIOError:
                 return
             except OSError as error:
@@ -126,13 +137,13 @@ class Keepers:
             link.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             peer = self.peers[fd] = self._strangers[fd] = KeeperConnection(link, time.monotonic())
             self._epoll.register(fd, select.EPOLLIN)
-            self._receive(peer)  # the listener waited for its first data, which of a keeper is the token
+            self._receive(peer)  # the listener waited for its first data, which of a keeper is its greeting
             self._drop_strangers(self._most_strangers)
 
     def _drop_strangers(self, most: int) -> bool:
         """Drop all strangers but the newest ones; return True if any was dropped.
 
-        A job's keepers connect all at once: a stranger whose token has arrived is no longer one.
+        A job's keepers connect all at once: a stranger whose greeting has arrived is no longer one.
 
         Args:
             most: The number of strangers to keep.
@@ -147,8 +158,9 @@ class Keepers:
         return bool(remaining)
 
     def _receive(self, peer: KeeperConnection) -> None:
+        stranger = self._strangers.get(peer.link.fileno()) is peer
         try:
-            data = peer.link.recv(CHUNK)
+            data = peer.link.recv(GREETING_BYTES if stranger else CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -158,24 +170,29 @@ class Keepers:
             self._events.hang_up(peer)
             return
         peer.heard_at = time.monotonic()
-        peer.received += len(data)
-        if not peer.trusted and peer.received > MOST_OF_A_STRANGER:
+        try:
+            if stranger:
+                self._greet(peer, data)
+            for kind, text in () if stranger else peer.feed(data):
+                self._events.message(peer, kind, text)
+        except ProtocolError as error:
             self._drop(peer)
-            return
-        for kind, text in peer.unpacker.feed(data):
-            if not peer.trusted and not self._check_token(peer, kind, text):
-                self._drop(peer)
-                return
-            self._events.message(peer, kind, text)
+            if peer.trusted:
+                self._events.violation(peer, str(error))
 
-    def _check_token(self, peer: KeeperConnection, kind: bytes, text: bytes) -> bool:
-        """Welcome a stranger if its first message is the token; return True if so."""
-        if kind != protocol.HELLO or not hmac.compare_digest(text, self._listener.token.encode()):
-            return False
-        peer.state = PeerState.WELCOMED
+    def _greet(self, peer: KeeperConnection, data: bytes) -> None:
+        """Welcome a stranger if its greeting is complete. Raises ProtocolError if it does not know the secret."""
+        secret = self._listener.secret
+        greeting = peer.greet(data)
+        if greeting is None:
+            return
+        nonce = greeting[:SIZE]
+        if not equal(greeting, secret.greeting(nonce)) or nonce in self._nonces:
+            raise ProtocolError("this greeting is forged, or a copy")
+        self._nonces.add(nonce)
         del self._strangers[peer.link.fileno()]
-        self.send(peer, protocol.WELCOME)
-        return True
+        peer.welcome(secret, nonce, os.urandom(SIZE))
+        self._flush(peer)
 
     def _drop(self, peer: KeeperConnection) -> None:
         self._epoll.unregister(peer.link.fileno())

@@ -23,6 +23,10 @@ class JobLimits:
         self._last_start = self.started_at
         self._last_end = NEVER
 
+    def has_started(self, rank: int) -> bool:
+        """Return True if a rank has started, even if it has ended since."""
+        return rank in self._started
+
     def rank_started(self, rank: int, now: float) -> bool:
         """Record the start of a rank; return True if all have started."""
         self._started.add(rank)

@@ -1,18 +1,21 @@
-"""The socket to which the keepers of a job connect."""
+"""The sockets to which the keepers of a job connect."""
 
 import _socket  # socket itself takes 6 ms to import
+import errno
 import os
 import resource
 from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
-from ddlrun.plan.supervision import LOOPBACK
+from ddlrun.rank.authentication import RunSecret
 
 # The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
 OTHER_FILES = 64
 BACKLOG = 4096
 # A connection without data is handed to this process after about this time at the earliest.
 DEFER_SECONDS = 10
+# A port that is free on loopback may be in use on another address.
+MOST_PORTS = 100
 
 
 def check_files(ranks: int) -> None:
@@ -33,45 +36,94 @@ def allow_files(ranks: int) -> None:
 
 
 class Listener:
-    """A port, and a token that only the job's keepers have."""
+    """A port on this machine's addresses, and the secret that only the job's keepers have."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Listen on a free port.
+        """Listen on a free port: on loopback and on the addresses, or on all of this machine's if these are names.
 
-        The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send the
-        token is not among the strangers, and no crowd of them can displace it.
+        The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send its
+        greeting is not among the strangers, and no crowd of them can displace it.
 
         Args:
             addresses: This machine's addresses that the keepers try.
         """
-        self.token = os.urandom(16).hex()
+        self.secret = RunSecret.draw()
         self._addresses = addresses
-        local = tuple(addresses) == LOOPBACK
-        self.socket = self._bind("127.0.0.1") if local else self._bind_all()
-        self.socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
-        self.socket.listen(BACKLOG)
-        self.socket.setblocking(False)
+        self.sockets = _bind_free_port(addresses)
+        self.port: int = self.sockets[0].getsockname()[1]
+        for listening in self.sockets:
+            listening.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
 
     def variable(self) -> str:
         """Return the value of protocol.ADDRESSES for the keepers."""
-        port = self.socket.getsockname()[1]
-        return f"{self.token}@{os.uname().nodename}@" + ",".join(f"{ip}:{port}" for ip in self._addresses)
+        addresses = ",".join(f"{ip}:{self.port}" for ip in self._addresses)
+        return f"{self.secret.text}@{os.uname().nodename}@{addresses}"
 
-    def _bind_all(self) -> _socket.socket:
-        try:
-            return self._bind("::")
-        except OSError:  # this machine has no IPv6
-            return self._bind("0.0.0.0")  # noqa: S104 - strangers lack the token
+    def close(self) -> None:
+        """Listen no more."""
+        for listening in self.sockets:
+            listening.close()
 
-    @staticmethod
-    def _bind(address: str) -> _socket.socket:
-        family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
-        listener = _socket.socket(family, _socket.SOCK_STREAM)
+
+def _bind_free_port(addresses: Sequence[str]) -> list[_socket.socket]:
+    """Return sockets that are bound to one free port: on loopback and on addresses, or on all if these are names."""
+    if not all(map(_is_numeric, addresses)):
+        return [_bind_all()]
+    for _ in range(MOST_PORTS):
+        loopback = _bind("127.0.0.1", 0)
         try:
-            if family == _socket.AF_INET6:
-                listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
-            listener.bind((address, 0))
-        except OSError:
-            listener.close()
-            raise
-        return listener
+            return [loopback, *_bind_each(addresses, loopback.getsockname()[1])]
+        except OSError as error:
+            loopback.close()
+            if error.errno != errno.EADDRINUSE:
+                raise PreflightError(f"cannot listen on {', '.join(addresses)}: {error.strerror}") from error
+    raise PreflightError(f"cannot listen on {', '.join(addresses)}: no port is free on all of them")
+
+
+def _bind_each(addresses: Sequence[str], port: int) -> list[_socket.socket]:
+    """Return sockets that are bound to a port of each address but loopback. Raises OSError."""
+    sockets: list[_socket.socket] = []
+    try:
+        for ip in addresses:
+            if ip != "127.0.0.1":
+                sockets.append(_bind(ip, port))  # noqa: PERF401 - what is bound has to be closed on an error
+    except OSError:
+        for bound in sockets:
+            bound.close()
+        raise
+    return sockets
+
+
+def _is_numeric(address: str) -> bool:
+    """Return True for an IPv4 or IPv6 address, False for a name."""
+    try:
+        _socket.inet_pton(_family(address), address.partition("%")[0])
+    except OSError:
+        return False
+    return True
+
+
+def _family(address: str) -> int:
+    return _socket.AF_INET6 if ":" in address else _socket.AF_INET
+
+
+def _bind_all() -> _socket.socket:
+    try:
+        return _bind("::", 0)
+    except OSError:  # this machine has no IPv6
+        return _bind("0.0.0.0", 0)  # noqa: S104 - strangers lack the secret
+
+
+def _bind(address: str, port: int) -> _socket.socket:
+    family = _family(address)
+    listener = _socket.socket(family, _socket.SOCK_STREAM)
+    try:
+        if family == _socket.AF_INET6:
+            listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

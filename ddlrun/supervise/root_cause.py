@@ -1,12 +1,12 @@
 """The cause of a job's end: a rank that failed, a host that was lost, mpirun itself, or a request."""
 
-import signal
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.process_managers.openmpi import improper_end, lost_host
+from ddlrun.wording import signal_name
 
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
 SOCKET_CLOSED = 14
@@ -75,5 +75,5 @@ def ended_by_mpirun(exit_code: int, output: str, ends: Mapping[int, RankEnd]) ->
         return EndReason(exit_code or 1, text), None
     if exit_code < 0:
         number = -exit_code
-        return EndReason(128 + number, f"mpirun was killed by {signal.Signals(number).name}", number), None
+        return EndReason(128 + number, f"mpirun was killed by {signal_name(number)}", number), None
     return EndReason(exit_code or 1, None if exit_code else "mpirun ended while ranks were still running"), None

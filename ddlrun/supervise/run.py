@@ -68,6 +68,6 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
                     if process.poll() is None or process.returncode:
                         end_session(process.pid)
         record = supervision.record
-        return FinishedJob(outcome, tuple(record.bindings), frozenset(record.unswept))
+        return FinishedJob(outcome, tuple(record.bindings.values()), record.unswept_hosts())
     finally:
-        listener.socket.close()
+        listener.close()

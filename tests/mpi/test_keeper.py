@@ -256,7 +256,7 @@ def test_a_signal_between_fork_and_exec_ends_the_program() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{signal.SIGTERM:d}\n", "")
 
 
-def test_connections_without_the_token_are_closed(mpirun: str, tmp_path: Path, fifo: Path) -> None:
+def test_connections_without_the_secret_are_closed(mpirun: str, tmp_path: Path, fifo: Path) -> None:
     """Strangers that come before the keepers neither end the job nor exhaust its file descriptors."""
     site = tmp_path / "mpirun"
     channel = tmp_path / "channel"

@@ -4,7 +4,6 @@ import contextlib
 import json
 import resource
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -28,10 +27,10 @@ from ddlrun.preflight.run import PreflightReport, PreflightRequest, check_facts
 from ddlrun.rank import protocol
 from ddlrun.remote.probe import ProbeTarget
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.supervise.keeper_connection import KeeperConnection
-from ddlrun.supervise.keepers import MOST_STRANGERS, KeeperEvents, Keepers
-from ddlrun.supervise.listener import OTHER_FILES, Listener, allow_files
+from ddlrun.supervise.keepers import MOST_STRANGERS
+from ddlrun.supervise.listener import OTHER_FILES, allow_files
 from tests.conftest import MPIRUNS, launch_line
+from tests.support.keepers import SimulatedKeeper, serving
 from tests.support.shapes import machine, placement
 from tests.support.simulated import simulate_replies
 
@@ -154,64 +153,31 @@ def test_equal_hosts_share_a_machine_despite_some_kib_of_memory() -> None:
 
 
 def test_keepers_that_connect_at_the_same_time_are_accepted() -> None:
-    """Connect twice as many as may wait without a token."""
-    listener, epoll, messages = Listener(("127.0.0.1",)), select.epoll(), []
-
-    def receive(_: KeeperConnection, kind: bytes, text: bytes) -> None:
-        messages.append((kind, text))
-
-    events = KeeperEvents(receive, lambda _: pytest.fail("sent away"), lambda: pytest.fail("too many files"))
-    keepers = Keepers(listener, epoll, events)
-    hello = protocol.pack(protocol.HELLO, listener.token.encode())
-    links = []
-    try:
+    """Connect twice as many as may wait without a greeting."""
+    with serving() as served, contextlib.ExitStack() as stack:
+        keepers = []
         for _ in range(400):
-            links.append(socket.create_connection(listener.socket.getsockname(), 120))
-            links[-1].sendall(hello)
-        end = time.monotonic() + 120
-        while len(messages) < len(links) and time.monotonic() < end:
-            for fd, event in epoll.poll(1):
-                keepers.event(fd, event)
-        assert len(messages) == len(links)
-        assert [link.recv(protocol.HEAD) for link in links] == [protocol.pack(protocol.WELCOME)] * len(links)
-    finally:
-        for link in links:
-            link.close()
-        keepers.close()
-        listener.socket.close()
-        epoll.close()
+            keepers.append(stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener))))
+            keepers[-1].greet()
+        served.until(lambda: len(served.keepers.peers) == len(keepers))
+        for keeper in keepers:
+            keeper.read_welcome()
+            keeper.send((protocol.HEARTBEAT, b""))
+        served.until(lambda: len(served.messages) == len(keepers))
+        assert (served.hang_ups, served.violations) == ([], [])
 
 
-def test_a_keeper_that_is_slow_to_send_its_token_is_not_displaced_by_strangers() -> None:
-    listener, epoll = Listener(("127.0.0.1",)), select.epoll()
-    events = KeeperEvents(lambda *_: None, lambda _: None, lambda: pytest.fail("too many files"))
-    keepers = Keepers(listener, epoll, events)
-    with contextlib.ExitStack() as stack:
-        stack.callback(epoll.close)
-        stack.callback(listener.socket.close)
-        stack.callback(keepers.close)
-
-        def connect(data: bytes) -> socket.socket:
-            link = stack.enter_context(socket.create_connection(listener.socket.getsockname(), 120))
-            link.sendall(data)
-            return link
-
-        def serve_until_readable(link: socket.socket) -> None:
-            epoll.register(link, select.EPOLLIN)
-            ready: set[int] = set()
-            while link.fileno() not in ready:
-                ready = {fd for fd, _ in epoll.poll(120)}
-                assert ready, "neither the keepers nor the connection had an event"
-                for fd in ready - {link.fileno()}:
-                    keepers.event(fd, select.EPOLLIN)
-            epoll.unregister(link)
-
-        slow = connect(b"")
-        strangers = [connect(b"h\xff\xff\xff\xff" + b"x" * 50) for _ in range(MOST_STRANGERS + 1)]
-        serve_until_readable(strangers[0])  # it was closed to make room
-        slow.sendall(protocol.pack(protocol.HELLO, listener.token.encode()))
-        serve_until_readable(slow)
-        assert slow.recv(protocol.HEAD) == protocol.pack(protocol.WELCOME)
+def test_a_keeper_that_is_slow_to_greet_is_not_displaced_by_strangers() -> None:
+    with serving() as served, contextlib.ExitStack() as stack:
+        slow = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+        strangers = [SimulatedKeeper(served.listener) for _ in range(MOST_STRANGERS + 1)]
+        for stranger in strangers:
+            stack.callback(stranger.close)
+            stranger.link.sendall(stranger.greeting[:-1])
+        served.until(lambda: select.select([strangers[0].link], [], [], 0)[0])  # it was closed to make room
+        slow.greet()
+        served.until(lambda: len(served.keepers.peers) == MOST_STRANGERS + 1)
+        slow.read_welcome()
 
 
 def test_the_limit_of_open_files_is_raised_to_the_ranks() -> None:

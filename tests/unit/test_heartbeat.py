@@ -1,45 +1,34 @@
 """Heartbeats: keepers that send none, over real connections."""
 
-import select
 import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
-from ddlrun.plan.supervision import LOOPBACK
 from ddlrun.rank import protocol
 from ddlrun.supervise.heartbeat import REACHABLE, UNREACHABLE, Heartbeat, explain_silence
 from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
-from ddlrun.supervise.keepers import KeeperEvents, Keepers
-from ddlrun.supervise.listener import Listener
+from ddlrun.supervise.keepers import Keepers
+from tests.support.keepers import serving
 from tests.support.processes import wait_for
 
 TIMEOUT = 8.0
 
 
 class Link(NamedTuple):
-    """ddlrun's end of a connection, and the socket of a keeper that reads and sends nothing more."""
+    """ddlrun's end of a connection, whose keeper reads and sends nothing more."""
 
     keepers: Keepers
     peer: KeeperConnection
-    keeper: socket.socket
 
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    with select.epoll() as epoll, socket.socket() as keeper:
-        listener = Listener(LOOPBACK)
-        keepers = Keepers(listener, epoll, KeeperEvents(lambda *_: None, lambda _: None, lambda: None))
-        keeper.connect(listener.socket.getsockname())
-        keeper.sendall(protocol.pack(protocol.HELLO, listener.token.encode()))
-        while not any(peer.trusted for peer in keepers.peers.values()):
-            for fd, event in epoll.poll():
-                keepers.event(fd, event)
-        (peer,) = keepers.peers.values()
-        yield Link(keepers, peer, keeper)
-        keepers.close()
-        listener.socket.close()
+    with serving() as served:
+        keeper, peer = served.connect()
+        yield Link(served.keepers, peer)
+        keeper.close()
 
 
 def test_a_keeper_that_does_not_run_is_on_a_reachable_host(link: Link) -> None:

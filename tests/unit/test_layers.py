@@ -31,7 +31,7 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping", "topology"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors"},
-    "remote": {"errors", "hosts", "machine", "rank", "schedulers"},
+    "remote": {"errors", "hosts", "machine", "rank", "schedulers", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
@@ -40,7 +40,7 @@ ALLOWED = {
     "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units", "wording"},
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
     "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
-    "supervise": {"errors", "plan", "process_managers", "rank", "remote", "runs", "schedulers"},
+    "supervise": {"errors", "plan", "process_managers", "rank", "remote", "runs", "schedulers", "wording"},
     "ddl": {"allreduce_algorithms", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "cli": {
@@ -154,7 +154,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     every_time = {name for path in sorted((PACKAGE / "rank").glob("*.py")) for name in at_the_top(path)}
     # signal itself imports enum.
     assert {name for name in every_time if not name.startswith(own)} == {
-        "__future__", "_socket", "enum", "os", "select", "signal", "sys", "time",
+        "__future__", "_operator", "_socket", "enum", "os", "select", "signal", "sys", "time",
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.plan.supervision import OutputStyle
-from ddlrun.rank.protocol import ProgramEnd, Unpacker, pack
+from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
@@ -91,10 +92,11 @@ def test_tags_can_be_removed(pieces: list[bytes]) -> None:
     st.lists(st.tuples(st.sampled_from([b"o", b"e", b"."]), st.binary(max_size=300)), max_size=10), st.integers(1, 50)
 )
 def test_messages_arrive_in_any_pieces(messages: list[tuple[bytes, bytes]], size: int) -> None:
-    data = b"".join(pack(kind, text) for kind, text in messages)
-    unpacker = Unpacker()
+    secret, nonces = RunSecret.draw(), bytes(2 * SIZE)
+    sealer, unsealer = Sealer(secret.to_ddlrun(nonces)), Unsealer(secret.to_ddlrun(nonces))
+    data = b"".join(sealer.seal(kind, text) for kind, text in messages)
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert [message for piece in pieces for message in unpacker.feed(piece)] == messages
+    assert [message for piece in pieces for message in unsealer.feed(piece)] == messages
 
 
 @given(st.text(max_size=50), st.binary(max_size=50), st.integers(0, 255))

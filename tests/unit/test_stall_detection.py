@@ -1,15 +1,14 @@
 """Stall detection: which ranks are reported, and when the states of their processes are."""
 
-import select
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from ddlrun.plan.supervision import SupervisedJob
-from ddlrun.supervise.keepers import KeeperEvents, Keepers
-from ddlrun.supervise.listener import Listener
+from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.stall_detection import StallDetector
 from ddlrun.topology import RankOrder, Topology
+from tests.support.keepers import serving
 
 JOB = SupervisedJob(Topology((2, 1)), RankOrder.HOST, ("n0",))
 STATE = "process {} (python): state S"
@@ -17,10 +16,8 @@ STATE = "process {} (python): state S"
 
 @pytest.fixture
 def keepers() -> Iterator[Keepers]:
-    listener = Listener(JOB.addresses)
-    with select.epoll() as epoll:
-        yield Keepers(listener, epoll, KeeperEvents(lambda *_: None, lambda _: None, lambda: None))
-    listener.socket.close()
+    with serving() as served:
+        yield served.keepers
 
 
 def stalled(keepers: Keepers, report: Callable[[str], None]) -> StallDetector:

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import select
-import socket
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.topology import RankOrder, parse_topology
+from tests.support.keepers import SimulatedKeeper
 from tests.support.oracle import map_ranks
 from tests.support.shapes import cores_by_package, hwloc_topology, machine, placement
 from tests.support.simulated import simulate_replies
@@ -106,10 +106,10 @@ def keepers(ranks: str) -> dict[str, float]:
     def receive(_: KeeperConnection, kind: bytes, _text: bytes) -> None:
         messages.append(kind)
 
-    def gone(*_: KeeperConnection) -> None:
+    def gone(*_: object) -> None:
         raise SystemExit("a keeper was rejected")
 
-    ours = Keepers(listener, epoll, KeeperEvents(receive, gone, gone), ranks=count)
+    ours = Keepers(listener, epoll, KeeperEvents(receive, gone, gone, gone), ranks=count)
 
     def receive_all(count: int) -> float:
         begin = cpu()
@@ -131,17 +131,19 @@ def keepers(ranks: str) -> dict[str, float]:
 
 
 def _run_keepers(count: int, listener: Listener, order: int, signal: int) -> None:
-    """Connect, send the token and the rank, and after an order a heartbeat."""
-    hello = protocol.pack(protocol.HELLO, listener.token.encode()) + protocol.pack(protocol.HELLO, b"0\tn00001\t0\t1")
-    links = []
+    """Connect, greet, prove it, send the rank, and after an order a heartbeat."""
+    simulated = []
     for number in range(count):
-        links.append(socket.create_connection(listener.socket.getsockname(), 300))
-        links[-1].sendall(hello)
+        simulated.append(SimulatedKeeper(listener))
+        simulated[-1].greet()
         if number + 1 == min(count, BACKLOG):
             os.write(signal, b"x")
+    for keeper in simulated:
+        keeper.read_welcome()
+        keeper.send((protocol.HEARTBEAT, b""), (protocol.HELLO, b"0\tn00001\t0\t1"))
     os.read(order, 1)
-    for link in links:
-        link.sendall(protocol.pack(protocol.HEARTBEAT))
+    for keeper in simulated:
+        keeper.send((protocol.HEARTBEAT, b""))
     os.write(signal, b"x")
     os.read(order, 1)
     os._exit(0)

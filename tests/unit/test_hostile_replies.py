@@ -1,0 +1,142 @@
+"""Replies of hosts that want to harm ddlrun or its user: every text from a host is hostile input."""
+
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from ddlrun.errors import HostError
+from ddlrun.machine import Machine
+from ddlrun.machine.cpus import parse_cpu_mask
+from ddlrun.machine.hwloc import parse_hwloc
+from ddlrun.machine.probe_reply import SECTIONS, machine_of, parse_answer
+from ddlrun.preflight.facts import HostFacts, parse_facts
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.slurm_step import split_labels
+from tests.machines.facts import load
+from tests.machines.render_hwloc import render_hwloc
+from tests.machines.render_lscpu import render_json, render_table
+from tests.machines.render_numactl import render_numactl
+from tests.machines.render_ppc64_cpu import render_ppc64_cpu
+from tests.support.simulated import simulate_replies
+
+XML = render_hwloc(load("laptop-2-cores"))
+ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+BOMB = f'<!DOCTYPE topology [<!ENTITY e0 "x">{ENTITIES}]>'
+EXTERNAL = '<!DOCTYPE topology [<!ENTITY secret SYSTEM "file://{}">]>'
+
+
+def with_doctype(doctype: str, text: str) -> str:
+    """Return lstopo's XML with another document type, and a text in the name of the machine."""
+    body = XML[XML.index("<topology") :]
+    return doctype + body.replace("<object ", f'<object name="{text}" ', 1)
+
+
+@pytest.mark.parametrize("form", ["bomb", "external", "parameter"])
+def test_xml_entities_are_refused(tmp_path: Path, form: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    texts = {
+        "bomb": with_doctype(BOMB, "&e9;"),
+        "external": with_doctype(EXTERNAL.format(secret), "") + "&secret;",
+        "parameter": with_doctype(f'<!DOCTYPE topology [<!ENTITY % p SYSTEM "file://{secret}"> %p;]>', ""),
+    }
+    with pytest.raises(HostError, match="its XML declares entities") as caught:
+        parse_hwloc(texts[form], "h")
+    assert "secret" not in caught.value.problem
+
+
+def test_an_external_document_type_is_not_read(tmp_path: Path) -> None:
+    dtd = tmp_path / "evil.dtd"
+    dtd.write_text('<!ENTITY evil "text">')
+    for text in ("", "&evil;"):
+        assert parse_hwloc(with_doctype(f'<!DOCTYPE topology SYSTEM "{dtd}">', text), "h") == parse_hwloc(XML, "h")
+
+
+def test_deeply_nested_xml_is_an_error() -> None:
+    deep = '<object type="Group" cpuset="0x1">' * 20_000 + "</object>" * 20_000
+    with pytest.raises(HostError):
+        parse_hwloc(f'<topology><object type="Machine" cpuset="0x1">{deep}</object></topology>', "h")
+
+
+def test_a_mask_of_enormous_words_is_an_error() -> None:
+    with pytest.raises(ValueError, match="is not a word of a mask"):
+        parse_cpu_mask("0x" + "f" * 10_000_000)
+
+
+def test_a_reply_cannot_choose_the_names_of_files() -> None:
+    names = ["../../.ssh/authorized_keys", "/etc/passwd", "hosts", ".bashrc", "manifest"]
+    text = "".join(f"@ddlrun begin {name}\ntext\n@ddlrun end {name} 0\n" for name in [*names, "uname.txt"])
+    sections = parse_answer(f"{text}@ddlrun done\n", "h").sections
+    assert sections == {"uname.txt": "text\n"}
+    assert set(SECTIONS).isdisjoint(names)
+
+
+@pytest.mark.parametrize("key", ["'$(touch${IFS}pwned)'", "';reboot;'", "1;2", "٣"])
+def test_a_reply_cannot_put_commands_into_the_next_script(key: str) -> None:
+    assert parse_answer(f"@ddlrun key {key}\n@ddlrun done\n", "h").key == ""
+
+
+def test_control_characters_of_hosts_are_escaped(tmp_path: Path) -> None:
+    reply = tmp_path / "reply"
+    reply.write_bytes(b"\x1b]0;title\x07\x1b[31mred\x1b[0m\r\nname\t\xe2\x80\xae\xff\n")
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\ncat {reply}; cat {reply} >&2; exit 3\n")
+    agent.chmod(0o755)
+    answer = run_on_hosts({"h1": "true\n"}, AgentLauncher("agent", (str(agent),)), 300.0)["h1"]
+    text = "\\x1b]0;title\\x07red\nname\t\\u202e\ufffd"
+    assert (answer.code, answer.out, answer.err) == (3, text, text)
+
+
+def test_a_host_cannot_answer_for_another_in_a_step_of_slurm() -> None:
+    results = split_labels("0: @host n1\n0: good\n0: @code 0\n1: @host n1\n1: \x1b[2Jevil\n1: @code 0\n", "")
+    assert results["n1"].out == ""
+    assert results["n1"].err == "two hosts answer as n1"
+    assert split_labels("0: @host n1\n0: \x1b[2Jtext\n0: @code ²\n", "")["n1"][:2] == (None, "\\x1b[2Jtext\n")
+
+
+NASTY = (
+    "9" * 5000, "²", "٣", "-1", "nan", "inf", "", "0x" + "f" * 100_000, "99999999999", "1e400", "0-99999999", "../../x",
+    "<b>", " ", "0-0-0", ",", ":", "/", "[" * 50_000, "4294967296",
+)  # fmt: skip
+
+
+def spoil(text: str, draw: random.Random) -> str:
+    """Replace one word or sign of a text."""
+    token = draw.choice(list(re.finditer(r"[A-Za-z0-9_.]+|[-:,/]", text)))
+    return text[: token.start()] + draw.choice(NASTY) + text[token.end() :]
+
+
+def texts_of_tools() -> dict[str, str]:
+    facts = load("power9-16-cores")
+    return {
+        "lstopo.xml": render_hwloc(facts),
+        "lscpu.txt": render_table(facts),
+        "lscpu.json": render_json(facts),
+        "numactl.txt": render_numactl(facts),
+        "ppc64_cpu.txt": render_ppc64_cpu(facts),
+        "nvidia-topo.txt": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-63\nGPU1\tNV2\t X \t64-127\n",
+        "nvidia-gpus.csv": "0, GPU-a, 00000004:04:00.0, V100\n1, GPU-b, 00000035:03:00.0, V100\n",
+    }
+
+
+def test_a_reply_with_one_wrong_word_is_read_or_an_error_of_its_host() -> None:
+    draw = random.Random(18)  # noqa: S311 - a series that is the same each time
+    texts, (_, reply) = texts_of_tools(), next(simulate_replies(["h"], time.time()))
+    read = failed = 0
+    for _ in range(60):
+        name = draw.choice(list(texts))
+        try:
+            assert isinstance(machine_of({**texts, name: spoil(texts[name], draw)}, "h"), Machine)
+            read += 1
+        except HostError:
+            failed += 1
+        try:
+            assert isinstance(parse_facts(spoil(reply, draw), "h"), HostFacts)
+        except HostError:
+            failed += 1
+    assert read
+    assert failed

@@ -1,0 +1,399 @@
+"""The keepers' connection: authentication, integrity, and hostile ends, over real sockets."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddlrun.errors import PreflightError
+from ddlrun.rank import protocol
+from ddlrun.rank.authentication import BLAKE2, SHA256, SIZE, RunSecret, Sealer
+from ddlrun.rank.connection import WELCOME_BYTES, LauncherConnection, LauncherSocket, connect
+from ddlrun.rank.protocol import ProgramEnd, ProtocolError
+from ddlrun.supervise.keeper_connection import GREETING_BYTES, Hello, PeerState
+from ddlrun.supervise.keepers import MOST_STRANGERS
+from ddlrun.supervise.listener import Listener
+from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
+
+HELLO = protocol.HELLO, b"0\tn0\t0\t1"
+OUTPUT = protocol.OUT, b"output\n"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+# -- ddlrun's end: keepers that are none, or lie ------------------------------------------------
+
+
+FORGED: dict[str, Callable[[SimulatedKeeper], bytes]] = {
+    "no secret": lambda _: protocol.pack(protocol.GREETING, RunSecret.draw().greeting(bytes(SIZE))),
+    "half a code": lambda keeper: keeper.greeting[:-8] + bytes(8),
+    "another nonce": lambda keeper: keeper.greeting[: protocol.HEAD] + bytes(SIZE) + keeper.greeting[-SIZE:],
+    "a welcome": lambda keeper: protocol.pack(protocol.WELCOME, keeper.greeting[protocol.HEAD :]),
+    "a great length": lambda _: protocol.GREETING + b"\xff\xff\xff\xff" + bytes(200),
+    "no length": lambda _: protocol.GREETING + bytes(4),
+    "web browser": lambda _: b"GET / HTTP/1.1\r\nHost: ddlrun\r\n\r\n",
+    "TLS": lambda _: bytes.fromhex("16030100c5010000c10303"),
+    "output": lambda _: protocol.pack(*OUTPUT),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_what_is_no_greeting_is_dropped(
+    served: Served, stack: contextlib.ExitStack, forge: Callable[[SimulatedKeeper], bytes]
+) -> None:
+    keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    keeper.link.sendall(forge(keeper))
+    assert is_closed(served, keeper)
+    assert (served.messages, served.violations) == ([], [])
+
+
+def is_closed(served: Served, keeper: SimulatedKeeper) -> bool:
+    """Serve the connections until ddlrun sends something on this one, or closes it; return True if it closes it."""
+    served.epoll.register(keeper.link, select.EPOLLIN)
+    try:
+        served.until(lambda: select.select([keeper.link], [], [], 0)[0])
+        return keeper.link.recv(1) == b""
+    except ConnectionResetError:  # ddlrun has not read all of it
+        return True
+    finally:
+        served.epoll.unregister(keeper.link)
+
+
+def test_a_copy_of_a_greeting_is_dropped(served: Served, stack: contextlib.ExitStack) -> None:
+    keeper, peer = served.connect()
+    stack.callback(keeper.close)
+    copy = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    copy.link.sendall(keeper.greeting)
+    assert is_closed(served, copy)
+    assert list(served.keepers.peers.values()) == [peer]
+
+
+def test_a_greeting_alone_proves_nothing(served: Served, stack: contextlib.ExitStack) -> None:
+    thief = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    thief.greet()
+    served.until(lambda: served.keepers.peers)
+    thief.read_welcome()
+    (peer,) = served.keepers.peers.values()
+    assert not peer.trusted
+    thief.link.sendall(protocol.pack(protocol.HEARTBEAT, b"") + bytes(SIZE))
+    assert is_closed(served, thief)
+    assert (served.messages, served.violations) == ([], [])
+
+
+def test_a_flood_of_strangers_costs_a_keeper_nothing(served: Served, stack: contextlib.ExitStack) -> None:
+    keeper, peer = served.connect()
+    stack.callback(keeper.close)
+    for _ in range(2 * MOST_STRANGERS):
+        stranger = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+        stranger.link.sendall(stranger.greeting[:-1])
+    keeper.send(HELLO)
+    served.until(lambda: HELLO in served.messages)
+    served.until(lambda: len(served.keepers.peers) == MOST_STRANGERS + 1)
+    served.keepers.drop_slow_strangers(peer.heard_at + 2 * PATIENCE)
+    assert list(served.keepers.peers.values()) == [peer]
+
+
+# Two messages of a keeper, and what an attacker makes of them.
+ATTACKS: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "altered text": lambda first, _: first[: protocol.HEAD] + b"O" + first[protocol.HEAD + 1 :],
+    "altered kind": lambda first, _: protocol.ERR + first[1:],
+    "altered code": lambda first, _: first[:-1] + bytes([first[-1] ^ 1]),
+    "shorter text": lambda first, _: protocol.pack_head(protocol.OUT, b"outpu") + first[protocol.HEAD :],
+    "left out": lambda _, second: second,
+    "repeated": lambda first, _: first + first,
+    "reordered": lambda first, second: second + first,
+    "inserted": lambda first, second: first + protocol.pack(*OUTPUT) + bytes(SIZE) + second,
+    "oversized": lambda _, __: protocol.OUT + b"\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_messages_that_were_tampered_with_end_the_connection(
+    served: Served, stack: contextlib.ExitStack, attack: Callable[[bytes, bytes], bytes]
+) -> None:
+    keeper, peer = served.connect()
+    stack.callback(keeper.close)
+    peer.introduce(Hello(0, "n0", 0))
+    served.messages.clear()
+    keeper.link.sendall(attack(keeper.seal(*OUTPUT), keeper.seal(protocol.OUT, b"more")))
+    served.until(lambda: served.violations)
+    assert [violation[0] for violation in served.violations] == [peer]
+    assert served.messages in ([], [OUTPUT])
+    assert (served.keepers.peers, served.hang_ups) == ({}, [])
+
+
+def test_messages_of_another_connection_are_not_accepted(served: Served, stack: contextlib.ExitStack) -> None:
+    (keeper, peer), (other, _) = served.connect(), served.connect()
+    stack.callback(keeper.close)
+    stack.callback(other.close)
+    keeper.link.sendall(other.seal(*HELLO))
+    served.until(lambda: served.violations)
+    assert served.violations[0][0] is peer
+
+
+def test_messages_of_ddlrun_are_not_accepted_from_a_keeper(served: Served, stack: contextlib.ExitStack) -> None:
+    keeper, peer = served.connect()
+    stack.callback(keeper.close)
+    served.keepers.send_all(protocol.HEARTBEAT)
+    keeper.link.sendall(keeper.link.recv(1000))
+    served.until(lambda: served.violations)
+    assert served.violations[0][0] is peer
+
+
+def test_half_a_message_is_none(served: Served) -> None:
+    keeper, peer = served.connect()
+    peer.introduce(Hello(0, "n0", 0))
+    served.messages.clear()
+    keeper.link.sendall(keeper.seal(*OUTPUT)[:-1])
+    keeper.close()
+    served.until(lambda: served.hang_ups)
+    assert (served.messages, served.hang_ups) == ([], [peer])
+    assert peer.running, "the rank counts as lost"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [
+        (PeerState.PROVEN, protocol.OUT),
+        (PeerState.PROVEN, protocol.ENDED),
+        (PeerState.PROVEN, protocol.NOTE),
+        (PeerState.RUNNING, protocol.HELLO),
+        (PeerState.RUNNING, protocol.GREETING),
+        (PeerState.RUNNING, protocol.TERMINATE),
+        (PeerState.RUNNING, b"\x00"),
+        (PeerState.ENDED, protocol.ENDED),
+        (PeerState.ENDED, protocol.HELLO),
+        (PeerState.ENDED, protocol.BOUND),
+    ],
+)
+def test_messages_in_a_wrong_state_end_the_connection(
+    served: Served, stack: contextlib.ExitStack, state: PeerState, kind: bytes
+) -> None:
+    keeper, peer = served.connect()
+    stack.callback(keeper.close)
+    served.messages.clear()
+    peer.state = state
+    keeper.send((kind, b"0\tn0\t0\t1"))
+    served.until(lambda: served.violations)
+    assert (served.messages, served.violations[0][0]) == ([], peer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"0", b"4\tn0\t0\t1", b"-1\tn0\t0\t1", b"0\tn0\t-1\t1", b"0\tn0\t4\t1", b"0x1\tn0\t0\t1",
+     b"9" * 5000 + b"\tn0\t0\t1", "\u0661\tn0\t0\t1".encode(), b"0\tn0\t0\t1\t5", b"\xff\tn0\t0\t1"],
+)  # fmt: skip
+def test_introductions_of_no_rank_are_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Hello.parse(text, 4)
+
+
+def test_control_characters_in_a_host_name_are_escaped() -> None:
+    hello = Hello.parse(b"3\t\x1b]0;title\x07n\n0\xff\t1\t1", 4)
+    assert hello == Hello(3, "\\x1b]0;title\\x07n 0\ufffd", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n", b"0\t0", b"0\t0\t1\t0\t0\t0\tr\tmore", b"x\t0\t1\t0\t0\t0\t", b"256\t0\t1\t0\t0\t0\t",
+     b"0\t200\t1\t0\t0\t0\t", b"0\t0\tnan\t0\t0\t0\t", b"0\t0\tinf\t0\t0\t0\t", b"0\t0\t-1\t0\t0\t0\t",
+     b"9" * 5000 + b"\t0\t1\t0\t0\t0\t"],
+)  # fmt: skip
+def test_reports_of_impossible_ends_are_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        ProgramEnd.parse(text)
+
+
+# -- the keeper's end: programs that answer instead of ddlrun -----------------------------------
+
+
+def answer_garbage(link: socket.socket) -> None:
+    link.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3 and more than a welcome has\r\n")
+
+
+def answer_with_the_greeting(link: socket.socket) -> None:
+    link.sendall(link.recv(GREETING_BYTES, socket.MSG_WAITALL))
+
+
+def answer_with_another_secret(link: socket.socket) -> None:
+    greeting = link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+    nonces = greeting[protocol.HEAD : -SIZE] + bytes(SIZE)
+    link.sendall(protocol.pack(protocol.WELCOME, RunSecret.draw().welcome(nonces)))
+
+
+def answer_half(link: socket.socket) -> None:
+    link.sendall(protocol.pack(protocol.WELCOME, bytes(2 * SIZE))[:-1])
+
+
+def close(link: socket.socket) -> None:
+    link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+
+
+def drip(link: socket.socket) -> None:
+    """Send a byte at a time, more slowly than the keeper's time limit allows in all."""
+    with contextlib.suppress(OSError):
+        while True:
+            link.sendall(b"x")
+            if select.select([link], [], [], 0.05)[0] and not link.recv(GREETING_BYTES):
+                return
+
+
+def stay_silent(link: socket.socket) -> None:
+    while link.recv(GREETING_BYTES):
+        pass
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Answer one connection in a thread; yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as link:
+                answer(link)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (answer_garbage, "another program answers"),
+        (answer_with_the_greeting, "another program answers"),
+        (answer_with_another_secret, "another program answers"),
+        (answer_half, "another program answers|reset by peer"),
+        (close, "another program answers"),
+        (drip, "timed out"),
+        (stay_silent, "timed out"),
+    ],
+)
+def test_another_program_on_the_port_is_not_ddlrun(answer: Callable[[socket.socket], None], reason: str) -> None:
+    seconds = 1.0 if reason == "timed out" else PATIENCE
+    with answering(answer) as port, pytest.raises(OSError, match=reason):
+        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}", seconds)
+
+
+def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stack: contextlib.ExitStack) -> None:
+    earlier = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    earlier.greet()
+    served.until(lambda: served.keepers.peers)
+    welcome = earlier.link.recv(WELCOME_BYTES, socket.MSG_WAITALL)
+
+    def repeat(link: socket.socket) -> None:
+        link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+        link.sendall(welcome)
+
+    with answering(repeat) as port, pytest.raises(OSError, match="another program answers"):
+        connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}", PATIENCE)
+
+
+@pytest.mark.parametrize("algorithm", [BLAKE2, SHA256])
+def test_a_keeper_and_ddlrun_authenticate_each_other(served: Served, algorithm: str) -> None:
+    served.listener.secret = RunSecret(f"{algorithm}:{os.urandom(32).hex()}")
+    connected: list[LauncherSocket] = []
+    thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE)))
+    thread.start()
+    served.until(lambda: any(peer.trusted for peer in served.keepers.peers.values()))
+    thread.join()
+    keeper = LauncherConnection(connected[0], 0, pytest.fail)
+    keeper.send(*HELLO)
+    keeper.send(protocol.OUT, bytes(2 * protocol.MOST_TEXT))
+    while keeper.unsent:
+        keeper.flush()
+        served.keepers.event(*served.epoll.poll(PATIENCE)[0])
+        if HELLO in served.messages:
+            for peer in served.keepers.peers.values():
+                peer.state = PeerState.RUNNING
+    served.until(lambda: len(served.messages) == 3)
+    assert served.messages[1:] == [HELLO, (protocol.OUT, bytes(protocol.MOST_TEXT))], "longer texts are cut off"
+    served.keepers.send_all(protocol.SIGNAL, "10")
+    select.select([keeper], [], [], PATIENCE)
+    assert keeper.receive() == [(protocol.SIGNAL, b"10")]
+    connected[0].socket.close()
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_keeper_that_hears_a_forged_message_is_alone(attack: Callable[[bytes, bytes], bytes]) -> None:
+    secret, nonces = RunSecret.draw(), os.urandom(2 * SIZE)
+    losses: list[str] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        keeper = LauncherConnection(LauncherSocket(ours, secret, nonces), 0, losses.append)
+        ddlrun = Sealer(secret.to_keeper(nonces))
+        theirs.sendall(attack(ddlrun.seal(*OUTPUT), ddlrun.seal(protocol.OUT, b"more")))
+        assert keeper.receive() in ([], [OUTPUT])
+    assert not keeper.open
+    assert len(losses) == 1
+    assert losses[0].startswith("the connection to ddlrun was disturbed: ")
+
+
+# -- what both share ----------------------------------------------------------------------------
+
+WITHOUT_BLAKE2 = """
+import sys
+sys.modules["_blake2"] = None
+from ddlrun.rank.authentication import choose_algorithm
+from ddlrun.rank.connection import connect
+print(choose_algorithm())
+try:
+    connect("blake2b:00@elsewhere@127.0.0.1:1", 1)
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_python_without_blake2_uses_sha256() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_BLAKE2], capture_output=True, text=True, check=True)
+    algorithm, problem = done.stdout.splitlines()
+    assert algorithm == "sha256"
+    assert problem.startswith("its Python has no blake2b, which ddlrun's own machine uses: ")
+
+
+def test_the_secret_is_never_sent(served: Served, stack: contextlib.ExitStack) -> None:
+    key = bytes.fromhex(served.listener.secret.text.partition(":")[2])
+    assert len(key) == 32
+    keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    keeper.greet()
+    served.until(lambda: served.keepers.peers)
+    sent = keeper.greeting, keeper.link.recv(WELCOME_BYTES, socket.MSG_WAITALL)
+    assert not any(secret in message for message in sent for secret in (key, key.hex().encode(), key[:SIZE]))
+
+
+def test_only_the_addresses_of_keepers_and_loopback_are_listened_on() -> None:
+    for addresses in (("127.0.0.1",), ("127.0.0.3", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
+        with contextlib.closing(Listener(addresses)) as listener:
+            bound = [listening.getsockname() for listening in listener.sockets]
+            assert {ip for ip, _ in bound} == {"127.0.0.1", *addresses}
+            assert {port for _, port in bound} == {listener.port}
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.4", listener.port), PATIENCE)
+
+
+def test_a_name_instead_of_addresses_is_listened_for_on_all() -> None:
+    with contextlib.closing(Listener((os.uname().nodename,))) as listener:
+        assert len(listener.sockets) == 1
+        socket.create_connection(("127.0.0.4", listener.port), PATIENCE).close()
+
+
+def test_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(PreflightError, match=r"cannot listen on 192\.0\.2\.1: Cannot assign requested address"):
+        Listener(("192.0.2.1",))
