@@ -147,8 +147,8 @@ def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
     ranks = placement.topology.local_size(indexes[0])
     return (
         f"topology {placement.topology} puts {ranks} ranks on {host}, but {hosts} has "
-        f"{counted(gpus, 'GPU')} ({machine.source}); make X at most {gpus}, let ranks share them: "
-        "--share-gpus, or say that they use none: --framework mpi"
+        f"{counted(gpus, 'GPU')} ({machine.source}); use at most {counted(gpus, 'rank')} per host, let ranks share "
+        "them: --share-gpus, or say that they use none: --framework mpi"
     )
 
 
