@@ -55,10 +55,7 @@ def _place_by_rankfile(
     topology = _rankfile_topology(settings, name, [host for host, _ in placed.values()], machines)
     order = _order_of(topology, hosts, {rank: host for rank, (host, _) in placed.items()})
     if order is None:
-        raise PlacementError(
-            f"{name}: its ranks are neither contiguous on each host nor round robin over {hosts} as "
-            f"{topology}; name the hosts in their order (-H) and the --topology"
-        )
+        raise PlacementError(f"{name}: {_unknown_order(topology, hosts)}")
     cores = {rank: chosen for rank, (_, chosen) in placed.items()}
     placement = place_cores(topology, hosts, machines, OrderedCores(order, cores), settings.placement.policy)
     _check_gpus(settings, placement)
@@ -128,6 +125,19 @@ def _order_of(topology: JobTopology, hosts: HostList, host_of: Mapping[int, str]
         ):
             return order
     return None
+
+
+def _unknown_order(topology: JobTopology, hosts: HostList) -> str:
+    """Return the problem of a rank file whose ranks are in no order, and the remedy."""
+    if isinstance(topology, UnequalTopology):
+        return (
+            f"its ranks are not consecutive on each of {hosts}, in this order; name the hosts in the order of their "
+            "ranks (-H), or number the ranks of each host consecutively"
+        )
+    return (
+        f"its ranks are neither contiguous on each host nor round robin over {hosts} as {topology}; name the hosts in "
+        "their order (-H) and the --topology"
+    )
 
 
 def _check_gpus(settings: Settings, placement: Placement) -> None:

@@ -271,6 +271,14 @@ def test_the_plan_of_unequal_hosts() -> None:
     assert "DDL_OPTIONS says 3x2, but the topology is 4+2, for DDL 2x3x1; unset one of them" in clash.stderr
 
 
+def test_a_rank_file_of_unequal_hosts_keeps_the_ranks_of_a_host_together(tmp_path: Path) -> None:
+    path = tmp_path / "ranks"
+    path.write_text("rank 0=a slot=0:0\nrank 1=b slot=0:0\nrank 2=a slot=0:1\n")
+    done = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-H", "a,b", "--rankfile", str(path), "true")
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+    assert "are not consecutive on each of a,b, in this order; name the hosts in the order" in done.stderr
+
+
 def test_the_forecast_of_unequal_hosts() -> None:
     done = ddlrun("plan", "a:4,b:2", "--network", "100gbe", "--gradient", "6MB", "--json")
     assert done.returncode == 0, done.stderr
