@@ -106,6 +106,8 @@ def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
         yield from placement_notes(placement)
     if placement.shares_cores:
         yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
+    if placement.policy.threads_per_core:
+        yield "--threads-per-core: a rank file names whole cores; ddlrun launch binds ranks to some of their threads"
     if assumed:
         yield (
             f"each host is assumed to be {placement.machines[0]} (preset {ASSUMED_PRESET}); "

@@ -125,7 +125,11 @@ class Judge:
         return not plan.placement.shares_cores and bool(self._problems(plan.text))
 
     def _planned(self, plan: _Plan) -> dict[int, Pus]:
-        return {rank.rank: self._pus_of(rank.binding.cores) for rank in plan.placement.by_host()}
+        whole = self.machine.cores  # a rank with some threads of a core has the whole core in the rank file
+        return {
+            rank.rank: self._pus_of(whole[core.logical_index] for core in rank.binding.cores)
+            for rank in plan.placement.by_host()
+        }
 
     def _pus_of(self, cores: Iterable[Core]) -> Pus:
         """Return the PUs of cores, as far as the kernel lets a process run on them, or all if it does on none."""

@@ -30,6 +30,7 @@ def random_requests(rng: random.Random, machine: Machine) -> Iterator[Request]:
         cores_per_rank=rng.choice([None, None, 1, 2, 3]),
         packing=rng.choice([None, "spread", "pack"]),
         bind=rng.choice(["core", "core", "core", "numa", "package", "none"]),
+        threads_per_core=rng.choice([None, None, 1]),
     )
     yield Request(rng.randint(1, max(1, cores // 2)), policy)
 
