@@ -61,7 +61,7 @@ ASSUMED_PRESET = "s822lc"
     "Output",
     "--open-mpi",
     type=click.Choice(["4", "5"]),
-    help="Write for this major version if both cannot read one file alike.",
+    help="Where no file suits Open MPI 4.1 and 5.0, write one for this version alone.",
 )
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
         help="Write the rank file to FILE, completely or not at all.")  # fmt: skip

@@ -166,6 +166,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
         (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
         (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),
+        (2, ["launch", "--mpi-args", "--use-hwthread-cpus", "true"], "--use-hwthread-cpus is what ddlrun plans"),
         (2, ["launch", "-x", "A-B", "true"], "-x 'A-B'"),
         (2, ["launch", "--env", "1=secret", "true"], "--env"),
         (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
