@@ -192,5 +192,5 @@ def _split_slots(text: str, place: str) -> tuple[str, int | None]:
 
 def _parse_slots(text: str, place: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-        raise InputError(f"{place}: {text!r} slots; the number must be an integer of at least 1")
+        raise InputError(f"{place}: {text!r} is not a number of slots; write an integer of at least 1")
     return int(text)

@@ -231,7 +231,10 @@ def _describe_malformed(text: str, where: str, index: int, word: str) -> str:
     column = sum(len(part) + 1 for part in text.strip().lower().split("x")[:index]) + 1
     problem = f"{word!r} is not a positive integer" if word else "a number is missing"
     if re.fullmatch(r"[0-9*]+([+][0-9*]+)+", word):
-        return f"{where} {text!r}: hosts with different numbers of ranks are given by their slots: -H a:4,b:2"
+        return (
+            f"{where} {text!r}: hosts with different numbers of ranks are given by their slots: "
+            "ddlrun launch -H a:4,b:2, or ddlrun show rankfile -H a:4,b:2"
+        )
     return f"{where} {text!r}, column {column}: {problem}; write XxYxZ, for example 4x2x3 = {describe((4, 2, 3))}"
 
 

@@ -61,7 +61,7 @@ ASSUMED_PRESET = "s822lc"
     "Output",
     "--open-mpi",
     type=click.Choice(["4", "5"]),
-    help="Write for this major version if both cannot read one file alike.",
+    help="Where no file suits Open MPI 4.1 and 5.0, write one for this version alone.",
 )
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
         help="Write the rank file to FILE, completely or not at all.")  # fmt: skip
@@ -106,6 +106,8 @@ def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
         yield from placement_notes(placement)
     if placement.shares_cores:
         yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
+    if placement.policy.threads_per_core:
+        yield "--threads-per-core: a rank file names whole cores; ddlrun launch binds ranks to some of their threads"
     if assumed:
         yield (
             f"each host is assumed to be {placement.machines[0]} (preset {ASSUMED_PRESET}); "

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.machine import Machine
+from ddlrun.machine import Machine, MachineNoteCode, machine_note
 from ddlrun.machine.pci import RESTRICTING
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
@@ -110,7 +110,11 @@ def read_preset(name: str) -> Machine | None:
         raise InputError(
             f"--machine {name!r}: no such preset; {hint}there are {names}, or name a file of YAML or lstopo XML"
         )
-    return parse_machine(read_text(name, "machine"), name)
+    text = read_text(name, "machine")
+    described = parse_machine(text, name)
+    if text.endswith("\n"):
+        return described
+    return described._replace(notes=(machine_note(MachineNoteCode.TEXT_UNCHECKED, file=name),))
 
 
 def configs_folder() -> str:

@@ -119,7 +119,8 @@ job_options = option_group(
     option("Topology", "--aisles", type=COUNT, metavar="N", help="A: aisles."),
     option(
         "Topology", "-np", "-n", "--num-proc", "processes", type=COUNT, metavar="N",
-        help="Total number of ranks: the same on each host, or if they do not divide, the slots of each host in turn.",
+        help="Total number of ranks: the same on each host. If that is impossible, each host in turn is filled to its "
+        "slots.",
     ),
     option("Topology", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
 
@@ -174,7 +175,8 @@ job_options = option_group(
     ),
     option(
         "Placement", "--membind", type=click.Choice(MEMBINDS), show_default="as the kernel decides",
-        help="Allocate a rank's memory only on the NUMA nodes of its cores (local, or interleave: in turn) or its GPU.",
+        help="Allocate a rank's memory only on these NUMA nodes. local: those of its cores. interleave: the same, in "
+        "turn. gpu: that of its GPU.",
     ),
     option("Placement", "--strict-binding", is_flag=True,
            help="End the job if a rank's cores or GPU are not those of the plan."),

@@ -129,11 +129,13 @@ def _plan(attempt: Attempt) -> Planned:
 def _print_plan(planned: Planned) -> None:
     """Print the plan of a dry run; write its files where --run-dir names their folder."""
     from ddlrun.report.plan import render_plan  # noqa: PLC0415 - a run imports it with all that prints
-    from ddlrun.runs.store import write_run_dir  # noqa: PLC0415
+    from ddlrun.runs.store import check_rank_file, write_run_dir  # noqa: PLC0415
 
     plan, run = planned.plan, planned.attempt.settings.run
     if run.keep_dry_run:
         write_run_dir(plan)
+    else:
+        check_rank_file(plan)
     if run.as_json:
         click.echo(json.dumps(plan.as_dict(), indent=2))
     else:

@@ -12,6 +12,7 @@ from ddlrun.cli.options import COUNT, Sections, argument, load_option, machine_o
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
+from ddlrun.machine import Machine
 from ddlrun.mapping.lint_findings import LintFinding
 from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile_entries import parse_host_names
@@ -97,17 +98,22 @@ def _machine_of(text: str, options: Mapping[str, Any]) -> MachineOf:
         raise InputError("--machine, --load and --probe exclude each other; give one of them")
     names = parse_host_names(text)
     if options["machine"] and (described := read_preset(options["machine"])) is not None:
+        _print_notes(dict.fromkeys(names, described))
         return lambda _: described
     if not names or not _has_machines(options):
         return lambda _: None
     hosts = HostList(tuple(map(Host, names)), "the rank file")
     if options["load"]:
         machines = load_machines(options["load"], hosts)
-        for note in unchecked_notes(machines):
-            click.echo(f"ddlrun: note: {note}", err=True)
+        _print_notes(machines)
     elif options["machine"]:  # local
         here = probe(HostList((Host("localhost"),), "this machine"), reach(SSH))["localhost"]
         machines = dict.fromkeys(names, here)
     else:
         machines = probe(hosts, reach(ssh_launcher(options)))
     return machines.get
+
+
+def _print_notes(machines: Mapping[str, Machine]) -> None:
+    for note in unchecked_notes(machines):
+        click.echo(f"ddlrun: note: {note}", err=True)

@@ -229,7 +229,8 @@ placement_options = option_group(
     overload_option,
     option(
         "Placement", "--core-kinds", type=click.Choice(CORE_KINDS), default="all", show_default=True,
-        help="Of a machine with fast and slow cores, give each rank an equal part of all kinds, or only fast cores.",
+        help="Cores to use on a machine with fast and slow cores. all: an equal part of each kind for each rank. "
+        "fast: the fastest kind alone.",
     ),
 )  # fmt: skip
 

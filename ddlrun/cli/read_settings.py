@@ -41,7 +41,8 @@ from ddlrun.topology import RankOrder
 # Options of mpirun that would contradict the rank file.
 PLANNED = frozenset(
     "-n --n -np --np -c -H --host -host --hostfile -hostfile --machinefile -machinefile --rankfile -rankfile -rf --rf "
-    "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe".split()
+    "--map-by -map-by --rank-by -rank-by --bind-to -bind-to --npernode -npernode --oversubscribe -oversubscribe "
+    "--use-hwthread-cpus -use-hwthread-cpus".split()
 )
 
 

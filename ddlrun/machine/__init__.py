@@ -23,6 +23,7 @@ class MachineNoteCode(Enum):
     TABLE_UNCHECKED = "lscpu -p prints no total: a list that was cut off has fewer cores; save lscpu -J beside it"
     NODES_UNCHECKED = "lscpu prints no NUMA nodes: the kernel has none, or the text was cut off; save lscpu -J instead"
     DISTANCES_UNREAD = "numactl -H is cut off or not as expected; the distances of its NUMA nodes are not used"
+    TEXT_UNCHECKED = "the last line of {file} has no line break: the file may have been cut off"
     GPUS_UNCHECKED = "nvidia-smi --query-gpu prints no total: a list that was cut off has fewer GPUs; save topo -m too"
 
 
@@ -41,6 +42,7 @@ UNCHECKED_NOTES = frozenset(
         MachineNoteCode.TABLE_UNCHECKED,
         MachineNoteCode.NODES_UNCHECKED,
         MachineNoteCode.DISTANCES_UNREAD,
+        MachineNoteCode.TEXT_UNCHECKED,
         MachineNoteCode.GPUS_UNCHECKED,
     }
 )

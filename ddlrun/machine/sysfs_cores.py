@@ -42,7 +42,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     sets = CpuSets(
         cores=cores,
         packages=packages or {online},
-        nodes=nodes,
+        nodes=_apart(nodes),
         groups=[*newer, *known, *near],
         memory_nodes=_memory_nodes(files, nodes),
     )
@@ -54,7 +54,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     cgroup_2 = any(words[:2] == ["@cpuset", "cgroup2"] for words in output.records)
     has_core_ids = ["@cpuinfo", "cores"] in output.records
     other_cores = number_openmpi4_cores(
-        _old_sets(sets, known, near), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
+        _old_sets(sets._replace(nodes=nodes), known, near), allowed, cgroup_2=cgroup_2, has_core_ids=has_core_ids
     )
     if number_alike(numbering.cores, other_cores):
         other_cores = ()
@@ -119,6 +119,15 @@ def _nodes(files: Mapping[str, str], online: Cpus) -> dict[int, Cpus]:
     paths = {number: f"node/node{number}" for number in sorted(numbers)}
     nodes = {number: _read_set(files, f"{path}/cpulist", f"{path}/cpumap") for number, path in paths.items()}
     return {number: cpus & online for number, cpus in nodes.items() if cpus and cpus & online}
+
+
+def _apart(nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:
+    """Return the NUMA nodes without those that overlap an earlier one: hwloc ignores them, if they are not alike."""
+    apart: dict[int, Cpus] = {}
+    for node, cpus in nodes.items():
+        if all(cpus == other or cpus.isdisjoint(other) for other in apart.values()):
+            apart[node] = cpus
+    return apart
 
 
 def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:

@@ -1,5 +1,6 @@
 """Check of the cores of a rank file on their machine, with the cores that each major of Open MPI takes instead."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ddlrun.machine import Machine
@@ -12,6 +13,7 @@ from ddlrun.mapping.slot_reading import Pus, pus_of, read_slots
 from ddlrun.mapping.slot_text import CoreRange, cores_of
 
 _REFUSALS = {4: "fails with two cryptic lines", 5: "refuses the line"}
+_REFUSAL_OVER_HOST = "ends with 1 and no message at all"  # 4.1, of cores over the host
 _FIRST_CORE = "takes the first core alone, or fails with two cryptic lines"
 # What each major does with commas in a slot text where the machine is not known.
 _COMMAS = {
@@ -93,6 +95,9 @@ def _check_reading(entry: RankEntry, ranges: Sequence[CoreRange], machine: Machi
     as_meant = read_text(entry.slot, machine, 4) == meant, read_text(entry.slot, machine, 5) == meant
     if all(as_meant):
         return
+    if as_meant == (False, True) and entry.problem is None:
+        yield _finding(LintCode.FOR_OPEN_MPI_5, entry, machine)
+        return
     if entry.problem is not None:
         yield _finding(_COMMA_CODES[as_meant], entry, machine, slot=entry.slot)
         return
@@ -123,7 +128,8 @@ def _reading(text: str, machine: Machine, major: int) -> str:
     """Return a clause on what a major does with a slot text."""
     pus = read_text(text, machine, major)
     if pus is None:
-        return _REFUSALS[major]
+        over_host = major == 4 and not re.search("[:sS]", text)
+        return _REFUSAL_OVER_HOST if over_host else _REFUSALS[major]
     return f"silently takes {_shown(pus, machine)}" if pus else "silently leaves the rank unbound"
 
 

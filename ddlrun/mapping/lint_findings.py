@@ -156,6 +156,12 @@ class LintCode(Enum):
     MIXED_SMT = LintRule(
         "{place}: the first core has one hardware thread, others have more", _READS, _READING, "{correction}"
     )
+    FOR_OPEN_MPI_5 = LintRule(
+        "{place}: counted in hardware threads, for Open MPI 5.0 alone",
+        Effect("{reading_4}"),
+        _READS,
+        "launch it with Open MPI 5.0; ddlrun gen-rankfile --open-mpi 4 writes a file for 4.1",
+    )
     UNUSABLE_CORES = _same(
         "{place}: not all of these cores are usable",
         "binds there all the same, against the affinity that the job has",

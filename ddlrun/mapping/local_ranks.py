@@ -15,6 +15,7 @@ from ddlrun.mapping.core_shares import (
 from ddlrun.mapping.gpu_choice import choose_gpus, gpu_packages
 from ddlrun.mapping.near_cores import levels_of, share_packages
 from ddlrun.mapping.policy import DEFAULT_POLICY, PlacementPolicy
+from ddlrun.wording import counted
 
 
 class LocalRankPlacement(NamedTuple):
@@ -106,11 +107,11 @@ def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     if not usable and not per_rank:
         return f"{cores}; reserve fewer"
     if not per_rank:
-        return f"{cores}; make X at most {usable}, or let ranks share cores: --overload"
+        return f"{cores}; use at most {counted(usable, 'rank')} per host, or let ranks share cores: --overload"
     if usable < per_rank:
         return f"{cores}; make --cores-per-rank at most {usable}"
     return (
-        f"{cores}, not {ranks} x {per_rank}; make X at most {usable // per_rank}, "
+        f"{cores}, not {ranks} x {per_rank}; use at most {counted(usable // per_rank, 'rank')} per host, "
         f"or --cores-per-rank at most {usable // ranks}"
     )
 
@@ -184,7 +185,8 @@ def _memory_nodes(machine: Machine, share: _Share, policy: PlacementPolicy) -> t
     if policy.membind is None:
         return ()
     if not machine.measured:
-        raise PlacementError(f"was not probed: its NUMA nodes are unknown; leave --membind {policy.membind} out")
+        remedy = f"take a machine of ddlrun probe or lstopo, or leave --membind {policy.membind} out"
+        raise PlacementError(f"is only described, so that its NUMA nodes are not known; {remedy}")
     gpu_nodes = {None if share.gpu is None else share.gpu.numa_node}
     nodes = gpu_nodes if policy.membind == "gpu" else {core.numa_node for core in share.allowed}
     if None in nodes:

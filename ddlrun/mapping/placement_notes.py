@@ -57,4 +57,4 @@ def _gpu_notes(machine: Machine, bindings: Sequence[LocalRankPlacement]) -> Iter
     elif gpus and len(set(used)) < ranks:
         yield f"{ranks} ranks share {len(set(used))} of {gpus} GPUs"
     elif ranks < gpus:
-        yield f"{ranks} of {gpus} GPUs are used: {','.join(str(gpu.number) for gpu in used)}"
+        yield f"GPUs in use: {','.join(str(gpu.number) for gpu in used)} ({ranks} of {gpus})"

@@ -10,6 +10,7 @@ from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.slots import divides_equally, fill_slots
 from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.topology import Topology
+from ddlrun.wording import counted
 
 Rack = Sequence[Host]
 
@@ -133,7 +134,7 @@ def _common_size(racks: Mapping[str, Rack]) -> tuple[int, tuple[RackNote, ...]]:
     total, common = sum(sizes), math.gcd(*sizes)
     if len(set(sizes)) == 1:
         return common, ()
-    listed = ", ".join(f"{name} ({len(rack)} hosts)" for name, rack in list(racks.items())[:_MOST_LISTED])
+    listed = ", ".join(f"{name} ({counted(len(rack), 'host')})" for name, rack in list(racks.items())[:_MOST_LISTED])
     values: dict[str, object] = {"racks": f"racks {listed}"}
     if common > 1:
         values |= {"groups": total // common, "size": common}

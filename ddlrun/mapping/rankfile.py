@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.hosts import fold
+from ddlrun.machine import Core, Machine
+from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.slot_notation import BOTH_MAJORS, no_notation, render_slots
 from ddlrun.topology import AXES, Topology
@@ -54,7 +56,7 @@ def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJO
     slots: dict[int, list[str]] = {}
     problems = []
     for indexes, machine, bindings in placement.groups():
-        texts = [render_slots(binding.cores, machine, majors) for binding in bindings]
+        texts = [render_slots(_whole_cores(binding, machine), machine, majors) for binding in bindings]
         slots[id(bindings)] = [text for text in texts if text is not None]
         if None in texts:
             names = fold(placement.hosts.names[index] for index in indexes)
@@ -65,10 +67,17 @@ def render(placement: Placement, title: str, majors: Collection[int] = BOTH_MAJO
     return _blocks(placement, f"{title}{_restriction(placement, majors)}", slots)
 
 
+def _whole_cores(binding: LocalRankPlacement, machine: Machine) -> list[Core]:
+    """Return a rank's cores with all of their threads: a rank file cannot name some of them."""
+    return [machine.cores[core.logical_index] for core in binding.cores]
+
+
 def _restriction(placement: Placement, majors: Collection[int]) -> str:
     """Return an addition to the title of a file that only one major reads as meant, else an empty text."""
     if len(majors) > 1 or all(
-        render_slots(binding.cores, machine) for _, machine, bindings in placement.groups() for binding in bindings
+        render_slots(_whole_cores(binding, machine), machine)
+        for _, machine, bindings in placement.groups()
+        for binding in bindings
     ):
         return ""
     return "".join(f", for Open MPI {major} alone" for major in majors)

@@ -1,16 +1,19 @@
 """Lenient parser of rank files: every line that places a rank, and the syntax problems of the others."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddlrun.machine import Core, Machine
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
+from ddlrun.mapping.slot_dialects import read_text
+from ddlrun.mapping.slot_reading import pus_of
 from ddlrun.mapping.slot_text import CoreRange, cores_of, parse_slots
 
 _LINE = r"\s*rank\s+(\d+)\s*=\s*([^\s=#]+)\s+slots?\s*=\s*([^\s#]*)([^#]*?)\s*(#.*)?"
 _NO_SLOT = r"\s*rank\s+\d+\s*=\s*[^\s=#]+\s*(#.*)?"
 _BLANK = r"\s*((#|//).*)?"
+_FOR_ONE_MAJOR = r"#.*, for Open MPI ([45]) alone\s"  # written by rankfile.render
 _LONGEST_RANK = 9
 
 
@@ -52,6 +55,32 @@ def read_entries(text: str) -> tuple[list[RankEntry], list[LintFinding]]:
     return entries, findings
 
 
+def declared_major(text: str) -> int | None:
+    """Return the major version for which alone a rank file is written, by its first line."""
+    match = re.match(_FOR_ONE_MAJOR, text)
+    return int(match[1]) if match else None
+
+
+def count_as_declared(
+    text: str, entries: Sequence[RankEntry], machine_of: Callable[[str], Machine | None]
+) -> list[RankEntry]:
+    """Return the entries with the cores that Open MPI 5.0 takes, where the file is written for it alone."""
+    if declared_major(text) != 5:
+        return [*entries]
+    return [_count_by_5(entry, machine_of(entry.host)) for entry in entries]
+
+
+def _count_by_5(entry: RankEntry, machine: Machine | None) -> RankEntry:
+    """Return the entry with the cores that Open MPI 5.0 takes, or unchanged if it takes no whole cores."""
+    pus = None if machine is None or entry.ranges is None else read_text(entry.slot, machine, 5)
+    if machine is None or not pus:
+        return entry
+    cores = [core for core in machine.cores if pus_of([core]) <= pus]
+    if pus_of(cores) != pus:
+        return entry
+    return entry._replace(ranges=tuple(CoreRange(None, core.logical_index, core.logical_index) for core in cores))
+
+
 def parse_host_names(text: str) -> tuple[str, ...]:
     """Return the hosts of a rank file, in the order of their first ranks."""
     entries = sorted(read_entries(text)[0], key=lambda entry: entry.rank)
@@ -60,7 +89,7 @@ def parse_host_names(text: str) -> tuple[str, ...]:
 
 def parse_places(text: str, machine_of: Callable[[str], Machine]) -> dict[int, tuple[str, tuple[Core, ...]]]:
     """Return each rank's host and cores, of a file in which `lint` finds no error."""
-    entries, _ = read_entries(text)
+    entries = count_as_declared(text, read_entries(text)[0], machine_of)
     return {entry.rank: (entry.host, cores_of(entry.ranges or (), machine_of(entry.host))) for entry in entries}
 
 

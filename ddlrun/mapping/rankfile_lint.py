@@ -6,9 +6,9 @@ from ddlrun.machine import Machine
 from ddlrun.mapping.lint_cores import check_cores, missing_cores
 from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile import BETWEEN, MOST_CHARACTERS, NameProblem, name_problem
-from ddlrun.mapping.rankfile_entries import RankEntry, quote, read_entries
+from ddlrun.mapping.rankfile_entries import RankEntry, count_as_declared, quote, read_entries
 from ddlrun.mapping.slot_notation import render_slots
-from ddlrun.mapping.slot_text import cores_of, render_ranges
+from ddlrun.mapping.slot_text import cores_of, parse_slots, render_ranges
 
 MachineOf = Callable[[str], Machine | None]
 
@@ -33,7 +33,8 @@ def lint(
     `machine_of` maps a host's name to its machine; without a machine only the text is checked. `ranks` is
     the number of processes that the file is to be launched with, `hosts` are the job's.
     """
-    entries, findings = read_entries(text)
+    readable, findings = read_entries(text)
+    entries = count_as_declared(text, readable, machine_of)
     for entry in entries:
         findings += _check_host(entry, hosts)
         findings += _check_length(entry)
@@ -55,7 +56,7 @@ def fix(text: str, machine_of: MachineOf = _no_machine) -> tuple[str, tuple[Lint
 
     Comments stay; rank 0 comes first. Lines that cannot be read stay as they are.
     """
-    entries, _ = read_entries(text)
+    entries = count_as_declared(text, read_entries(text)[0], machine_of)
     entry_lines = {entry.line for entry in entries}
     rank_0_first = iter(sorted(entries, key=lambda entry: entry.rank != 0))
     lines = [
@@ -73,11 +74,12 @@ def _render_entry(entry: RankEntry, machine_of: MachineOf) -> str:
 
 def _meant_slots(entry: RankEntry, machine: Machine | None) -> str:
     """Return the slot text that both majors read as the author meant it, as far as that can be determined."""
-    if entry.ranges is None:
+    written = parse_slots(entry.slot).ranges
+    if entry.ranges is None or written is None:
         return entry.slot
     if machine is None or missing_cores(entry, entry.ranges, machine) is not None:
-        return render_ranges(entry.ranges)
-    return render_slots(cores_of(entry.ranges, machine), machine) or render_ranges(entry.ranges)
+        return render_ranges(written)
+    return render_slots(cores_of(entry.ranges, machine), machine) or render_ranges(written)
 
 
 def _check_length(entry: RankEntry) -> Iterator[LintFinding]:

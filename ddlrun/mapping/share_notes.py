@@ -32,7 +32,7 @@ def _unequal_shares(machine: Machine, bindings: Bindings, policy: PlacementPolic
     if place_local_ranks(machine, len(bindings), policy) != tuple(bindings):
         return  # a rank file of the user's
     numbers = [str(ranks) for ranks in _equal_numbers(machine, len(bindings), policy)]
-    also = f", or make X {' or '.join(numbers)}" if numbers else ""
+    also = f", or use {' or '.join(numbers)} ranks per host" if numbers else ""
     shares = f"local ranks have {min(sizes)} to {max(sizes)} cores, because ranks stay inside packages and NUMA nodes"
     yield f"{shares}; for equal shares, --cores-per-rank {min(sizes)}{also}"
 

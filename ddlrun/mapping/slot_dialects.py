@@ -5,7 +5,7 @@ hyphens; each ignores what it does not expect.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddlrun.machine import Machine
 from ddlrun.mapping.slot_reading import Pus, read_slots
@@ -14,16 +14,16 @@ from ddlrun.mapping.slot_text import CoreRange
 
 def read_text(text: str, machine: Machine, major: int) -> Pus | None:
     """Return the PUs to which Open MPI `major` binds a rank with a slot text, as `read_slots` does."""
-    ranges = split_text(text, major)
+    ranges = split_text(text, machine, major)
     return None if ranges is None else read_slots(ranges, machine, major)
 
 
-def split_text(text: str, major: int) -> Sequence[CoreRange] | None:
+def split_text(text: str, machine: Machine, major: int) -> Sequence[CoreRange] | None:
     """Return the ranges that Open MPI `major` takes from a slot text; None: it refuses the text."""
     ranges: list[CoreRange | None] = []
     for item in filter(None, text.split(";")):
         if ":" in item:
-            ranges += _SPLITTERS[major](item.lstrip("sS"))
+            ranges += _split_by_4(item.lstrip("sS")) if major == 4 else _split_by_5(item.lstrip("sS"), machine)
         elif item[0] in "sS":
             ranges += (CoreRange(package, None, None) for part in item[1:].split(",") for package in _span(part))
         else:
@@ -40,18 +40,25 @@ def _split_by_4(item: str) -> Iterator[CoreRange | None]:
         yield from (_range(_number(package), field.lstrip("cC").split("-")) for field in filter(None, fields))
 
 
-def _split_by_5(item: str) -> Iterator[CoreRange | None]:
-    package, *fields = item.split(":")
-    for field in filter(None, fields):
-        cores = field.lstrip("cC")
-        if cores.startswith("*"):  # whatever follows
-            yield CoreRange(_number(package), None, None)
-            return
-        parts = [cores] if "-" in cores else cores.split(",")
-        yield from (_range(_number(package), part.split("-")) for part in parts)
+def _split_by_5(item: str, machine: Machine) -> Iterator[CoreRange | None]:
+    package, *texts = item.split(":")
+    fields = [text.lstrip("cC") for text in texts if text]
+    every = next((place for place, field in enumerate(fields) if field.startswith("*")), None)
+    for field in fields[:every]:
+        parts = [field] if "-" in field else field.split(",")
+        ranges = (_range(_number(package), part.split("-")) for part in parts)
+        yield from ranges if every is None else (_existing(cores, machine) for cores in ranges)
+    if every is not None:  # whatever follows
+        yield CoreRange(_number(package), None, None)
 
 
-_SPLITTERS: Mapping[int, Callable[[str], Iterator[CoreRange | None]]] = {4: _split_by_4, 5: _split_by_5}
+def _existing(cores: CoreRange | None, machine: Machine) -> CoreRange | None:
+    """Return the cores of a range that exist: beside `*`, Open MPI 5.0 forgives those that do not."""
+    packages = machine.packages
+    if cores is None or cores.package is None or cores.high is None or cores.package >= len(packages):
+        return cores
+    last = len(machine.cores) - 1 - cores.package * len(packages[cores.package])
+    return cores._replace(high=min(cores.high, last))
 
 
 def _range(package: int | None, bounds: Sequence[str]) -> CoreRange | None:

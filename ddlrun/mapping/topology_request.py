@@ -158,11 +158,12 @@ def _by_processes(processes: int, hosts: HostList) -> _Claim:
         return _Claim(filled, f"-np {processes} over the slots of {hosts.source}")
     if share and not left:  # too few slots, which are named with the topology
         return equal
-    possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
     slots = sum(host.slots or 0 for host in hosts)
-    remedy = f"use {possible}, other hosts, or give each host its slots: -H HOST:N,HOST:M"
     if all(host.slots for host in hosts) and slots < processes:
-        raise InputError(f"-np {processes}, but {hosts} have {counted(slots, 'slot')} ({hosts.source}); {remedy}")
+        have = f"{hosts} have {counted(slots, 'slot')} ({hosts.source})"
+        raise InputError(f"-np {processes}, but {have}; use -np {slots} or less, more slots, or more hosts")
+    possible = " or ".join(str(ranks * len(hosts)) for ranks in (share, share + 1) if ranks)
+    remedy = f"use {possible}, other hosts, or give each host its slots: -H HOST:N,HOST:M"
     raise InputError(f"-np {processes} does not divide equally among {len(hosts)} hosts ({hosts}); {remedy}")
 
 

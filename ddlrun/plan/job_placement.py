@@ -55,10 +55,7 @@ def _place_by_rankfile(
     topology = _rankfile_topology(settings, name, [host for host, _ in placed.values()], machines)
     order = _order_of(topology, hosts, {rank: host for rank, (host, _) in placed.items()})
     if order is None:
-        raise PlacementError(
-            f"{name}: its ranks are neither contiguous on each host nor round robin over {hosts} as "
-            f"{topology}; name the hosts in their order (-H) and the --topology"
-        )
+        raise PlacementError(f"{name}: {_unknown_order(topology, hosts)}")
     cores = {rank: chosen for rank, (_, chosen) in placed.items()}
     placement = place_cores(topology, hosts, machines, OrderedCores(order, cores), settings.placement.policy)
     _check_gpus(settings, placement)
@@ -130,6 +127,19 @@ def _order_of(topology: JobTopology, hosts: HostList, host_of: Mapping[int, str]
     return None
 
 
+def _unknown_order(topology: JobTopology, hosts: HostList) -> str:
+    """Return the problem of a rank file whose ranks are in no order, and the remedy."""
+    if isinstance(topology, UnequalTopology):
+        return (
+            f"its ranks are not consecutive on each of {hosts}, in this order; name the hosts in the order of their "
+            "ranks (-H), or number the ranks of each host consecutively"
+        )
+    return (
+        f"its ranks are neither contiguous on each host nor round robin over {hosts} as {topology}; name the hosts in "
+        "their order (-H) and the --topology"
+    )
+
+
 def _check_gpus(settings: Settings, placement: Placement) -> None:
     """Raise PlacementError where ranks would have to share GPUs without the user's consent."""
     by_cores = settings.job.topology.accelerators in ("package", "numa", "core")
@@ -147,8 +157,8 @@ def _crowded(placement: Placement, indexes: list[int], machine: Machine) -> str:
     ranks = placement.topology.local_size(indexes[0])
     return (
         f"topology {placement.topology} puts {ranks} ranks on {host}, but {hosts} has "
-        f"{counted(gpus, 'GPU')} ({machine.source}); make X at most {gpus}, let ranks share them: "
-        "--share-gpus, or say that they use none: --framework mpi"
+        f"{counted(gpus, 'GPU')} ({machine.source}); use at most {counted(gpus, 'rank')} per host, let ranks share "
+        "them: --share-gpus, or say that they use none: --framework mpi"
     )
 
 

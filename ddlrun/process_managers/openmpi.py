@@ -95,10 +95,13 @@ def choose_transport(
 
 
 # Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1
-# stops at the first of them ("Conflicting directives"), 5.0 leaves ranks unbound for the last.
+# stops at the first of them ("Conflicting directives"), and with hwthreads_as_cpus and rank_file_physical it counts
+# other units in the rank file. 5.0 leaves ranks unbound for its binding_policy.
 OVERRULING = (
     "OMPI_MCA_rmaps_base_mapping_policy",
     "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_hwloc_base_use_hwthreads_as_cpus",
+    "OMPI_MCA_rmaps_rank_file_physical",
     "PRTE_MCA_rmaps_default_mapping_policy",
     "PRTE_MCA_hwloc_default_binding_policy",
     "LSB_AFFINITY_HOSTFILE",  # from which Open MPI takes LSF's own mapping and binding

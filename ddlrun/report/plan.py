@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.hosts import fold
 from ddlrun.machine import Core
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
@@ -50,15 +51,17 @@ def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[s
 def _rows(
     placement: Placement, indexes: Sequence[int], seats: Sequence[LocalRankPlacement]
 ) -> Iterator[tuple[str, ...]]:
-    gpus = any(seat.gpu for seat in seats)
-    yield ("local rank", "ranks", "package", "cores", *(["GPU"] if gpus else []), "threads")
+    gpus, memory = any(seat.gpu for seat in seats), any(seat.memory_nodes for seat in seats)
+    optional = [*(["GPU"] if gpus else []), *(["memory of NUMA node"] if memory else [])]
+    yield ("local rank", "ranks", "package", "cores", *optional, "threads")
     for seat in seats[:MOST_ROWS]:
         ranks = sorted(placement.topology.rank(index, seat.local_rank, placement.order) for index in indexes)
         packages = sorted({core.package for core in seat.cores})
         gpu = [str(seat.gpu.number) if seat.gpu else "-"] if gpus else []
+        nodes = [cpu_list(seat.memory_nodes)] if memory else []
         yield (
             str(seat.local_rank), render_ranks(ranks), ",".join(map(str, packages)),
-            render_cores(seat.cores), *gpu, str(seat.threads),
+            render_cores(seat.cores), *gpu, *nodes, str(seat.threads),
         )  # fmt: skip
     if len(seats) > MOST_ROWS:
         yield (f"... {len(seats) - MOST_ROWS} more",)

@@ -63,6 +63,11 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
         raise InputError(f"run folder {files.path}: {error.strerror}; name another with --run-dir") from error
 
 
+def check_rank_file(plan: Plan) -> None:
+    """Raise PlacementError if the rank file of a plan cannot be written for the Open MPI that runs."""
+    _rank_file(plan)
+
+
 def _rank_file(plan: Plan) -> Iterable[str]:
     """Return the blocks of the rank file for the Open MPI that runs, or the user's own."""
     if plan.rankfile is not None:

@@ -68,11 +68,13 @@ def test_what_plan_prints_is_what_it_prints() -> None:
         assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == shown
 
 
-def test_the_ranks_of_unequal_hosts_are_what_show_prints() -> None:
+def test_the_page_on_unequal_hosts_quotes_what_show_prints() -> None:
     text = (ROOT / "docs" / "how-to" / "unequal-hosts.md").read_text()
-    (line, shown), *others = re.findall(r"```console\n\$ ddlrun (show .*)\n((?:.*\n)*?)```", text)
-    argv = [sys.executable, "-m", "ddlrun", *shlex.split(line), "--scheduler", "none"]
-    assert (subprocess.run(argv, capture_output=True, text=True, check=True).stdout, others) == (shown, [])
+    blocks = re.findall(r"```console\n\$ ddlrun (show .*)\n((?:.*\n)*?)```", text)
+    assert [line.split()[0:2] for line, _ in blocks] == [["show", "hosts"], ["show", "rankfile"]]
+    for line, shown in blocks:
+        argv = [sys.executable, "-m", "ddlrun", *shlex.split(line), "--scheduler", "none"]
+        assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == shown
 
 
 def test_the_scripts_of_submit_are_what_it_prints(tmp_path: Path) -> None:

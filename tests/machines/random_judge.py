@@ -109,10 +109,10 @@ class Judge:
                 plans.append(self._plan(request))
             except PlacementError as error:
                 yield Judgement(Result.REFUSED, self.mpirun, request, reason_of(error))
-        together = [plan for plan in plans if not plan.placement.shares_cores]
+        together = [plan for plan in plans if not plan.placement.shares_cores and not self._is_reported(plan)]
         if len(together) > 1 and self._all_agree([(plan.text, self._planned(plan)) for plan in together]):
             yield from (Judgement(Result.AGREES, self.mpirun, plan.request, "") for plan in together)
-            plans = [plan for plan in plans if plan.placement.shares_cores]
+            plans = [plan for plan in plans if plan not in together]
         yield from (self._judge_plan(plan) for plan in plans)
 
     def _plan(self, request: Request) -> _Plan:
@@ -120,8 +120,16 @@ class Judge:
         placed = place(Topology((request.ranks,)), hosts, {"a": self.machine}, RankOrder.DDL, request.policy)
         return _Plan(request, placed, "".join(render(placed, "test", (self.mpirun.major,))))
 
+    def _is_reported(self, plan: _Plan) -> bool:
+        """Check if lint finds an error in a file that ddlrun wrote, besides cores that ranks are to share."""
+        return not plan.placement.shares_cores and bool(self._problems(plan.text))
+
     def _planned(self, plan: _Plan) -> dict[int, Pus]:
-        return {rank.rank: self._pus_of(rank.binding.cores) for rank in plan.placement.by_host()}
+        whole = self.machine.cores  # a rank with some threads of a core has the whole core in the rank file
+        return {
+            rank.rank: self._pus_of(whole[core.logical_index] for core in rank.binding.cores)
+            for rank in plan.placement.by_host()
+        }
 
     def _pus_of(self, cores: Iterable[Core]) -> Pus:
         """Return the PUs of cores, as far as the kernel lets a process run on them, or all if it does on none."""
@@ -144,6 +152,9 @@ class Judge:
     def _judge_plan(self, plan: _Plan) -> Judgement:
         planned = self._planned(plan)
         detail = f"{_without_comments(plan.text)}planned {_shown(planned)}"
+        if self._is_reported(plan):
+            problems = "; ".join(self._problems(plan.text))
+            return Judgement(Result.FALSE_ALARM, self.mpirun, plan.request, f"{detail}\nlint: {problems}")
         try:
             mapped = self._pus(plan.text, overload=plan.placement.shares_cores)
         except OracleError as error:

@@ -30,6 +30,7 @@ def random_requests(rng: random.Random, machine: Machine) -> Iterator[Request]:
         cores_per_rank=rng.choice([None, None, 1, 2, 3]),
         packing=rng.choice([None, "spread", "pack"]),
         bind=rng.choice(["core", "core", "core", "numa", "package", "none"]),
+        threads_per_core=rng.choice([None, None, 1]),
     )
     yield Request(rng.randint(1, max(1, cores // 2)), policy)
 
@@ -46,8 +47,12 @@ def _random_slot(rng: random.Random, machine: Machine) -> str:
         return _random_span(rng, len(machine.cores) + beyond)
     sizes = [len(package) for package in machine.packages]
     chosen = [rng.randrange(len(sizes) + rng.choice([0, 0, 0, 0, 1])) for _ in range(rng.choice([1, 1, 1, 2]))]
-    spans = [_random_span(rng, max(1, sizes[min(package, len(sizes) - 1)] + beyond)) for package in chosen]
+    spans = [_random_inside(rng, max(1, sizes[min(package, len(sizes) - 1)] + beyond)) for package in chosen]
     return rng.choice(";;;,").join(f"{package}:{span}" for package, span in zip(chosen, spans, strict=True))
+
+
+def _random_inside(rng: random.Random, size: int) -> str:
+    return "*" if rng.random() < 0.1 else _random_span(rng, size)
 
 
 def _random_span(rng: random.Random, size: int) -> str:

@@ -333,7 +333,7 @@ def test_two_ranks_on_one_gpu_are_an_error() -> None:
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr == (
         "ddlrun: error: topology 8x1x1 puts 8 ranks on each host, but localhost has 4 GPUs (preset ac922-4gpu); "
-        "make X at most 4, let ranks share them: --share-gpus, or say that they use none: --framework mpi\n"
+        "use at most 4 ranks per host, let ranks share them: --share-gpus, or say that they use none: --framework mpi\n"
     )
 
 

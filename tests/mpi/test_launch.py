@@ -83,6 +83,7 @@ def test_the_memory_of_each_rank_is_bound_where_the_plan_says(launch: Launch, tm
     done = launch("--accelerators", "2", "--membind", "local", "--strict-binding", "python3", "-c", shown)
     nodes = [rank["memory_nodes"] for rank in json.loads((tmp_path / "run" / "plan.json").read_text())["ranks"]]
     assert sorted(done.stdout.splitlines()) == sorted(f"bind:{cpu_list(inside)}" for inside in nodes), done.stderr
+    assert "memory of NUMA node" in done.stderr
 
 
 def test_what_would_overrule_the_rank_file_is_left_out(launch: Launch) -> None:

@@ -13,6 +13,7 @@ from ddlrun.machine.cpus import cpu_list, parse_cpu_list
 from ddlrun.machine.preset import parse_machine
 from ddlrun.machine.sysfs import parse_sysfs
 from ddlrun.mapping.local_ranks import place_local_ranks
+from ddlrun.mapping.placement_notes import unchecked_notes
 from ddlrun.mapping.rankfile import render
 from tests.machines.facts import parse_facts
 from tests.machines.probes import cores_of_lstopo, cores_of_machine, probe_output
@@ -210,6 +211,15 @@ def test_any_text_is_a_description_or_an_input_error(text: str) -> None:
         parse_machine(text, "test")
     except DdlrunError as error:
         assert str(error).startswith("machine test")
+
+
+def test_a_description_without_its_last_line_break_has_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    for text, notes in (("packages: 2\ncores_per_package: 20\n", 0), ("packages: 2\ncores_per_package: 2", 1)):
+        path.write_text(text)
+        described = read_preset(str(path))
+        assert described is not None
+        assert len(unchecked_notes({"a": described})) == notes
 
 
 def test_an_unknown_preset_is_an_error_with_the_nearest_name() -> None:

@@ -48,6 +48,18 @@ def test_described_machines(name: str, major: int, mpirun: str, tmp_path: Path) 
 
 # Machines on which plans were wrong once, and that no other test has.
 FOUND = {
+    "a NUMA node inside another": """\
+cores: 0 2 1 3
+nodes: {0: 0-3, 200: "0,2"}
+memory: 1024
+""",
+    "a NUMA node inside another, and distances": """\
+packages: 0-7
+cores: 0-7/1
+nodes: {0-3: 0-7/2, 200: "1,2"}
+memory: 1024
+distances: [10 20 12 20 20, 20 10 20 12 20, 12 20 10 20 20, 20 12 20 10 20, 20 20 20 20 10]
+""",
     "a node of memory alone that is nearest to two others": """\
 packages: 0-2/1
 cores: 0-2/1

@@ -229,6 +229,20 @@ def test_a_rank_file_for_one_major_says_so(
     assert mapped == [pus_of(binding.cores) for binding in placed.bindings[0]]
 
 
+def test_a_dry_run_refuses_what_a_launch_would() -> None:
+    argv = ["launch", "--dry-run", "-H", "a" * 60, "--machine", "s822lc", "true"]
+    done = subprocess.run([sys.executable, "-m", "ddlrun", *argv], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "too long for Open MPI 4.1" in done.stderr
+
+
+def test_ranks_on_some_threads_of_their_cores_have_whole_cores_in_the_rank_file(tmp_path: Path) -> None:
+    for kind in ("equal packages", "packages of 4 and 2 cores"):
+        plain, threads = gen_rankfile(kind, tmp_path), gen_rankfile(kind, tmp_path, "--threads-per-core", "1")
+        assert (threads.returncode, threads.stdout) == (0, plain.stdout), threads.stderr
+        assert "--threads-per-core: a rank file names whole cores" in threads.stderr
+
+
 def test_a_launch_writes_for_the_major_that_runs(major: int, mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "machine.xml").write_text(xml_of("one thread first, no packages"))
     argv = [sys.executable, "-m", "ddlrun", "show", "rankfile", "-np", "2", "--machine", str(tmp_path / "machine.xml")]

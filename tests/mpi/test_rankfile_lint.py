@@ -18,6 +18,8 @@ from ddlrun.mapping.lint_findings import LintCode, LintFinding
 from ddlrun.mapping.rankfile import parse, render
 from ddlrun.mapping.rankfile_entries import parse_places
 from ddlrun.mapping.rankfile_lint import fix, lint
+from ddlrun.mapping.slot_dialects import read_text
+from ddlrun.mapping.slot_notation import render_slots
 from ddlrun.mapping.slot_reading import pus_of
 from ddlrun.topology import RankOrder
 from tests.support.machine_kinds import machine_of, xml_of
@@ -247,6 +249,38 @@ def test_lint_reports_the_cpus_that_a_real_mpirun_takes(
     effect = findings[0].open_mpi_4 if major == 4 else findings[0].open_mpi_5
     taken = re.search(r"silently takes (cores|CPUs) (\S+)", effect)
     assert cpus == (reported_cpus(described, taken[1], taken[2]) if taken else None)
+
+
+@pytest.mark.parametrize("slot", ["0:9,0:*", "0:0-9,0:*", "1:2-99,1:*", "0:0,1:*"])
+def test_open_mpi_5_forgives_a_missing_core_beside_all_cores_of_a_package(slot: str, major: int, mpirun: str) -> None:
+    reading = read_text(slot, machine_of("equal packages"), major)
+    expected = None if reading is None else [reading]
+    assert map_slots(major, [slot], xml_of("equal packages"), mpirun=mpirun) == expected
+
+
+FOR_5_ALONE = "#by hand, for Open MPI 5 alone\n"
+
+
+@pytest.mark.parametrize("kind", ["one thread first, unequal packages", "one thread first, no packages"])
+def test_a_file_for_open_mpi_5_alone_is_read_as_5_reads_it(kind: str, major: int, mpirun: str) -> None:
+    described = machine_of(kind)
+    slots = [render_slots(cores, described, (5,)) for cores in (described.cores[:2], described.cores[2:3])]
+    text = FOR_5_ALONE + "".join(f"rank {rank}=a slot={slot}\n" for rank, slot in enumerate(slots))
+    findings = [finding for finding in lint(text, lambda _: described) if finding.error]
+    assert {finding.code for finding in findings} == {LintCode.FOR_OPEN_MPI_5}
+    assert [finding.concerns(5) for finding in findings] == [False] * len(findings)
+    places = parse_places(text, lambda _: described)
+    assert [places[rank][1] for rank in (0, 1)] == [described.cores[:2], described.cores[2:3]]
+    assert fix(text, lambda _: described)[0] == text
+    mapped = map_slots(major, [str(slot) for slot in slots], xml_of(kind), mpirun=mpirun)
+    assert (mapped == [pus_of(places[rank][1]) for rank in (0, 1)]) == (major == 5)
+
+
+def test_two_ranks_on_threads_of_one_core_share_it() -> None:
+    described = machine_of("one thread first, no packages")
+    text = FOR_5_ALONE + "rank 0=a slot=0-2\nrank 1=a slot=1-2\n"
+    codes = [finding.code for finding in lint(text, lambda _: described) if finding.concerns(5)]
+    assert codes == [LintCode.SHARED_CORE]
 
 
 def reported_cpus(described: Machine, unit: str, text: str) -> frozenset[int]:

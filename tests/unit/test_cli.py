@@ -166,6 +166,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
         (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),
         (2, ["launch", "--mpi-args", "--verbose -np 1", "true"], "-np is what ddlrun plans"),
+        (2, ["launch", "--mpi-args", "--use-hwthread-cpus", "true"], "--use-hwthread-cpus is what ddlrun plans"),
         (2, ["launch", "-x", "A-B", "true"], "-x 'A-B'"),
         (2, ["launch", "--env", "1=secret", "true"], "--env"),
         (2, ["launch", "-i", "/nonexistent", "true"], "no such file"),
@@ -269,6 +270,14 @@ def test_the_plan_of_unequal_hosts() -> None:
     assert "b: 1 of 2 slots unused" in notes
     clash = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-H", "a:4,b:2", "true", DDL_OPTIONS="-mode r:3x2")
     assert "DDL_OPTIONS says 3x2, but the topology is 4+2, for DDL 2x3x1; unset one of them" in clash.stderr
+
+
+def test_a_rank_file_of_unequal_hosts_keeps_the_ranks_of_a_host_together(tmp_path: Path) -> None:
+    path = tmp_path / "ranks"
+    path.write_text("rank 0=a slot=0:0\nrank 1=b slot=0:0\nrank 2=a slot=0:1\n")
+    done = ddlrun("launch", "--dry-run", "--machine", "dgx1", "-H", "a,b", "--rankfile", str(path), "true")
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+    assert "are not consecutive on each of a,b, in this order; name the hosts in the order" in done.stderr
 
 
 def test_the_forecast_of_unequal_hosts() -> None:

@@ -28,6 +28,8 @@ def every_finding() -> list[LintFinding]:
     two = "rank 0=a slot=0:0\nrank 1=a slot=0:1\n"
     for kind, slot in KINDS:
         findings += lint(f"rank 0=a slot={slot}\n", dict.fromkeys("a", machine_of(kind)).get)
+    one_thread_first = machine_of("one thread first, no packages")
+    findings += lint("#threads, for Open MPI 5 alone\nrank 0=a slot=0-2\n", lambda _: one_thread_first)
     findings += lint("rank 0=a slot=\n")
     findings += lint(two, lambda _: flat)
     findings += lint(two, lambda _: half)

@@ -103,9 +103,9 @@ MEMORY = "cores on several NUMA nodes, so that memory is on the node of the core
     ("name", "ranks", "policy", "parts"),
     [
         ("minsky", 4, PlacementPolicy(), []),
-        ("minsky", 3, PlacementPolicy(), ["have 5 to 10 cores", "--cores-per-rank 5, or make X 2 or 4"]),
+        ("minsky", 3, PlacementPolicy(), ["have 5 to 10 cores", "--cores-per-rank 5, or use 2 or 4 ranks per host"]),
         ("minsky", 3, PlacementPolicy(cores_per_rank=5), []),
-        ("knl-snc4", 5, PlacementPolicy(), ["have 9 to 18 cores", "--cores-per-rank 9, or make X"]),
+        ("knl-snc4", 5, PlacementPolicy(), ["have 9 to 18 cores", "--cores-per-rank 9, or use"]),
         ("turin-4-gpus", 4, PlacementPolicy(), [f"local ranks 0-3: {MEMORY}; launch --membind binds it"]),
         ("turin-4-gpus", 4, PlacementPolicy(membind="gpu"), []),
         ("turin-4-gpus", 4, PlacementPolicy(cores_per_rank=16), []),

@@ -107,7 +107,7 @@ def test_too_few_hosts_names_both_numbers_and_the_product() -> None:
 def test_too_many_ranks_for_the_cores() -> None:
     with pytest.raises(PlacementError, match="3 ranks on each host, but a has 2 usable cores") as caught:
         placement("3x1x1", ["a"], machine("1x2"))
-    assert "make X at most 2" in str(caught.value)
+    assert "use at most 2 ranks per host" in str(caught.value)
 
 
 def test_too_few_slots_names_every_short_host() -> None:

@@ -86,7 +86,7 @@ def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topolog
         ),
         (TopologyRequest(processes=3), "a,b", ["-np 3", "2 hosts (a,b)", "use 2 or 4"]),
         (TopologyRequest(processes=1), "a,b", ["-np 1", "2 hosts (a,b)", "use 2,"]),
-        (TopologyRequest(processes=7), "a:4,b:2", ["-np 7", "a,b have 6 slots (-H)", "use 6 or 8"]),
+        (TopologyRequest(processes=7), "a:4,b:2", ["-np 7", "a,b have 6 slots (-H)", "use -np 6 or less"]),
         (TopologyRequest(processes=7), "a:4,b", ["-np 7 does not divide equally", "-H HOST:N,HOST:M"]),
         (TopologyRequest(processes=7, accelerators=2), "a:4,b:3", ["--accelerators 2 means X = 2", "means 7 ranks"]),
         (TopologyRequest(topology=parse_topology("3x2")), "a:4,b:2", ["b offers 2 slots", "2x2x1 would fit"]),
