@@ -23,6 +23,11 @@ class JobLimits:
         self._last_start = self.started_at
         self._last_end = NEVER
 
+    @property
+    def started(self) -> bool:
+        """Whether a rank has started."""
+        return bool(self._started)
+
     def rank_started(self, rank: int, now: float) -> bool:
         """Record the start of a rank; return True if all have started."""
         self._started.add(rank)
