@@ -121,6 +121,10 @@ class FindingCode(Enum):
     TCP_SKIPPED = _warning("not tried", "give it more time: --start-timeout")
     TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")
     TCP_WITHOUT_ANSWER = _warning("not tried, as no answer came")
+    TCP_MISSED = _warning(
+        "not tried with {peers}, as they did not run at the same time: a machine is too busy",
+        "give it more time: --start-timeout",
+    )
     TCP_NO_PORT = _failure("cannot listen{network}: its address is gone or its ports are in use")
     TCP_FAILED = _failure(
         "cannot connect to {peers}{network}: {error}",

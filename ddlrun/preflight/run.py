@@ -22,7 +22,9 @@ from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 
 MOST_NAMES = 8
-TCP_SECONDS = 8.0
+# The time limit of connections: at least this long, and in proportion to the time that the facts have taken. A busy
+# machine starts the hosts' scripts one after the other.
+TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
 DAEMONS = {4: "orted", 5: "prted"}
 
 
@@ -99,27 +101,32 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
 
     `reach` takes the seconds that are left. A host's problem is a finding and never raises.
     """
-    end = time.monotonic() + request.seconds
+    begin = time.monotonic()
+    end = begin + request.seconds
     report = check_facts(hosts, request, reach(request.seconds))
     reached = [host for host in hosts.names if host in report.facts]
     if "tcp" not in request.only or len(reached) < 2 or report.network is None:
         return report
+    seconds = max(TCP_SECONDS, TCP_PER_FACTS * (time.monotonic() - begin))
     name, address = report.here
     network = report.network
     if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
         network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
-    findings = [finding for batch in batches(reached) for finding in _connect(batch, network, reach, end)]
+    findings = [
+        finding for batch in batches(reached) for finding in _connect(batch, network, reach, end=end, seconds=seconds)
+    ]
     return report._replace(findings=(*report.findings, *findings))
 
 
 def _connect(
-    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], end: float
+    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], *, end: float, seconds: float
 ) -> Iterable[PreflightFinding]:
+    """Check the connections between hosts for some seconds, at most half of the time until `end`."""
     left = end - time.monotonic()
     if left < 1:
         return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
-    scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
+    scripts = peer_scripts(hosts, network, sys.executable, min(seconds, left / 2))
     replies = {host: reply.out for host, reply in run_scripts(scripts, reach(left)).items()}
     return judge_tcp(hosts, replies, network)
 

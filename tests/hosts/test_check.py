@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -258,6 +259,31 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     assert "cannot connect to h3 on 10.77.0.0/16: timed out" in done.stdout
     assert "cannot connect to h2 on 10.77.0.0/16: Network is unreachable" in done.stdout
     assert "other direction" not in done.stdout
+
+
+@pytest.mark.extra
+def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
+    """The checks of connections start 9 s later on one host than on the others."""
+    with instead(cluster.known_hosts("h3").with_name("sshrc"), "sleep 9\n"):
+        done = check(cluster, tmp_path, "--only", "ssh,tcp", "--start-timeout", "300")
+    assert (done.returncode, done.stdout) == (0, WELL), done.stderr
+
+
+@pytest.mark.busy
+@pytest.mark.extra
+@pytest.mark.openmpi(4, 5)
+def test_launches_at_the_same_time(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    jobs = []
+    for number in range(6):
+        argv = launch_line(mpirun, tmp_path / str(number), "--quiet", "--no-tag-output", "-H", "h[1-4]:1", "hostname")
+        jobs.append(
+            subprocess.Popen(
+                cluster.argv("h1", argv, cwd=tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    outputs = [job.communicate()[0] for job in jobs]
+    assert [sorted(output.split()) for output in outputs] == [["h1", "h2", "h3", "h4"]] * 6, outputs
+    assert {job.returncode for job in jobs} == {0}
 
 
 @pytest.mark.extra

@@ -265,8 +265,9 @@ def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
 def test_failed_connections_name_their_direction() -> None:
     network = Network(("10.0.0.0/16",), {}, {}, "")
 
-    def reply(**reached: str | None) -> str:
-        return f"@tcp {json.dumps({'listening': True, 'reached': reached, 'unseen': []})}\n"
+    def reply(since: float = 0, **reached: str | None) -> str:
+        report = {"listening": True, "reached": reached, "since": since, "until": since + 8}
+        return f"@tcp {json.dumps(report)}\n"
 
     hosts = ["h1", "h2", "h3"]
     answers = {
@@ -278,6 +279,13 @@ def test_failed_connections_name_their_direction() -> None:
     assert finding.message == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
     answers["h1"] = "@tcp null"
     assert [finding.level for finding in judge_tcp(hosts, answers, network)] == [Level.WARNING, Level.OK, Level.FAILURE]
+    answers["h1"] = reply(h2="Connection refused", h3=None)
+    answers["h2"] = reply(since=9, h1="Connection refused", h3=None)
+    late = [finding for finding in judge_tcp(hosts[:2], answers, network) if finding.level is not Level.OK]
+    assert [(finding.host, finding.code) for finding in late] == [
+        ("h1", FindingCode.TCP_MISSED),
+        ("h2", FindingCode.TCP_MISSED),
+    ]
     scripts = peer_scripts(hosts, network, "/a 'b'/python", 3)
     assert "python='/a '\"'\"'b'\"'\"'/python'" in scripts["h1"]
 
