@@ -104,7 +104,8 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
     begin = time.monotonic()
     end = begin + request.seconds
     report = check_facts(hosts, request, reach(request.seconds))
-    reached = [host for host in hosts.names if host in report.facts]
+    aliases = {finding.host for finding in report.failures if finding.code is FindingCode.SAME_HOST}
+    reached = [host for host in hosts.names if host in report.facts and host not in aliases]
     if "tcp" not in request.only or len(reached) < 2 or report.network is None:
         return report
     seconds = max(TCP_SECONDS, TCP_PER_FACTS * (time.monotonic() - begin))
@@ -144,7 +145,8 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     facts = replies.facts
     findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
     findings += judge(facts, request.only)
-    network, network_findings = _choose_network(facts.hosts, request)
+    aliases = {finding.host for finding in findings if finding.code is FindingCode.SAME_HOST}
+    network, network_findings = _choose_network(facts.without(aliases).hosts, request)
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
     if network and facts.here_name not in hosts.names:
