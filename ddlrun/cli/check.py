@@ -24,7 +24,9 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
 from ddlrun.plan.settings import Settings
-from ddlrun.preflight.findings import Level, render_lines
+from ddlrun.preflight.findings import FindingCode, Level, render_lines
+from ddlrun.preflight.identity import CHECK as IDENTITY
+from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
 from ddlrun.preflight.table import render_report, report_json
@@ -102,6 +104,8 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request)
     if not settings.run.quiet:
         warnings = [finding for finding in report.findings if finding.level is Level.WARNING and finding.check in only]
+        if IDENTITY not in only:
+            warnings += check_identity(report.facts, FindingCode.SAME_HOST_USED)
         for line in render_lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report

@@ -14,6 +14,8 @@ from ddlrun.network.addresses import Address, parse_addresses
 START, END = "@facts begin", "@facts end"
 # A part of the command line of every keeper.
 KEEPER = "/ddlrun/rank/start.py"
+# The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.
+NAMESPACES = 4
 
 
 class FactsRequest(NamedTuple):
@@ -51,6 +53,14 @@ class LeftoverProcess(NamedTuple):
         return KEEPER in self.command
 
 
+class KernelInstance(NamedTuple):
+    """The running kernel of a host, and the part of it that the host is: more containers than one may share it."""
+
+    boot_id: str
+    namespaces: tuple[str, ...]
+    """Those of the network, process ids, the host name and IPC, as in net:[4026531833]."""
+
+
 class HostFacts(NamedTuple):
     """The facts of a host; None: it could not find out."""
 
@@ -82,6 +92,7 @@ class HostFacts(NamedTuple):
     leftovers: tuple[LeftoverProcess, ...]
     ports: frozenset[int] = frozenset()
     """The ports in use among those of rendezvous_ports.py."""
+    kernel: KernelInstance | None = None
 
 
 def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
@@ -118,6 +129,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         files=limits.get("files", ""),
         leftovers=tuple(_leftovers(records.get("left", ()))),
         ports=parse_ports(first.get("ports", "")),
+        kernel=_kernel(first.get("kernel", "").split()),
     )
 
 
@@ -160,6 +172,13 @@ def _program(first: Mapping[str, str]) -> FileDigest | str | None:
     if checksum is not None and size is not None:
         return FileDigest(size, checksum)
     return first.get("program")
+
+
+def _kernel(words: Sequence[str]) -> KernelInstance | None:
+    """Return the kernel's boot id and namespaces; None if one of them is missing."""
+    if len(words) != 1 + NAMESPACES:
+        return None
+    return KernelInstance(words[0], tuple(words[1:]))
 
 
 def _machine(text: str, host: str, machines: dict[str, Machine]) -> Machine | None:

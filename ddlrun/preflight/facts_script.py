@@ -31,6 +31,8 @@ LC_ALL=C; export LC_ALL
 echo "@clock $(date +%s.%N)"
 own=$(uname -n)
 echo "@hostname $own"
+{ read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null &&
+  echo "@kernel $boot" $(for kind in net pid uts ipc; do readlink "/proc/self/ns/$kind"; done 2>/dev/null)
 limit=; ! command -v timeout >/dev/null 2>&1 || limit='timeout 8'
 resolve() { echo "@name $1 $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done | sort -u |
   tr '\n' ' ')"; }

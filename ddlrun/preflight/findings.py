@@ -35,6 +35,9 @@ def _warning(message: str, remedy: str = "") -> FindingRule:
 
 
 _HOSTS_FILE = "correct its /etc/hosts or DNS: getent hosts {name}"
+_ONE_NAME = (
+    "name each host once; if {host} is another host, correct its address in /etc/hosts or DNS: getent hosts {host}"
+)
 _SAME_MPI = "install the same Open MPI at the same path, or name another: --mpirun"
 _SHARE = "copy it there, or put it on a file system that all hosts share"
 _COPY = "copy it there: scp {program} {host}:{folder}/"
@@ -50,6 +53,11 @@ class FindingCode(Enum):
     SHELL_PRINTS = _warning(
         "its shell prints {text}, also into every job's output",
         "guard it in its ~/.bashrc: case $- in *i*) ... ;; esac",
+    )
+
+    SAME_HOST = _failure("is the same host as {other}; its own name is {hostname}", _ONE_NAME)
+    SAME_HOST_USED = _warning(
+        "is the same host as {other}; its own name is {hostname}; the ranks of both share its cores", _ONE_NAME
     )
 
     NAME_UNKNOWN = _failure("does not resolve {name}", _HOSTS_FILE)
@@ -121,6 +129,10 @@ class FindingCode(Enum):
     TCP_SKIPPED = _warning("not tried", "give it more time: --start-timeout")
     TCP_WITHOUT_PYTHON = _warning("not tried, as there is no Python")
     TCP_WITHOUT_ANSWER = _warning("not tried, as no answer came")
+    TCP_MISSED = _warning(
+        "not tried with {peers}, as they did not run at the same time: a machine is too busy",
+        "give it more time: --start-timeout",
+    )
     TCP_NO_PORT = _failure("cannot listen{network}: its address is gone or its ports are in use")
     TCP_FAILED = _failure(
         "cannot connect to {peers}{network}: {error}",

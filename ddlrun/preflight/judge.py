@@ -1,12 +1,14 @@
 """Checks of the facts of all hosts: each yields findings about the hosts that do not pass."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
 from ddlrun.preflight.facts import FactsRequest, FileDigest, HostFacts, LeftoverProcess
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
+from ddlrun.preflight.identity import CHECK as IDENTITY
+from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.name_resolution import check_names
 from ddlrun.report.machines import differences
 
@@ -35,8 +37,17 @@ class PreflightFacts(NamedTuple):
     daemon: str
     interval: tuple[float, float]
 
+    def without(self, names: Container[str]) -> "PreflightFacts":
+        """Return the facts without some hosts."""
+        return self._replace(hosts={host: own for host, own in self.hosts.items() if host not in names})
+
 
 Check = Callable[[PreflightFacts], Iterator[PreflightFinding]]
+
+
+def check_aliases(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Find hosts that are listed under two names."""
+    return check_identity(facts.hosts, FindingCode.SAME_HOST)
 
 
 def check_shell(facts: PreflightFacts) -> Iterator[PreflightFinding]:
@@ -199,15 +210,18 @@ def _deviations(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, str]]:
 
 # The checks of facts in the order of the table; those of ssh, the network and TCP are made in run.py.
 CHECKS: dict[str, Check] = {
-    "shell": check_shell, "names": check_resolution, "mpi": check_mpi, "python": check_python, "files": check_files,
-    "machine": check_machine, "limits": check_limits, "clock": check_clock, "leftovers": check_leftovers,
-    "disk": check_disk,
+    IDENTITY: check_aliases, "shell": check_shell, "names": check_resolution, "mpi": check_mpi, "python": check_python,
+    "files": check_files, "machine": check_machine, "limits": check_limits, "clock": check_clock,
+    "leftovers": check_leftovers, "disk": check_disk,
 }  # fmt: skip
 NAMES = ("ssh", *CHECKS, "network", "tcp")
 
 
 def judge(facts: PreflightFacts, only: frozenset[str] = frozenset(NAMES)) -> list[PreflightFinding]:
-    """Return the findings of the checks in `only`, with one that passed for each host without problems."""
+    """Return the findings of the checks in `only`, with one that passed for each host without problems.
+
+    A host under a superfluous name gets no other finding than that.
+    """
     findings: list[PreflightFinding] = []
     for name, check in CHECKS.items():
         if name in only:
@@ -219,4 +233,6 @@ def judge(facts: PreflightFacts, only: frozenset[str] = frozenset(NAMES)) -> lis
                 for host in facts.hosts
                 if host not in hosts_with_problems
             )
+            if name == IDENTITY:
+                facts = facts.without(hosts_with_problems)
     return findings

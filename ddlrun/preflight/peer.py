@@ -1,7 +1,12 @@
-"""One host's part of the TCP check: listen, connect to the others, and print which of them were reached.
+"""One host's part of the TCP check: listen, connect to its partners, and print which of them were reached.
 
 The text of this module is sent to each host's Python, which may have no ddlrun: it imports the standard library
 alone.
+
+Hosts start at different times, seconds apart on a busy machine. Therefore an attempt fails only after the partner has
+shown that it listens, by its own connection to this host, or when time is up. A host listens until each partner has
+received its answer or has failed; it learns the latter when the partner closes this host's connection, which stays
+open until then.
 """
 
 from __future__ import annotations
@@ -14,7 +19,137 @@ import threading
 import time
 from typing import Any
 
-PAUSE = 0.1
+PAUSE = 0.05
+CONNECT_SECONDS = 2.0
+LONGEST_LINE = 400
+# An attempt has failed after this many connections to a partner that listens.
+MOST_FAILURES = 3
+
+
+class Partner:
+    """A host that this host connects to, and that connects to this host."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.address = name, address
+        self.error: str | None = "no answer"
+        """The last error of the attempt to reach it; None: it answered."""
+        self.port: int | None = None
+        """The port on which it listens; None until it has connected to this host."""
+        self.tried = threading.Event()
+        """Set when this host's attempt to reach it is over."""
+        self.finished = threading.Event()
+        """Set when its attempt to reach this host is over."""
+
+
+class Peer:
+    """The listener of this host, and its partners."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.since = time.time()
+        self._end: float = time.monotonic() + task["seconds"]
+        self._name, self._token, self._ports = task["own"], task["token"], task["ports"]
+        self._partners = {name: Partner(name, address) for name, address in task["to"].items()}
+        self._server = listen(task["bind"], self._ports)
+        self._port = 0 if self._server is None else self._server.getsockname()[1]
+
+    def run(self) -> dict[str, Any]:
+        """Try all partners, and serve them until their own attempts are over or time is up; return the report."""
+        threads = [threading.Thread(target=self._reach, args=(partner,)) for partner in self._partners.values()]
+        if self._server is not None:
+            threads.append(threading.Thread(target=self._serve, args=(self._server,)))
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        for partner in self._partners.values():
+            for event in (partner.tried, partner.finished):
+                event.wait(self._seconds_left())
+        reached = {partner.name: partner.error for partner in self._partners.values()}
+        return {"listening": self._server is not None, "reached": reached, "since": self.since, "until": time.time()}
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    # -- this host's connections ------------------------------------------------------------------
+
+    def _reach(self, partner: Partner) -> None:
+        """Connect to a partner until it answers, has failed, or time is up."""
+        attempt = failures = 0
+        while self._seconds_left() and failures < MOST_FAILURES:
+            listens = partner.port is not None
+            port = partner.port or self._ports[attempt % len(self._ports)]
+            partner.error = self._connect(partner, port, patient=listens)
+            if partner.error is None:
+                return
+            attempt += 1
+            if listens:
+                failures += 1
+            time.sleep(PAUSE)
+        partner.tried.set()
+
+    def _connect(self, partner: Partner, port: int, *, patient: bool) -> str | None:
+        """Greet a partner on one port; return the error, or None when it has answered and has closed the connection.
+
+        Another program that listens on the port may never answer. A `patient` attempt waits until time is up, as
+        nothing but a busy machine delays the answer.
+        """
+        seconds = max(PAUSE, min(CONNECT_SECONDS, self._seconds_left()))
+        try:
+            with socket.create_connection((partner.address, port), seconds) as stream:
+                if patient:
+                    stream.settimeout(max(PAUSE, self._seconds_left()))
+                stream.sendall(f"{self._token} {self._name} {self._port}\n".encode())
+                lines = stream.makefile("rb")
+                token, _, name = lines.readline(LONGEST_LINE).decode().strip().partition(" ")
+                if token != self._token:
+                    return "another program answers"
+                if name != partner.name:
+                    return f"{name} answers"
+                stream.sendall(b"\n")
+                self._await_end(partner, stream)
+        except (OSError, ValueError) as error:
+            return getattr(error, "strerror", None) or str(error) or "no answer"
+        return None
+
+    def _await_end(self, partner: Partner, stream: socket.socket) -> None:
+        """Wait until a partner that has answered closes the connection."""
+        partner.error = None
+        partner.tried.set()
+        try:
+            stream.settimeout(max(PAUSE, self._seconds_left()))
+            stream.recv(1)
+        except OSError:
+            pass
+        partner.finished.set()
+
+    # -- the partners' connections ----------------------------------------------------------------
+
+    def _serve(self, server: socket.socket) -> None:
+        """Answer each connection in a thread of its own."""
+        while self._seconds_left():
+            server.settimeout(max(PAUSE, self._seconds_left()))
+            try:
+                stream, _ = server.accept()
+            except OSError:
+                continue
+            threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
+
+    def _answer(self, stream: socket.socket) -> None:
+        """Answer a greeting that begins with the token, and hold the connection until its sender has been tried."""
+        with stream:
+            try:
+                stream.settimeout(max(PAUSE, self._seconds_left()))
+                lines = stream.makefile("rb")
+                words = lines.readline(LONGEST_LINE).decode().split()
+                if len(words) != 3 or words[0] != self._token:
+                    return
+                partner = self._partners[words[1]]
+                partner.port = int(words[2])
+                stream.sendall(f"{self._token} {self._name}\n".encode())
+                if lines.readline(LONGEST_LINE):
+                    partner.finished.set()
+                    partner.tried.wait(self._seconds_left())
+            except (OSError, ValueError, KeyError):
+                pass
 
 
 def listen(address: str, ports: list[int]) -> socket.socket | None:
@@ -32,72 +167,10 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
     return None
 
 
-def serve(server: socket.socket, token: str, awaited: set[str], end: float) -> None:
-    """Answer greetings with the token until all awaited hosts have connected or time is up."""
-    while awaited and time.time() < end:
-        server.settimeout(0.05)  # the threads that answer remove hosts from `awaited` meanwhile
-        try:
-            stream, _ = server.accept()
-        except OSError:
-            continue
-        threading.Thread(target=answer, args=(stream, token, awaited), daemon=True).start()
-
-
-def answer(stream: socket.socket, token: str, awaited: set[str]) -> None:
-    """Read a greeting and answer it with the token."""
-    try:
-        stream.settimeout(2)
-        words = stream.makefile("rb").readline(400).decode().split()
-        if words[:1] == [token]:
-            stream.sendall(token.encode() + b"\n")
-            awaited.discard(words[1])
-    except (OSError, ValueError):
-        pass
-    finally:
-        stream.close()
-
-
-def reach(name: str, target: str, task: dict[str, Any], end: float, errors: dict[str, str | None]) -> None:
-    """Connect to one host until it answers or time is up; store the last error, or None if it answered."""
-    errors[name] = "no answer"
-    while time.time() < end:
-        for port in task["ports"]:
-            errors[name] = connect(target, port, task, end)
-            if errors[name] is None:
-                return
-        time.sleep(PAUSE)
-
-
-def connect(target: str, port: int, task: dict[str, Any], end: float) -> str | None:
-    """Greet a host on one port; return the error, or None if it answered with the token."""
-    try:
-        with socket.create_connection((target, port), max(0.05, min(2, end - time.time()))) as stream:
-            stream.sendall(f"{task['token']} {task['own']}\n".encode())
-            reply = stream.makefile("rb").readline(400).decode().strip()
-    except OSError as error:
-        return error.strerror or str(error) or "no answer"
-    return None if reply == task["token"] else "another program answers"
-
-
 def main(task: dict[str, Any]) -> None:
     """Run the task and print its result as JSON."""
-    end = time.time() + task["seconds"]
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    errors: dict[str, str | None] = {}
-    awaited = set(task["from"])
-    server = listen(task["bind"], task["ports"])
-    threads = [
-        threading.Thread(target=reach, args=(name, address, task, end, errors)) for name, address in task["to"].items()
-    ]
-    if server is not None:
-        threads.append(threading.Thread(target=serve, args=(server, task["token"], awaited, end)))
-    for thread in threads:
-        thread.daemon = True
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.time()) + 0.5)
-    result = {"listening": server is not None, "reached": errors, "unseen": sorted(awaited)}
-    sys.stdout.write("@tcp " + json.dumps(result) + "\n")
+    sys.stdout.write("@tcp " + json.dumps(Peer(task).run()) + "\n")
     sys.stdout.flush()
 
 

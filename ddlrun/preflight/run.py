@@ -22,7 +22,9 @@ from ddlrun.remote.probe import ProbeTarget, is_local, run_scripts
 from ddlrun.remote.processes import FinishedProcess
 
 MOST_NAMES = 8
-TCP_SECONDS = 8.0
+# The time limit of connections: at least this long, and in proportion to the time that the facts have taken. A busy
+# machine starts the hosts' scripts one after the other.
+TCP_SECONDS, TCP_PER_FACTS = 8.0, 4.0
 DAEMONS = {4: "orted", 5: "prted"}
 
 
@@ -99,27 +101,33 @@ def preflight(hosts: HostList, request: PreflightRequest, reach: Callable[[float
 
     `reach` takes the seconds that are left. A host's problem is a finding and never raises.
     """
-    end = time.monotonic() + request.seconds
+    begin = time.monotonic()
+    end = begin + request.seconds
     report = check_facts(hosts, request, reach(request.seconds))
-    reached = [host for host in hosts.names if host in report.facts]
+    aliases = {finding.host for finding in report.failures if finding.code is FindingCode.SAME_HOST}
+    reached = [host for host in hosts.names if host in report.facts and host not in aliases]
     if "tcp" not in request.only or len(reached) < 2 or report.network is None:
         return report
+    seconds = max(TCP_SECONDS, TCP_PER_FACTS * (time.monotonic() - begin))
     name, address = report.here
     network = report.network
     if name not in hosts.names and address is not None:  # mpirun runs here, and talks to all
         network = network._replace(addresses={**network.addresses, name: address})
         reached.insert(0, name)
-    findings = [finding for batch in batches(reached) for finding in _connect(batch, network, reach, end)]
+    findings = [
+        finding for batch in batches(reached) for finding in _connect(batch, network, reach, end=end, seconds=seconds)
+    ]
     return report._replace(findings=(*report.findings, *findings))
 
 
 def _connect(
-    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], end: float
+    hosts: Sequence[str], network: Network, reach: Callable[[float], ProbeTarget], *, end: float, seconds: float
 ) -> Iterable[PreflightFinding]:
+    """Check the connections between hosts for some seconds, at most half of the time until `end`."""
     left = end - time.monotonic()
     if left < 1:
         return [PreflightFinding(host, "tcp", FindingCode.TCP_SKIPPED) for host in hosts]
-    scripts = peer_scripts(hosts, network, sys.executable, min(TCP_SECONDS, left / 2))
+    scripts = peer_scripts(hosts, network, sys.executable, min(seconds, left / 2))
     replies = {host: reply.out for host, reply in run_scripts(scripts, reach(left)).items()}
     return judge_tcp(hosts, replies, network)
 
@@ -137,7 +145,8 @@ def check_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget) 
     facts = replies.facts
     findings = [_ssh_finding(host, replies.failed.get(host), request) for host in hosts.names]
     findings += judge(facts, request.only)
-    network, network_findings = _choose_network(facts.hosts, request)
+    aliases = {finding.host for finding in findings if finding.code is FindingCode.SAME_HOST}
+    network, network_findings = _choose_network(facts.without(aliases).hosts, request)
     own_addresses = (address for address in facts.here.addresses if network and is_on(address, network.subnets))
     own = next((address.ip for address in own_addresses), None)
     if network and facts.here_name not in hosts.names:

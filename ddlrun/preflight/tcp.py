@@ -19,10 +19,19 @@ LOWEST, HIGHEST, TRIES = 28000, 29900, 3
 
 
 class _PeerReport(NamedTuple):
-    """The reply of one host: whether it could listen, and per target the error, None if it was reached."""
+    """The reply of one host: whether it could listen, and per target the error, None if it was reached.
+
+    It took part in the check from `since` until `until`, by its own clock.
+    """
 
     listening: bool
     reached: Mapping[str, str | None]
+    since: float
+    until: float
+
+    def missed(self, other: "_PeerReport") -> bool:
+        """Return True if another host began after this one had ended, or the reverse."""
+        return self.until < other.since or other.until < self.since
 
 
 def pairs(hosts: Sequence[str]) -> set[tuple[str, str]]:
@@ -52,7 +61,10 @@ def batches(hosts: Sequence[str]) -> list[Sequence[str]]:
 
 
 def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: float) -> dict[str, str]:
-    """Return each host's script, which listens on one of three ports and connects to its partners until time is up."""
+    """Return each host's script, which listens on one of three ports and connects to its partners.
+
+    It ends when all connections have been tried, at the latest after some seconds.
+    """
     draw = int.from_bytes(os.urandom(8), "big")
     first_port = LOWEST + draw % (HIGHEST - LOWEST)
     connections = sorted(pairs(hosts))
@@ -64,7 +76,6 @@ def peer_scripts(hosts: Sequence[str], network: Network, python: str, seconds: f
             "own": host,
             "bind": network.addresses.get(host, "::" if ":" in host else "0.0.0.0"),  # noqa: S104 - all its networks
             "to": {to: network.addresses.get(to, to) for source, to in connections if source == host},
-            "from": [source for source, to in connections if to == host],
             "ports": list(range(first_port, first_port + TRIES)),
             "token": f"ddlrun-{draw:x}",
             "seconds": seconds,
@@ -84,7 +95,7 @@ def judge_tcp(hosts: Sequence[str], replies: Mapping[str, str], network: Network
     """
     parsed = {host: _parse(replies.get(host, "")) for host in hosts}
     reports = {host: report for host, report in parsed.items() if isinstance(report, _PeerReport)}
-    errors = _failed_connections(reports)
+    errors, missed = _failed_connections(reports, hosts)
     on_network = f" on {', '.join(network.subnets)}" if network.subnets else ""
     for host in hosts:
         report = parsed[host]
@@ -92,6 +103,8 @@ def judge_tcp(hosts: Sequence[str], replies: Mapping[str, str], network: Network
             yield PreflightFinding(host, "tcp", report)
         elif not report.listening:
             yield PreflightFinding(host, "tcp", FindingCode.TCP_NO_PORT, {"network": on_network})
+        elif host in missed:
+            yield PreflightFinding(host, "tcp", FindingCode.TCP_MISSED, {"peers": fold(missed[host])})
         elif host not in errors:
             yield PreflightFinding(host, "tcp", FindingCode.PASSED)
         for error, targets in errors.get(host, {}).items():
@@ -110,14 +123,21 @@ def _failure_code(targets: Sequence[str], reachable: Sequence[str]) -> FindingCo
     return FindingCode.TCP_FAILED_ONE_WAY if one_way else FindingCode.TCP_FAILED_PARTLY_ONE_WAY
 
 
-def _failed_connections(reports: Mapping[str, _PeerReport]) -> dict[str, dict[str, list[str]]]:
-    """Return the targets that could not be reached, by host and error."""
+def _failed_connections(
+    reports: Mapping[str, _PeerReport], hosts: Sequence[str]
+) -> tuple[dict[str, dict[str, list[str]]], dict[str, list[str]]]:
+    """Return the targets that could not be reached, by host and error, and those that were not there in time."""
     failed: dict[str, dict[str, list[str]]] = {}
-    for source, target in sorted(pairs(list(reports))):
+    missed: dict[str, list[str]] = {}
+    for source, target in sorted(pairs(hosts)):
+        if source not in reports or target not in reports:
+            continue
         error = reports[source].reached.get(target, "no answer")
-        if error is not None:
+        if error is not None and reports[source].missed(reports[target]):
+            missed.setdefault(source, []).append(target)
+        elif error is not None:
             failed.setdefault(source, {}).setdefault(error, []).append(target)
-    return failed
+    return failed, missed
 
 
 def _all_targets(by_error: Mapping[str, Sequence[str]]) -> set[str]:
@@ -132,4 +152,4 @@ def _parse(text: str) -> _PeerReport | FindingCode:
     report = json.loads(line.removeprefix("@tcp "))
     if not isinstance(report, dict):
         return FindingCode.TCP_WITHOUT_PYTHON
-    return _PeerReport(report["listening"], report["reached"])
+    return _PeerReport(report["listening"], report["reached"], report["since"], report["until"])

@@ -255,5 +255,11 @@ def improper_end(errors: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
+def killed_rank(errors: str) -> int | None:
+    """Return the rank of a process that, by mpirun's standard error, SIGKILL ended; None: none."""
+    match = re.search(r"noticed that process rank (\d+) with PID \d+ on\s+node \S+\s+exited on\s+signal 9\b", errors)
+    return int(match[1]) if match else None
+
+
 def _fill(words: Sequence[str], value: str) -> tuple[str, ...]:
     return tuple(word.replace("{}", value) for word in words)

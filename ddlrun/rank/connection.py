@@ -100,7 +100,7 @@ class LauncherConnection:
             return
         if now > self._heard_at + self._heartbeat:
             self.timed_out = True
-            self._lose(f"no sign of life from ddlrun for {self._heartbeat:g} s")
+            self._say_farewell(f"no sign of life from ddlrun for {self._heartbeat:g} s")
         elif self._beating and now > self._beat_at + self._heartbeat / 4:
             self._beat_at = now
             self.send(protocol.HEARTBEAT)
@@ -120,6 +120,13 @@ class LauncherConnection:
                 self._socket.shutdown(_socket.SHUT_WR)
             except OSError:
                 self._lose("the connection to ddlrun was lost")
+
+    def _say_farewell(self, reason: str) -> None:
+        """Close the connection with a reason, which ddlrun receives if its host can be reached after all."""
+        self.send(protocol.LOST, reason.encode())
+        self.flush()
+        if self.open:
+            self._lose(reason)
 
     def _lose(self, reason: str) -> None:
         self.open = False

@@ -30,6 +30,8 @@ STATE = b"w"
 """The reply to INSPECT: text."""
 SIGNALLED = b"t"
 """A signal from outside, such as a scheduler's warning, has reached this rank: its number as text."""
+LOST = b"l"
+"""The keeper closes the connection and ends its program: the reason."""
 NOTE = b"s"
 """A text for the user."""
 

@@ -20,7 +20,7 @@ from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.mpirun import MpirunProcess, read_now
-from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
+from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason, explain_closed_connection
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
 from ddlrun.supervise.termination import Phase, Termination
@@ -181,6 +181,8 @@ class Supervision:
             self.record.add_binding(rank, _decode(text))
         elif kind == protocol.SIGNALLED:
             self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
+        elif kind == protocol.LOST:
+            peer.farewell = self._heartbeat.explain_farewell(_decode(text), peer.heard_at)
         elif kind == protocol.STATE:
             self._stalls.add_state(rank, _decode(text))
         elif kind == protocol.ENDED:
@@ -222,12 +224,12 @@ class Supervision:
             self.record.lost_hosts.add(peer.host)
 
     def _on_hang_up(self, peer: KeeperConnection) -> None:
-        """React to a closed connection: the keeper has left, or it was killed while its program ran."""
-        if peer.running:
-            self.record.unswept.add(peer.host)
-            self._lose_rank(peer)
-            code = 128 + signal.SIGKILL
-            self._end_job(EndReason(code, f"rank {peer.rank} on {peer.host} was killed by another process"))
+        """React to a closed connection: the keeper has left, or was killed, or the network failed."""
+        if not peer.running:
+            return
+        self.record.unswept.add(peer.host)
+        self._lose_rank(peer)
+        self._end_job(explain_closed_connection(peer))
 
     def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
         """End the job after a keeper's connection carried something else than the keeper's messages."""

@@ -8,6 +8,7 @@ from ddlrun.supervise.keepers import Keepers
 
 # Heartbeats per timeout: a few may be late.
 BEATS = 8
+STARVED = "the network loses packets"
 UNREACHABLE = "the host is down, or its network is cut"
 REACHABLE = "the host replies, but its keepers do not run: it is too busy (see --heartbeat), or they were stopped"
 
@@ -26,6 +27,23 @@ class Heartbeat:
         self._timeout = timeout
         self._interval = timeout / BEATS
         self._sent_at = now
+        self._pause, self._paused_until = 0.0, float("-inf")
+        """The last time in which this process did not run although a heartbeat was due."""
+
+    def _note_pause(self, now: float) -> bool:
+        """Record that this process did not run for more than half of the timeout; return True if so."""
+        pause = now - self.deadline()
+        if pause <= self._timeout / 2:
+            return False
+        self._pause, self._paused_until = pause, now
+        return True
+
+    def explain_farewell(self, farewell: str, now: float) -> str:
+        """Return a keeper's reason for closing its connection, with the cause."""
+        self._note_pause(now)
+        if now < self._paused_until + self._timeout:
+            return f"{farewell}: ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
+        return f"{farewell}: {STARVED}"
 
     def deadline(self) -> float:
         """Return the time of the next heartbeat, infinity if there are none."""
@@ -34,13 +52,14 @@ class Heartbeat:
     def beat(self, now: float, keepers: Keepers) -> list[SilentKeeper]:
         """Drop and return the keepers that have been silent too long, and send a heartbeat to the others, if it is due.
 
-        Keepers that are not read now are not silent by their own fault, and stay. Hosts have had an interval to
-        acknowledge the heartbeat before.
+        Keepers that are not read now are not silent by their own fault, and stay; nor are they if this process did
+        not run. Hosts have had an interval to acknowledge the heartbeat before.
         """
         if now < self.deadline():
             return []
+        judged = keepers.reading and not self._note_pause(now)
         self._sent_at = now
-        silent = keepers.drop_silent(now - self._timeout + self._interval) if keepers.reading else []
+        silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)
         keepers.drop_slow_strangers(now)
         return silent

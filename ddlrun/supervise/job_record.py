@@ -4,7 +4,7 @@ from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
-from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, root_of
+from ddlrun.supervise.root_cause import EndReason, correct_reset, ended_by_mpirun, root_of
 from ddlrun.wording import printable
 
 
@@ -81,6 +81,7 @@ class JobRecord:
             until_end: The part of it before the job began to end.
             mpirun_output: The last of mpirun's output.
         """
+        reason = correct_reset(reason, mpirun_output)
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(

@@ -17,7 +17,7 @@ HELLO_WORDS = 4
 GREETING_BYTES = HEAD + 2 * SIZE
 # Messages of a keeper whose program has ended may cross ddlrun's own, or come from processes that cannot be ended.
 AFTER_THE_END = frozenset(
-    (protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.NOTE)
+    (protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.LOST, protocol.NOTE)
 )
 
 
@@ -51,6 +51,10 @@ class KeeperConnection:
         self.host = "?"
         self.local_rank = -1
         self.since = self.heard_at = now
+        self.farewell = ""
+        """The keeper's reason for closing the connection, if it had one."""
+        self.error: int | None = None
+        """The error number of a connection that broke."""
         self.unsent = bytearray()
         self._greeting = b""
         self._sealer: Sealer | None = None

@@ -163,7 +163,8 @@ class Keepers:
             data = peer.link.recv(GREETING_BYTES if stranger else CHUNK)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
+            peer.error = error.errno
             data = b""
         if not data:
             self._drop(peer)

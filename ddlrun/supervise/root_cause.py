@@ -1,11 +1,16 @@
 """The cause of a job's end: a rank that failed, a host that was lost, mpirun itself, or a request."""
 
+import errno
+import os
+import signal
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
-from ddlrun.process_managers.openmpi import improper_end, lost_host
+from ddlrun.process_managers.openmpi import improper_end, killed_rank, lost_host
+from ddlrun.supervise.heartbeat import UNREACHABLE
+from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.wording import signal_name
 
 # The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
@@ -18,6 +23,14 @@ COLLATERAL = (
     "remote process exited", "NCCL communicator was aborted", "Socket closed", "Horovod has been shut down",
     "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
 )  # fmt: skip
+RESET = "a firewall or another device on the way reset it, or the host was restarted"
+
+
+class ResetConnection(NamedTuple):
+    """The connection of a rank's keeper that was reset."""
+
+    rank: int | None
+    label: str
 
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
@@ -33,6 +46,36 @@ class EndReason(NamedTuple):
     """The signal that did it."""
     requested: bool = False
     """Whether the user or a limit requested the end."""
+    reset: "ResetConnection | None" = None
+    """The connection whose reset is the reason."""
+
+
+def explain_closed_connection(peer: KeeperConnection) -> EndReason:
+    """Return the reason for the end of a job when a keeper's connection is closed while its program runs."""
+    label = f"rank {peer.rank} on {peer.host}"
+    code = UnreachableError.exit_code
+    if peer.farewell:
+        return EndReason(code, f"{label} had to end: {peer.farewell}")
+    if peer.error is None:
+        return _killed(label)
+    text = f"the connection of {label} broke ({os.strerror(peer.error)})"
+    if peer.error == errno.ECONNRESET:
+        return EndReason(code, f"{text}: {RESET}", reset=ResetConnection(peer.rank, label))
+    return EndReason(code, f"{text}: {UNREACHABLE}")
+
+
+def correct_reset(reason: EndReason, mpirun_output: str) -> EndReason:
+    """Return the reason for the end, corrected if mpirun reports that the keeper was killed.
+
+    The kernel also resets the connection of a killed keeper that had not yet read everything.
+    """
+    if reason.reset is None or killed_rank(mpirun_output) != reason.reset.rank:
+        return reason
+    return _killed(reason.reset.label)
+
+
+def _killed(label: str) -> EndReason:
+    return EndReason(128 + signal.SIGKILL, f"{label} was killed by another process")
 
 
 def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:

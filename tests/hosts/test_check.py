@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -143,6 +144,49 @@ def test_a_name_is_wrong_on_one_host(cluster: Cluster, tmp_path: Path) -> None:
     one_row(done, 0, ["names", "h3", "WARNING", "its own name h3 to 127.0.1.1"], "instead of 127.0.1.1")
 
 
+SAME_HOST = "is the same host as h2; its own name is h2"
+
+
+@pytest.mark.openmpi(4, 5)
+def test_a_name_and_its_address(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    done = cluster.run("h1", [*DDLRUN, "check", "h1,10.77.0.2,h2", "--mpirun", mpirun], cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (5, f"identity  10.77.0.2  FAILURE  {SAME_HOST}")
+    assert len(done.stdout.splitlines()) == 3
+    argv = launch_line(mpirun, tmp_path, "-H", "h2:1,10.77.0.2:1", "--no-tag-output")
+    done = cluster.run("h1", [*argv, "hostname"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr.startswith(f"ddlrun: error: host 10.77.0.2: {SAME_HOST}; name each host once")
+    assert len(done.stderr.splitlines()) == 1
+    done = cluster.run("h1", [*argv, "--skip-checks", "--dry-run", "hostname"], cwd=tmp_path)
+    assert f"ddlrun: warning: host 10.77.0.2: {SAME_HOST}; the ranks of both share its cores" in done.stderr
+
+
+@pytest.mark.extra
+def test_a_name_that_leads_to_another_host(cluster: Cluster, tmp_path: Path) -> None:
+    keys = cluster.known_hosts("h1")
+    lines = {line.split(",")[0]: line.split() for line in keys.read_text().splitlines()}
+    lines["h3"] = ["h3", *lines["h2"][1:]]
+    names = keys.parents[1] / "hosts"
+    known = "".join(f"{' '.join(words)}\n" for words in lines.values())
+    with instead(keys, known), instead(names, names.read_text().replace("10.77.1.1 h3", "10.77.0.2 h3")):
+        done = check(cluster, tmp_path)
+        one_row(done, 5, ["identity", "h3", "FAILURE", SAME_HOST], "getent hosts h3")
+        argv = [
+            *DDLRUN,
+            "launch",
+            "-H",
+            "h[1-3]:1",
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--spare-hosts",
+            "h4",
+            "hostname",
+        ]
+        done = cluster.run("h1", argv, cwd=tmp_path)
+    assert (done.returncode, "h4" in done.stdout) == (0, True), done.stderr
+    assert f"h4 takes the place of h3: {SAME_HOST}" in done.stderr
+
+
 @pytest.mark.extra
 def test_open_mpi_is_missing_on_one_host(cluster: Cluster, major: int, mpirun: str, tmp_path: Path) -> None:
     daemon = Path(mpirun).with_name({4: "orted", 5: "prted"}[major])
@@ -258,6 +302,31 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
     assert "cannot connect to h3 on 10.77.0.0/16: timed out" in done.stdout
     assert "cannot connect to h2 on 10.77.0.0/16: Network is unreachable" in done.stdout
     assert "other direction" not in done.stdout
+
+
+@pytest.mark.extra
+def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
+    """The checks of connections start 9 s later on one host than on the others."""
+    with instead(cluster.known_hosts("h3").with_name("sshrc"), "sleep 9\n"):
+        done = check(cluster, tmp_path, "--only", "ssh,tcp", "--start-timeout", "300")
+    assert (done.returncode, done.stdout) == (0, WELL), done.stderr
+
+
+@pytest.mark.busy
+@pytest.mark.extra
+@pytest.mark.openmpi(4, 5)
+def test_launches_at_the_same_time(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    jobs = []
+    for number in range(6):
+        argv = launch_line(mpirun, tmp_path / str(number), "--quiet", "--no-tag-output", "-H", "h[1-4]:1", "hostname")
+        jobs.append(
+            subprocess.Popen(
+                cluster.argv("h1", argv, cwd=tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    outputs = [job.communicate()[0] for job in jobs]
+    assert [sorted(output.split()) for output in outputs] == [["h1", "h2", "h3", "h4"]] * 6, outputs
+    assert {job.returncode for job in jobs} == {0}
 
 
 @pytest.mark.extra

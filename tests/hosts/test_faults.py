@@ -185,6 +185,50 @@ def test_kill_9(cluster: Cluster, mpirun: str, tmp_path: Path, victim: str, code
     assert re.search(said, err), err
 
 
+def keeper_socket(cluster: Cluster, host: str, keeper: int) -> list[str]:
+    """Return the row of ss for a keeper's connection: state, bytes to read, bytes to send, own and other address."""
+    rows = cluster.run(host, ["ss", "-Htnp"], check=True).stdout.splitlines()
+    return next((row.split() for row in rows if f"pid={keeper}," in row), [])
+
+
+@pytest.mark.extra
+def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    """The kernel resets its connection, as a firewall does."""
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "8")) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        os.kill(keeper, signal.SIGSTOP)
+        wait_until(lambda: int(keeper_socket(cluster, "h3", keeper)[1]) > 0, job.show)
+        os.kill(keeper, signal.SIGKILL)
+        code, _, err = job.end()
+    assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+def test_a_reset_connection(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        port = keeper_socket(cluster, "h3", keeper)[4].rpartition(":")[2]
+        cluster.administer("h3", ["ss", "-K", "-tn", "dport", "=", f":{port}"])
+        code, _, err = job.end()
+    assert code == 3, err
+    assert "the connection of rank 2 on h3 broke (Connection reset by peer): a firewall" in err
+
+
+@pytest.mark.extra
+def test_a_ddlrun_that_is_stopped(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "4")) as job:
+        job.wait_for_output("started", RANKS)
+        ranks = [job.started(f"h{number}")[1] for number in range(1, RANKS + 1)]
+        os.kill(job.ddlrun(), signal.SIGSTOP)
+        wait_until(lambda: not any(map(cmdline, ranks)), job.show)
+        os.kill(job.ddlrun(), signal.SIGCONT)
+        code, _, err = job.end()
+    assert code == 3, err
+    assert "had to end: no sign of life from ddlrun for 4 s: ddlrun did not run for" in err
+
+
 @pytest.mark.extra
 def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY) as job:

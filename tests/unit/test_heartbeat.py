@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.rank import protocol
-from ddlrun.supervise.heartbeat import REACHABLE, UNREACHABLE, Heartbeat, explain_silence
+from ddlrun.supervise.heartbeat import REACHABLE, STARVED, UNREACHABLE, Heartbeat, explain_silence
 from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
 from ddlrun.supervise.keepers import Keepers
 from tests.support.keepers import serving
@@ -44,7 +44,20 @@ def test_a_host_that_acknowledges_nothing_is_unreachable(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
     while not link.peer.unsent:  # the kernel takes no more for a keeper that does not read
         link.keepers.send(link.peer, protocol.SIGNAL, "1" * 100_000)
-    assert heartbeat.beat(link.peer.heard_at + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]
+    start = link.peer.heard_at
+    assert heartbeat.beat(start + TIMEOUT / 2, link.keepers) == []
+    assert heartbeat.beat(start + TIMEOUT, link.keepers) == [SilentKeeper(link.peer, reachable=False)]
+
+
+def test_a_keeper_is_not_silent_while_ddlrun_does_not_run(link: Link) -> None:
+    start = link.peer.heard_at
+    heartbeat = Heartbeat(TIMEOUT, start)
+    assert heartbeat.explain_farewell("no sign of life", start) == f"no sign of life: {STARVED}"
+    assert heartbeat.beat(start + 2 * TIMEOUT, link.keepers) == []
+    assert heartbeat.explain_farewell("no sign of life", start + 2 * TIMEOUT).startswith(
+        "no sign of life: ddlrun did not run for 15 s (it was stopped"
+    )
+    assert [keeper.peer for keeper in heartbeat.beat(start + 2.5 * TIMEOUT, link.keepers)] == [link.peer]
 
 
 def test_output_that_is_not_read_is_no_silence(link: Link) -> None:

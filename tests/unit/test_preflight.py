@@ -16,11 +16,13 @@ from ddlrun.preflight.facts import (
     FactsRequest,
     FileDigest,
     HostFacts,
+    KernelInstance,
     LeftoverProcess,
     parse_facts,
 )
 from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, group_findings, render_lines
+from ddlrun.preflight.identity import find_aliases
 from ddlrun.preflight.judge import NAMES, PreflightFacts, judge
 from ddlrun.preflight.run import PreflightReport
 from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
@@ -42,6 +44,7 @@ ddlrun:end
 @own
 @clock 1700000000.25
 @hostname h1
+@kernel f3797931 net:[1] pid:[2] uts:[3] ipc:[4]
 @name h1 10.0.0.1
 @name h2 10.0.0.2 fd00::2
 @name h9
@@ -89,6 +92,7 @@ def test_every_line_is_read() -> None:
     assert (parsed.shm, parsed.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
     assert (parsed.memlock, parsed.files) == ("unlimited", "1048576")
     assert parsed.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
+    assert parsed.kernel == KernelInstance("f3797931", ("net:[1]", "pid:[2]", "uts:[3]", "ipc:[4]"))
     assert parsed.addresses == (Address("eth0", "10.0.0.1", 16, speed=10000),)
     assert parsed.machine
     assert len(parsed.machine.cores) == 2
@@ -106,7 +110,9 @@ def test_an_output_without_its_end_is_an_error(text: str) -> None:
         parse_facts(text, "h1")
 
 
-@pytest.mark.parametrize("line", ["@left x", "@room shm", "@content a b", "@clock soon", "@name", "@package", "@limit"])
+@pytest.mark.parametrize(
+    "line", ["@left x", "@room shm", "@content a b", "@clock soon", "@name", "@package", "@limit", "@kernel a"]
+)
 def test_malformed_lines_are_ignored(line: str) -> None:
     assert parse_facts(f"{START}\n{line}\n{END}", "h1").hostname == ""
 
@@ -194,6 +200,32 @@ def test_names_that_resolve_to_another_host() -> None:
     assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []
 
 
+def test_a_host_under_two_names() -> None:
+    second = facts(2)
+    hosts = {"h1": facts(1), "10.0.0.2": second, "h2": second, "h3": facts(3)}
+    of_all = PreflightFacts(hosts, facts(1), "h1", WANTED, "orted", (1700000000.0, 1700000000.5))
+    (finding,) = [finding for finding in judge(of_all) if finding.level is not Level.OK]
+    assert (finding.host, finding.code) == ("10.0.0.2", FindingCode.SAME_HOST)
+    assert finding.message == "is the same host as h2; its own name is h2"
+    assert "getent hosts 10.0.0.2" in finding.remedy
+
+
+def test_a_new_interface_makes_no_other_host() -> None:
+    later = facts(1, addresses=(*facts(1).addresses, Address("veth1", "fe80::1", 64)))
+    assert find_aliases({"a": facts(1), "b": later, "c": later}) == {"b": "a", "c": "a"}
+
+
+def test_hosts_that_only_look_the_same() -> None:
+    kernel = facts().kernel
+    assert kernel
+    container = facts(1, kernel=kernel._replace(namespaces=("net:[9]", *kernel.namespaces[1:])))
+    clone = facts(1, kernel=kernel._replace(boot_id="another"))
+    of_snapshot = facts(1, addresses=facts(2).addresses)
+    unknown = facts(1, kernel=None)
+    hosts = {"a": facts(1), "b": container, "c": clone, "d": of_snapshot, "e": unknown, "f": unknown}
+    assert find_aliases(hosts) == {}
+
+
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
@@ -265,8 +297,9 @@ def test_all_pairs_of_a_few_hosts_and_some_of_many() -> None:
 def test_failed_connections_name_their_direction() -> None:
     network = Network(("10.0.0.0/16",), {}, {}, "")
 
-    def reply(**reached: str | None) -> str:
-        return f"@tcp {json.dumps({'listening': True, 'reached': reached, 'unseen': []})}\n"
+    def reply(since: float = 0, **reached: str | None) -> str:
+        report = {"listening": True, "reached": reached, "since": since, "until": since + 8}
+        return f"@tcp {json.dumps(report)}\n"
 
     hosts = ["h1", "h2", "h3"]
     answers = {
@@ -278,6 +311,13 @@ def test_failed_connections_name_their_direction() -> None:
     assert finding.message == "cannot connect to h2 on 10.0.0.0/16: Connection refused (the other direction works)"
     answers["h1"] = "@tcp null"
     assert [finding.level for finding in judge_tcp(hosts, answers, network)] == [Level.WARNING, Level.OK, Level.FAILURE]
+    answers["h1"] = reply(h2="Connection refused", h3=None)
+    answers["h2"] = reply(since=9, h1="Connection refused", h3=None)
+    late = [finding for finding in judge_tcp(hosts[:2], answers, network) if finding.level is not Level.OK]
+    assert [(finding.host, finding.code) for finding in late] == [
+        ("h1", FindingCode.TCP_MISSED),
+        ("h2", FindingCode.TCP_MISSED),
+    ]
     scripts = peer_scripts(hosts, network, "/a 'b'/python", 3)
     assert "python='/a '\"'\"'b'\"'\"'/python'" in scripts["h1"]
 
@@ -317,7 +357,7 @@ def test_a_report_folds_equal_findings_and_has_an_exit_code() -> None:
 def test_only_known_checks() -> None:
     assert parse_checks(None) == set(NAMES)
     assert parse_checks("tcp, mpi") == {"tcp", "mpi"}
-    with pytest.raises(InputError, match="unknown check 'x'; the checks are ssh, shell"):
+    with pytest.raises(InputError, match="unknown check 'x'; the checks are ssh, identity, shell"):
         parse_checks("tcp,x")
 
 
