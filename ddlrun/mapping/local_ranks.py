@@ -103,7 +103,7 @@ def _too_few_cores(usable: int, ranks: int, policy: PlacementPolicy) -> str:
     """Return the problem of too few cores and its remedy."""
     beyond = f" beyond the {policy.reserve_cores} reserved" if policy.reserve_cores else ""
     kind = " of the fastest kind" if policy.core_kinds == "fast" else ""
-    cores, per_rank = f"has {usable} usable cores{kind}{beyond}", policy.cores_per_rank
+    cores, per_rank = f"has {counted(usable, 'usable core')}{kind}{beyond}", policy.cores_per_rank
     if not usable and not per_rank:
         return f"{cores}; reserve fewer"
     if not per_rank:
