@@ -60,6 +60,7 @@ def stand_in(path: Path, mpirun: str, messages: Sequence[tuple[object, bytes]]) 
     return str(path)
 
 
+@pytest.mark.extra
 @pytest.mark.openmpi(4)
 @pytest.mark.parametrize(("messages", "label", "problem"), BEHAVIOURS.values(), ids=BEHAVIOURS)
 def test_a_hostile_keeper_ends_the_job(

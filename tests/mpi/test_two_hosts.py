@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.rank import protocol
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line
 from tests.support.waiting import PATIENCE, wait_until
@@ -21,6 +22,7 @@ if sys.argv[1] == "stay":
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
 """
 RANKS = ["0 h1 3", "1 h2 3"]
+VARIABLE = f"{protocol.ADDRESSES}="
 
 
 def start(hosts: TwoHosts, mpirun: str, folder: Path, how: str) -> subprocess.Popen[str]:
@@ -40,6 +42,27 @@ def finish(hosts: TwoHosts, job: subprocess.Popen[str], before: set[int]) -> tup
     return output, errors
 
 
+def find_leaks(pids: set[int]) -> list[str]:
+    """Return the command lines that have the secret of a running job, which every user can read.
+
+    Args:
+        pids: The processes of all hosts.
+    """
+    words = (word for pid in pids for word in read_words(pid, "environ"))
+    channel = next(word for word in words if word.startswith(VARIABLE)).removeprefix(VARIABLE)
+    key = channel.partition("@")[0].partition(":")[2]
+    lines = [" ".join(read_words(pid, "cmdline")) for pid in pids]
+    return [line for line in lines if key in line]
+
+
+def read_words(pid: int, file: str) -> list[str]:
+    """Return the words of a file of a process in /proc, none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_exit_code_and_output_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path, code: int) -> None:
     before = hosts.processes()
@@ -57,6 +80,8 @@ def test_interrupt_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path:
     with start(hosts, mpirun, tmp_path, "stay") as job:
         assert job.stdout is not None
         assert sorted(job.stdout.readline().strip() for _ in RANKS) == RANKS
+        leaks = find_leaks(hosts.processes() - before)
         os.kill(job.pid, signal.SIGINT)
         _, errors = finish(hosts, job, before)
     assert job.returncode in (130, -signal.SIGINT), errors
+    assert leaks == []
