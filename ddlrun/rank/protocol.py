@@ -32,6 +32,8 @@ SIGNALLED = b"t"
 """A signal from outside, such as a scheduler's warning, has reached this rank: its number as text."""
 NOTE = b"s"
 """A text for the user."""
+HANDOVER = b"d"
+"""The keeper has sent everything, and leaves. The process that watches mpirun's daemon takes over the connection."""
 
 # From ddlrun to a keeper.
 SIGNAL = b"S"
@@ -44,6 +46,10 @@ INSPECT = b"Q"
 """Report the state of the rank's processes."""
 SWEEP = b"C"
 """Kill every other process of the run on this host."""
+HANDED_OVER = b"H"
+"""Everything before HANDOVER has been read."""
+OVER = b"O"
+"""The job is over: mpirun's daemon has to end."""
 
 # In both directions.
 HEARTBEAT = b"."

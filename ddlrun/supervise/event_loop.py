@@ -63,7 +63,9 @@ class Supervision:
         self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
         self._warnings = SignalWarnings()
         self.record = JobRecord()
-        self._termination = Termination(self._keepers, self._mpirun, self.record, watch.grace)
+        self._termination = Termination(
+            self._keepers, self._mpirun, self.record, grace=watch.grace, tell=self._console.tell
+        )
         self._last_output = self._limits.started_at
 
     def run(self, signals: Signals) -> Outcome:
@@ -84,8 +86,8 @@ class Supervision:
         if self._mpirun.running:
             return False
         since_end = self._mpirun.seconds_since_end(now)
-        if not any(peer.trusted for peer in self._keepers.peers.values()):
-            return True
+        if not self._keepers.remaining:
+            return self._termination.daemons_ended(now)
         if not self._termination.ending and since_end > REPORT_SECONDS:
             self._termination.begin(self.record.blame_mpirun(self._mpirun))
         return self._termination.overdue(now)
@@ -127,7 +129,7 @@ class Supervision:
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)
-        all_gone = len(self.record.ends) == self._ranks and not self._keepers.peers
+        all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
         if self._watch.stall and not self._termination.ending:
             self._stalls.check(now, self._last_output, self._keepers)
@@ -144,7 +146,7 @@ class Supervision:
             self._console.tell(message)
 
     def _check_heartbeats(self, now: float) -> None:
-        silent = self._heartbeat.beat(now, self._keepers)
+        silent = [keeper for keeper in self._heartbeat.beat(now, self._keepers) if not keeper.peer.watching]
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
@@ -185,6 +187,8 @@ class Supervision:
             self._stalls.add_state(rank, _decode(text))
         elif kind == protocol.ENDED:
             self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
+        elif kind == protocol.HANDOVER:
+            self._termination.hand_over(peer)
 
     def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
         rank = hello.rank
