@@ -20,6 +20,7 @@ from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.mpirun import MpirunProcess, read_now
+from ddlrun.supervise.readers import Readers
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
@@ -55,6 +56,7 @@ class Supervision:
         self._watch, self._job, self._ranks = watch, job, job.ranks
         self._console = Console(watch, job.ranks, files)
         self._epoll = select.epoll()
+        self._readers = Readers(self._epoll)
         self._mpirun = MpirunProcess(process)
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
@@ -98,7 +100,8 @@ class Supervision:
         if fd == signals.wake:
             read_now(fd)
         elif fd not in self._mpirun.pipes:
-            self._keepers.event(fd, event)
+            if not self._readers.lose(fd):
+                self._keepers.event(fd, event)
         elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)
             del self._mpirun.pipes[fd]
@@ -111,7 +114,7 @@ class Supervision:
             self._heartbeat.deadline(),
         ]
         if not self._termination.ending:
-            deadlines += self._limits.deadline(), self._warnings.deadline()
+            deadlines += self._limits.deadline(), self._warnings.deadline(), self._readers.deadline()
         if self._termination.phase is not Phase.RUNNING or not self._mpirun.running:
             deadlines.append(now + END_INTERVAL)
         if self._watch.status_line or self._watch.stall:
@@ -121,7 +124,7 @@ class Supervision:
     def _on_time(self, now: float, signals: Signals) -> None:
         """Do what has become due, and react to signals."""
         self._console.flush()
-        self._end_job(self._console.closed())
+        self._end_job(self._console.closed() or self._readers.all_gone(now))
         # While a slow terminal or pipe has too much to take, the ranks wait.
         self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
         for number in signals.take():
