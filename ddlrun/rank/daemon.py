@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 # The names of mpirun where ddlrun does not run.
 DAEMONS = frozenset(("orted", "prted"))
+# The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
+# user into another one.
+SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
+USER_FOLDER = "ompi"
 INTERVAL = 1.0
 LONGEST_WAIT = 60.0
 # Once the job is over, a stopped daemon is continued after the first time, and any daemon is killed after the second.
@@ -36,6 +40,25 @@ def end_daemon(pid: int) -> None:
             return
         os.kill(pid, number)
         time.sleep(1)
+
+
+def remove_session_folder() -> None:
+    """Remove the folder of an mpirun or daemon that has ended, which one that was killed leaves in /tmp."""
+    import shutil  # noqa: PLC0415 - 2 ms, where all ranks have ended
+
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    if _first_word(folder) in SESSION_FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
+    above = os.path.dirname(folder)
+    if _first_word(above) == USER_FOLDER:
+        try:
+            os.rmdir(above)
+        except OSError:  # another job uses it
+            return
+
+
+def _first_word(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]
 
 
 def is_daemon(pid: int) -> bool:
@@ -98,6 +121,7 @@ class DaemonWatcher:
         """Stay until the daemon has ended, and exit."""
         while not self._wait():
             self._end_if_due(time.monotonic())
+        remove_session_folder()
         self._take_leave()
         os._exit(0)
 

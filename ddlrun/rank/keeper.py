@@ -45,7 +45,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.connection import LauncherConnection, LauncherSocket
-from ddlrun.rank.daemon import end_daemon, is_daemon, watch_daemon
+from ddlrun.rank.daemon import end_daemon, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.processes import (
     find_signal_targets,
@@ -126,8 +126,8 @@ class Keeper:
             self._wait()
         if self._connection.timed_out:
             end_daemon(self._settings.parent)
-        elif self._settings.local_rank == 0 and (self._handed_over or self._alone):
-            watch_daemon(self._settings.parent, self._connection, over=self._over)
+        if self._settings.local_rank == 0:
+            self._leave_host()
         # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
         os._exit(0 if self._alone else self._program.exit_code)
 
@@ -151,6 +151,13 @@ class Keeper:
             self._connection.flush()
         else:
             self._connection.finish_sending()
+
+    def _leave_host(self) -> None:
+        """See to the end of mpirun or its daemon on this host."""
+        if os.getppid() != self._settings.parent:
+            remove_session_folder()
+        elif self._handed_over or self._alone:
+            watch_daemon(self._settings.parent, self._connection, over=self._over)
 
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():

@@ -62,6 +62,7 @@ class Job:
         self.cluster = cluster
         self.output, self.errors = folder / "output", folder / "errors"
         self.before = cluster.processes()
+        self._folders_before = session_folders(cluster)
         argv = launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")
         argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *words]
         launch = cluster.argv("h1", argv, cwd=folder)
@@ -123,6 +124,7 @@ class Job:
         self.process.wait(PATIENCE)
         wait_until(lambda: not left(self.cluster, self.before), lambda: left(self.cluster, self.before))
         errors = self.errors.read_text()
+        assert session_folders(self.cluster) <= self._folders_before, errors
         self._note(errors, time.monotonic() - begin)
         return self.process.returncode, self.output.read_text(), errors
 
@@ -144,6 +146,16 @@ def pids(cluster: Cluster, host: str) -> list[int]:
 def left(cluster: Cluster, before: set[int]) -> list[list[str]]:
     """Return the command lines of what lives on any host and did not before, sshd's own sessions apart."""
     return [words for words in map(cmdline, cluster.processes() - before) if words and not words[0].startswith("sshd")]
+
+
+def session_folders(cluster: Cluster) -> set[Path]:
+    """Return the folders of mpirun and its daemons in the folders for temporary files of all hosts."""
+    return {path for host in cluster.hosts for path in (host.folder / "tmp").iterdir() if not is_empty(path)}
+
+
+def is_empty(path: Path) -> bool:
+    """Return True for a folder without files, such as that of ddlrun for mpirun, or that of all jobs of a user."""
+    return path.is_dir() and not any(file.is_file() for file in path.rglob("*"))
 
 
 def cmdline(pid: int) -> list[str]:
