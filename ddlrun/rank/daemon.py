@@ -1,4 +1,4 @@
-"""mpirun's daemon on a host, which may outlive its job."""
+"""mpirun and its daemons, which may outlive their job: a process on each host ends them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,29 @@ import select
 import signal
 import time
 
-from ddlrun.rank.process_stat import read_stat
-from ddlrun.rank.processes import LAUNCHERS, read_lines
+from ddlrun.rank import protocol
+from ddlrun.rank.process_stat import STOPPED, read_stat
+from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, send_signal
 
-# The names of mpirun where ddlrun runs, which ends it itself.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from ddlrun.rank.connection import LauncherConnection
+
+# The names of mpirun where ddlrun does not run.
 DAEMONS = frozenset(("orted", "prted"))
-INTERVAL = 2.0
-# A daemon without a connection has this long to end by itself.
-PATIENCE = 10.0
-ESTABLISHED = "01"
+# The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
+# user into another one.
+SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
+USER_FOLDER = "ompi"
+INTERVAL = 1.0
+LONGEST_WAIT = 60.0
+# Once the job is over, a stopped daemon is continued after the first time, and any daemon is killed after the second.
+CONTINUE_SECONDS = 2.0
+KILL_SECONDS = 8.0
+# The last message is waited for no longer than this.
+FAREWELL_SECONDS = 5.0
 
 
 def end_daemon(pid: int) -> None:
@@ -28,25 +42,62 @@ def end_daemon(pid: int) -> None:
         time.sleep(1)
 
 
-def watch_daemon(pid: int) -> None:
-    """Start a process that kills mpirun's daemon, the parent of this one, if it hangs at the end of the job.
+def remove_session_folder() -> None:
+    """Remove the folder of an mpirun or daemon that has ended, which one that was killed leaves in /tmp."""
+    import shutil  # noqa: PLC0415 - 2 ms, where all ranks have ended
 
-    PMIx_server_finalize of PMIx 5 may wait for a thread that waits for a mutex, which no other thread holds. The daemon
-    has then lost its connections, to mpirun and to the ranks, and would wait indefinitely.
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    if _first_word(folder) in SESSION_FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
+    above = os.path.dirname(folder)
+    if _first_word(above) == USER_FOLDER:
+        try:
+            os.rmdir(above)
+        except OSError:  # another job uses it
+            return
+
+
+def _first_word(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]
+
+
+def is_daemon(pid: int) -> bool:
+    """Return True if the parent of this process is mpirun's daemon on a host where ddlrun does not run."""
+    stat = read_stat(pid)
+    return os.getppid() == pid and stat is not None and stat.name in DAEMONS
+
+
+def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> None:
+    """Start a process that ends mpirun or its daemon, the parent of this one, if it stays when the job is over.
+
+    A daemon may have been stopped, may wait for a host that was lost, or hang: PMIx_server_finalize of PMIx 5 may
+    wait for a thread that waits for a mutex, which no other thread holds. The new process takes over the connection
+    to ddlrun. The job is over when ddlrun reports that, or when the connection is lost.
+
+    Args:
+        pid: The parent of this process.
+        connection: The connection to ddlrun.
+        over: Whether the job is over already.
     """
     stat = read_stat(pid)
-    if os.getppid() != pid or stat is None or stat.name not in DAEMONS or os.fork():
+    if os.getppid() != pid or stat is None or stat.name not in LAUNCHERS or os.fork():
         return
     try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        for name in os.listdir("/proc/self/fd"):
-            _close(int(name))
-        _watch(pid, os.pidfd_open(pid))
+        _detach(connection.fileno() if connection.open else -1)
+        DaemonWatcher(pid, stat.name, connection, over=over or not connection.open).run()
     finally:
         os._exit(0)
+
+
+def _detach(connection: int) -> None:
+    """Leave the keeper's session, signal handlers and files, but for the connection."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) != connection:
+            _close(int(name))
 
 
 def _close(fd: int) -> None:
@@ -56,29 +107,87 @@ def _close(fd: int) -> None:
         return
 
 
-def _watch(pid: int, pidfd: int) -> None:
-    """Wait for the end of a process, and kill it once it has been without a connection for too long."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    connected_at = time.monotonic()
-    while not poll.poll(INTERVAL * 1000):
-        if _is_connected(pid):
-            connected_at = time.monotonic()
-        elif time.monotonic() > connected_at + PATIENCE:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+class DaemonWatcher:
+    """A process that outlives the keeper of local rank 0, and mpirun's daemon on its host."""
+
+    def __init__(self, pid: int, name: str, connection: LauncherConnection, *, over: bool) -> None:
+        """Take charge of a daemon, which is still there. Raises OSError before Linux 5.3."""
+        self._pid, self._name, self._connection = pid, name, connection
+        self._pidfd = os.pidfd_open(pid)
+        self._over_at = time.monotonic() if over else float("inf")
+        self._reported = ""
+
+    def run(self) -> NoReturn:
+        """Stay until the daemon has ended, and exit."""
+        while not self._wait():
+            self._end_if_due(time.monotonic())
+        remove_session_folder()
+        self._take_leave()
+        os._exit(0)
+
+    def _wait(self) -> bool:
+        """Wait for the next event, and react to messages; return True if the daemon has ended."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if self._connection.open:
+            poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
+        events = [fd for fd, _ in poll.poll(self._seconds_to_deadline() * 1000 + 1)]
+        if self._connection.open and self._connection.fileno() in events:
+            self._communicate()
+        self._connection.keep_alive(time.monotonic())
+        if not self._connection.open:
+            self._over_at = min(self._over_at, time.monotonic())
+        return self._pidfd in events
+
+    def _seconds_to_deadline(self) -> float:
+        if self._over_at < float("inf"):
+            return INTERVAL
+        return max(0.0, min(self._connection.deadline() - time.monotonic(), LONGEST_WAIT))
+
+    def _communicate(self) -> None:
+        for kind, _ in self._connection.receive():
+            if kind == protocol.OVER:
+                self._over_at = min(self._over_at, time.monotonic())
+            elif kind == protocol.SWEEP:
+                kill_run(os.environ.get("DDLRUN_RUN", ""))
+        self._connection.flush()
+
+    def _end_if_due(self, now: float) -> None:
+        stat = read_stat(self._pid)
+        if now > self._over_at + KILL_SECONDS:
+            self._report(f"did not end within {KILL_SECONDS:g} s after the job, and was killed")
+            self._kill()
+        elif now > self._over_at + CONTINUE_SECONDS and stat is not None and stat.state == STOPPED:
+            self._report("was stopped when the job was over, and was continued")
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+
+    def _kill(self) -> None:
+        """Kill the daemon, and its session if it is mpirun, as its ssh would outlive it."""
+        session = [] if self._name in DAEMONS else [pid for pid in list_processes() if _session_of(pid) == self._pid]
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for pid in session:
+            send_signal(pid, signal.SIGKILL)
+
+    def _report(self, text: str) -> None:
+        """Send a text about the daemon, unless it was the last one, too."""
+        if text == self._reported:
             return
+        self._reported = text
+        label = f"{self._name} on {os.uname().nodename} (process {self._pid})"
+        self._connection.send(protocol.NOTE, f"{label} {text}".encode(errors="replace"))
+        self._connection.flush()
+
+    def _take_leave(self) -> None:
+        """Wait until ddlrun has read everything."""
+        self._connection.finish_sending()
+        until = time.monotonic() + FAREWELL_SECONDS
+        while self._connection.open and time.monotonic() < until:
+            select.select([self._connection.fileno()], [], [], INTERVAL)
+            self._connection.receive()
 
 
-def _is_connected(pid: int) -> bool:
-    """Return True if a process has an established TCP connection."""
-    sockets = {_target(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
-    tables = (line.split() for table in ("tcp", "tcp6") for line in read_lines(f"/proc/{pid}/net/{table}"))
-    return any(row[3] == ESTABLISHED and f"socket:[{row[9]}]" in sockets for row in tables)
-
-
-def _target(link: str) -> str:
-    """Return the target of a symbolic link, or nothing if it is gone."""
+def _session_of(pid: int) -> int:
     try:
-        return os.readlink(link)
-    except FileNotFoundError:
-        return ""
+        return os.getsid(pid)
+    except OSError:
+        return 0

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     rank, local_rank, size = map(_number, os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI).split())
     # Open MPI 4 puts the folder of its mpirun before the user's.
     os.environ["PATH"] = os.environ.pop("DDLRUN_PATH", os.environ.get("PATH", os.defpath))
+    # This one is for mpirun. Open MPI 4 accepts only one of it and the folder that the daemon has set.
+    os.environ.pop("OMPI_MCA_orte_local_tmpdir_base", None)
     if rank == 0 and "DDLRUN_STDIN" in os.environ:
         _replace_stdin(os.environ["DDLRUN_STDIN"])
     report, problems = bind_rank(rank, local_rank, size)

@@ -20,8 +20,11 @@ DRAINING     passes on the rest of the output and    When no child and no pipe i
 REPORTING    sends the report of the end             When all is sent and, unless the exit code is 0, LEAVE has
                                                      come: LEAVING. After a loss of the connection: GONE.
 LEAVING      has closed its half of the connection   When ddlrun closes the other half, or on its loss: GONE.
+             or, on local rank 0 of a host with a    On HANDED_OVER: GONE.
+             daemon, has sent HANDOVER
 GONE         exits with the program's exit code; with 0
-             after a loss of the connection
+             after a loss of the connection; on local
+             rank 0 leaves a process behind (daemon.py)
 ===========  ======================================  ==========================================================
 
 Deadlines in every state (see escalation.py and connection.py):
@@ -42,7 +45,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.connection import LauncherConnection, LauncherSocket
-from ddlrun.rank.daemon import end_daemon, watch_daemon
+from ddlrun.rank.daemon import end_daemon, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.processes import (
     find_signal_targets,
@@ -107,6 +110,7 @@ class Keeper:
         self._ordered = False
         self._may_leave = False
         self._alone = False
+        self._handed_over = self._over = False
         self._warnings = ReceivedWarnings()
         self._reason = ""
 
@@ -122,8 +126,8 @@ class Keeper:
             self._wait()
         if self._connection.timed_out:
             end_daemon(self._settings.parent)
-        elif self._settings.local_rank == 0:
-            watch_daemon(self._settings.parent)
+        if self._settings.local_rank == 0:
+            self._leave_host()
         # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
         os._exit(0 if self._alone else self._program.exit_code)
 
@@ -135,11 +139,25 @@ class Keeper:
             self._report_end()
             self._state = State.REPORTING
         if self._state is State.REPORTING and not self._must_wait_for_ddlrun():
-            self._connection.finish_sending()
+            self._leave()
             self._state = State.LEAVING
-        if self._state is State.LEAVING and not self._connection.open:
+        if self._state is State.LEAVING and (self._handed_over or not self._connection.open):
             self._state = State.GONE
         return self._state
+
+    def _leave(self) -> None:
+        if self._settings.local_rank == 0 and is_daemon(self._settings.parent):
+            self._connection.send(protocol.HANDOVER)
+            self._connection.flush()
+        else:
+            self._connection.finish_sending()
+
+    def _leave_host(self) -> None:
+        """See to the end of mpirun or its daemon on this host."""
+        if os.getppid() != self._settings.parent:
+            remove_session_folder()
+        elif self._handed_over or self._alone:
+            watch_daemon(self._settings.parent, self._connection, over=self._over)
 
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():
@@ -204,6 +222,10 @@ class Keeper:
             self._order_end(float(text))
         elif kind == protocol.LEAVE:
             self._may_leave = True
+        elif kind == protocol.HANDED_OVER:
+            self._handed_over = True
+        elif kind == protocol.OVER:
+            self._over = True
         elif kind == protocol.INSPECT:
             self._inspect()
         elif kind == protocol.SWEEP:

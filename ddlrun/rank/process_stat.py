@@ -5,6 +5,8 @@ if TYPE_CHECKING:
     from typing import Final
 
 PF_EXITING: "Final" = 4
+STOPPED = "T"
+"""The state of a process that has received SIGSTOP; one that a debugger has stopped is in another."""
 
 
 class ProcessStat:

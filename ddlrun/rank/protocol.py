@@ -34,6 +34,8 @@ LOST = b"l"
 """The keeper closes the connection and ends its program: the reason."""
 NOTE = b"s"
 """A text for the user."""
+HANDOVER = b"d"
+"""The keeper has sent everything, and leaves. The process that watches mpirun's daemon takes over the connection."""
 
 # From ddlrun to a keeper.
 SIGNAL = b"S"
@@ -46,6 +48,10 @@ INSPECT = b"Q"
 """Report the state of the rank's processes."""
 SWEEP = b"C"
 """Kill every other process of the run on this host."""
+HANDED_OVER = b"H"
+"""Everything before HANDOVER has been read."""
+OVER = b"O"
+"""The job is over: mpirun's daemon has to end."""
 
 # In both directions.
 HEARTBEAT = b"."

@@ -19,7 +19,7 @@ TICK_SECONDS = 0.1
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
 # Harmless lines of mpirun: about its ssh, now and then, and about signals.
-HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|mpirun: Forwarding signal )[^\n]*\n"
+HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
 # The owners of lines on the console beside the ranks, which count from 0.
 MPIRUN, DDLRUN = -1, -2
 

@@ -20,6 +20,7 @@ from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.mpirun import MpirunProcess, read_now
+from ddlrun.supervise.readers import Readers
 from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason, explain_closed_connection
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
@@ -55,6 +56,7 @@ class Supervision:
         self._watch, self._job, self._ranks = watch, job, job.ranks
         self._console = Console(watch, job.ranks, files)
         self._epoll = select.epoll()
+        self._readers = Readers(self._epoll)
         self._mpirun = MpirunProcess(process)
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
@@ -63,7 +65,9 @@ class Supervision:
         self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
         self._warnings = SignalWarnings()
         self.record = JobRecord()
-        self._termination = Termination(self._keepers, self._mpirun, self.record, watch.grace)
+        self._termination = Termination(
+            self._keepers, self._mpirun, self.record, grace=watch.grace, tell=self._console.tell
+        )
         self._last_output = self._limits.started_at
 
     def run(self, signals: Signals) -> Outcome:
@@ -84,8 +88,8 @@ class Supervision:
         if self._mpirun.running:
             return False
         since_end = self._mpirun.seconds_since_end(now)
-        if not any(peer.trusted for peer in self._keepers.peers.values()):
-            return True
+        if not self._keepers.remaining:
+            return self._termination.daemons_ended(now)
         if not self._termination.ending and since_end > REPORT_SECONDS:
             self._termination.begin(self.record.blame_mpirun(self._mpirun))
         return self._termination.overdue(now)
@@ -96,7 +100,8 @@ class Supervision:
         if fd == signals.wake:
             read_now(fd)
         elif fd not in self._mpirun.pipes:
-            self._keepers.event(fd, event)
+            if not self._readers.lose(fd):
+                self._keepers.event(fd, event)
         elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)
             del self._mpirun.pipes[fd]
@@ -109,7 +114,7 @@ class Supervision:
             self._heartbeat.deadline(),
         ]
         if not self._termination.ending:
-            deadlines += self._limits.deadline(), self._warnings.deadline()
+            deadlines += self._limits.deadline(), self._warnings.deadline(), self._readers.deadline()
         if self._termination.phase is not Phase.RUNNING or not self._mpirun.running:
             deadlines.append(now + END_INTERVAL)
         if self._watch.status_line or self._watch.stall:
@@ -119,7 +124,7 @@ class Supervision:
     def _on_time(self, now: float, signals: Signals) -> None:
         """Do what has become due, and react to signals."""
         self._console.flush()
-        self._end_job(self._console.closed())
+        self._end_job(self._console.closed() or self._readers.all_gone(now))
         # While a slow terminal or pipe has too much to take, the ranks wait.
         self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
         for number in signals.take():
@@ -127,7 +132,7 @@ class Supervision:
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)
-        all_gone = len(self.record.ends) == self._ranks and not self._keepers.peers
+        all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
         if self._watch.stall and not self._termination.ending:
             self._stalls.check(now, self._last_output, self._keepers)
@@ -144,7 +149,7 @@ class Supervision:
             self._console.tell(message)
 
     def _check_heartbeats(self, now: float) -> None:
-        silent = self._heartbeat.beat(now, self._keepers)
+        silent = [keeper for keeper in self._heartbeat.beat(now, self._keepers) if not keeper.peer.watching]
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
@@ -187,6 +192,8 @@ class Supervision:
             self._stalls.add_state(rank, _decode(text))
         elif kind == protocol.ENDED:
             self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
+        elif kind == protocol.HANDOVER:
+            self._termination.hand_over(peer)
 
     def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
         rank = hello.rank

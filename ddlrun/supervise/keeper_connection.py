@@ -29,6 +29,7 @@ class PeerState(enum.Enum):
     PROVEN = "has proved that it knows the secret"
     RUNNING = "has named its rank, whose program runs"
     ENDED = "has reported the end of its program"
+    WATCHING = "is the process that watches mpirun's daemon, after its keeper has left"
 
 
 ALLOWED = {
@@ -74,6 +75,11 @@ class KeeperConnection:
     def running(self) -> bool:
         """Whether its rank's program runs."""
         return self.state is PeerState.RUNNING
+
+    @property
+    def watching(self) -> bool:
+        """Whether it is no keeper any more, but watches mpirun's daemon."""
+        return self.state is PeerState.WATCHING
 
     @property
     def acknowledged(self) -> bool:

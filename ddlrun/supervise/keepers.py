@@ -52,6 +52,8 @@ class Keepers:
         self._strangers: dict[int, KeeperConnection] = {}
         self._nonces: set[bytes] = set()
         """The nonces of all greetings: a copy of a greeting is not one."""
+        self.complete = False
+        """Whether the keepers of all ranks have connected."""
         self.reading = True
         """Whether the ranks' output is read; otherwise they block in writing."""
         self._listening = {listening.fileno(): listening for listening in listener.sockets}
@@ -79,6 +81,16 @@ class Keepers:
         for peer in list(self.peers.values()):
             if peer.trusted:
                 self.send(peer, kind, text)
+
+    @property
+    def watchers(self) -> list[KeeperConnection]:
+        """The processes that watch mpirun's daemons, whose keepers have left."""
+        return [peer for peer in self.peers.values() if peer.watching]
+
+    @property
+    def remaining(self) -> list[KeeperConnection]:
+        """The keepers that have sent the token and have not left."""
+        return [peer for peer in self.peers.values() if peer.trusted and not peer.watching]
 
     def send_signal(self, number: int, reached: Container[int] = frozenset()) -> None:
         """Send a signal to the programs of all ranks that it has not reached."""
@@ -108,7 +120,8 @@ class Keepers:
             self._drop(peer)
 
     def stop_listening(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, as all keepers have connected."""
+        self.complete = True
         self._drop_strangers(0)
         for peer in [peer for peer in self.peers.values() if not peer.trusted]:
             self._drop(peer)

@@ -13,6 +13,10 @@ from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
 
+# Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
+SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
+LOCAL_SESSION_FOLDERS = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
+
 
 def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> FinishedJob:
     """Start the job of a plan and supervise it to its end; the output goes to the run folder too."""
@@ -66,16 +70,16 @@ def _routed_addresses(hosts: list[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Give mpirun a new folder for its session, where all ranks are on this host, and remove it afterwards.
+    """Give mpirun, but not its daemons on other hosts, a new folder for its session, and remove it afterwards.
 
     The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
-    names = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
-    if not all_local or any(name in environ for name in names):
+    if any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
         yield {}
         return
+    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
+    names = SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     try:
         os.mkdir(path, 0o700)

@@ -1,9 +1,11 @@
 """The mpirun of a job: its output and its end."""
 
 import os
+import signal
 from contextlib import suppress
 
 from ddlrun.process_managers.openmpi import spawn_refused
+from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.remote.mpirun_process import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 
@@ -71,6 +73,14 @@ class MpirunProcess:
         if not self.terminated and self.running:
             self.terminated = True
             self._process.terminate()
+
+    def resume(self) -> bool:
+        """Continue it if it was stopped; return True if so."""
+        stat = read_stat(self._process.pid)
+        stopped = stat is not None and stat.state == STOPPED
+        if stopped:
+            self._process.send_signal(signal.SIGCONT)
+        return stopped
 
     def kill(self) -> None:
         """Kill its whole session on this host."""

@@ -5,37 +5,47 @@ Phase    ddlrun                                             Next phase
 =======  =================================================  ================================================
 RUNNING  supervises the ranks                               When all ranks have ended and all keepers are
                                                             gone: IDLE. With a reason to end the job: ENDING.
-IDLE     waits for mpirun; SIGTERM after 10 s, SIGKILL 3 s  With a reason to end the job: ENDING.
+IDLE     waits for mpirun; SIGTERM after 5 s, SIGKILL 3 s   With a reason to end the job: ENDING.
          later
 ENDING   has sent TERMINATE to the keepers; kills mpirun's  When no rank runs: LEAVING.
          session 3 s after the grace, or 1 s after a
          second signal
 LEAVING  has sent LEAVE to the keepers and waits for
-         mpirun; SIGTERM after 5 s, SIGKILL after 15 s;
-         after 1 s and 3 s if a host was lost
+         mpirun; SIGTERM after 5 s, SIGKILL after 8 s;
+         after 1 s and 3 s if a host was lost; after 5 s
+         and 15 s if not all ranks have started
 =======  =================================================  ================================================
 
-In every phase the job is over when mpirun has ended and no keeper is connected.
+In IDLE and LEAVING, a stopped mpirun is continued after 2 s. Once all ranks have started, OVER is sent to the processes
+that watch mpirun's daemons, which do the same there (see rank/daemon.py).
+
+In every phase the job is over when mpirun has ended and no keeper is connected, and no daemon is watched or 10 s later.
 """
 
 import enum
 import time
+from collections.abc import Callable
 
 from ddlrun.rank import protocol
 from ddlrun.supervise.job_record import JobRecord
+from ddlrun.supervise.keeper_connection import KeeperConnection, PeerState
 from ddlrun.supervise.keepers import Keepers
 from ddlrun.supervise.mpirun import MpirunProcess
 from ddlrun.supervise.root_cause import EndReason
 
-# mpirun may take this long to end once its ranks have been ended, and a third of it before it gets SIGTERM. On a busy
-# machine it may still be starting its daemons on other hosts; Grid Engine deletes a job one of whose daemons is killed.
-MPIRUN_SECONDS = 15.0
+# A stopped mpirun is continued when all ranks have been ended for so long.
+RESUME_SECONDS = 2.0
+# mpirun may take this long to end before it gets SIGTERM, and before SIGKILL.
+MPIRUN_SECONDS = (5.0, 8.0)
+# The same where ranks have not started. On a busy machine it may still be starting its daemons on other hosts; Grid
+# Engine deletes a job one of whose daemons is killed.
+STARTING_SECONDS = (5.0, 15.0)
 # The same where a host was lost, for which mpirun may wait in vain.
-LOST_SECONDS = 3.0
+LOST_SECONDS = (1.0, 3.0)
 # The time beyond the grace for keepers and networks.
 SLACK_SECONDS = 3.0
-# mpirun may take this long to end when all ranks have ended by themselves.
-IDLE_SECONDS = 10.0
+# After mpirun's end, daemons on other hosts have this long; what watches them needs less.
+DAEMON_SECONDS = 10.0
 # The time from a second signal until mpirun is killed.
 HURRY_SECONDS = 1.0
 
@@ -52,15 +62,25 @@ class Phase(enum.Enum):
 class Termination:
     """The phase of a job, and the deadlines of its end; times are those of time.monotonic()."""
 
-    def __init__(self, keepers: Keepers, mpirun: MpirunProcess, record: JobRecord, grace: float) -> None:
+    def __init__(
+        self,
+        keepers: Keepers,
+        mpirun: MpirunProcess,
+        record: JobRecord,
+        *,
+        grace: float,
+        tell: Callable[[str], None],
+    ) -> None:
         self._keepers, self._mpirun, self._record = keepers, mpirun, record
         self._grace = grace
+        self._tell = tell
         self.phase = Phase.RUNNING
         self.reason: EndReason | None = None
         """The reason for the end, from ENDING on."""
         self.since = float("inf")
         """The time at which the job began to end."""
-        self._ranks_kill_at = self._mpirun_term_at = self._mpirun_kill_at = float("inf")
+        self._ranks_kill_at = self._mpirun_resume_at = self._mpirun_term_at = self._mpirun_kill_at = float("inf")
+        self._over_at = float("inf")
 
     @property
     def ending(self) -> bool:
@@ -76,7 +96,7 @@ class Termination:
         self.since = time.monotonic()
         self._ranks_kill_at = self.since + self._grace + SLACK_SECONDS
         self._keepers.send_all(protocol.TERMINATE, str(self._grace))
-        if not any(peer.rank is not None for peer in self._keepers.peers.values()):
+        if not any(peer.rank is not None for peer in self._keepers.remaining):
             self._mpirun.terminate()  # no rank has started
 
     def hurry(self) -> None:
@@ -86,7 +106,23 @@ class Termination:
 
     def overdue(self, now: float) -> bool:
         """Return True if keepers that are still connected will not be waited for any longer."""
-        return self.ending and now > self._ranks_kill_at + LOST_SECONDS
+        return self.ending and now > self._ranks_kill_at + SLACK_SECONDS
+
+    def hand_over(self, peer: KeeperConnection) -> None:
+        """Let a keeper leave: its connection now belongs to the process that watches mpirun's daemon."""
+        peer.state = PeerState.WATCHING
+        self._keepers.send(peer, protocol.HANDED_OVER)
+        if self._over_at < float("inf"):
+            self._keepers.send(peer, protocol.OVER)
+
+    def daemons_ended(self, now: float) -> bool:
+        """Return True if no daemon is watched any more, or if they will not be waited for any longer.
+
+        mpirun and all keepers have ended.
+        """
+        self._announce_end(now)
+        watched = [peer for peer in self._keepers.watchers if peer.host not in self._record.lost_hosts]
+        return not watched or now > self._over_at + DAEMON_SECONDS
 
     def advance(self, now: float, *, all_gone: bool) -> None:
         """Go on to the next phase if its time has come, and send mpirun the signals that are due.
@@ -96,7 +132,7 @@ class Termination:
             all_gone: Whether all ranks have ended and no keeper is connected.
         """
         if self.phase is Phase.RUNNING and all_gone:
-            self._enter(Phase.IDLE, term_at=now + IDLE_SECONDS, kill_at=now + IDLE_SECONDS + SLACK_SECONDS)
+            self._enter(Phase.IDLE, now)
         if self.phase is Phase.ENDING:
             if any(peer.running for peer in self._keepers.peers.values()):
                 if now > self._ranks_kill_at:
@@ -104,14 +140,31 @@ class Termination:
                 return
             self._order_sweeps()
             self._keepers.send_all(protocol.LEAVE)
-            seconds = LOST_SECONDS if self._record.lost_hosts else MPIRUN_SECONDS
-            self._enter(Phase.LEAVING, term_at=now + seconds / 3, kill_at=now + seconds)
+            self._enter(Phase.LEAVING, now)
         if self.phase in (Phase.IDLE, Phase.LEAVING):
-            self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)
+            self._end_mpirun(now)
 
-    def _enter(self, phase: Phase, *, term_at: float, kill_at: float) -> None:
+    def _enter(self, phase: Phase, now: float) -> None:
         self.phase = phase
-        self._mpirun_term_at, self._mpirun_kill_at = term_at, kill_at
+        started = MPIRUN_SECONDS if self._keepers.complete else STARTING_SECONDS
+        term, kill = LOST_SECONDS if self._record.lost_hosts else started
+        self._mpirun_resume_at = now + RESUME_SECONDS
+        self._mpirun_term_at, self._mpirun_kill_at = now + term, now + kill
+        if self._keepers.complete:
+            self._announce_end(now)
+
+    def _end_mpirun(self, now: float) -> None:
+        if now > self._mpirun_resume_at and self._mpirun.resume():
+            self._tell("mpirun was stopped when the job was over, and was continued")
+            self._mpirun_resume_at = now + RESUME_SECONDS
+        self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)
+
+    def _announce_end(self, now: float) -> None:
+        """Announce to what watches mpirun's daemons that they have to end, once."""
+        if self._over_at == float("inf"):
+            self._over_at = now
+            for peer in self._keepers.watchers:
+                self._keepers.send(peer, protocol.OVER)
 
     def _order_sweeps(self) -> None:
         """On hosts where a keeper was killed, order another one to kill the children of its program."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -48,15 +49,28 @@ MPI.COMM_WORLD.barrier()
 class Job:
     """A launch over the four hosts that a test may hurt."""
 
-    def __init__(self, cluster: Cluster, mpirun: str, folder: Path, *words: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        mpirun: str,
+        folder: Path,
+        *words: str,
+        options: tuple[str, ...] = (),
+        login: str | None = None,
+    ) -> None:
+        """Start ddlrun on h1, by ssh from another host if one is given."""
         self.cluster = cluster
         self.output, self.errors = folder / "output", folder / "errors"
         self.before = cluster.processes()
+        self._folders_before = session_folders(cluster)
         argv = launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")
         argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *words]
+        launch = cluster.argv("h1", argv, cwd=folder)
+        if login is not None:
+            launch = cluster.argv(login, ["ssh", "h1", f"cd {folder} && exec {shlex.join(argv)}"])
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                ["env", "--default-signal=INT", *cluster.argv("h1", argv, cwd=folder)],
+                ["env", "--default-signal=INT", *launch],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
             )  # fmt: skip
 
@@ -110,6 +124,7 @@ class Job:
         self.process.wait(PATIENCE)
         wait_until(lambda: not left(self.cluster, self.before), lambda: left(self.cluster, self.before))
         errors = self.errors.read_text()
+        assert session_folders(self.cluster) <= self._folders_before, errors
         self._note(errors, time.monotonic() - begin)
         return self.process.returncode, self.output.read_text(), errors
 
@@ -131,6 +146,16 @@ def pids(cluster: Cluster, host: str) -> list[int]:
 def left(cluster: Cluster, before: set[int]) -> list[list[str]]:
     """Return the command lines of what lives on any host and did not before, sshd's own sessions apart."""
     return [words for words in map(cmdline, cluster.processes() - before) if words and not words[0].startswith("sshd")]
+
+
+def session_folders(cluster: Cluster) -> set[Path]:
+    """Return the folders of mpirun and its daemons in the folders for temporary files of all hosts."""
+    return {path for host in cluster.hosts for path in (host.folder / "tmp").iterdir() if not is_empty(path)}
+
+
+def is_empty(path: Path) -> bool:
+    """Return True for a folder without files, such as that of ddlrun for mpirun, or that of all jobs of a user."""
+    return path.is_dir() and not any(file.is_file() for file in path.rglob("*"))
 
 
 def cmdline(pid: int) -> list[str]:
@@ -238,6 +263,60 @@ def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path:
         os.kill(job.ddlrun(), signal.SIGINT)
         code, _, err = job.end()
     assert code == 130, err
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("h1", "mpirun was stopped when the job was over, and was continued"),
+        ("h3", r"(orted|prted) on h3 \(process \d+\) was stopped when the job was over, and was continued"),
+    ],
+)
+def test_a_stopped_process_when_all_ranks_end(
+    cluster: Cluster, mpirun: str, tmp_path: Path, host: str, said: str
+) -> None:
+    go = tmp_path / "go"
+    words = ("sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done")
+    with Job(cluster, mpirun, tmp_path, *words) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started(host)
+        os.kill(parent(keeper), signal.SIGSTOP)
+        go.touch()
+        code, _, err = job.end()
+    assert code == 0, err
+    assert re.search(f"^ddlrun: {said}$", err, re.MULTILINE), err
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("host", ["h1", "h3"])
+def test_a_killed_ddlrun_and_guard_with_a_stopped_process(
+    cluster: Cluster, mpirun: str, tmp_path: Path, host: str
+) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started(host)
+        os.kill(parent(keeper), signal.SIGSTOP)
+        launcher = parent(parent(job.started("h1")[0]))
+        guards = [pid for pid in children(launcher) if cmdline(pid) == cmdline(launcher)]
+        for pid in (launcher, *guards):
+            os.kill(pid, signal.SIGKILL)
+        code, _, err = job.end()
+    assert (code, len(guards)) == (-9, 1), err
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("victim", ["client", "server"])
+def test_an_ssh_session_that_dies_while_ranks_are_silent(
+    cluster: Cluster, mpirun: str, tmp_path: Path, victim: str
+) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, login="h2") as job:
+        job.wait_for_output("started", RANKS)
+        server = parent(parent(parent(job.started("h1")[0])))
+        assert cmdline(server)[0].startswith("sshd"), job.show()
+        os.kill(job.process.pid if victim == "client" else server, signal.SIGKILL)
+        code, _, err = job.end()
+    assert code == (-9 if victim == "client" else 255), err
 
 
 @pytest.mark.extra

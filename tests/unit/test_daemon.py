@@ -1,0 +1,72 @@
+"""The process that ends mpirun's daemon when the job is over, without a job: a socket and another program."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ddlrun.rank import protocol
+
+DEADLINE = 300.0
+WATCHER = """
+import _socket, sys
+from ddlrun.rank.connection import LauncherConnection
+from ddlrun.rank.daemon import DaemonWatcher
+connection = LauncherConnection(_socket.socket(fileno=int(sys.argv[1])), 0.0, lambda reason: None)
+DaemonWatcher(int(sys.argv[2]), "orted", connection, over=False).run()
+"""
+
+
+class Watched:
+    """A program in the place of a daemon, its watcher, and ddlrun's end of the connection."""
+
+    def __init__(self) -> None:
+        self.daemon = subprocess.Popen(["sleep", "3600"])
+        self.launcher, connected = socket.socketpair()
+        self.launcher.settimeout(DEADLINE)
+        argv = [sys.executable, "-c", WATCHER, str(connected.fileno()), str(self.daemon.pid)]
+        self.watcher = subprocess.Popen(argv, pass_fds=[connected.fileno()])
+        connected.close()
+
+    def close(self) -> int:
+        """End everything; return the exit code of the watcher."""
+        self.launcher.close()
+        self.daemon.kill()
+        self.daemon.wait()
+        return self.watcher.wait(DEADLINE)
+
+    def read_notes(self) -> list[str]:
+        """Return the texts that the watcher sends before it closes its end."""
+        unpacker = protocol.Unpacker()
+        messages = []
+        while data := self.launcher.recv(1 << 16):
+            messages += unpacker.feed(data)
+        return [text.decode() for kind, text in messages if kind == protocol.NOTE]
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    assert made.close() == 0
+
+
+def test_a_daemon_that_ends_is_not_reported(watched: Watched) -> None:
+    watched.daemon.terminate()
+    assert watched.read_notes() == []
+
+
+@pytest.mark.extra  # it has 8 s to end
+def test_a_daemon_that_stays_is_killed(watched: Watched) -> None:
+    watched.launcher.sendall(protocol.pack(protocol.OVER))
+    notes = watched.read_notes()
+    assert (watched.daemon.wait(), len(notes)) == (-9, 1)
+    assert f"(process {watched.daemon.pid}) did not end within 8 s after the job, and was killed" in notes[0]
+
+
+@pytest.mark.extra  # it has 8 s to end
+def test_a_daemon_that_stays_is_killed_without_ddlrun(watched: Watched) -> None:
+    watched.launcher.close()
+    assert watched.daemon.wait() == -9
