@@ -56,7 +56,7 @@ class Job:
         argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *words]
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                ["env", "--default-signal=INT", *cluster.argv("h1", argv, cwd=folder)],
+                ["env", "--default-signal=INT,HUP", *cluster.argv("h1", argv, cwd=folder)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
             )  # fmt: skip
 
