@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 POLL_SECONDS = 0.1
 
@@ -31,7 +31,8 @@ def guard_session(session: int, seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        os.write(alive, b"x")
+        with suppress(BrokenPipeError):  # the guard itself was killed
+            os.write(alive, b"x")
         os.close(alive)
         os.waitpid(guard, 0)
 

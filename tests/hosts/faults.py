@@ -32,6 +32,7 @@ FAULTS = {
     "a daemon that hangs at the end": "mpirun's daemon on a host is stopped, then Ctrl-C",
     "kill 9: mpirun": "SIGKILL to mpirun",
     "kill 9: ddlrun": "SIGKILL to ddlrun",
+    "a guard that is killed": "SIGKILL to ddlrun's guard process",
     "an sshd that is killed": "SIGKILL to the sshd of a host",
     "a cut network: False": "a host's network is cut, silent ranks",
     "a cut network: True": "a host's network is cut, ranks that print all the time",

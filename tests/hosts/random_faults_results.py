@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from tests.hosts.random_faults_scenario import (
+    EARLY_MOMENTS,
     HARMLESS,
     NO_LINE,
     NUMBERS,
@@ -17,8 +18,8 @@ from tests.hosts.random_faults_scenario import (
 )
 
 ANY_LINE = "^"
-# The moments before the ranks run.
-EARLY = (Moment.CHECK, Moment.START)
+# Messages that may come before the report of a failure.
+NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not printed"
 # Faults of ddlrun itself, which count even while it ends the job.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
 
@@ -27,7 +28,7 @@ def first_line(errors: str) -> str:
     """Return the first line by which ddlrun reports a problem; empty if there is none."""
     lines = (line for line in errors.splitlines() if line.startswith("ddlrun: "))
     texts = (line.removeprefix("ddlrun: ") for line in lines)
-    return next((text for text in texts if not re.match("note:|warning:|no more log in", text)), NO_LINE)
+    return next((text for text in texts if not re.match(NOTES, text)), NO_LINE)
 
 
 def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Result]:
@@ -79,9 +80,9 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({code}), pattern)
     if fault.kind in REQUESTS:
         number = signal.Signals[fault.kind.name]
-        pattern = ANY_LINE if fault.moment in EARLY else f"ended by {fault.kind.name}"
+        pattern = ANY_LINE if fault.moment in EARLY_MOMENTS else f"ended by {fault.kind.name}"
         yield Result(frozenset({128 + number, -number}), pattern)
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment is Moment.START and fault.kind is Kind.CUT:
-        yield Result(frozenset({3}), f"{on_host} did not start in|mpirun lost host {host}|{host}.*timed out")
+        yield Result(frozenset({3}), f"ranks? .* did not start in|mpirun lost host {host}|{host}.*timed out")

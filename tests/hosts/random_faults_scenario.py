@@ -46,6 +46,8 @@ class Kind(enum.Enum):
     SIGHUP = "SIGHUP to ddlrun"
 
 
+# The moments before the ranks run.
+EARLY_MOMENTS = (Moment.CHECK, Moment.START)
 # Faults for which only silence is evidence, so that a short heartbeat is needed.
 SILENT = frozenset((Kind.STOP_KEEPER, Kind.STOP_DDLRUN, Kind.CUT))
 # Faults that a job survives.
@@ -131,17 +133,16 @@ class Scenario:
 
     @property
     def start_timeout(self) -> float:
-        """The value of --start-timeout, which ends a job whose daemons cannot be started."""
-        return 30.0 if any(fault.moment is Moment.START for fault in self.faults) else LONG
+        """The value of --start-timeout, which ends the check and a job whose daemons cannot be started."""
+        return 30.0 if any(fault.moment in EARLY_MOMENTS for fault in self.faults) else LONG
 
     @property
     def bound(self) -> float:
         """The seconds from the last fault until nothing is left, by the tables of docs/explanation/faults.md."""
-        checking = 30.0 if any(fault.moment is Moment.CHECK for fault in self.faults) else 0.0
         limits = (self.heartbeat * 1.25, self.timeout, self.start_timeout)
         detection = max((limit for limit in limits if limit < LONG), default=0.0)
         ending, leaving, sweeping, keepers = self.grace + 6, 15.0, self.grace + 5, 24.0
-        return checking + detection + self.pause + ending + leaving + sweeping + keepers
+        return detection + self.pause + ending + leaving + sweeping + keepers
 
     def rank_on(self, host: str) -> int:
         """Return the rank on a host."""

@@ -186,6 +186,18 @@ def test_kill_9(cluster: Cluster, mpirun: str, tmp_path: Path, victim: str, code
 
 
 @pytest.mark.extra
+def test_a_guard_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", "echo started; until [ -e go ]; do sleep 0.1; done") as job:
+        job.wait_for_output("started", RANKS)
+        ddlrun = job.process.pid
+        (guard,) = (pid for pid in children(ddlrun) if cmdline(pid) == cmdline(ddlrun))
+        os.kill(guard, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        code, _, err = job.end()
+    assert (code, err.count("Traceback")) == (0, 0), err
+
+
+@pytest.mark.extra
 def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     with Job(cluster, mpirun, tmp_path, *STAY) as job:
         job.wait_for_output("started", RANKS)
