@@ -37,7 +37,7 @@ def main() -> None:
         world.Barrier()
 
 
-def _world() -> Any:  # noqa: ANN401 - mpi4py is imported late
+def _world() -> Any:
     from mpi4py import MPI  # noqa: PLC0415 - half a second
 
     return MPI.COMM_WORLD
