@@ -62,7 +62,7 @@ class Run:
         self._evidence = folder / "evidence"
         self._evidence.mkdir()
         self._shown = folder / "shown"
-        self._stopped: list[int] = []
+        self._ddlrun_stopped = False
 
     def execute(self) -> Report:
         """Run the job, inject the faults, wait for the end, and check the properties."""
@@ -135,7 +135,9 @@ class Run:
     # -- faults -----------------------------------------------------------------------------------
 
     def _inject(self, fault: Fault, stack: ExitStack) -> bool:
-        """Wait for a fault's moment, and inject it; return False if the job ended before."""
+        """Wait for a fault's moment, and inject it; return False if the job ended before, or ddlrun was stopped."""
+        if self._ddlrun_stopped:
+            return False
         if fault.moment is Moment.END:
             (self._evidence / "go").touch()
         if not self._await(lambda: self._has_come(fault.moment)):
@@ -186,7 +188,7 @@ class Run:
         number = signal.Signals[name] if name.startswith("SIG") else signal.SIGKILL
         if name.startswith(("STOP", "PAUSE")):
             number = signal.SIGSTOP
-            self._stopped += victims
+        self._ddlrun_stopped = fault.kind is Kind.STOP_DDLRUN
         for pid in victims:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -235,9 +237,10 @@ class Run:
         """Wait until ddlrun has ended and nothing is left; return the violation of the bound."""
         limit = time.monotonic() + self._scenario.bound + SPARE_SECONDS
         job = self._job
-        if Kind.STOP_DDLRUN in self._scenario.kinds:
+        if self._ddlrun_stopped:
             wait_until(lambda: len(self._left()) <= MOST_OF_DDLRUN, limit)
-            self._continue(self._stopped)
+            self._continue([job.process.pid])
+            limit += SPARE_SECONDS
         if not wait_until(lambda: job.process.poll() is not None, limit):
             return [Violation("bound", f"ddlrun runs on, beside {self._left()}")]
         if not wait_until(lambda: not self._left(), limit):
@@ -281,7 +284,9 @@ class Run:
             written = b"".join(line(rank, number, self._scenario.size) for number in range(sum(self._scenario.lines)))
             least = self._written(rank) * self._scenario.size if orderly else 0
             if not announced and (not written.startswith(shown) or len(shown) < least):
-                violations.append(Violation("output", f"rank {rank}: {len(shown)} bytes shown, {least} written"))
+                at = next((at for at, (a, b) in enumerate(zip(shown, written, strict=False)) if a != b), len(shown))
+                facts = f"{len(shown)} bytes shown, at least {least} written; from byte {at}: {shown[at:][:60]!r}"
+                violations.append(Violation("output", f"rank {rank}: {facts}"))
         return violations
 
 
