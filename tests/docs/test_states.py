@@ -2,37 +2,32 @@
 
 from pathlib import Path
 
-import pytest
-
-from ddlrun.rank.entry import CONNECT_SECONDS, CONNECTIONS_PER_SECOND
-from ddlrun.rank.escalation import KILL_INTERVAL, STRAY_SECONDS
-from ddlrun.rank.keeper import UNKILLABLE_SECONDS
-from ddlrun.supervise.termination import HURRY_SECONDS, IDLE_SECONDS, LOST_SECONDS, MPIRUN_SECONDS, SLACK_SECONDS
+from ddlrun.rank import entry, escalation, keeper
+from ddlrun.supervise import termination
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
-DEADLINES = {
-    "idle": f"TERM to mpirun after {IDLE_SECONDS:g} s, KILL {SLACK_SECONDS:g} s later",
-    "ending": (
-        f"ddlrun kills mpirun {SLACK_SECONDS:g} s later, or {HURRY_SECONDS:g} s after a second signal; "
-        f"{LOST_SECONDS:g} s after that it waits for no keeper any more"
-    ),
-    "leaving": (
-        f"TERM to mpirun after {MPIRUN_SECONDS / 3:g} s, KILL after {MPIRUN_SECONDS:g} s; "
-        f"if a host was lost, after {LOST_SECONDS / 3:g} s and {LOST_SECONDS:g} s"
-    ),
-    "connecting": f"{CONNECT_SECONDS:g} s per address of ddlrun, and 1 s more per {CONNECTIONS_PER_SECOND} ranks",
-    "terminating, exiting": f"repeated each {KILL_INTERVAL:g} s",
-    "draining": f"TERM after {STRAY_SECONDS:g} s, KILL after {2 * STRAY_SECONDS:g} s",
-}
 
 
-@pytest.mark.parametrize("state", DEADLINES)
-def test_the_page_has_the_deadline_of_a_state(state: str) -> None:
-    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {state} |"))
-    assert DEADLINES[state] in row
+def row(state: str) -> str:
+    """Return the row of a state."""
+    return next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {state} |"))
 
 
-def test_the_page_has_the_bound_of_a_run() -> None:
-    beyond_grace = SLACK_SECONDS + LOST_SECONDS + MPIRUN_SECONDS
-    assert f"**`--grace`** + {beyond_grace:g} s after the failure at the latest" in PAGE.read_text()
-    assert f"processes that live {UNKILLABLE_SECONDS:g} s later" in PAGE.read_text()
+def test_the_page_has_the_deadlines_of_a_run() -> None:
+    slack, lost = termination.SLACK_SECONDS, termination.LOST_SECONDS
+    assert f"TERM to mpirun after {termination.IDLE_SECONDS:g} s, KILL {slack:g} s later" in row("idle")
+    assert f"kills mpirun {slack:g} s later, or {termination.HURRY_SECONDS:g} s after a second signal" in row("ending")
+    assert f"{lost:g} s after that it waits for no keeper" in row("ending")
+    term, kill = termination.MPIRUN_SECONDS / 3, termination.MPIRUN_SECONDS
+    assert f"TERM to mpirun after {term:g} s, KILL after {kill:g} s" in row("leaving")
+    assert f"if a host was lost, after {lost / 3:g} s and {lost:g} s" in row("leaving")
+    assert f"**`--grace`** + {slack + lost + kill:g} s after the failure at the latest" in PAGE.read_text()
+
+
+def test_the_page_has_the_deadlines_of_a_keeper() -> None:
+    per_second = f"1 s more per {entry.CONNECTIONS_PER_SECOND} ranks"
+    assert f"{entry.CONNECT_SECONDS:g} s per address of ddlrun, and {per_second}" in row("connecting")
+    assert f"repeated each {escalation.KILL_INTERVAL:g} s" in row("terminating, exiting")
+    stray = escalation.STRAY_SECONDS
+    assert f"TERM after {stray:g} s, KILL after {2 * stray:g} s" in row("draining")
+    assert f"processes that live {keeper.UNKILLABLE_SECONDS:g} s later" in row("draining")

@@ -19,7 +19,7 @@ from tests.hosts.random_faults_scenario import (
 
 ANY_LINE = "^"
 # Messages that may come before the report of a failure.
-NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not printed"
+NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not printed|.* was stopped when the job was over"
 # Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
 # keepers end their ranks then, before ddlrun knows.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
@@ -74,7 +74,7 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         Kind.KILL_SSHD: (3, gone),
         Kind.STOP_RANK: (124, "the time limit of"),
         Kind.STOP_KEEPER: (3, f"no sign of life from {host} .*the host replies, but its keepers do not run"),
-        Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun"),
+        Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun|ddlrun( itself)? did not run"),
         Kind.CUT: (3, f"no sign of life from {host} .*the host is down, or its network is cut"),
     }
     if fault.kind in tables:
