@@ -6,11 +6,12 @@ from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults import render, run_seed
 from tests.hosts.random_faults_scenario import Kind, draw
 
-NUMBER = 50
+# Each with another fault: kills, stops, signals, a slow reader, a network that is cut for a moment.
+SEEDS = (1, 5, 8, 10, 21, 23, 29, 39, 44, 47, 2007, 2013)
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("seed", range(NUMBER))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_faults(cluster: Cluster, seed: int) -> None:
     report = run_seed(cluster, seed)
     assert not report.violations, render(report)
