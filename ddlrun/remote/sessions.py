@@ -4,14 +4,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 POLL_SECONDS = 0.1
 
 
 @contextmanager
-def guard_session(session: int, seconds: float) -> Iterator[None]:
-    """Keep a process that ends a session if this process is killed.
+def guard_session(session: int, seconds: float, folder: str | None) -> Iterator[None]:
+    """Keep a process that ends a session, and removes its folder, if this process is killed.
 
     The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make mpirun kill the keepers
     at once, and no process would be left to end the ranks' own children.
@@ -19,25 +19,29 @@ def guard_session(session: int, seconds: float) -> Iterator[None]:
     Args:
         session: mpirun's session.
         seconds: The time that the session has after this process was killed.
+        folder: The folder of the session's files, if it has one of its own.
     """
     watched, alive = os.pipe()
     guard = os.fork()
     if guard == 0:
         try:
-            _stand_guard(watched, session, seconds)
+            if _outlives_launcher(watched):
+                _end_later(session, seconds)
+                _remove(folder)
         finally:
             os._exit(0)
     os.close(watched)
     try:
         yield
     finally:
-        os.write(alive, b"x")
+        with suppress(BrokenPipeError):  # the guard itself was killed
+            os.write(alive, b"x")
         os.close(alive)
         os.waitpid(guard, 0)
 
 
-def _stand_guard(watched: int, session: int, seconds: float) -> None:
-    """Wait until the other end of a pipe is closed, and end the session unless a byte was written before."""
+def _outlives_launcher(watched: int) -> bool:
+    """Wait until the other end of a pipe is closed; return False if a byte was written before."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -47,8 +51,14 @@ def _stand_guard(watched: int, session: int, seconds: float) -> None:
         os.dup2(null, fd)
     os.dup2(watched, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    if not os.read(3, 1):
-        _end_later(session, seconds)
+    return not os.read(3, 1)
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None:
+        import shutil  # noqa: PLC0415 - after a SIGKILL alone
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_later(session: int, seconds: float) -> None:

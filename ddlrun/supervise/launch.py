@@ -31,7 +31,8 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
     through_mpirun = STDIN not in environ and not os.isatty(0)
     with _session_folder(plan, environ) as session, record_run(plan, environ):
-        command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun)
+        folder = next(iter(session.values()), None)
+        command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun, folder)
         return run_job(command, options, job, plan.run_dir)
 
 

@@ -22,6 +22,8 @@ class MpirunCommand(NamedTuple):
     environ: Mapping[str, str]
     stdin: bool
     """Whether mpirun gets ddlrun's standard input."""
+    session_folder: str | None = None
+    """The folder of mpirun's session files, if it has one of its own."""
 
 
 class FinishedJob(NamedTuple):
@@ -60,7 +62,8 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
         with Signals(watch.forward) as signals:
             process = start_mpirun(command.argv, {**command.environ, **variables}, stdin=command.stdin)
             allow_files(job.ranks)
-            with process, guard_session(process.pid, watch.grace + SLACK_SECONDS):
+            guard = guard_session(process.pid, watch.grace + SLACK_SECONDS, command.session_folder)
+            with process, guard:
                 try:
                     supervision = Supervision(watch, job, files, listener, process)
                     outcome = supervision.run(signals)

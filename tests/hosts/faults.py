@@ -41,6 +41,7 @@ FAULTS = {
     "a killed ddlrun and guard with a stopped process: h3": "the same, with a stopped daemon on a host",
     "an ssh session that dies while ranks are silent: client": "SIGKILL to ddlrun's ssh client, silent ranks",
     "an ssh session that dies while ranks are silent: server": "SIGKILL to ddlrun's sshd, silent ranks",
+    "a guard that is killed": "SIGKILL to ddlrun's guard process",
     "an sshd that is killed": "SIGKILL to the sshd of a host",
     "a cut network: False": "a host's network is cut, silent ranks",
     "a cut network: True": "a host's network is cut, ranks that print all the time",

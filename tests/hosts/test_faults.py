@@ -70,7 +70,7 @@ class Job:
             launch = cluster.argv(login, ["ssh", "h1", f"cd {folder} && exec {shlex.join(argv)}"])
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                ["env", "--default-signal=INT", *launch],
+                ["env", "--default-signal=INT,HUP", *launch],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
             )  # fmt: skip
 
@@ -252,6 +252,18 @@ def test_a_ddlrun_that_is_stopped(cluster: Cluster, mpirun: str, tmp_path: Path)
         code, _, err = job.end()
     assert code == 3, err
     assert "had to end: no sign of life from ddlrun for 4 s: ddlrun did not run for" in err
+
+
+@pytest.mark.extra
+def test_a_guard_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", "echo started; until [ -e go ]; do sleep 0.1; done") as job:
+        job.wait_for_output("started", RANKS)
+        ddlrun = job.process.pid
+        (guard,) = (pid for pid in children(ddlrun) if cmdline(pid) == cmdline(ddlrun))
+        os.kill(guard, signal.SIGKILL)
+        (tmp_path / "go").touch()
+        code, _, err = job.end()
+    assert (code, err.count("Traceback")) == (0, 0), err
 
 
 @pytest.mark.extra

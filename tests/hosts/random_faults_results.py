@@ -1,0 +1,90 @@
+"""The results that are allowed after random faults: exit codes and first lines."""
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+
+from tests.hosts.random_faults_scenario import (
+    EARLY_MOMENTS,
+    HARMLESS,
+    NO_LINE,
+    NUMBERS,
+    REQUESTS,
+    Fault,
+    Kind,
+    Moment,
+    Result,
+    Scenario,
+)
+
+ANY_LINE = "^"
+# Messages that may come before the report of a failure.
+NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not printed|.* was stopped when the job was over"
+# Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
+# keepers end their ranks then, before ddlrun knows.
+OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
+
+
+def first_line(errors: str) -> str:
+    """Return the first line by which ddlrun reports a problem; empty if there is none."""
+    lines = (line for line in errors.splitlines() if line.startswith("ddlrun: "))
+    texts = (line.removeprefix("ddlrun: ") for line in lines)
+    return next((text for text in texts if not re.match(NOTES, text)), NO_LINE)
+
+
+def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Result]:
+    """Return the results that are allowed after the faults that were injected."""
+    results: list[Result] = []
+    unnoticed = any(fault.kind is Kind.KILL_DAEMON for fault in injected)
+    for fault in injected:
+        if fault.moment is not Moment.ENDING or unnoticed or fault.kind in OF_DDLRUN:
+            results += _results(fault, scenario)
+    if all(fault.kind in HARMLESS or fault.moment is Moment.END for fault in injected):
+        results.append(_own_result(scenario))
+    return results
+
+
+def is_decisive(fault: Fault) -> bool:
+    """Return True if a job cannot end by itself any more after a fault."""
+    return fault.kind not in HARMLESS and fault.moment is not Moment.END
+
+
+def _own_result(scenario: Scenario) -> Result:
+    """Return the result of a job that ends by itself."""
+    if scenario.how == "0":
+        return Result(frozenset({0}), ANY_LINE if scenario.kinds else NO_LINE)
+    rank, how = scenario.victim, scenario.how
+    named = f"failed: rank {rank} on {scenario.hosts[rank]} "
+    if how in NUMBERS:
+        return Result(frozenset({128 + NUMBERS[how]}), f"{named}.*killed by {how}")
+    code = 1 if how == "exception" else int(how)
+    return Result(frozenset({code}), f"{named}.*exit code {code}")
+
+
+def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
+    host = fault.host
+    on_host = rf"rank {scenario.rank_on(host)} on {host}"
+    gone = f"mpirun lost host {host}|{on_host} had to end"
+    tables: dict[Kind, tuple[int, str]] = {
+        Kind.KILL_RANK: (137, f"failed: {on_host} .*killed by SIGKILL"),
+        Kind.KILL_KEEPER: (137, f"{on_host} was killed by another process"),
+        Kind.KILL_DAEMON: (3, gone),
+        Kind.KILL_MPIRUN: (137, "mpirun was killed by SIGKILL"),
+        Kind.KILL_DDLRUN: (-9, ANY_LINE),
+        Kind.KILL_SSHD: (3, gone),
+        Kind.STOP_RANK: (124, "the time limit of"),
+        Kind.STOP_KEEPER: (3, f"no sign of life from {host} .*the host replies, but its keepers do not run"),
+        Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun|ddlrun( itself)? did not run"),
+        Kind.CUT: (3, f"no sign of life from {host} .*the host is down, or its network is cut"),
+    }
+    if fault.kind in tables:
+        code, pattern = tables[fault.kind]
+        yield Result(frozenset({code}), pattern)
+    if fault.kind in REQUESTS:
+        number = signal.Signals[fault.kind.name]
+        pattern = ANY_LINE if fault.moment in EARLY_MOMENTS else f"ended by {fault.kind.name}"
+        yield Result(frozenset({128 + number, -number}), pattern)
+    if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
+        yield Result(frozenset({3, 5}), f"error: .*{host}")
+    if fault.moment is Moment.START and fault.kind is Kind.CUT:
+        yield Result(frozenset({3}), f"ranks? .* did not start in|mpirun lost host {host}|{host}.*timed out")
