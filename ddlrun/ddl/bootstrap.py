@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.ddl.algorithm_selection import make_selector
 from ddlrun.ddl.dimensions import Grid
-from ddlrun.ddl.launch_context import HostPosition, find_context, find_world, read_world_size
+from ddlrun.ddl.launch_context import HostPosition, find_world, read_world_size
 from ddlrun.ddl.learner import Learner
-from ddlrun.ddl.tuning_parameters import parse_tuning
+from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,11 +29,11 @@ def start_learner(
         world = None
     size = 1 if world is None else world.size
     part = comm is not None and read_world_size(environ, str(size)) != str(comm.size)
-    context = find_context(options, size, environ, part=part)
+    settings = agree_on_settings(StartRequest(options, tuning, size, part), world, environ)
+    context = settings.context
     grid = Grid(context.topology, context.order, world)
     host = HostPosition() if world is None else _find_host_position(world, grid)
-    text, source = (environ.get("DDLRUN_DDL_TUNING", ""), "DDLRUN_DDL_TUNING") if tuning is None else (tuning, "tuning")
-    sizes = parse_tuning(text, ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS, source)
+    sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
     flat_comm = None if world is None else grid.communicator(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
     learner = _make_learner(grid, selector, host, environ)

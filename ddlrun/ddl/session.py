@@ -56,7 +56,8 @@ def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: s
         A context manager that calls `free` at its end, unless an exception leaves it.
 
     Raises:
-        InputError: An option is wrong, or the product of the dimensions differs from the number of ranks.
+        InputError: An option is wrong, the product of the dimensions differs from the number of ranks, or the ranks
+            have different options, tuning, topologies, rank orders or versions of ddlrun. All ranks raise it.
     """
     from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - numpy, and MPI where this process is a rank
 

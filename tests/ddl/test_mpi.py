@@ -163,3 +163,52 @@ def test_the_example_learns_as_well(mpirun: str, tmp_path: Path, mode: str) -> N
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split("accuracy")[-1].split()[0]) >= 95
+
+
+DIFFERENT = {
+    # The calls of rank 0 and those of the others -> the error, which is the same on all ranks.
+    ("ddl.init('-mode r:3x1x1')", "ddl.init('-mode r:1x3x1')"): (
+        "ddl.init: the topology differs: 3x1x1 on rank 0, 1x3x1 on ranks 1-2; give all ranks the same topology, in "
+        "init(), DDL_OPTIONS or DDLRUN_TOPOLOGY"
+    ),
+    ("ddl.init('-mode c -dump_iter 5')", "ddl.init()"): (
+        "ddl.init: the mode differs: c on rank 0, r on ranks 1-2; pass the same options to init(), or set the same "
+        "DDL_OPTIONS, on all ranks\nddl.init: -dump_iter differs: 5 on rank 0, 0 on ranks 1-2; pass the same options "
+        "to init(), or set the same DDL_OPTIONS, on all ranks"
+    ),
+    ("ddl.init()", "ddl.init(tuning='chunk=1M')"): (
+        "ddl.init: the tuning of chunk differs: the default on rank 0, 1048576 on ranks 1-2; pass the same tuning to "
+        "init(), or set the same DDLRUN_DDL_TUNING, on all ranks\nddl.init: the tuning of explore differs: 40 on rank "
+        "0, 0 on ranks 1-2; pass the same tuning to init(), or set the same DDLRUN_DDL_TUNING, on all ranks"
+    ),
+    ("ddl.init('-mode r:2x2')", "ddl.init()"): (
+        "ddl.init: init() '2x2x1': invalid dim size: 2 x 2 x 1 = 4 learners, but 3 ranks run; the product must be 3 "
+        "(rank 0)"
+    ),
+    ("ddl.init()", "ddl.init(tuning=7)"): "ddl.init: AttributeError: 'int' object has no attribute 'split' (ranks 1-2)",
+    ("ddl.init()", "os.environ['DDLRUN_RANK_ORDER'] = 'host'; ddl.init()"): (
+        "ddl.init: the rank order differs: ddl on rank 0, host on ranks 1-2; set the same DDLRUN_RANK_ORDER on all "
+        "ranks"
+    ),
+}  # fmt: skip
+EACH_DIFFERENT = f"""
+import os
+from ddlrun import ddl
+from ddlrun.errors import InputError
+from mpi4py import MPI
+for number, (first, others) in enumerate({list(DIFFERENT)}):
+    try:
+        exec(others if MPI.COMM_WORLD.rank else first)
+    except InputError as error:
+        print(number, repr(str(error)), flush=True)
+os.environ.pop("DDLRUN_RANK_ORDER", None)
+ddl.init("-mode r", tuning="chunk=512K" if MPI.COMM_WORLD.rank else "chunk=524288")
+print("agreed", ddl.all_reduce(1), flush=True)
+"""
+
+
+def test_settings_that_differ_between_ranks_are_named_on_all_of_them(mpirun: str) -> None:
+    done = started(mpirun, 3, "-c", EACH_DIFFERENT)
+    expected = [f"{number} {text!r}" for number, text in enumerate(DIFFERENT.values())]
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted([*expected, "agreed 3"] * 3)
