@@ -44,7 +44,9 @@ UNSUPPORTED = {
     **dict.fromkeys(
         ("--map-by", "-map-by", "--rank-by", "-rank-by", "--binding-args", "--cpus-per-proc", "--cpu-set",
          "--report-bindings", "-report-bindings", "--display-map", "-display-map"), PLACEMENT),
-    **dict.fromkeys(("--oversubscribe", "-oversubscribe"), "use --overload, which lets ranks share cores"),
+    **dict.fromkeys(
+        ("--oversubscribe", "-oversubscribe"),
+        "use --overload, which lets ranks share cores, or --spawn-slots for MPI_Comm_spawn"),
     **dict.fromkeys(("--gloo", "--use-gloo", "--jsrun"), "ddlrun starts ranks with MPI; leave the option out"),
     **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in the current folder; cd there first"),
     **dict.fromkeys(("--tee", "--redirects"), "the run folder has all output; see --output-filename and --ranks"),

@@ -28,6 +28,7 @@ from ddlrun.mapping.policy import MEMBINDS
 from ddlrun.mapping.topology_request import UNITS
 
 CONFIG_ENV = "ddlrun.config_env"
+MOST_SPAWN_SLOTS = 10_000
 
 
 class SecondsType(click.FloatRange):
@@ -151,6 +152,10 @@ job_options = option_group(
     mpirun_option,
     option("MPI", "--mpi-args", metavar="ARGS", help="Additional arguments of mpirun, quoted as for a shell."),
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One additional argument of mpirun; may be repeated."),
+    option(
+        "MPI", "--spawn-slots", type=click.IntRange(0, MOST_SPAWN_SLOTS), default=0, show_default=True, metavar="N",
+        help="Let the job start N more processes per host with MPI_Comm_spawn, as mpi4py.futures does.",
+    ),
     allow_root_option,
     option(
         "Environment", "--env", "assignments", multiple=True, metavar="NAME=VALUE",

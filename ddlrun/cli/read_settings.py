@@ -65,6 +65,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
             args=_read_mpi_args(options["mpi_args"] or "", options["mpiarg"]),
             tcp=options.get("tcp", False),
             allow_root=options["allow_run_as_root"],
+            spawn_slots=options["spawn_slots"],
         ),
         check=_read_check(options),
         supervision=read_supervision(options, allocation),

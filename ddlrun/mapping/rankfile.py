@@ -108,6 +108,18 @@ def parse(text: str, where: str = "rank file") -> tuple[RankFileLine, ...]:
     return tuple(lines)
 
 
+def repeat(lines: Iterable[RankFileLine], count: int) -> Iterator[str]:
+    r"""Yield the lines of `count` more ranks, which have the places of the ranks from 0 on, again and again.
+
+    >>> list(repeat([RankFileLine(0, "a", "0-3"), RankFileLine(1, "b", "0-3")], 3))[1:]
+    ['rank 3=b slot=0-3\n', 'rank 4=a slot=0-3\n']
+    """
+    places = sorted(lines)
+    for number in range(count):
+        place = places[number % len(places)]
+        yield f"rank {len(places) + number}={place.host} slot={place.slot}\n"
+
+
 def check_names(names: Iterable[str]) -> None:
     """Raise PlacementError for host names that one of the majors does not read as they are."""
     problems = [(name, problem) for name in names if (problem := name_problem(name))]

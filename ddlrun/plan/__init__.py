@@ -70,6 +70,8 @@ class Plan(NamedTuple):
     """Names of hosts that mean this machine."""
     own_address: str | None
     """This machine's address on the network of the hosts."""
+    spawn_slots: int
+    """Processes per host that the job may start with MPI_Comm_spawn."""
 
     @property
     def program(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ LAUNCH_KEYS = {
     "ddl.lms_frac": "lms_frac",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
+    "mpi.spawn_slots": "spawn_slots",
     "mpi.allow_run_as_root": "allow_run_as_root",
     "network.subnet": "network",
     "network.interfaces": "network_interface",

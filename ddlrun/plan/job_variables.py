@@ -31,8 +31,9 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)
     elif "PATH" in job.environ:  # 4.1 puts its own folder before the user's
         variables["DDLRUN_PATH"] = job.environ["PATH"]
-    if job.major is None:  # nothing binds the ranks beforehand: each binds itself
-        variables["DDLRUN_NARROW"] = "1"
+    if job.major is None or (job.major == 5 and settings.mpi.spawn_slots):
+        variables["DDLRUN_NARROW"] = "1"  # nothing binds the ranks beforehand: each binds itself
+    if job.major is None:
         variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
     if settings.placement.strict_binding:
         variables["DDLRUN_STRICT_BINDING"] = "1"

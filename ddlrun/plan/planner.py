@@ -40,6 +40,10 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
     job = PlacedJob(settings, survey, placed.placement)
     transport = _choose_transport(job)
     environment = plan_environment(job, transport, ports)
+    if settings.mpi.spawn_slots and job.major is None:
+        raise InputError(
+            f"--spawn-slots: {survey.installation.mpirun.manager.title} has no such option; see --mpi-args"
+        )
     mpirun, rankfile = survey.installation.mpirun, settings.placement.rankfile
     warnings = rankfile_warnings(rankfile, survey.machines, mpirun.major) if rankfile else []
     return Plan(
@@ -63,6 +67,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         ports=ports,
         local_hosts=settings.hosts.local,
         own_address=survey.own_address,
+        spawn_slots=settings.mpi.spawn_slots,
     )
 
 
@@ -91,4 +96,5 @@ def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
         extra=settings.mpi.args,
         program=(sys.executable, "-I", "-S", START, *map(pack_word, settings.job.program)),
         overload=job.placement.shares_cores,
+        spawns=settings.mpi.spawn_slots > 0,
     )

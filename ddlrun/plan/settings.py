@@ -122,6 +122,8 @@ class MpiOptions(NamedTuple):
     args: tuple[str, ...]
     tcp: bool
     allow_root: bool
+    spawn_slots: int = 0
+    """Processes per host that the job may start with MPI_Comm_spawn."""
 
 
 class CheckOptions(NamedTuple):

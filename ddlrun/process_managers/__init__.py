@@ -31,6 +31,8 @@ class MpirunJob(NamedTuple):
     """The command line of each rank."""
     overload: bool = False
     """Whether ranks share cores."""
+    spawns: bool = False
+    """Whether the job may start more processes with MPI_Comm_spawn; the hostfile has slots for them."""
 
 
 class ProcessManager(NamedTuple):

@@ -19,8 +19,14 @@ class Dialect(NamedTuple):
     keep_names: tuple[str, ...]
     ssh_args: tuple[str, ...]
     one_host: tuple[str, ...]
+    spawns: tuple[str, ...]
+    """The rank file of a job over several hosts that may start more processes."""
+    spawns_on_one_host: tuple[str, ...]
+    """The same on one host. Processes that are about to end do not count there."""
 
 
+# 4.1 places spawned processes by the rank file too, and stops unless they inherit its binding.
+SPAWNS_4 = ("--rankfile", "{}", "--mca", "rmaps_base_inherit", "1", "--mca", "rmaps_base_oversubscribe", "1")
 DIALECTS = {
     4: Dialect(
         rankfile=("--rankfile", "{}"),
@@ -28,6 +34,8 @@ DIALECTS = {
         ssh_args=("--mca", "plm_rsh_args", "{}"),
         # Without this, 4.1 refuses to start where there is no ssh, even for one host.
         one_host=("--mca", "plm", "isolated"),
+        spawns=SPAWNS_4,
+        spawns_on_one_host=SPAWNS_4,
     ),
     5: Dialect(
         rankfile=("--map-by", "rankfile:file={}"),
@@ -35,6 +43,10 @@ DIALECTS = {
         ssh_args=("--prtemca", "plm_ssh_args", "{}"),
         # Without this, and without ssh, 5.0 takes the number of cores for the slots that the hostfile gives.
         one_host=("--prtemca", "plm_ssh_agent", "/bin/sh"),
+        # 5.0 binds spawned processes like ranks, and stops where no core is free. So ranks bind themselves.
+        spawns=("--map-by", "rankfile:file={}", "--bind-to", "none"),
+        # Over several hosts, this would put all spawned processes on the first host.
+        spawns_on_one_host=("--map-by", "rankfile:file={}:oversubscribe", "--bind-to", "none"),
     ),
 }
 
@@ -160,8 +172,9 @@ def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
         str(job.ranks),
         "--hostfile",
         job.hostfile,
-        *_fill(dialect.rankfile, job.rankfile),
-        *(("--bind-to", "core:overload-allowed") if job.overload else ()),  # 5.0 refuses shared cores otherwise
+        *_fill(_rankfile_words(dialect, job), job.rankfile),
+        # 5.0 refuses shared cores otherwise.
+        *(("--bind-to", "core:overload-allowed") if job.overload and not job.spawns else ()),
         *keep,
         *(_fill(dialect.ssh_args, " ".join(job.ssh)) if job.ssh else ()),
         *(dialect.one_host if job.hosts.names == ("localhost",) else ()),
@@ -169,6 +182,12 @@ def command(path: str, version: str, job: MpirunJob) -> tuple[str, ...]:
         *job.extra,
         *job.program,
     )
+
+
+def _rankfile_words(dialect: Dialect, job: MpirunJob) -> tuple[str, ...]:
+    if not job.spawns:
+        return dialect.rankfile
+    return dialect.spawns if len(job.hosts) > 1 else dialect.spawns_on_one_host
 
 
 OPEN_MPI = ProcessManager("Open MPI", find_version, command)
@@ -202,6 +221,16 @@ def parse_version(text: str, path: str, reason: str) -> Mpirun:
     names = {"IBM Spectrum MPI": "Spectrum MPI", "Intel(R) MPI": "Intel MPI", "HYDRA": "MPICH", "MPICH": "MPICH"}
     other = next((name for sign, name in names.items() if sign in text), "not an MPI that ddlrun knows")
     raise PreflightError(f"{path} is {other}, which takes no Open MPI rank file; {REMEDY}, or name one: --mpirun PATH")
+
+
+def spawn_refused(errors: str) -> bool:
+    """Return True if mpirun has refused MPI_Comm_spawn because there are no slots left, by its standard error."""
+    full = (
+        r"All nodes which are allocated for this job are already filled\.",
+        r"There are not enough slots available in the system to satisfy the \d+",
+        r"A rank is missing its location specification:",  # 4.1, beyond the last line of the rank file
+    )
+    return re.search(rf"(?m)^(?:{'|'.join(full)})", errors) is not None
 
 
 def lost_host(errors: str) -> tuple[str, str] | None:

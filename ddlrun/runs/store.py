@@ -49,7 +49,10 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     if os.path.exists(files.plan):
         raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
     topology = plan.placement.topology
-    hosts = (Host(host.name, topology.local_size(index)) for index, host in enumerate(plan.placement.hosts))
+    hosts = (
+        Host(host.name, topology.local_size(index) + plan.spawn_slots)
+        for index, host in enumerate(plan.placement.hosts)
+    )
     try:
         os.makedirs(files.path, mode=0o700, exist_ok=True)  # a job's output is private
         write_private(files.rankfile, _rank_file(plan))
@@ -69,11 +72,17 @@ def check_rank_file(plan: Plan) -> None:
 
 
 def _rank_file(plan: Plan) -> Iterable[str]:
-    """Return the blocks of the rank file for the Open MPI that runs, or the user's own."""
-    if plan.rankfile is not None:
-        return [plan.rankfile]
-    major = plan.mpirun.major
-    return rankfile.render(plan.placement, f"by ddlrun: {plan.placement.topology}", () if major is None else (major,))
+    """Return the blocks of the rank file for the Open MPI that runs, or the user's own.
+
+    Open MPI 4.1 places the processes of MPI_Comm_spawn by the rank file too, from its first line on.
+    """
+    placement, major = plan.placement, plan.mpirun.major
+    blocks = rankfile.render(placement, f"by ddlrun: {placement.topology}", () if major is None else (major,))
+    if major != 4 or not plan.spawn_slots:
+        return blocks if plan.rankfile is None else [plan.rankfile]
+    own = "".join(blocks)
+    repeated = rankfile.repeat(rankfile.parse(own), plan.spawn_slots * len(placement.hosts))
+    return [own if plan.rankfile is None else f"{plan.rankfile}\n", "# spawned processes\n", *repeated]
 
 
 def make_output_folder(watch: SupervisionOptions) -> None:

@@ -5,7 +5,7 @@ import select
 import signal
 import time
 
-from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.errors import PlacementError, PreflightError, UnreachableError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
@@ -20,7 +20,7 @@ from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.mpirun import MpirunProcess, read_now
-from ddlrun.supervise.root_cause import EndReason
+from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
 from ddlrun.supervise.signals import Signals, SignalWarnings
 from ddlrun.supervise.stall_detection import StallDetector
 from ddlrun.supervise.termination import Phase, Termination
@@ -264,6 +264,9 @@ class Supervision:
             # Once ddlrun ends the job for a failure, mpirun's messages about that add nothing.
             visible = reason is None or reason.exit_code == 0
             self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
+            if self._mpirun.refused_spawn and self._limits.any_started:
+                # The program may not notice: mpi4py.futures waits for the processes without a limit.
+                self._end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
         return bool(chunk)
 
     def _finish(self, signals: Signals) -> None:

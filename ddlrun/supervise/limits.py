@@ -27,6 +27,11 @@ class JobLimits:
         """Return True if a rank has started, even if it has ended since."""
         return rank in self._started
 
+    @property
+    def any_started(self) -> bool:
+        """Whether a rank has started."""
+        return bool(self._started)
+
     def rank_started(self, rank: int, now: float) -> bool:
         """Record the start of a rank; return True if all have started."""
         self._started.add(rank)

@@ -3,12 +3,15 @@
 import os
 from contextlib import suppress
 
+from ddlrun.process_managers.openmpi import spawn_refused
 from ddlrun.remote.mpirun_process import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
 CHUNK = 1 << 16
+# More than the characters by which it is known that mpirun refuses to start processes; two chunks may have them.
+LONGEST_REFUSAL = 100
 
 
 class MpirunProcess:
@@ -23,6 +26,8 @@ class MpirunProcess:
         self._output = b""
         self.terminated = False
         """Whether SIGTERM was sent to it."""
+        self.refused_spawn = False
+        """Whether it has refused to start more processes for the job."""
         self._ended_at: float | None = None
 
     @property
@@ -56,6 +61,9 @@ class MpirunProcess:
         """Return the bytes that a pipe holds now, and store them."""
         chunk = read_now(fd)
         self._output = (self._output + chunk)[-MOST_STORED:]
+        if chunk and not self.refused_spawn:
+            recent = self._output[-len(chunk) - LONGEST_REFUSAL :]
+            self.refused_spawn = spawn_refused(recent.decode(errors="replace"))
         return chunk
 
     def terminate(self) -> None:

@@ -19,6 +19,8 @@ COLLATERAL = (
     "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
 )  # fmt: skip
 
+SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
+
 
 class EndReason(NamedTuple):
     """The reason for the end of a job before its ranks end by themselves."""

@@ -65,6 +65,19 @@ def test_open_mpi_5_command() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "words"),
+    [
+        ("4.1.4", "a.b", "--rankfile /r/rankfile --mca rmaps_base_inherit 1 --mca rmaps_base_oversubscribe 1 --mca"),
+        ("5.0.11", "a.b", "--map-by rankfile:file=/r/rankfile:oversubscribe --bind-to none --prtemca"),
+        ("5.0.11", "a.b,c", "--map-by rankfile:file=/r/rankfile --bind-to none --prtemca"),
+    ],
+)
+def test_a_job_that_spawns_processes(version: str, hosts: str, words: str) -> None:
+    argv = command("/x/mpirun", version, job(hosts)._replace(spawns=True, overload=True))
+    assert f" --hostfile /r/hostfile {words} " in " ".join(argv)
+
+
 @pytest.mark.parametrize("folder", ["/a:b", "/a,b"])
 def test_a_run_folder_that_open_mpi_5_cannot_take(folder: str) -> None:
     with pytest.raises(PreflightError, match=re.escape(repr(f"{folder}/rankfile"))):
