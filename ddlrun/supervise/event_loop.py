@@ -273,7 +273,7 @@ class Supervision:
             # Once ddlrun ends the job for a failure, mpirun's messages about that add nothing.
             visible = reason is None or reason.exit_code == 0
             self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
-            if self._mpirun.refused_spawn and self._limits.started:
+            if self._mpirun.refused_spawn and self._limits.any_started:
                 # The program may not notice: mpi4py.futures waits for the processes without a limit.
                 self._end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
         return bool(chunk)

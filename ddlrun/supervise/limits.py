@@ -28,7 +28,7 @@ class JobLimits:
         return rank in self._started
 
     @property
-    def started(self) -> bool:
+    def any_started(self) -> bool:
         """Whether a rank has started."""
         return bool(self._started)
 

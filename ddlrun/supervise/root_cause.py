@@ -34,6 +34,8 @@ class ResetConnection(NamedTuple):
 
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
+SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
+
 
 class EndReason(NamedTuple):
     """The reason for the end of a job before its ranks end by themselves."""
