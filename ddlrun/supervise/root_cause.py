@@ -32,6 +32,7 @@ class ResetConnection(NamedTuple):
     rank: int | None
     label: str
 
+
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"

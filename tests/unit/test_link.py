@@ -114,7 +114,7 @@ ATTACKS: dict[str, Callable[[bytes, bytes], bytes]] = {
     "altered text": lambda first, _: first[: protocol.HEAD] + b"O" + first[protocol.HEAD + 1 :],
     "altered kind": lambda first, _: protocol.ERR + first[1:],
     "altered code": lambda first, _: first[:-1] + bytes([first[-1] ^ 1]),
-    "shorter text": lambda first, _: protocol.pack_head(protocol.OUT, b"outpu") + first[protocol.HEAD :],
+    "shorter text": lambda first, _: protocol.pack_head(protocol.OUT, b"short") + first[protocol.HEAD :],
     "left out": lambda _, second: second,
     "repeated": lambda first, _: first + first,
     "reordered": lambda first, second: second + first,
