@@ -124,10 +124,10 @@ class Keeper:
             self._on_signal(signal.SIGTERM)
         while self._advance() is not State.GONE:
             self._wait()
-        if self._connection.timed_out:
-            end_daemon(self._settings.parent)
         if self._settings.local_rank == 0:
             self._leave_host()
+        if self._connection.timed_out:
+            end_daemon(self._settings.parent)  # which may kill this process in turn
         # After a failure mpirun would kill the other keepers, which would leave processes of their programs behind.
         os._exit(0 if self._alone else self._program.exit_code)
 

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from ddlrun.rank import protocol
+from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 
 DEADLINE = 300.0
 WATCHER = """
 import _socket, sys
-from ddlrun.rank.connection import LauncherConnection
+from ddlrun.rank.authentication import SIZE, RunSecret
+from ddlrun.rank.connection import LauncherConnection, LauncherSocket
 from ddlrun.rank.daemon import DaemonWatcher
-connection = LauncherConnection(_socket.socket(fileno=int(sys.argv[1])), 0.0, lambda reason: None)
+connected = LauncherSocket(_socket.socket(fileno=int(sys.argv[1])), RunSecret(sys.argv[3]), bytes(2 * SIZE))
+connection = LauncherConnection(connected, 0.0, lambda reason: None)
 DaemonWatcher(int(sys.argv[2]), "orted", connection, over=False).run()
 """
 
@@ -26,9 +29,16 @@ class Watched:
         self.daemon = subprocess.Popen(["sleep", "3600"])
         self.launcher, connected = socket.socketpair()
         self.launcher.settimeout(DEADLINE)
-        argv = [sys.executable, "-c", WATCHER, str(connected.fileno()), str(self.daemon.pid)]
+        secret = RunSecret.draw()
+        self._sealer = Sealer(secret.to_keeper(bytes(2 * SIZE)))
+        self._unsealer = Unsealer(secret.to_ddlrun(bytes(2 * SIZE)))
+        argv = [sys.executable, "-c", WATCHER, str(connected.fileno()), str(self.daemon.pid), secret.text]
         self.watcher = subprocess.Popen(argv, pass_fds=[connected.fileno()])
         connected.close()
+
+    def send(self, kind: bytes) -> None:
+        """Send a message to the watcher."""
+        self.launcher.sendall(self._sealer.seal(kind))
 
     def close(self) -> int:
         """End everything; return the exit code of the watcher."""
@@ -39,10 +49,9 @@ class Watched:
 
     def read_notes(self) -> list[str]:
         """Return the texts that the watcher sends before it closes its end."""
-        unpacker = protocol.Unpacker()
-        messages = []
+        messages: list[tuple[bytes, bytes]] = []
         while data := self.launcher.recv(1 << 16):
-            messages += unpacker.feed(data)
+            messages += self._unsealer.feed(data)
         return [text.decode() for kind, text in messages if kind == protocol.NOTE]
 
 
@@ -60,7 +69,7 @@ def test_a_daemon_that_ends_is_not_reported(watched: Watched) -> None:
 
 @pytest.mark.extra  # it has 8 s to end
 def test_a_daemon_that_stays_is_killed(watched: Watched) -> None:
-    watched.launcher.sendall(protocol.pack(protocol.OVER))
+    watched.send(protocol.OVER)
     notes = watched.read_notes()
     assert (watched.daemon.wait(), len(notes)) == (-9, 1)
     assert f"(process {watched.daemon.pid}) did not end within 8 s after the job, and was killed" in notes[0]
