@@ -76,10 +76,12 @@ def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str
     The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
-    if any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
+    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
+    # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
+    spawns = plan.spawn_slots and plan.mpirun.major == 4 and not all_local
+    if spawns or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
         yield {}
         return
-    all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
     names = SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
     path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
     try:
