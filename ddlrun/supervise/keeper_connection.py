@@ -37,7 +37,7 @@ ALLOWED = {
     PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
     PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.ENDED},
     PeerState.ENDED: AFTER_THE_END | {protocol.HANDOVER},
-    PeerState.WATCHING: AFTER_THE_END,
+    PeerState.WATCHING: AFTER_THE_END - {protocol.OUT, protocol.ERR},
 }
 """State -> the kinds of messages that a keeper may send in it."""
 

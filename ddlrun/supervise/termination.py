@@ -20,6 +20,7 @@ In IDLE and LEAVING, a stopped mpirun is continued after 2 s. Once all ranks hav
 that watch mpirun's daemons, which do the same there (see rank/daemon.py).
 
 In every phase the job is over when mpirun has ended and no keeper is connected, and no daemon is watched or 10 s later.
+Keepers that are still connected 3 s after mpirun's session was killed are not waited for.
 """
 
 import enum

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddlrun.rank import entry, escalation, keeper
+from ddlrun.rank import daemon, entry, escalation, keeper
 from ddlrun.supervise import termination
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
@@ -14,14 +14,19 @@ def row(state: str) -> str:
 
 
 def test_the_page_has_the_deadlines_of_a_run() -> None:
-    slack, lost = termination.SLACK_SECONDS, termination.LOST_SECONDS
-    assert f"TERM to mpirun after {termination.IDLE_SECONDS:g} s, KILL {slack:g} s later" in row("idle")
+    slack, daemons = termination.SLACK_SECONDS, termination.DAEMON_SECONDS
+    resume, (term, kill) = termination.RESUME_SECONDS, termination.MPIRUN_SECONDS
+    lost, starting = termination.LOST_SECONDS, termination.STARTING_SECONDS
     assert f"kills mpirun {slack:g} s later, or {termination.HURRY_SECONDS:g} s after a second signal" in row("ending")
-    assert f"{lost:g} s after that it waits for no keeper" in row("ending")
-    term, kill = termination.MPIRUN_SECONDS / 3, termination.MPIRUN_SECONDS
-    assert f"TERM to mpirun after {term:g} s, KILL after {kill:g} s" in row("leaving")
-    assert f"if a host was lost, after {lost / 3:g} s and {lost:g} s" in row("leaving")
-    assert f"**`--grace`** + {slack + lost + kill:g} s after the failure at the latest" in PAGE.read_text()
+    assert f"{slack:g} s after that it waits for no keeper" in row("ending")
+    mpirun = f"continues a stopped mpirun after {resume:g} s; TERM to mpirun after {term:g} s, KILL after {kill:g} s"
+    assert mpirun in row("idle")
+    assert mpirun in row("leaving")
+    assert f"if a host was lost, {lost[0]:g} s and {lost[1]:g} s" in row("leaving")
+    assert f"if not all ranks had started, {starting[0]:g} s and {starting[1]:g} s" in row("leaving")
+    assert f"daemons of other hosts have {daemons:g} s" in row("idle")
+    bound = 2 * slack + max(kill, daemons)
+    assert f"**`--grace`** + {bound:g} s after the failure at the latest" in PAGE.read_text()
 
 
 def test_the_page_has_the_deadlines_of_a_keeper() -> None:
@@ -31,3 +36,7 @@ def test_the_page_has_the_deadlines_of_a_keeper() -> None:
     stray = escalation.STRAY_SECONDS
     assert f"TERM after {stray:g} s, KILL after {2 * stray:g} s" in row("draining")
     assert f"processes that live {keeper.UNKILLABLE_SECONDS:g} s later" in row("draining")
+    resume, kill = daemon.CONTINUE_SECONDS, daemon.KILL_SECONDS
+    assert f"continues a stopped daemon {resume:g} s after the end of the job, and kills it {kill:g} s after" in row(
+        "gone"
+    )
