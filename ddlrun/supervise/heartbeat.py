@@ -34,13 +34,13 @@ class Heartbeat:
     def beat(self, now: float, keepers: Keepers) -> list[SilentKeeper]:
         """Drop and return the keepers that have been silent too long, and send a heartbeat to the others, if it is due.
 
-        Keepers that are not read now are not silent by their own fault, and stay. Hosts have had an interval to
-        acknowledge the heartbeat before.
+        Keepers that are paused are not silent by their own fault, and stay. Hosts have had an interval to acknowledge
+        the heartbeat before.
         """
         if now < self.deadline():
             return []
         self._sent_at = now
-        silent = keepers.drop_silent(now - self._timeout + self._interval) if keepers.reading else []
+        silent = keepers.drop_silent(now - self._timeout + self._interval)
         keepers.send_all(protocol.HEARTBEAT)
         keepers.drop_slow_strangers(now)
         return silent

@@ -51,6 +51,8 @@ class KeeperConnection:
         self.host = "?"
         self.local_rank = -1
         self.since = self.heard_at = now
+        self.paused = False
+        """Whether it is not read, as its rank's output has to wait."""
         self.unsent = bytearray()
         self._greeting = b""
         self._sealer: Sealer | None = None
