@@ -82,7 +82,7 @@ def main() -> NoReturn:
     """Run ddlrun and exit. An error of the user is one line per problem; a bug is a traceback."""
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
     _open_standard_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
     sys.unraisablehook = _raise_again

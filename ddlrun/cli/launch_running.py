@@ -88,11 +88,14 @@ def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:
 
 
 def report_outcome(finished: Finished) -> Finished:
-    """Print why a job failed, and keep the report in the run folder."""
-    if finished.outcome.exit_code:
-        report = render_outcome(finished.outcome, finished.plan)
-        write_report(finished.plan, report)
+    """Print why a job failed, and how much of its output was not printed; keep the report in the run folder."""
+    outcome, plan = finished.outcome, finished.plan
+    report = render_outcome(outcome, plan)
+    if report:
+        write_report(plan, report)
         with contextlib.suppress(OSError):  # as after `2>&1 | head`
+            if outcome.unprinted_bytes:  # the output may have ended within a line
+                click.echo(err=True)
             click.echo(report, nl=False, err=True)
     return finished
 

@@ -45,6 +45,8 @@ class Outcome(NamedTuple):
     """Whether a user, the scheduler or a time limit ended it."""
     lost_hosts: tuple[str, ...] = ()
     """Hosts that were lost, by the names that the job has for them."""
+    unprinted_bytes: int = 0
+    """The number of bytes of output that were not printed; the logs have them."""
 
     def as_dict(self) -> "OutcomeRecord":
         """Return the outcome as JSON can carry it."""

@@ -21,6 +21,7 @@ OUT = b"o"
 """Output of the program on standard output."""
 ERR = b"e"
 """Output of the program on standard error."""
+OUTPUT = (OUT, ERR)
 BOUND = b"b"
 """The rank's binding: see binding.bind_rank."""
 BOUND_WORDS = 6

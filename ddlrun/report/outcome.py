@@ -78,11 +78,17 @@ MPI_HINTS = (
 
 
 def render_outcome(outcome: Outcome, plan: Plan) -> str:
-    """Render the reason of a failure: the cause, its traceback or last lines, the other ranks, the path of the logs."""
-    return "".join(f"ddlrun: {printable(line)}\n" for line in _lines(outcome, plan))
+    """Render the reason of a failure: the cause, its traceback or last lines, the other ranks, the path of the logs.
+
+    Of a success only the last line is rendered, and only if output was not printed.
+    """
+    lines = [*_reason(outcome, plan)] if outcome.exit_code else []
+    if outcome.exit_code or outcome.unprinted_bytes:
+        lines.append(_last_line(outcome, plan))
+    return "".join(f"ddlrun: {printable(line)}\n" for line in lines)
 
 
-def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
+def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
     root = outcome.root
     if root is not None:
         yield f"failed: {_describe(root, plan)}: {render_end(root)}, after {root.seconds:.1f} s"
@@ -101,7 +107,12 @@ def _lines(outcome: Outcome, plan: Plan) -> Iterator[str]:
     if hint:
         yield f"  hint: {hint}"
     yield from _others(outcome)
-    yield f"exit code {outcome.exit_code}; logs: {plan.run_dir.path}"
+
+
+def _last_line(outcome: Outcome, plan: Plan) -> str:
+    count = outcome.unprinted_bytes
+    unprinted = f"{count} bytes of output were not printed; " if count else ""
+    return f"exit code {outcome.exit_code}; {unprinted}logs: {plan.run_dir.path}"
 
 
 def _hint(outcome: Outcome) -> str | None:

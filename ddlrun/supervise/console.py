@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.streams import OutputLog, OutputStream
@@ -29,7 +30,10 @@ class Console:
 
     def __init__(self, watch: SupervisionOptions, ranks: int, files: RunDir) -> None:
         self._status = ""
-        self._streams = OutputStream(1, colour=watch.colour), OutputStream(2, colour=watch.colour)
+        self._streams = (
+            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=watch.colour),
+            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=watch.colour),
+        )
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines
         self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
@@ -116,8 +120,8 @@ class Console:
         self._status = status()[: (columns or DEFAULT_COLUMNS) - 1]
         self._streams[1].write(f"\r\x1b[K{self._status}".encode())
 
-    def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> None:
-        """Write what is left, and close everything.
+    def finish(self, seconds: float, interrupted: Callable[[], Sequence[int]], *, failed: bool) -> int:
+        """Write what is left, and close everything; return the number of bytes of output that were not printed.
 
         Args:
             seconds: The time limit for slow readers.
@@ -131,11 +135,9 @@ class Console:
         while self.waiting and time.monotonic() < until and not interrupted():
             select.select([], [stream.fd for stream in self._streams if stream.waiting], [], 0.1)
             self.flush()
-        dropped = sum(stream.dropped for stream in self._streams)
-        if dropped:
-            self.tell(f"{dropped} bytes of output were not printed, as they were not read in time; the logs have them")
         for sink in (*self._logs, self._mpirun_log, *self._streams):
             sink.close()
+        return sum(stream.unwritten for stream in self._streams)
 
     def _clear_status(self) -> None:
         if self._status:

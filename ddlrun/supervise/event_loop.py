@@ -81,8 +81,8 @@ class Supervision:
         for fd in self._mpirun.pipes:
             while self._read_mpirun(fd):
                 pass
-        self._finish(signals)
-        return self._outcome()
+        unprinted = self._finish(signals)
+        return self._outcome()._replace(unprinted_bytes=unprinted)
 
     def _is_over(self, now: float) -> bool:
         if self._mpirun.running:
@@ -125,7 +125,7 @@ class Supervision:
         """Do what has become due, and react to signals."""
         self._console.flush()
         self._end_job(self._console.closed() or self._readers.all_gone(now))
-        # While a slow terminal or pipe has too much to take, the ranks wait.
+        # While a slow terminal or pipe has too much to take, the ranks that write wait.
         self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
         for number in signals.take():
             self._on_signal(number)
@@ -178,7 +178,7 @@ class Supervision:
             self._on_rank_message(peer, peer.rank, kind, text)
 
     def _on_rank_message(self, peer: KeeperConnection, rank: int, kind: bytes, text: bytes) -> None:
-        if kind in (protocol.OUT, protocol.ERR):
+        if kind in protocol.OUTPUT:
             self._last_output = peer.heard_at
             self._stalls.add_output(rank, peer.heard_at)
             self._console.output.write(rank, int(kind == protocol.ERR), text)
@@ -278,17 +278,18 @@ class Supervision:
                 self._end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
         return bool(chunk)
 
-    def _finish(self, signals: Signals) -> None:
-        """Write what is left, and close everything."""
+    def _finish(self, signals: Signals) -> int:
+        """Write what is left, and close everything; return the number of bytes of output that were not printed."""
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
                 self._console.output.end(peer.rank)
         reason = self._termination.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         failed = reason is not None or self._mpirun.exit_code != 0
-        self._console.finish(seconds, signals.take, failed=failed)
+        unprinted = self._console.finish(seconds, signals.take, failed=failed)
         self._keepers.close()
         self._epoll.close()
+        return unprinted
 
     def _outcome(self) -> Outcome:
         now = time.monotonic()

@@ -52,12 +52,12 @@ class Heartbeat:
     def beat(self, now: float, keepers: Keepers) -> list[SilentKeeper]:
         """Drop and return the keepers that have been silent too long, and send a heartbeat to the others, if it is due.
 
-        Keepers that are not read now are not silent by their own fault, and stay; nor are they if this process did
-        not run. Hosts have had an interval to acknowledge the heartbeat before.
+        Keepers that are paused are not silent by their own fault, and stay; nor are they if this process did not run.
+        Hosts have had an interval to acknowledge the heartbeat before.
         """
         if now < self.deadline():
             return []
-        judged = keepers.reading and not self._note_pause(now)
+        judged = not self._note_pause(now)
         self._sent_at = now
         silent = keepers.drop_silent(now - self._timeout + self._interval) if judged else []
         keepers.send_all(protocol.HEARTBEAT)

@@ -57,6 +57,8 @@ class KeeperConnection:
         """The keeper's reason for closing the connection, if it had one."""
         self.error: int | None = None
         """The error number of a connection that broke."""
+        self.paused = False
+        """Whether it is not read, as its rank's output has to wait."""
         self.unsent = bytearray()
         self._greeting = b""
         self._sealer: Sealer | None = None

@@ -55,7 +55,7 @@ class Keepers:
         self.complete = False
         """Whether the keepers of all ranks have connected."""
         self.reading = True
-        """Whether the ranks' output is read; otherwise they block in writing."""
+        """Whether the ranks' output is read; otherwise the ranks that write any block."""
         self._listening = {listening.fileno(): listening for listening in listener.sockets}
         for fd in self._listening:
             epoll.register(fd, select.EPOLLIN)
@@ -99,16 +99,16 @@ class Keepers:
                 self.send(peer, protocol.SIGNAL, str(number))
 
     def read(self, now: float, *, reading: bool) -> None:
-        """Read from the ranks from now on, or stop reading."""
-        if reading != self.reading:
-            self.reading = reading
-            for peer in self.peers.values():
-                peer.heard_at = now
-                self._select_events(peer)
+        """Read output from now on, or pause each keeper at its next output."""
+        self.reading = reading
+        for peer in [peer for peer in self.peers.values() if reading and peer.paused]:
+            peer.paused = False
+            peer.heard_at = now
+            self._select_events(peer)
 
     def drop_silent(self, limit: float) -> list[SilentKeeper]:
-        """Drop and return the keepers without a message since a time."""
-        peers = [peer for peer in self.peers.values() if peer.trusted and peer.heard_at < limit]
+        """Drop and return the keepers without a message since a time; those that are paused stay."""
+        peers = [peer for peer in self.peers.values() if peer.trusted and not peer.paused and peer.heard_at < limit]
         silent = [SilentKeeper(peer, peer.acknowledged) for peer in peers]
         for peer in peers:
             self._drop(peer)
@@ -189,10 +189,17 @@ class Keepers:
                 self._greet(peer, data)
             for kind, text in () if stranger else peer.feed(data):
                 self._events.message(peer, kind, text)
+                self._pause_at(peer, kind)
         except ProtocolError as error:
             self._drop(peer)
             if peer.trusted:
                 self._events.violation(peer, str(error))
+
+    def _pause_at(self, peer: KeeperConnection, kind: bytes) -> None:
+        """Pause a keeper after a message if that was output, and output is not read at present."""
+        if kind in protocol.OUTPUT and not self.reading and not peer.paused:
+            peer.paused = True
+            self._select_events(peer)
 
     def _greet(self, peer: KeeperConnection, data: bytes) -> None:
         """Welcome a stranger if its greeting is complete. Raises ProtocolError if it does not know the secret."""
@@ -226,7 +233,7 @@ class Keepers:
 
     def _select_events(self, peer: KeeperConnection) -> None:
         """Register for the events that the connection waits for."""
-        events = select.EPOLLIN if self.reading or peer.rank is None else 0
+        events = 0 if peer.paused else select.EPOLLIN
         if peer.unsent:
             events |= select.EPOLLOUT
         self._epoll.modify(peer.link.fileno(), events)

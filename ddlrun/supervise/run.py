@@ -39,7 +39,7 @@ class FinishedJob(NamedTuple):
 def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJob, files: RunDir) -> FinishedJob:
     """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
 
-    The first SIGINT, SIGTERM or SIGHUP ends the ranks within `watch.grace` seconds, the second at once.
+    The first signal of `signals.ENDING` ends the ranks within `watch.grace` seconds, the second at once.
 
     Args:
         command: The command of mpirun.

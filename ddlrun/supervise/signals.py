@@ -7,7 +7,7 @@ from types import FrameType
 
 from ddlrun.rank.signals import WARNING_SECONDS
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 # A scheduler's warning reaches the ranks of all hosts within this time; then the other ranks get it from ddlrun.
 PASS_ON_SECONDS = 0.5
 

@@ -8,10 +8,10 @@ import stat
 from collections.abc import Callable
 from typing import IO
 
+from ddlrun.supervise.backlog import Backlog
+
 # With more bytes than this waiting for a slow terminal or pipe, the ranks are not read any more.
 MOST_WAITING = 1 << 20
-# Beyond this many, bytes are dropped: the ranks of a job that is being ended are read in any case.
-MOST_STORED = 8 * MOST_WAITING
 # A descriptor that is ready takes this much (PIPE_BUF) without blocking.
 READY_BYTES = 4096
 
@@ -55,16 +55,16 @@ class LineMerger:
 class OutputStream:
     """Standard output or standard error; what it does not take at once is stored."""
 
-    def __init__(self, fd: int, *, colour: bool = False) -> None:
+    def __init__(self, fd: int, backlog: Backlog, *, colour: bool = False) -> None:
         self.fd, self.colour = fd, colour
         self.closed = False
         """Whether it can be written no more."""
         self.error: str | None = None
         """The reason for that; None: its reader is gone."""
         self.lines = LineMerger()
-        self.dropped = 0
-        """The number of bytes that were dropped."""
-        self._waiting = bytearray()
+        self.unwritten = 0
+        """The number of bytes that were given up."""
+        self._waiting = backlog
         self._out = fd
         self._regular = False
         try:
@@ -84,15 +84,14 @@ class OutputStream:
     def write(self, text: bytes) -> None:
         """Write as much as the stream takes now, and store the rest for `flush`."""
         if self.closed:
+            self.unwritten += len(text)
             return
-        if len(self._waiting) > MOST_STORED:
-            self.dropped += len(text)
-            return
-        self._waiting += text
+        self.unwritten += self._waiting.append(text)
         self.flush()
 
     def close(self) -> None:
-        """Close the file description that was opened here."""
+        """Give up what waits, and close the file description that was opened here."""
+        self._give_up()
         if self._out != self.fd:
             os.close(self._out)
             self._out = self.fd
@@ -103,14 +102,18 @@ class OutputStream:
             while self._waiting and not self.closed:
                 if not self._regular and not select.select([], [self._out], [], 0)[1]:
                     return
-                size = len(self._waiting) if self._regular else READY_BYTES
-                del self._waiting[: os.write(self._out, self._waiting[:size])]
+                block = self._waiting.head(MOST_WAITING if self._regular else READY_BYTES)
+                self._waiting.remove(os.write(self._out, block))
         except BlockingIOError:
             return
         except (OSError, ValueError) as error:
             self.closed = True
             self.error = error.strerror if isinstance(error, OSError) and error.errno != errno.EPIPE else None
-            self._waiting.clear()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.unwritten += self.waiting
+        self._waiting.clear()
 
 
 class OutputLog:

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -44,6 +45,51 @@ def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: in
         text = read_all(ours, lambda: shown.poll() is not None)
     assert (piped.returncode, len(out.splitlines())) == (0, 600_002)
     assert (shown.returncode, len(text.splitlines())) == (0, 40_002)
+
+
+@pytest.mark.openmpi(5)
+def test_output_of_a_failed_job_waits_for_a_slow_reader(line: list[str], tmp_path: Path) -> None:
+    """After rank 1 has failed, rank 0 writes more than ddlrun holds in memory, and the reader comes only then."""
+    script = f"""
+        if test $OMPI_COMM_WORLD_RANK = 1; then until test -s {tmp_path}/run/stdout.log; do :; done; exit 7; fi
+        trap '' TERM; yes 0123456789 | head -c 22000000; echo end"""
+    argv = [*line, "--grace", "300", "-np", "2", "--no-tag-output", "sh", "-c", script]
+    log = tmp_path / "run" / "stdout.log"
+    with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
+        wait_for(lambda: log.exists() and log.stat().st_size == 22_000_004)
+        out, err = job.communicate()
+    assert (job.returncode, len(out), out[-4:]) == (7, 22_000_004, b"end\n")
+    assert b"not printed" not in err
+
+
+@pytest.mark.openmpi(5)
+def test_output_that_is_not_printed_is_counted(line: list[str], tmp_path: Path) -> None:
+    """A job is ended while its reader does not read."""
+    reader, writer = os.pipe()
+    with (
+        open(reader, "rb") as pipe,
+        started([*line, "-np", "1", "yes"], stdout=writer, stderr=subprocess.PIPE, text=True) as job,
+    ):
+        wait_for(lambda: not select.select([], [writer], [], 0)[1])  # the pipe is full
+        os.close(writer)
+        job.terminate()
+        err = job.stderr.read()
+        out = pipe.read()
+    count = re.search(r"ddlrun: exit code 143; (\d+) bytes of output were not printed; logs: .*\n\Z", err)
+    assert count, err
+    assert len(out) + int(count[1]) == (tmp_path / "run" / "stdout.log").stat().st_size
+
+
+@pytest.mark.openmpi(5)
+@pytest.mark.parametrize("name", ["QUIT", "ALRM"])
+def test_signals_that_end_a_job_like_term(line: list[str], name: str) -> None:
+    argv = ["env", f"--default-signal={name}", *line, "-np", "1", "sh", "-c", "echo up; exec sleep 3600"]
+    with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.Signals[f"SIG{name}"])
+        err = job.stderr.read()
+    assert job.returncode == 128 + signal.Signals[f"SIG{name}"]
+    assert f"ddlrun: ended by SIG{name} after" in err
 
 
 def test_tags_times_ranks_and_files(line: list[str], tmp_path: Path) -> None:

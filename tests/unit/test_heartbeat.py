@@ -62,7 +62,7 @@ def test_a_keeper_is_not_silent_while_ddlrun_does_not_run(link: Link) -> None:
 
 def test_output_that_is_not_read_is_no_silence(link: Link) -> None:
     heartbeat = Heartbeat(TIMEOUT, link.peer.heard_at)
-    link.keepers.reading = False
+    link.peer.paused = True
     assert heartbeat.beat(link.peer.heard_at + 2 * TIMEOUT, link.keepers) == []
 
 

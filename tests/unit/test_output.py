@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
@@ -31,7 +32,8 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
         logs = OutputLog(str(folder / "out.log"), print), OutputLog(str(folder / "err.log"), print)
         if style.folder is not None:
             style = style._replace(folder=str(folder / style.folder))
-        sinks = tuple(zip(map(OutputStream, fds), logs, strict=True))
+        streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
+        sinks = tuple(zip(streams, logs, strict=True))
         output = RankOutput(style, sinks, ranks=3, complain=print)
         for rank in range(3):
             output.start(rank, f"h{rank}")
@@ -104,3 +106,46 @@ def test_a_program_end_survives_its_message(reason: str, tail: bytes, code: int)
     read = ProgramEnd.parse(ProgramEnd(code=code, reason=reason, tail=tail, seconds=1.5).pack())
     assert (read.code, read.tail, read.seconds) == (code, tail, 1.5)
     assert read.reason.split() == reason.encode(errors="replace").decode().split()
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20) | st.integers(1, 30), max_size=50))
+def test_a_backlog_is_a_queue_in_memory_and_in_a_file(steps: list[bytes | int]) -> None:
+    """Each step appends a block or removes some bytes."""
+    expected = b""
+    with tempfile.TemporaryDirectory() as folder:
+        backlog = Backlog(f"{folder}/unread", limit=10)
+        for step in steps:
+            if isinstance(step, bytes):
+                assert backlog.append(step) == 0
+                expected += step
+            else:
+                head = backlog.head(step)
+                assert expected.startswith(head)
+                assert bool(head) == bool(expected)
+                backlog.remove(len(head))
+                expected = expected[len(head) :]
+            assert len(backlog) == len(expected)
+            assert os.listdir(folder) == []
+        backlog.clear()
+        assert len(backlog) == 0
+
+
+def test_bytes_without_a_place_are_counted(tmp_path: Path) -> None:
+    backlog = Backlog(str(tmp_path / "missing" / "unread"), limit=10)
+    assert [backlog.append(b"x" * 8) for _ in range(3)] == [0, 0, 8]
+    assert len(backlog) == 16
+
+
+def test_a_stream_counts_what_it_could_not_write(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    slow = OutputStream(writer, Backlog(str(tmp_path / "unread")))
+    slow.write(b"x" * 200_000)
+    slow.close()
+    os.set_blocking(reader, False)
+    assert len(os.read(reader, 200_000)) + slow.unwritten == 200_000
+    gone = OutputStream(writer, Backlog(str(tmp_path / "unread")))
+    os.close(reader)
+    for _ in range(2):
+        gone.write(b"x" * 100)
+    os.close(writer)
+    assert (gone.closed, gone.unwritten) == (True, 200)

@@ -1,0 +1,25 @@
+"""The connections of keepers, without their programs."""
+
+from select import select
+
+from ddlrun.rank import protocol
+from ddlrun.supervise.keeper_connection import Hello
+from tests.support.keepers import serving
+from tests.support.processes import wait_for
+
+
+def test_a_rank_that_writes_while_output_is_not_read_is_paused() -> None:
+    """A rank that starts meanwhile is read up to its first output."""
+    with serving() as served:
+        served.keepers.read(0, reading=False)
+        keeper, peer = served.connect()
+        peer.introduce(Hello(0, "host", 0))
+        for message in ((protocol.NOTE, b"note"), (protocol.OUT, b"1")):
+            keeper.send(message)
+            served.until(lambda message=message: message in served.messages)
+        keeper.send((protocol.OUT, b"2"))
+        wait_for(lambda: select([peer.link.fileno()], [], [], 0)[0])  # it has arrived
+        assert served.epoll.poll(0) == []
+        served.keepers.read(0, reading=True)
+        served.until(lambda: (protocol.OUT, b"2") in served.messages)
+        keeper.close()
