@@ -36,7 +36,8 @@ ALLOWED = {
     PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
     PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
     PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.ENDED},
-    PeerState.ENDED: AFTER_THE_END,
+    PeerState.ENDED: AFTER_THE_END | {protocol.HANDOVER},
+    PeerState.WATCHING: frozenset((protocol.HEARTBEAT, protocol.LOST, protocol.NOTE)),
 }
 """State -> the kinds of messages that a keeper may send in it."""
 
