@@ -31,14 +31,14 @@ def racks_of(cluster: Cluster) -> set[frozenset[str]]:
     return {frozenset(other.name for other in cluster.hosts if other.rack == host.rack) for host in cluster.hosts}
 
 
-def certain_racks(cluster: Cluster, argv: list[str], hostfile: Path) -> dict[str, Any] | None:
-    """Measure the racks; return None where they are reported as not certain, as they may be with busy cores."""
+def certain_racks(cluster: Cluster, argv: list[str], hostfile: Path) -> dict[str, Any]:
+    """Measure the racks; return nothing where they are reported as not certain, as they may be with busy cores."""
     done = cluster.run("h1", [*argv, "--json", "-o", str(hostfile)], cwd=ROOT, timeout=300)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     validate(result, "racks")
     assert (result["certain"], result["racks"] is not None, hostfile.exists()) == (done.returncode == 0,) * 3
-    return result if result["certain"] else None
+    return result if result["certain"] else {}
 
 
 # Uplinks as fast as a NIC: a pair alone is as fast across racks as inside one.
