@@ -102,8 +102,9 @@ class Job:
         )
 
     def ddlrun(self) -> int:
-        """Return ddlrun's process."""
-        return self.process_on_h1(lambda words: words[1:4] == ["-m", "ddlrun", "launch"])
+        """Return ddlrun's process, not the guard, its child, whose number is smaller where numbers start again."""
+        pid = self.process_on_h1(lambda words: words[1:4] == ["-m", "ddlrun", "launch"])
+        return parent(pid) if cmdline(parent(pid)) == cmdline(pid) else pid
 
     def process_on_h1(self, condition: Callable[[list[str]], bool]) -> int:
         """Return the first process on h1 whose command line fulfils a condition, once there is one."""
