@@ -80,7 +80,8 @@ def group() -> None:
 
 def main() -> NoReturn:
     """Run ddlrun and exit. An error of the user is one line per problem; a bug is a traceback."""
-    os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
+    os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -125,13 +125,19 @@ def count_oom_kills() -> int:
     return 0
 
 
-def explain_kill(pid: int, oom_kills: int) -> str:
+def explain_kill(pid: int, oom_kills: int, cpu_seconds: float) -> str:
     """Return the probable cause of a SIGKILL that no keeper sent, empty if unknown.
 
     Args:
         pid: The process that was killed.
         oom_kills: The increase of `count_oom_kills` while the program ran.
+        cpu_seconds: The CPU time of the process.
     """
+    import resource  # noqa: PLC0415 - only for a killed program
+
+    _, most_cpu = resource.getrlimit(resource.RLIMIT_CPU)
+    if most_cpu != resource.RLIM_INFINITY and round(cpu_seconds) >= most_cpu:
+        return f"its CPU time reached the limit of {most_cpu} s (ulimit -t)"
     if oom_kills > 0:
         return f"out of memory: the cgroup's oom_kill count rose by {oom_kills}"
     try:

@@ -40,6 +40,7 @@ class Program:
         self._oom_kills_before = oom_kills
         self._error_tail = b""
         self._max_rss_kib = 0
+        self._cpu_seconds = 0.0
 
     @property
     def signal(self) -> int:
@@ -88,6 +89,7 @@ class Program:
             self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
             if pid == self.pid:
                 self.status = status
+                self._cpu_seconds = usage.ru_utime + usage.ru_stime
                 self._ended_at = time.monotonic()
                 ended = True
 
@@ -100,7 +102,7 @@ class Program:
         """
         oom_kills = count_oom_kills() - self._oom_kills_before
         if self.signal == signal.SIGKILL and not ordered:
-            reason = explain_kill(self.pid, oom_kills) or reason
+            reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
         return protocol.ProgramEnd(
             code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self._started_at, 3),
             max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), reason=reason,

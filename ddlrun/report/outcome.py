@@ -1,5 +1,7 @@
 """Report of a failed run on one screen: the root cause first."""
 
+import errno
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from ddlrun.wording import printable, signal_name
 
 MOST_LINES = 20
 
+TOO_LONG = os.strerror(errno.E2BIG)
 IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
 HINTS = (
@@ -42,13 +45,18 @@ HINTS = (
         "shared memory is too small on that host: start a container with --shm-size",
     ),
     (r"Too many open files", "raise the limit of open files there (ulimit -n)"),
+    (r"File too large", "a file reached the limit of sizes there: raise it (ulimit -f)"),
     (
         r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
         "the script needs torchrun's variables, which --framework omits or --env overrides: add torch to --framework",
     ),
     (r"Permission denied", "this user may not read or execute a file there"),
 )
-CODE_HINTS = {
+LIMIT_HINTS = {
+    128 + signal.SIGXCPU: "the limit of CPU time was reached there: raise it (ulimit -t)",
+    128 + signal.SIGXFSZ: "a file reached the limit of sizes there: raise it (ulimit -f)",
+}
+CODE_HINTS = LIMIT_HINTS | {
     126: "the program is not executable there: chmod +x, or write its interpreter before it",
     127: "the program is not on PATH there (write ./NAME for the working folder), or its interpreter is missing",
     128 + signal.SIGSEGV: "--env PYTHONFAULTHANDLER=1 shows the line of Python at which it happened",
@@ -118,7 +126,10 @@ def _last_line(outcome: Outcome, plan: Plan) -> str:
 def _hint(outcome: Outcome) -> str | None:
     root = outcome.root
     if root is None:
-        return None if outcome.reason else find_hint(outcome.mpirun_output, MPI_HINTS)
+        by_output = None if outcome.reason else find_hint(outcome.mpirun_output, MPI_HINTS)
+        return by_output or LIMIT_HINTS.get(outcome.exit_code)
+    if TOO_LONG in root.tail:
+        return "the arguments, or the environment, are too long for that host: put them into a file, or unset variables"
     if root.exit_code in (126, 127):
         return CODE_HINTS[root.exit_code]
     by_code = None if root.reason or "Fatal Python error" in root.tail else CODE_HINTS.get(root.exit_code)
