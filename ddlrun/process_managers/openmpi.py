@@ -25,6 +25,8 @@ class Dialect(NamedTuple):
     """The same on one host. Processes that are about to end do not count there."""
 
 
+# --bind-to none would be refused where the path of the rank file contains "pe", which 5.0 takes for a modifier.
+UNBOUND_5 = ("--prtemca", "hwloc_default_binding_policy", "none")
 # 4.1 places spawned processes by the rank file too, and stops unless they inherit its binding.
 SPAWNS_4 = ("--rankfile", "{}", "--mca", "rmaps_base_inherit", "1", "--mca", "rmaps_base_oversubscribe", "1")
 DIALECTS = {
@@ -44,9 +46,9 @@ DIALECTS = {
         # Without this, and without ssh, 5.0 takes the number of cores for the slots that the hostfile gives.
         one_host=("--prtemca", "plm_ssh_agent", "/bin/sh"),
         # 5.0 binds spawned processes like ranks, and stops where no core is free. So ranks bind themselves.
-        spawns=("--map-by", "rankfile:file={}", "--bind-to", "none"),
+        spawns=("--map-by", "rankfile:file={}", *UNBOUND_5),
         # Over several hosts, this would put all spawned processes on the first host.
-        spawns_on_one_host=("--map-by", "rankfile:file={}:oversubscribe", "--bind-to", "none"),
+        spawns_on_one_host=("--map-by", "rankfile:file={}:oversubscribe", *UNBOUND_5),
     ),
 }
 

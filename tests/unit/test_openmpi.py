@@ -69,8 +69,8 @@ def test_open_mpi_5_command() -> None:
     ("version", "hosts", "words"),
     [
         ("4.1.4", "a.b", "--rankfile /r/rankfile --mca rmaps_base_inherit 1 --mca rmaps_base_oversubscribe 1 --mca"),
-        ("5.0.11", "a.b", "--map-by rankfile:file=/r/rankfile:oversubscribe --bind-to none --prtemca"),
-        ("5.0.11", "a.b,c", "--map-by rankfile:file=/r/rankfile --bind-to none --prtemca"),
+        ("5.0.11", "a.b", "--map-by rankfile:file=/r/rankfile:oversubscribe --prtemca"),
+        ("5.0.11", "a.b,c", "--map-by rankfile:file=/r/rankfile --prtemca"),
     ],
 )
 def test_a_job_that_spawns_processes(version: str, hosts: str, words: str) -> None:
