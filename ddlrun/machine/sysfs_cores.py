@@ -122,10 +122,10 @@ def _nodes(files: Mapping[str, str], online: Cpus) -> dict[int, Cpus]:
 
 
 def _apart(nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:
-    """Return the NUMA nodes without those that overlap an earlier one: hwloc ignores them, if they are not alike."""
+    """Return the NUMA nodes that hwloc reads: those that are disjoint from each earlier one, or contain it."""
     apart: dict[int, Cpus] = {}
     for node, cpus in nodes.items():
-        if all(cpus == other or cpus.isdisjoint(other) for other in apart.values()):
+        if all(cpus >= other or cpus.isdisjoint(other) for other in apart.values()):
             apart[node] = cpus
     return apart
 

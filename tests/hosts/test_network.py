@@ -172,7 +172,8 @@ def test_launch_uses_the_profile_that_tune_found(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
-    words = [*DDLRUN, "bench", "--accelerators", "2", "--overload", "--budget", "60s", "--json"]
+    begin = ["env", "--default-signal=INT", *DDLRUN]  # shells start background processes that ignore it
+    words = [*begin, "bench", "--accelerators", "2", "--overload", "--budget", "60s", "--json"]
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     job = subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     mine = f"ddlrun.measure bench {json.dumps({'budget': 60.0})[:-1]}"
