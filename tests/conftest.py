@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -166,7 +166,24 @@ def capture() -> Callable[[str], Path]:
     return find
 
 
-# The remedy where pytest cannot import a module for its doctests.
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail where a test module cannot be imported, which pytest would take for a module without tests.
+
+    That comes from --doctest-ignore-import-errors, which is for modules that need PyTorch.
+    """
+    report = yield
+    needs_torch = collector.path.parent.name == "ddl" and importlib.util.find_spec("torch") is None
+    is_test = collector.path.name.startswith("test_") and not needs_torch
+    if report.skipped and is_test and UNIMPORTED in str(report.longrepr):
+        report.outcome = "failed"
+    return report
+
+
+# pytest's text where it cannot import a module for its doctests, and the remedy.
+UNIMPORTED = "unable to import module"
 DOCTESTS = "doctests of modules for PyTorch: .venv/bin/pip install torch==2.13.0"
 
 
@@ -174,7 +191,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print a table of what the skipped tests need, and the command that brings it."""
     skipped = terminalreporter.stats.get("skipped", [])
     texts = (str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
-    reasons = Counter(DOCTESTS if text.startswith("unable to import module") else text for text in texts)
+    reasons = Counter(DOCTESTS if text.startswith(UNIMPORTED) else text for text in texts)
     rows = [(str(number), *reason.partition(": ")[::2]) for reason, number in sorted(reasons.items())]
     if rows:
         header = ("tests", "skipped because", "command that brings it")

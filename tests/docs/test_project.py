@@ -67,3 +67,11 @@ def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
 def test_no_session_of_the_tests_can_starve_another() -> None:
     folder = autogroup_folder()
     assert folder is None or not os.access(folder, os.W_OK)
+
+
+def test_a_test_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("from ddlrun.units import nothing_of_this_name\n")
+    argv = [sys.executable, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "tests.conftest", str(broken)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "1 error" in done.stdout, done.stdout
