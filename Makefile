@@ -18,6 +18,8 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not extra"
 
+# One process more than cores, as many of these tests wait for a cluster.
+test-all: WORKERS := $(shell expr $$(nproc) + 1)
 test-all: prepared
 	$(PYTEST) $(TESTS)
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data

@@ -60,6 +60,12 @@ def as_root() -> None:
     os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def whole_lines() -> None:
+    """Let print() of test programs write a line at once: mpirun mixes parts of lines from different ranks."""
+    os.environ.pop("PYTHONUNBUFFERED", None)
+
+
 # No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")

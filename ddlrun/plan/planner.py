@@ -20,6 +20,12 @@ from ddlrun.process_managers.openmpi import (
     parse_site_excludes,
 )
 
+# https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
+UNSAFE_SPAWNS = (
+    "MPI_Comm_spawn over several hosts sometimes crashes the mpirun of Open MPI 5.0: take Open MPI 4.1 (--mpirun), or "
+    "one host"
+)
+
 
 def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     """Place every rank on the surveyed machines. Raises InputError, PlacementError or PreflightError."""
@@ -46,6 +52,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         )
     mpirun, rankfile = survey.installation.mpirun, settings.placement.rankfile
     warnings = rankfile_warnings(rankfile, survey.machines, mpirun.major) if rankfile else []
+    unsafe_spawns = settings.mpi.spawn_slots and mpirun.major == 5 and len(placed.placement.hosts) > 1
     return Plan(
         placement=placed.placement,
         reason=placed.reason,
@@ -60,7 +67,11 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         run_dir=settings.run.run_dir,
         run_id=settings.run.run_id,
         notes=(*settings.hosts.notes, *placement_notes(placed.placement), *warnings, *environment.notes),
-        warnings=(*unchecked_notes(survey.machines), *environment.warnings),
+        warnings=(
+            *unchecked_notes(survey.machines),
+            *environment.warnings,
+            *([UNSAFE_SPAWNS] if unsafe_spawns else []),
+        ),
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
         launcher=settings.hosts.launcher.reason,

@@ -24,6 +24,7 @@ COLLATERAL = (
     "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
 )  # fmt: skip
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
+SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 
 class ResetConnection(NamedTuple):
@@ -31,11 +32,6 @@ class ResetConnection(NamedTuple):
 
     rank: int | None
     label: str
-
-
-SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
-
-SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 
 class EndReason(NamedTuple):

@@ -70,12 +70,15 @@ def test_ranks_that_share_cores_can_spawn(mpirun: str, tmp_path: Path) -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [name, name, f"{name} {name} {name} {name}"])
 
 
-def test_processes_are_spawned_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+def test_processes_are_spawned_on_two_hosts(hosts: TwoHosts, mpirun: str, major: int, tmp_path: Path) -> None:
     (tmp_path / "children.py").write_text(CHILDREN)
-    options = ["--quiet", "--no-tag-output", "-H", "h1:1,h2:1", "--spawn-slots", "2", f"{tmp_path}/children.py"]
+    options = ["--no-tag-output", "-H", "h1:1,h2:1", "--spawn-slots", "2", f"{tmp_path}/children.py"]
     argv = hosts.argv("h1", launch_line(mpirun, tmp_path, *options))
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=300)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["h1 h1 h2 h2", "h2"]), done.stderr
+    # mpirun of Open MPI 5.0 crashes in some of the runs, and ddlrun says so.
+    assert ("note: MPI_Comm_spawn over several hosts sometimes crashes" in done.stderr) == (major == 5)
+    if major == 4 or not done.returncode:
+        assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["h1 h1 h2 h2", "h2"]), done.stderr
 
 
 @pytest.mark.extra
