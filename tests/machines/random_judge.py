@@ -201,12 +201,12 @@ class Judge:
         return Judgement(Result.FALSE_ALARM if problems else Result.LINT_SILENT, self.mpirun, text, detail)
 
     def _meant(self, text: str) -> Pus:
-        """Return the PUs that a line means; none if one of its cores does not exist."""
+        """Return the PUs that a line means; none if one of its cores does not exist, or a package of it has none."""
         entries, _ = read_entries(text)
         ranges = [cores for entry in entries for cores in entry.ranges or ()]
         packages = self.machine.packages
         for package, _, high in ranges:
-            if package is not None and (package >= len(packages) or not self.machine.packaged):
+            if package is not None and (not self.machine.packaged or not any(packages[package : package + 1])):
                 return frozenset()
             size = len(self.machine.cores if package is None else packages[package])
             if high is not None and high >= size:
