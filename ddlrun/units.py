@@ -54,12 +54,12 @@ def parse_rate(text: str, where: str) -> float:
 
 
 def parse_seconds(text: str, where: str) -> float:
-    """Parse 5 us, 120ms, 2.5s, 3m or 1h; return seconds. Raises InputError.
+    """Parse 5 us, 120ms, 2.5s, 3m, 1h or 2d; return seconds. Raises InputError.
 
     >>> parse_seconds("120ms", "--compute")
     0.12
     """
-    match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h)", text.strip().lower().replace("µ", "u"))
+    match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h|d)", text.strip().lower().replace("µ", "u"))
     if not match:
         raise InputError(f"{where}: {text!r} is no time; write it with its unit, as in 5us, 120ms or 2s")
     return float(match[1]) * SECONDS[match[2]]

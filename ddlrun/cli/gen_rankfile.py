@@ -23,6 +23,7 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.output_files import write_atomically
+from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
@@ -45,14 +46,14 @@ ASSUMED_PRESET = "s822lc"
 @machine_option(ASSUMED_PRESET)
 @probe_option
 @load_option
-@option("Hosts", "--sockets", type=click.IntRange(1, 256), metavar="N", help="Packages per host; needs --cores.")
-@option("Hosts", "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores per package; needs --sockets.")
+@option("Hosts", "--sockets", type=WholeNumber(1, 256), metavar="N", help="Packages per host; needs --cores.")
+@option("Hosts", "--cores", type=WholeNumber(1, 4096), metavar="N", help="Cores per package; needs --sockets.")
 @ssh_options
 @placement_options
 @option(
     "Topology",
     "--rank-order",
-    type=click.Choice([order.value for order in RankOrder]),
+    type=Choice([order.value for order in RankOrder]),
     default=RankOrder.DDL.value,
     show_default=True,
     help=f"{ORDER_HELP}.",
@@ -60,7 +61,7 @@ ASSUMED_PRESET = "s822lc"
 @option(
     "Output",
     "--open-mpi",
-    type=click.Choice(["4", "5"]),
+    type=Choice(["4", "5"]),
     help="Where no file suits Open MPI 4.1 and 5.0, write one for this version alone.",
 )
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",

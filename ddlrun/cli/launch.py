@@ -35,6 +35,7 @@ from ddlrun.cli.launch_planning import (
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
+from ddlrun.cli.value_types import WholeNumber
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
@@ -62,7 +63,7 @@ class Launch(Sections):
     "Restarts",
     "--restarts",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     show_default=True,
     help="Restart a failed job up to N times; DDLRUN_RESTART counts the restarts.",

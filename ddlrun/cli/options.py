@@ -6,6 +6,8 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
+from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
+from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
 from ddlrun.plugins import plugin_names
@@ -16,7 +18,6 @@ TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COUNT = click.IntRange(min=1)
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
@@ -38,6 +39,15 @@ class Sections(click.Command):
         for section in sorted(sections, key=HEADINGS.index):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
+        params = self.get_params(ctx)
+        words, notes = replace_old_names(args, params, interspersed=ctx.allow_interspersed_args)
+        for note in () if ctx.resilient_parsing else notes:
+            click.echo(f"ddlrun: note: {note}", err=True)
+        with naming_unknown_options(ctx, tuple(words), params):
+            return super().parse_args(ctx, words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Return the completions of an option's name; those of a file among the arguments of the script."""
@@ -61,16 +71,18 @@ class CompletedParameter(click.Parameter):
 class Option(CompletedParameter, click.Option):
     """An option with a heading."""
 
-    def __init__(self, *args: Any, section: str = "Other", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
+    def __init__(self, *args: Any, section: str = "Other", old: Sequence[str] = (), **kwargs: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **kwargs)
         self.section = section
+        self.old = tuple(old)
+        """Former names, which work with a note."""
 
 
 class Argument(CompletedParameter, click.Argument):
     """An argument."""
 
 
-class SchedulerType(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
+class SchedulerType(Choice):
     """The name of a scheduler: one of ddlrun's own, or a plug-in's, which are searched for other names alone."""
 
     def __init__(self, choices: Sequence[str], group: str) -> None:
@@ -118,9 +130,7 @@ hostfile_option = option(
     help="Read the hosts from FILE, one per line, with slots=N and rack=NAME where known.",
 )  # fmt: skip
 ssh_options = option_group(
-    option(
-        "Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of sshd on the hosts."
-    ),
+    option("Hosts", "-p", "--ssh-port", type=WholeNumber(1, 65535), metavar="PORT", help="Port of sshd on the hosts."),
     option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh to the hosts."),
 )
 scheduler_options = option_group(
@@ -130,7 +140,7 @@ scheduler_options = option_group(
         help="If no hosts are named, use those of this scheduler's job; auto: of the current job, if any.",
     ),
     option(
-        "Hosts", "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
+        "Hosts", "--launcher", type=Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
         help="Program that starts mpirun's daemons on the hosts; auto: the scheduler's own inside its job, "
         "otherwise ssh.",
     ),
@@ -178,12 +188,11 @@ skip_checks_option = option(
 )
 UNREACHABLE_HELP = "Give up on hosts that do not answer within this time."
 start_timeout_option = option(
-    "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30, show_default=True, metavar="SECONDS",
-    help=UNREACHABLE_HELP,
-)  # fmt: skip
+    "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
+)
 probe_timeout_option = option(
-    "Hosts", "--timeout", type=click.FloatRange(min=0.1), default=f"{DEFAULT_PROBE_SECONDS:g}", show_default=True,
-    metavar="SECONDS", help=UNREACHABLE_HELP,
+    "Hosts", "--start-timeout", "timeout", old=("--timeout",), type=Time(0.1), default=f"{DEFAULT_PROBE_SECONDS:g}",
+    show_default=True, metavar="TIME", help=UNREACHABLE_HELP,
 )  # fmt: skip
 check_options = option_group(
     network_options,
@@ -211,7 +220,7 @@ placement_options = option_group(
            show_default="an equal share of all usable cores"),
     option("Placement", "--reserve-cores", type=COUNT, metavar="N", help="Leave N cores of each host to the system."),
     option(
-        "Placement", "--bind", type=click.Choice(BINDINGS), default="core", show_default=True,
+        "Placement", "--bind", type=Choice(BINDINGS), default="core", show_default=True,
         help="Bind each rank to its own cores, to all cores of their NUMA nodes or packages, or not at all (none).",
     ),
     option(
@@ -228,7 +237,7 @@ placement_options = option_group(
            help="GPUs of local ranks 0, 1, 2, ..., in this order."),
     overload_option,
     option(
-        "Placement", "--core-kinds", type=click.Choice(CORE_KINDS), default="all", show_default=True,
+        "Placement", "--core-kinds", type=Choice(CORE_KINDS), default="all", show_default=True,
         help="Cores to use on a machine with fast and slow cores. all: an equal part of each kind for each rank. "
         "fast: the fastest kind alone.",
     ),

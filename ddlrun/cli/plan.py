@@ -11,7 +11,6 @@ import click
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.cli.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
 from ddlrun.cli.options import (
-    COUNT,
     TOPOLOGY_HELP,
     Sections,
     argument,
@@ -24,6 +23,7 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.profile_store import read_profiles
+from ddlrun.cli.value_types import COUNT, Choice, Number
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, unequal_error
@@ -39,12 +39,12 @@ MODEL = "resnet50"
 gradient_options = option_group(
     option("Training step", "--gradient", metavar="SIZE", help="Size of a step's gradients, such as 100MB."),
     option(
-        "Training step", "--model", type=click.Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
+        "Training step", "--model", type=Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
         help=f"Use the gradients of a model, in float32: {', '.join(MODELS)}.",
     ),
     option("Training step", "--compute", metavar="TIME", help="Computing time of a step, such as 120ms."),
     option(
-        "Training step", "--overlap", type=click.FloatRange(0, 1), default=0, show_default=True, metavar="SHARE",
+        "Training step", "--overlap", type=Number(0, 1), default=0, show_default=True, metavar="SHARE",
         help="Share of --compute during which gradients are sent: 0.6 if the backward pass "
         "takes 60 %, 0 if they are sent after it.",
     ),
@@ -89,7 +89,7 @@ gradient_options = option_group(
 @option(
     "Training step",
     "--mode",
-    type=click.Choice(MODES),
+    type=Choice(MODES),
     default="p",
     show_default=True,
     help="Mode of the allreduce of ddlrun.ddl.",

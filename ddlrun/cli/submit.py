@@ -13,10 +13,11 @@ from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options import COUNT, Option, SchedulerType, Sections, argument, option, option_group
+from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
+from ddlrun.cli.value_types import COUNT, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
@@ -97,7 +98,7 @@ own_options = option_group(
            help="File for all output; the scheduler's patterns are allowed."),
     option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this long before the time limit."),
     option("Job", "--requeue", is_flag=True, help="Requeue the job if a host fails."),
-    option("Resources", "--gpus", type=click.IntRange(min=0), metavar="N",
+    option("Resources", "--gpus", type=WholeNumber(min=0), metavar="N",
            show_default="X if the scheduler manages GPUs", help="GPUs per host; 0: none."),
     option("Resources", "--cores", type=COUNT, metavar="N", show_default="as --cores-per-rank",
            help="Cores per rank."),

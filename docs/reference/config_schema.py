@@ -6,6 +6,7 @@ import click
 
 from ddlrun.cli.job_options import AcceleratorsType
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.value_types import Time
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES
@@ -76,6 +77,8 @@ def _option_schema(parameter: click.Parameter) -> Schema:
     if isinstance(kind, click.Choice):
         spellings = [] if kind.case_sensitive else [choice.lower() for choice in kind.choices]
         return {"enum": [*kind.choices, *spellings, None]}
+    if isinstance(kind, Time):
+        return {"type": ["number", "string", "null"]}
     if isinstance(kind, click.IntRange | click.FloatRange):
         limits = {"minimum": kind.min, "maximum": kind.max}
         number = "integer" if isinstance(kind, click.IntRange) else "number"

@@ -96,7 +96,7 @@ def test_show_schema() -> None:
         assert json.loads(ddlrun("show", "schema", *words)) == read_schema("lint")
     done = subprocess.run([*DDLRUN, "show", "schema", "lintt"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("ddlrun: error: schema 'lintt': no such schema; did you mean lint? there are bench, ")
+    assert done.stderr.startswith("ddlrun: error: schema 'lintt': no such schema (did you mean lint?); there are bench, ")
     assert "name one schema" in subprocess.run(
         [*DDLRUN, "show", "schema", "lint", "plan"], capture_output=True, text=True, check=False
     ).stderr  # fmt: skip
