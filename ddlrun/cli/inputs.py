@@ -24,9 +24,9 @@ SSH = AgentLauncher()
 
 
 def read_text(path: str, what: str) -> str:
-    """Read a small file. Raises InputError with its name and the reason."""
+    """Read a small file, without a byte-order mark. Raises InputError with its name and the reason."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
         raise InputError(f"{what} {path}: {error.strerror}") from error

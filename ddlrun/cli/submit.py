@@ -13,6 +13,7 @@ from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.misplaced_options import note_misplaced
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
@@ -129,6 +130,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     The options of ddlrun launch are accepted, except for those that name hosts, and copied into the job script. Use
     the scheduler's own commands to query or cancel the job.
     """
+    note_misplaced(script, args, LAUNCH_OPTIONS)
     argv: SplitArgv = ctx.meta[ARGV]
     topology = _check(ctx, argv, (script, *args), options)
     scheduler = select_scheduler(options["queued_by"])

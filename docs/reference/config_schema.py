@@ -77,9 +77,7 @@ def _option_schema(parameter: click.Parameter) -> Schema:
     if isinstance(kind, click.Choice):
         spellings = [] if kind.case_sensitive else [choice.lower() for choice in kind.choices]
         return {"enum": [*kind.choices, *spellings, None]}
-    if isinstance(kind, Time):
-        return {"type": ["number", "string", "null"]}
-    if isinstance(kind, click.IntRange | click.FloatRange):
+    if isinstance(kind, click.IntRange | click.FloatRange) and not isinstance(kind, Time):
         limits = {"minimum": kind.min, "maximum": kind.max}
         number = "integer" if isinstance(kind, click.IntRange) else "number"
         return {"type": [number, "null"]} | {name: limit for name, limit in limits.items() if limit is not None}
