@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COMPLETION = "_DDLRUN_COMPLETE"
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
+# Key of click's context: the place of each parameter's value in the config file.
+CONFIG_PLACES = "ddlrun.config_places"
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
 COMMANDS = {
     "check": "check",
@@ -158,7 +160,7 @@ def main() -> NoReturn:
         code = _fail(error.exit_code, *error.problems)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlrun"
-        code = _fail(EXIT_BAD_INPUT, f"{_source(error)}{error.format_message().rstrip('.')}; see {command} --help")
+        code = _fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help")
     except click.ClickException as error:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -220,12 +222,12 @@ def _raise_again(lost: UnraisableHookArgs) -> None:
     signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
 
 
-def _source(error: click.UsageError) -> str:
-    """Return the prefix of a message: a wrong value may come from the config file instead of the command line."""
+def _message(error: click.UsageError) -> str:
+    """Return the message of an error; a wrong value from the config file is reported with its line and key."""
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return "config file: "
-    return ""
+        return f"{error.ctx.meta[CONFIG_PLACES][name]}: {error.message}"
+    return error.format_message()
 
 
 def _fail(code: int, *problems: str) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from ddlrun.cli import CONFIG_PLACES
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import (
     GRACE_HELP,
@@ -69,9 +70,11 @@ class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic si
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     """Take defaults of options from a YAML file; its env stays apart, as --env adds to it."""
     if path is not None:
-        from ddlrun.plan.config_file import parse_config  # noqa: PLC0415 - for a config file alone
+        from ddlrun.plan.config_file import config_places, parse_config  # noqa: PLC0415 - for a config file alone
 
-        values = parse_config(read_text(path, "config file"), f"config file {path}")
+        text, where = read_text(path, "config file"), f"config file {path}"
+        values = parse_config(text, where)
+        ctx.meta[CONFIG_PLACES] = config_places(text, where)
         ctx.meta[CONFIG_ENV] = values.pop("assignments", [])
         ctx.default_map = values
     return path

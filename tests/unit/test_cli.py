@@ -196,8 +196,12 @@ def test_an_error_is_one_line_with_its_exit_code(code: int, arguments: list[str]
 
 
 def test_an_error_in_the_config_file_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("nodes: two\n")
-    assert "config file: Invalid value" in ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path).stderr
+    (tmp_path / "c.yaml").write_text("topology: 4x2\nnodes: two\n")
+    done = ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path)
+    assert done.stderr == (
+        "ddlrun: error: config file c.yaml, line 2: nodes: 'two' is not a whole number of at least 1; "
+        "see ddlrun launch --help\n"
+    )
 
 
 def plan(*arguments: str, cwd: Path | None = None, **environ: str) -> dict[str, object]:
