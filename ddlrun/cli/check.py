@@ -10,9 +10,9 @@ import click
 from ddlrun.cli.inputs import reach, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
-    argument,
     check_build_option,
     hostfile_option,
+    hosts_argument,
     mpirun_option,
     network_options,
     option,
@@ -37,13 +37,14 @@ from ddlrun.remote.probe import check_distinct
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @hostfile_option
 @ssh_options
 @scheduler_options
 @start_timeout_option
 @network_options
-@option("Checks", "--only", "only_checks", metavar="NAME,...", help=f"Run only these checks, of {', '.join(NAMES)}.")
+@option("Checks", "--only-checks", old=("--only",), metavar="NAME,...",
+        help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
 @mpirun_option

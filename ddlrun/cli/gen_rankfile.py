@@ -14,6 +14,7 @@ from ddlrun.cli.options import (
     Sections,
     argument,
     hostfile_option,
+    hosts_argument,
     load_option,
     machine_option,
     option,
@@ -41,13 +42,21 @@ ASSUMED_PRESET = "s822lc"
 
 @click.command("gen-rankfile", cls=Sections)
 @argument("topology")
-@argument("hosts", required=False)
+@hosts_argument
 @hostfile_option
 @machine_option(ASSUMED_PRESET)
 @probe_option
 @load_option
-@option("Hosts", "--sockets", type=WholeNumber(1, 256), metavar="N", help="Packages per host; needs --cores.")
-@option("Hosts", "--cores", type=WholeNumber(1, 4096), metavar="N", help="Cores per package; needs --sockets.")
+@option(
+    "Hosts",
+    "--packages",
+    old=("--sockets",),
+    type=WholeNumber(1, 256),
+    metavar="N",
+    help="Packages per host; needs --cores-per-package.",
+)
+@option("Hosts", "--cores-per-package", old=("--cores",), type=WholeNumber(1, 4096), metavar="N",
+        help="Cores per package; needs --packages.")  # fmt: skip
 @ssh_options
 @placement_options
 @option(
@@ -82,7 +91,7 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
     majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
     blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}", majors)
-    for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "sockets", "probe", "load"))):
+    for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "packages", "probe", "load"))):
         click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:
         sys.stdout.writelines(blocks)
@@ -123,16 +132,18 @@ def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
 
 def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
     """Return the machine of each host. Raises InputError where the options contradict each other."""
-    sockets, cores = options["sockets"], options["cores"]
-    sources = [options["machine"], sockets is not None or cores is not None, options["probe"], options["load"]]
+    packages, cores = options["packages"], options["cores_per_package"]
+    sources = [options["machine"], packages is not None or cores is not None, options["probe"], options["load"]]
     if len([source for source in sources if source]) > 1:
-        raise InputError("--machine, --sockets with --cores, --probe and --load exclude each other; give one of them")
-    if (sockets is None) != (cores is None):
-        raise InputError("--sockets and --cores go together; give both, or use --machine")
-    if sockets is not None:
+        raise InputError(
+            "--machine, --packages with --cores-per-package, --probe and --load exclude each other; give one of them"
+        )
+    if (packages is None) != (cores is None):
+        raise InputError("--packages and --cores-per-package go together; give both, or use --machine")
+    if packages is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
 
-        return machines_of(hosts, simple_machine(sockets, cores))
+        return machines_of(hosts, simple_machine(packages, cores))
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options)))
     if options["load"]:

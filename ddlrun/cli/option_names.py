@@ -20,26 +20,33 @@ SYNONYMS = {
 
 def replace_old_names(
     args: Sequence[str], params: Iterable[click.Parameter], *, interspersed: bool
-) -> tuple[list[str], list[str]]:
-    """Return a command line with the present names of options, and a note on each former name.
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command line with the present names of options, and the former names with the present ones.
 
     Words after `--` stay, and without `interspersed` those after the first argument.
     """
     options = options_by_name(params)
     present = {old: option.opts[0] for option in options.values() for old in getattr(option, "old", ())}
     if not present:
-        return list(args), []
-    words, notes, rest = list[str](), list[str](), list(args)
+        return list(args), {}
+    words, rest = list[str](), list(args)
+    renamed: dict[str, str] = {}
     while rest and rest[0] != "--" and (interspersed or rest[0].startswith("-")):
         name, equals, value = rest[0].partition("=")
         if name in present:
-            notes.append(f"{name} is now {present[name]}; release {REMOVED_IN} removes the old name")
+            renamed[name] = present[name]
             rest[0] = f"{present[name]}{equals}{value}"
         match = match_option(rest[0], options) if rest[0].startswith("-") else None
         count = match.words if match else 1
         words += rest[:count]
         del rest[:count]
-    return [*words, *rest], list(dict.fromkeys(notes))
+    return [*words, *rest], renamed
+
+
+def note_old_name(ctx: click.Context, old: str, new: str) -> None:
+    """Print a note on the former name of an option; none for a shell's completion."""
+    if not ctx.resilient_parsing:
+        click.echo(f"ddlrun: note: {old} is now {new}; release {REMOVED_IN} removes the old name", err=True)
 
 
 @contextmanager

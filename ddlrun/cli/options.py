@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
-from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
+from ddlrun.cli.option_names import naming_unknown_options, note_old_name, replace_old_names
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
@@ -18,6 +18,8 @@ TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+# Key of click's context: the hosts of -H.
+HOSTS_OPTION = "ddlrun.hosts_option"
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
@@ -43,9 +45,9 @@ class Sections(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
         params = self.get_params(ctx)
-        words, notes = replace_old_names(args, params, interspersed=ctx.allow_interspersed_args)
-        for note in () if ctx.resilient_parsing else notes:
-            click.echo(f"ddlrun: note: {note}", err=True)
+        words, renamed = replace_old_names(args, params, interspersed=ctx.allow_interspersed_args)
+        for old, new in renamed.items():
+            note_old_name(ctx, old, new)
         with naming_unknown_options(ctx, tuple(words), params):
             return super().parse_args(ctx, words)
 
@@ -125,6 +127,26 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return declare
 
 
+def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    """Store the hosts of -H until those of the argument are known."""
+    ctx.meta[HOSTS_OPTION] = value
+
+
+def _choose_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return the hosts of the argument or of -H. Raises InputError where both are given."""
+    named: str | None = ctx.meta.get(HOSTS_OPTION)
+    if value is not None and named is not None and not ctx.resilient_parsing:
+        raise InputError(f"hosts are given twice: {value!r} and -H {named}; leave one of them out")
+    return named if value is None else value
+
+
+hosts_argument = option_group(
+    argument("hosts", required=False, callback=_choose_hosts),
+    option(
+        "Hosts", "-H", "--host", "--hosts", "named_hosts", metavar="LIST", is_eager=True, expose_value=False,
+        callback=_store_hosts, help="The same as the argument HOSTS.",
+    ),
+)  # fmt: skip
 hostfile_option = option(
     "Hosts", "--hostfile", metavar="FILE",
     help="Read the hosts from FILE, one per line, with slots=N and rack=NAME where known.",

@@ -130,7 +130,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_check_of_this_host() -> None:
-    words = ["check", "localhost", "--only", "ssh,names,files", "--json"]
+    words = ["check", "localhost", "--only-checks", "ssh,names,files", "--json"]
     done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=300)
     report = json.loads(done.stdout)
     validate(report, "check")
@@ -150,7 +150,7 @@ def test_findings_of_lint(tmp_path: Path) -> None:
 )
 def test_forecasts(words: list[str]) -> None:
     network = "nvlink3,8x200gbe,2:1" if words else "100gbe"
-    validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--network", network, *words, "--json")), "plan")
+    validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--links", network, *words, "--json")), "plan")
 
 
 def test_probe_and_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
