@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; `help COMMAND` is `COMMAND --help`."""
         if args[:1] == ["help"]:
-            args = [*args[1:2], "--help"]
+            args = [*args[1:], "--help"]
         elif args and args[0].startswith("-") and not ctx.resilient_parsing:
             _check_option(ctx, args, self.get_params(ctx))
         return super().parse_args(ctx, args)

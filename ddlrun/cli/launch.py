@@ -23,6 +23,7 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.job_options import job_options
+from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
 from ddlrun.cli.launch_planning import (
     Attempt,
     Planned,
@@ -52,6 +53,13 @@ class Launch(Sections):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate options of other launchers, then parse."""
         return super().parse_args(ctx, translate(args, self.get_params(ctx)))
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: the usual options on one screen, or with --help-all every option."""
+        if ctx.meta.get(ALL_OPTIONS):
+            super().format_help(ctx, formatter)
+        else:
+            format_usual_help(self, ctx, formatter)
 
 
 @click.command(
@@ -97,6 +105,7 @@ class Launch(Sections):
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
 @option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
+@help_all_option
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

@@ -112,7 +112,8 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     topology   XxYxZ, and the reason for it
     schema     a JSON Schema of an output or a file: ddlrun show schema [NAME]
 
-    The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
+    The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted
+    (ddlrun launch --help-all).
     With --machine or --load, no host need be reachable.
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
     view = str(ctx.meta[VIEW_KEY])

@@ -28,7 +28,9 @@ from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import parse_memory, parse_time_limit
 
 # Launch's --scheduler selects the job that ddlrun runs in, submit's the scheduler that gets the job.
-LAUNCH_OPTIONS = tuple(param for param in launch.params if isinstance(param, Option) and param.name != "scheduler")
+LAUNCH_OPTIONS = tuple(
+    param for param in launch.params if isinstance(param, Option) and param.name not in ("scheduler", "help_all")
+)
 ARGV = "ddlrun.argv"
 # Parameter of launch that submit does not take -> reason and remedy.
 UNSUPPORTED = {
@@ -127,8 +129,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
     Prints the job's id. TOPOLOGY is XxYxZ[xA]: X ranks per host, Y hosts per rack, Z racks, A aisles.
 
-    The options of ddlrun launch are accepted, except for those that name hosts, and copied into the job script. Use
-    the scheduler's own commands to query or cancel the job.
+    The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
+    into the job script. Use the scheduler's own commands to query or cancel the job.
     """
     note_misplaced(script, args, LAUNCH_OPTIONS)
     argv: SplitArgv = ctx.meta[ARGV]
