@@ -13,12 +13,12 @@ _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 
 
 def parse_bytes(text: str, where: str) -> int:
-    """Parse 100MB, 64 KiB or 1.5GB; return bytes. Raises InputError.
+    """Parse 100MB, 64 KiB, 1.5G or 8B; return bytes. Raises InputError.
 
-    >>> parse_bytes("100MB", "--gradient"), parse_bytes("64 KiB", "burst")
-    (100000000, 65536)
+    >>> parse_bytes("100MB", "--gradient"), parse_bytes("64 KiB", "burst"), parse_bytes("14G", "--gradient")
+    (100000000, 65536, 14000000000)
     """
-    match = re.fullmatch(rf"{_NUMBER} ?([kmgt]i?)?b", text.strip().lower())
+    match = re.fullmatch(rf"{_NUMBER} ?(?:([kmgt]i?)b?|b)", text.strip().lower())
     size = float(match[1]) * PREFIXES[match[2] or ""] if match else 0
     if size < 1:
         raise InputError(f"{where}: {text!r} is no size; write it with its unit, as in 100MB or 64KiB")

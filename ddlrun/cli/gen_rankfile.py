@@ -34,17 +34,19 @@ from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.remote.probe import check_distinct, probe
+from ddlrun.remote.probe import check_distinct, is_local, probe
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 ASSUMED_PRESET = "s822lc"
+# Options that state the machine.
+SOURCES = ("machine", "packages", "probe", "load")
 
 
 @click.command("gen-rankfile", cls=Sections)
 @argument("topology")
 @hosts_argument
 @hostfile_option
-@machine_option(ASSUMED_PRESET)
+@machine_option(f"probe if HOSTS is this host, otherwise {ASSUMED_PRESET}")
 @probe_option
 @load_option
 @option(
@@ -87,11 +89,14 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     host_list = _read_hosts(shape, hosts, options["hostfile"])
     check_distinct(host_list, os.uname().nodename)
     policy = read_policy(options)
+    stated = any(options[name] for name in SOURCES)
+    if not stated and all(is_local(name, os.uname().nodename) for name in host_list.names):
+        options["machine"] = "local"
     machines = _read_machines(host_list, options)
     placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
     majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
     blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}", majors)
-    for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "packages", "probe", "load"))):
+    for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:
         sys.stdout.writelines(blocks)
@@ -110,19 +115,26 @@ def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None) -> 
     return layout.hosts
 
 
-def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
-    """Yield the assumptions and limits of the rank file."""
-    if not assumed:
+def _assumptions(placement: Placement, *, stated: bool, preset: str | None) -> Iterator[str]:
+    """Yield the notes on the machine; where it is not `stated`, the preset is `local` or None: the assumed one."""
+    machine = placement.machines[0]
+    if stated or preset is not None:
         yield from placement_notes(placement)
+    if not stated and preset is not None:
+        yield f"the host is this machine: {machine} ({machine.source}); describe another one with --machine PRESET|FILE"
+    elif not stated:
+        yield (
+            f"each host is assumed to be {machine} (preset {ASSUMED_PRESET}); "
+            "describe it with --machine PRESET|FILE, or probe it with --probe"
+        )
+
+
+def _notes(placement: Placement) -> Iterator[str]:
+    """Yield the limits of the rank file."""
     if placement.shares_cores:
         yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
     if placement.policy.threads_per_core:
         yield "--threads-per-core: a rank file names whole cores; ddlrun launch binds ranks to some of their threads"
-    if assumed:
-        yield (
-            f"each host is assumed to be {placement.machines[0]} (preset {ASSUMED_PRESET}); "
-            "describe it with --machine PRESET|FILE, or probe it with --probe"
-        )
     if any("." in name for name in placement.hosts.names):
         yield (
             "mpirun cuts host names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 (Open MPI 4) "

@@ -22,7 +22,7 @@ from ddlrun.cli.options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, SECONDS, Choice, Number, WholeNumber
+from ddlrun.cli.value_types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS
@@ -126,8 +126,9 @@ job_options = option_group(
         help="Use the settings that ddlrun tune found to be fastest; auto: if it was run on these hosts.",
     ),
     option(
-        "Large models", "--lms", type=WholeNumber(min=0), metavar="SIZE_KB",
-        help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB to host memory (DDLRUN_LMS); 0: none.",
+        "Large models", "--lms", type=Kilobytes(min=0), metavar="SIZE_KB",
+        help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB, or a size such as 1MB, to host memory (DDLRUN_LMS); "
+        "0: none.",
     ),
     option(
         "Large models", "--lms-frac", type=Number(0, 1), metavar="SHARE",

@@ -45,9 +45,7 @@ USUAL_OPTIONS = {
         ("--output-filename DIR", "Write each rank's output to DIR."),
         ("--verbose, --quiet", "Print reasons and the command; only errors."),
     ),
-    "Other": (
-        ("--help-all", "Show all options, also rarely used ones."),
-    ),
+    "Other": (("--help-all", "Show all options, also rarely used ones."),),
 }
 
 

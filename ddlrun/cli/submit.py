@@ -18,7 +18,7 @@ from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
-from ddlrun.cli.value_types import COUNT, WholeNumber
+from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
@@ -99,7 +99,7 @@ own_options = option_group(
     option("Job", "--job-name", metavar="NAME", show_default="ddlrun-SCRIPT", help="Name of the job."),
     option("Job", "--log", metavar="FILE", show_default="./ddlrun-ID.out",
            help="File for all output; the scheduler's patterns are allowed."),
-    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this long before the time limit."),
+    option("Job", "--warn", type=Time(1), metavar="TIME", help="Send USR1 this long before the time limit."),
     option("Job", "--requeue", is_flag=True, help="Requeue the job if a host fails."),
     option("Resources", "--gpus", type=WholeNumber(min=0), metavar="N",
            show_default="X if the scheduler manages GPUs", help="GPUs per host; 0: none."),
@@ -198,7 +198,7 @@ def _make_batch(
         modules=options["modules"],
         container=_split_container(options["container"]),
         image=options["image"],
-        warn=options["warn"],
+        warn=int(options["warn"]) if options["warn"] else None,
         requeue=options["requeue"],
         parallel_environment=options["parallel_environment"],
         directives=options["directives"],

@@ -1,5 +1,6 @@
 """Types of the values of options, with messages that name the remedy."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import click
 
 from ddlrun.errors import InputError
 from ddlrun.units import SECONDS as UNITS
-from ddlrun.units import parse_seconds
+from ddlrun.units import parse_bytes, parse_seconds
 from ddlrun.wording import did_you_mean
 
 # Words of other launchers and tools -> value of an option here.
@@ -108,6 +109,18 @@ class Time(click.FloatRange):
     def _describe_range(self) -> str:
         """Return nothing, which click would show in the help."""
         return ""
+
+
+class Kilobytes(WholeNumber):
+    """A size in units of 1024 bytes, or with its unit: 500, 1MB or 2GiB."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
+        """Convert a value; fail where it is no size."""
+        try:
+            size = math.ceil(parse_bytes(str(value), self.name) / 1024)
+        except InputError:
+            return super().convert(value, param, ctx)
+        return size
 
 
 COUNT = WholeNumber(min=1)
