@@ -144,7 +144,7 @@ def _value(key: str, value: object, where: str, problems: list[str]) -> object:
 
 
 def _wanted(key: str) -> str:
-    """Return what to write as the value of a key."""
+    """Return the remedy for a wrong value of a key."""
     setting = next((setting for setting in HOROVOD if setting.yaml == key), None)
     if key in SWITCHES or (setting is not None and setting.kind is bool):
         return "write true or false"
