@@ -227,6 +227,13 @@ def _message(error: click.UsageError) -> str:
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
         return f"{error.ctx.meta[CONFIG_PLACES][name]}: {error.message}"
+    return _describe(error)
+
+
+def _describe(error: click.UsageError) -> str:
+    """Return the message of an error, with the names of the option that has a wrong value."""
+    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
+        return f"{', '.join(error.param.opts)}: {error.message}"
     return error.format_message()
 
 
