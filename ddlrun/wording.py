@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 COLOUR = r"\x1b\[[0-9;:]*m"
 # Of a mistyped word with the name that is suggested; 1: equal.
-LEAST_SIMILARITY = 0.7
+LEAST_SIMILARITY = 0.65
 
 
 def counted(count: int, noun: str) -> str:

@@ -34,6 +34,7 @@ from ddlrun.process_managers.installation import start_mpirun_query
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import check_distinct
+from ddlrun.wording import did_you_mean
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
@@ -123,5 +124,6 @@ def parse_checks(text: str | None) -> frozenset[str]:
     names = list(NAMES) if text is None else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        raise InputError(f"unknown check {unknown[0]!r}; the checks are {', '.join(NAMES)}")
+        hint = did_you_mean(unknown[0], NAMES)
+        raise InputError(f"--only-checks: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
     return frozenset(names)

@@ -1,6 +1,7 @@
 """ddlrun gen-rankfile: write the Open MPI rank file of a topology and hosts."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -85,6 +86,8 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     HOSTS is a list such as n[01-06], rack by rack, or @HOSTFILE; default: the hosts of the current scheduler job, or
     this host.
     """
+    if hosts is not None and topology[:1].isalpha() and re.fullmatch(r"\d+(x\d+)*", hosts):
+        raise InputError(f"{topology} {hosts}: the topology comes first: ddlrun gen-rankfile {hosts} {topology}")
     shape = parse_topology(topology)
     host_list = _read_hosts(shape, hosts, options["hostfile"])
     check_distinct(host_list, os.uname().nodename)

@@ -22,11 +22,12 @@ from ddlrun.cli.options import (
     scheduler_options,
     ssh_options,
 )
-from ddlrun.cli.value_types import COUNT, SECONDS, Choice, Kilobytes, Number, WholeNumber
+from ddlrun.cli.value_types import COUNT, SECONDS, SYNONYMS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS
 from ddlrun.mapping.topology_request import UNITS
+from ddlrun.wording import did_you_mean
 
 CONFIG_ENV = "ddlrun.config_env"
 MOST_SPAWN_SLOTS = 10_000
@@ -64,7 +65,8 @@ class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic si
             return str(value)
         if str(value).isascii() and str(value).isdigit() and int(value):
             return int(value)
-        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}", param, ctx)
+        hint = did_you_mean(str(value), UNITS, SYNONYMS)
+        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}{hint}", param, ctx)
 
 
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:

@@ -65,6 +65,9 @@ def naming_unknown_options(
         visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
         hint = did_you_mean(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, SYNONYMS)
         raise click.UsageError(f"no such option {word}{hint}", ctx) from error
+    except click.BadOptionUsage as error:  # an option without its value, for which click does not name the command
+        error.ctx = error.ctx or ctx
+        raise
 
 
 def _typed_word(name: str, args: Sequence[str], options: Mapping[str, click.Option]) -> str:

@@ -132,16 +132,18 @@ def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None)
     ctx.meta[HOSTS_OPTION] = value
 
 
-def _choose_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """Return the hosts of the argument or of -H. Raises InputError where both are given."""
+def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> str | None:
+    """Return the hosts of the argument or of -H. Raises InputError where both or several words are given."""
     named: str | None = ctx.meta.get(HOSTS_OPTION)
-    if value is not None and named is not None and not ctx.resilient_parsing:
-        raise InputError(f"hosts are given twice: {value!r} and -H {named}; leave one of them out")
-    return named if value is None else value
+    if len(values) > 1:
+        raise InputError(f"hosts are one word: {','.join(values)} instead of {' '.join(values)}")
+    if values and named is not None:
+        raise InputError(f"hosts are given twice: {values[0]!r} and -H {named}; leave one of them out")
+    return values[0] if values else named
 
 
 hosts_argument = option_group(
-    argument("hosts", required=False, callback=_choose_hosts),
+    argument("hosts", nargs=-1, metavar="[HOSTS]", callback=_choose_hosts),
     option(
         "Hosts", "-H", "--host", "--hosts", "named_hosts", metavar="LIST", is_eager=True, expose_value=False,
         callback=_store_hosts, help="The same as the argument HOSTS.",
@@ -167,9 +169,21 @@ scheduler_options = option_group(
         "otherwise ssh.",
     ),
 )  # fmt: skip
+
+
+def _check_network(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return a subnet. Raises InputError where it is malformed, also on one host, where it has no effect."""
+    if value is not None:
+        from ddlrun.network.subnet_selection import parse_cidr  # noqa: PLC0415 - for this option alone
+
+        parse_cidr(value)
+    return value
+
+
 network_options = option_group(
     option(
-        "Network", "--network", metavar="CIDR", show_default="the fastest one that all hosts share",
+        "Network", "--network", metavar="CIDR", callback=_check_network,
+        show_default="the fastest one that all hosts share",
         help="Subnet for the traffic between hosts, such as 10.0.0.0/16.",
     ),
     option(

@@ -18,8 +18,11 @@ MISTAKES = {
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
     """Return the command line of each rank. Raises InputError where a .py file does not exist."""
     if is_module:
+        _check_module(script)
         return (sys.executable, "-m", script, *args)
     if os.path.isfile(script):
+        if "/" not in script and not script.endswith(".py"):
+            _check_exists(script, "the file in this folder is ./{0}")
         return (sys.executable, script, *args) if script.endswith(".py") else (script, *args)
     remedy = next((remedy for pattern, remedy in MISTAKES.items() if re.search(pattern, script)), None)
     if remedy is not None:
@@ -29,7 +32,16 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
         raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
     if os.path.isdir(script) and "/" in script:
         raise InputError(f"{script!r} is a folder; name the script or program in it")
+    if os.path.isfile(f"{script}.py"):
+        _check_exists(script, "did you mean {0}.py?")
     return (script, *args)
+
+
+def _check_module(name: str) -> None:
+    """Raise InputError where the name of a module is the path of a file."""
+    if "/" in name or (name.endswith(".py") and os.path.isfile(name)):
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(f"-m {name}: -m takes the name of a module, such as {module}; leave -m out for a file")
 
 
 def _check_exists(program: str, remedy: str) -> None:

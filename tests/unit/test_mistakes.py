@@ -40,7 +40,7 @@ MISTAKES = [
     ("train.py", "(did you mean ddlrun launch train.py?)"),
     ("-H a,b python train.py", "no such option -H; options come after a command, as in ddlrun launch -H"),
     ("help lunch", "(did you mean launch?)"),
-    ("show placment", "'placment' is none of placement, rankfile"),
+    ("show placment", "topology, schema (did you mean placement?)"),
     ("launch --topolgy 2x1x1 train.py", "no such option --topolgy (did you mean --topology?)"),
     ("launch -topology 2x1x1 train.py", "no such option -topology (did you mean --topology?)"),
     ("launch -framework=torch train.py", "no such option -framework (did you mean --framework?)"),
@@ -65,6 +65,13 @@ MISTAKES = [
     ("launch n1,n2 hostname", "hosts are an option: -H n1,n2 SCRIPT"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch trian.py", "script 'trian.py' is not there"),
+    ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
+    ("launch --bind", "Option '--bind' requires an argument"),
+    ("launch --only-checks tpc true", "unknown check 'tpc' (did you mean tcp?); the checks are"),
+    ("launch --accelerators gpus true", "'gpus' is neither a positive number nor one of gpu, package, numa, core (did"),
+    ("launch --network 10.0 true", "--network '10.0' is no subnet"),
+    ("gen-rankfile a,b 4x2", "the topology comes first: ddlrun gen-rankfile 4x2 a,b"),
+    ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
     ("check a -H b", "hosts are given twice: 'a' and -H b; leave one of them out"),
     ("gen-rankfile 1 --packages 2", "--packages and --cores-per-package go together"),
     ("plan --topology 4x4", "--links is missing"),
@@ -81,6 +88,9 @@ def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "train.py").touch()
     assert "leave the quotes out, as in ddlrun launch python train.py" in answer("launch", "python train.py")
     assert answer("launch", "trian.py").endswith("(did you mean train.py?)")
+    assert answer("launch", "train").endswith("there is no program 'train'; did you mean train.py?")
+    (tmp_path / "no-such-program").touch()
+    assert answer("launch", "no-such-program").endswith("the file in this folder is ./no-such-program")
 
 
 @pytest.mark.parametrize(
