@@ -14,7 +14,7 @@ REMOVED_IN = "0.2.0"
 SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--ranks-per-host": "--accelerators", "--gpus-per-node": "--accelerators",
     "--nodelist": "--host", "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
-    "--binding": "--bind", "--walltime": "--timeout", "--export": "--env", "--dryrun": "--dry-run",
+    "--binding": "--bind", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 
 
