@@ -33,7 +33,7 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
-from ddlrun.cli.misplaced_options import note_misplaced
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
@@ -121,9 +121,10 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json goes with --dry-run")
     _forget_outer_job()
+    settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
     if not options["quiet"]:
         note_misplaced(script, args, ctx.command.params)
-    settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
+        note_excluded(ctx)
     attempt = check_settings(settings)
     if settings.run.dry_run:
         _print_plan(_plan(attempt))

@@ -19,7 +19,7 @@ from ddlrun.cli.launch_planning import (
     read_machine_source,
     survey_machines,
 )
-from ddlrun.cli.misplaced_options import note_misplaced
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.program import read_program
@@ -129,6 +129,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
         return
     if script:
         note_misplaced(script, args, ctx.command.params)
+    note_excluded(ctx)
     program = read_program(script, args, is_module=options["is_module"]) if script else ("SCRIPT",)
     settings = read_settings(ctx, options, program)
     check_distinct(settings.hosts.hosts, os.uname().nodename)

@@ -12,8 +12,8 @@ from ddlrun.cli import COMMANDS, OTHER, SECTIONS, group
 from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_help import USUAL_OPTIONS
-from ddlrun.cli.misplaced_options import find_misplaced
 from ddlrun.cli.option_names import SYNONYMS
+from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
 from ddlrun.errors import DdlrunError
@@ -116,6 +116,16 @@ def test_the_note_on_an_option_after_the_script(tmp_path: Path) -> None:
         "ddlrun: note: passed to train.py, which does not mention it: --topology; options of ddlrun stand before the "
         "script\n"
     )
+
+
+def test_options_without_effect_beside_a_rank_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ranks").write_text("rank 0=a slot=0:0\n")
+    words = ["show", "placement", "--machine", "dgx1", "--rankfile", f"{tmp_path}/ranks"]
+    group.main([*words, "--overload"], standalone_mode=False)
+    assert "no effect" not in capsys.readouterr().err
+    group.main([*words, "--cores-per-rank", "2", "--rank-order", "ddl"], standalone_mode=False)
+    note = "no effect with --rankfile: the file names the cores"
+    assert capsys.readouterr().err.startswith(f"ddlrun: note: --rank-order, --cores-per-rank: {note}\n")
 
 
 def test_a_byte_order_mark_is_no_part_of_a_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

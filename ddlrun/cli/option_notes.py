@@ -1,8 +1,9 @@
-"""Options of ddlrun that stand after the script, and so reach the script."""
+"""Notes on options without effect: after the script, or beside an option that excludes them."""
 
 from collections.abc import Iterable, Sequence
 
 import click
+from click.core import ParameterSource
 
 from ddlrun.cli.compatible_options import RENAMED, VALUES
 from ddlrun.cli.inputs import read_text
@@ -11,6 +12,14 @@ from ddlrun.errors import InputError
 
 # Headings of options that scripts seldom have themselves.
 HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts"})
+# Parameter -> parameters that have no effect beside it, and the reason.
+EXCLUDED = {
+    "rankfile": (
+        ("rank_order", "cores_per_rank", "reserve_cores", "core_kinds"),
+        "the file names the cores",
+    ),
+    "skip_checks": (("only_checks",), "nothing is checked"),
+}
 
 
 def note_misplaced(script: str, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
@@ -26,6 +35,19 @@ def note_misplaced(script: str, args: Sequence[str], params: Iterable[click.Para
             "ddlrun stand before the script",
             err=True,
         )
+
+
+def note_excluded(ctx: click.Context) -> None:
+    """Print a note on options of the command line that have no effect beside others."""
+    given = {
+        param.name: param.opts[0]
+        for param in ctx.command.params
+        if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    }
+    for name, (excluded, reason) in EXCLUDED.items():
+        options = [given[other] for other in excluded if name in given and other in given]
+        if options:
+            click.echo(f"ddlrun: note: {', '.join(options)}: no effect with {given[name]}: {reason}", err=True)
 
 
 def find_misplaced(args: Sequence[str], text: str | None, params: Iterable[click.Parameter]) -> list[str]:
