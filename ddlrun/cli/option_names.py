@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import click
 
@@ -10,6 +11,8 @@ from ddlrun.wording import did_you_mean
 
 # The release that removes the former names.
 REMOVED_IN = "0.2.0"
+# Names of the parameter of -H.
+HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--ranks-per-host": "--accelerators", "--gpus-per-node": "--accelerators",
@@ -18,29 +21,54 @@ SYNONYMS = {
 }  # fmt: skip
 
 
-def replace_old_names(
-    args: Sequence[str], params: Iterable[click.Parameter], *, interspersed: bool
-) -> tuple[list[str], dict[str, str]]:
-    """Return a command line with the present names of options, and the former names with the present ones.
+class TypedOption(NamedTuple):
+    """An option or an argument as it stands on a command line."""
 
-    Words after `--` stay, and without `interspersed` those after the first argument.
+    option: click.Option | None
+    words: tuple[str, ...]
+
+
+def split_options(
+    args: Sequence[str], options: Mapping[str, click.Option], *, interspersed: bool
+) -> tuple[list[TypedOption], list[str]]:
+    """Split a command line into options and arguments, and the words after `--`.
+
+    Without `interspersed`, the rest begins at the first argument.
     """
-    options = options_by_name(params)
-    present = {old: option.opts[0] for option in options.values() for old in getattr(option, "old", ())}
-    if not present:
-        return list(args), {}
-    words, rest = list[str](), list(args)
-    renamed: dict[str, str] = {}
+    typed, rest = list[TypedOption](), list(args)
     while rest and rest[0] != "--" and (interspersed or rest[0].startswith("-")):
-        name, equals, value = rest[0].partition("=")
-        if name in present:
-            renamed[name] = present[name]
-            rest[0] = f"{present[name]}{equals}{value}"
         match = match_option(rest[0], options) if rest[0].startswith("-") else None
         count = match.words if match else 1
-        words += rest[:count]
+        typed.append(TypedOption(match.option if match else None, tuple(rest[:count])))
         del rest[:count]
-    return [*words, *rest], renamed
+    return typed, rest
+
+
+def replace_old_names(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> list[str]:
+    """Return a command line with the present names of options; print a note on each former one.
+
+    A further note is printed where hosts are given twice, as the first ones are lost.
+    """
+    options = options_by_name(params)
+    former = {old: option for option in options.values() for old in getattr(option, "old", ())}
+    typed, rest = split_options(args, options | former, interspersed=ctx.allow_interspersed_args)
+    words = list[str]()
+    for _, (first, *value) in typed:
+        words += [_replace_name(ctx, first, former), *value]
+    hosts = [item.words for item in typed if item.option is not None and item.option.name in HOSTS]
+    if len(hosts) > 1 and not ctx.resilient_parsing:
+        click.echo(f"ddlrun: note: hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B", err=True)
+    return [*words, *rest]
+
+
+def _replace_name(ctx: click.Context, word: str, former: Mapping[str, click.Option]) -> str:
+    """Return a word with the present name of its option; print a note where it had a former one."""
+    name, equals, value = word.partition("=")
+    if name not in former:
+        return word
+    present = former[name].opts[0]
+    note_old_name(ctx, name, present)
+    return f"{present}{equals}{value}"
 
 
 def note_old_name(ctx: click.Context, old: str, new: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
-from ddlrun.cli.option_names import naming_unknown_options, note_old_name, replace_old_names
+from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
@@ -45,9 +45,7 @@ class Sections(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
         params = self.get_params(ctx)
-        words, renamed = replace_old_names(args, params, interspersed=ctx.allow_interspersed_args)
-        for old, new in renamed.items():
-            note_old_name(ctx, old, new)
+        words = replace_old_names(ctx, args, params)
         with naming_unknown_options(ctx, tuple(words), params):
             return super().parse_args(ctx, words)
 

@@ -128,6 +128,14 @@ def test_options_without_effect_beside_a_rank_file(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err.startswith(f"ddlrun: note: --rank-order, --cores-per-rank: {note}\n")
 
 
+def test_hosts_that_are_given_twice_give_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("show hosts --machine dgx1 -H a --host=b", "gen-rankfile -H a 4 -H b"):
+        group.main(words.split(), standalone_mode=False)
+        out, err = capsys.readouterr()
+        assert "b  rack" in out or "rank 0=b " in out
+        assert err.splitlines()[0].endswith("b counts; write -H A,B")
+
+
 def test_a_byte_order_mark_is_no_part_of_a_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfn1\r\nn2\r\n")
     group.main(["show", "hosts", "--machine", "dgx1", "--hostfile", f"{tmp_path}/hosts"], standalone_mode=False)
