@@ -211,7 +211,7 @@ def running(words: str) -> list[str]:
         (["bench", "--modes", "x"], "--modes 'x': write some of rbnmcp"),
         (["bench", "--plot", "a.pdf"], "--plot a.pdf: name a file that ends in .svg or .png"),
         (["bench", "--save-links", "a.yaml"], "--save-links: this machine has one host, and no link between"),
-        (["bench", "--budget", "9"], "--budget: '9' is no time"),
+        (["bench", "--budget", "9x"], "--budget: '9x' is no time"),
     ],
 )
 def test_an_error_of_measuring_is_one_line(words: list[str], problem: str) -> None:
