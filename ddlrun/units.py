@@ -13,12 +13,12 @@ _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,9})?)"
 
 
 def parse_bytes(text: str, where: str) -> int:
-    """Parse 100MB, 64 KiB or 1.5GB; return bytes. Raises InputError.
+    """Parse 100MB, 64 KiB, 1.5G or 8B; return bytes. Raises InputError.
 
-    >>> parse_bytes("100MB", "--gradient"), parse_bytes("64 KiB", "burst")
-    (100000000, 65536)
+    >>> parse_bytes("100MB", "--gradient"), parse_bytes("64 KiB", "burst"), parse_bytes("14G", "--gradient")
+    (100000000, 65536, 14000000000)
     """
-    match = re.fullmatch(rf"{_NUMBER} ?([kmgt]i?)?b", text.strip().lower())
+    match = re.fullmatch(rf"{_NUMBER} ?(?:([kmgt]i?)b?|b)", text.strip().lower())
     size = float(match[1]) * PREFIXES[match[2] or ""] if match else 0
     if size < 1:
         raise InputError(f"{where}: {text!r} is no size; write it with its unit, as in 100MB or 64KiB")
@@ -54,12 +54,12 @@ def parse_rate(text: str, where: str) -> float:
 
 
 def parse_seconds(text: str, where: str) -> float:
-    """Parse 5 us, 120ms, 2.5s, 3m or 1h; return seconds. Raises InputError.
+    """Parse 5 us, 120ms, 2.5s, 3m, 1h or 2d; return seconds. Raises InputError.
 
     >>> parse_seconds("120ms", "--compute")
     0.12
     """
-    match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h)", text.strip().lower().replace("µ", "u"))
+    match = re.fullmatch(rf"{_NUMBER} ?(us|ms|s|m|h|d)", text.strip().lower().replace("µ", "u"))
     if not match:
         raise InputError(f"{where}: {text!r} is no time; write it with its unit, as in 5us, 120ms or 2s")
     return float(match[1]) * SECONDS[match[2]]

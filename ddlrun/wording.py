@@ -2,8 +2,11 @@
 
 import re
 import signal
+from collections.abc import Iterable, Mapping
 
 COLOUR = r"\x1b\[[0-9;:]*m"
+# Of a mistyped word with the name that is suggested; 1: equal.
+LEAST_SIMILARITY = 0.65
 
 
 def counted(count: int, noun: str) -> str:
@@ -41,3 +44,18 @@ def printable(text: str) -> str:
 def _escape(character: str) -> str:
     plain = character.isprintable() or character in "\n\t"
     return character if plain else character.encode("unicode_escape").decode()
+
+
+def did_you_mean(word: str, names: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """Return a question with the name that a mistyped word stands for, in brackets; empty where none is near.
+
+    `synonyms` are words of other programs, each with the name that means the same here.
+
+    >>> did_you_mean("lunch", ["launch", "lint"]), did_you_mean("x", ["launch"])
+    (' (did you mean launch?)', '')
+    """
+    import difflib  # noqa: PLC0415 - 5 ms, for mistyped words alone
+
+    known = (synonyms or {}).get(word.lower())
+    close = [known] if known else difflib.get_close_matches(word.lower(), list(names), 1, LEAST_SIMILARITY)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from ddlrun import __version__
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError
+from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 COMPLETION = "_DDLRUN_COMPLETE"
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
+# Key of click's context: the place of each parameter's value in the config file.
+CONFIG_PLACES = "ddlrun.config_places"
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
 COMMANDS = {
     "check": "check",
@@ -47,8 +50,54 @@ COMMANDS = {
 }
 
 
+# The headings of the help, each with its commands; any other command is under OTHER.
+SECTIONS = {
+    "Jobs": ("launch", "submit"),
+    "Plans": ("gen-rankfile", "lint", "show", "plan"),
+    "Hosts": ("check", "probe", "racks", "bench", "tune"),
+    "Runs": ("ps", "kill", "clean", "report"),
+}
+OTHER = "Other commands"
+# Commands of other programs -> command here.
+SYNONYMS = {
+    "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
+    "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "ps", "rankfile": "gen-rankfile",
+    "topo": "probe", "benchmark": "bench", "cleanup": "clean", "doctor": "check", "preflight": "check",
+}  # fmt: skip
+# Columns of a help text on a terminal that is wide enough.
+MOST_COLUMNS = 120
+
+
 class LazyGroup(click.Group):
     """A group that imports a command only when it is used."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; `help COMMAND` is `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif args and args[0].startswith("-") and not ctx.resilient_parsing:
+            _check_option(ctx, args, self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first word. Raises UsageError with a suggestion where there is none."""
+        name = args[0]
+        if name not in COMMANDS and not ctx.resilient_parsing:
+            if os.path.isfile(name) or name.endswith(".py"):
+                raise click.UsageError(f"no such command {name!r} (did you mean ddlrun launch {name}?)", ctx)
+            raise click.UsageError(f"no such command {name!r}{did_you_mean(name, COMMANDS, SYNONYMS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings, each with the first sentence of its help."""
+        listed = {name for names in SECTIONS.values() for name in names}
+        for heading, names in {**SECTIONS, OTHER: tuple(name for name in COMMANDS if name not in listed)}.items():
+            rows = [(name, _summary(self.get_command(ctx, name))) for name in names]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the commands' names."""
@@ -68,13 +117,27 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="ddlrun %(version)s")
+def _check_option(ctx: click.Context, args: list[str], params: list[click.Parameter]) -> None:
+    """Raise UsageError where the first word is an option that only commands have."""
+    name = args[0].partition("=")[0]
+    if name != "--" and not any(name in param.opts for param in params):
+        raise click.UsageError(f"no such option {name}; options come after a command, as in ddlrun launch {name}", ctx)
+
+
+def _summary(command: click.Command | None) -> str:
+    return "" if command is None else command.get_short_help_str(MOST_COLUMNS)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS},
+)
+@click.version_option(__version__, "-V", "--version", message="ddlrun %(version)s")
 def group() -> None:
     """Launch distributed training on MPI clusters, with each rank bound to cores near its GPU.
 
-    The topology of a job is XxYxZ: X ranks per host, Y hosts per rack, Z racks. Run ddlrun COMMAND --help for the
-    options of a command.
+    The topology of a job is XxYxZ: X ranks per host, Y hosts per rack, Z racks. Run ddlrun help COMMAND for the options
+    of a command.
     """
 
 
@@ -97,7 +160,7 @@ def main() -> NoReturn:
         code = _fail(error.exit_code, *error.problems)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlrun"
-        code = _fail(EXIT_BAD_INPUT, f"{_source(error)}{error.format_message().rstrip('.')}; see {command} --help")
+        code = _fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help")
     except click.ClickException as error:
         code = _fail(error.exit_code, error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -159,12 +222,19 @@ def _raise_again(lost: UnraisableHookArgs) -> None:
     signal.setitimer(signal.ITIMER_REAL, RAISE_SECONDS)
 
 
-def _source(error: click.UsageError) -> str:
-    """Return the prefix of a message: a wrong value may come from the config file instead of the command line."""
+def _message(error: click.UsageError) -> str:
+    """Return the message of an error; a wrong value from the config file is reported with its line and key."""
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return "config file: "
-    return ""
+        return f"{error.ctx.meta[CONFIG_PLACES][name]}: {error.message}"
+    return _describe(error)
+
+
+def _describe(error: click.UsageError) -> str:
+    """Return the message of an error, with the names of the option that has a wrong value."""
+    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
+        return f"{', '.join(error.param.opts)}: {error.message}"
+    return error.format_message()
 
 
 def _fail(code: int, *problems: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.cli import measurement_job
-from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.report.bench import render_bench
@@ -24,7 +24,7 @@ MODES = "rbnmcp"
 
 
 @click.command("bench", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @measurement_job.measuring_options
 @measurement_job.shape_options
 @measurement_job.budget_option("60s")
@@ -38,7 +38,8 @@ MODES = "rbnmcp"
     is_flag=True,
     help="Print all measurements as JSON, in bytes, seconds and bytes per second.",
 )
-@option("Output", "--save-network", metavar="FILE", help="Write the links to FILE, for --network of ddlrun plan.")
+@option("Output", "--save-links", old=("--save-network",), metavar="FILE",
+        help="Write the links to FILE, for --links of ddlrun plan and ddlrun tune.")  # fmt: skip
 @option(
     "Output", "--plot", metavar="FILE", help="Draw bus bandwidth over size in FILE (SVG or PNG); needs ddlrun[plots]."
 )
@@ -55,11 +56,11 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     sizes = sorted({parse_bytes(word, "--sizes") for word in options["sizes"].split(",")})
     modes = _read_modes(options["modes"])
     _check_plot(options["plot"])
-    if options["save_network"]:
-        check_writable(options["save_network"], "--save-network")
+    if options["save_links"]:
+        check_writable(options["save_links"], "--save-links")
     listed = measurement_job.measured_hosts(hosts, options)
-    if options["save_network"] and len(listed) == 1:
-        raise InputError(f"--save-network: {listed.source} has one host, and no link between hosts; name two or more")
+    if options["save_links"] and len(listed) == 1:
+        raise InputError(f"--save-links: {listed.source} has one host, and no link between hosts; name two or more")
     plan = json.dumps({"budget": budget, "sizes": sizes, "modes": modes, "racks": measurement_job.rack_numbers(listed)})
     words = measurement_job.shape_words(options)
     result: BenchResult = measurement_job.measure(listed, options, words, ["bench", plan])
@@ -67,8 +68,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         click.echo(f"ddlrun: note: {result['note']}", err=True)
     record: BenchRecord = {"schema": "urn:ddlrun:bench:1", **result}
     click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_bench(result), nl=False)
-    if options["save_network"]:
-        write_atomically(options["save_network"], [result["network"]], "--save-network")
+    if options["save_links"]:
+        write_atomically(options["save_links"], [result["network"]], "--save-links")
     if options["plot"]:
         _draw(result, options["plot"])
     return 0

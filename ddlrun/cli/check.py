@@ -10,9 +10,9 @@ import click
 from ddlrun.cli.inputs import reach, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
-    argument,
     check_build_option,
     hostfile_option,
+    hosts_argument,
     mpirun_option,
     network_options,
     option,
@@ -34,16 +34,18 @@ from ddlrun.process_managers.installation import start_mpirun_query
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import check_distinct
+from ddlrun.wording import did_you_mean
 
 
 @click.command("check", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @hostfile_option
 @ssh_options
 @scheduler_options
 @start_timeout_option
 @network_options
-@option("Checks", "--only", "only_checks", metavar="NAME,...", help=f"Run only these checks, of {', '.join(NAMES)}.")
+@option("Checks", "--only-checks", old=("--only",), metavar="NAME,...",
+        help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
 @mpirun_option
@@ -122,5 +124,6 @@ def parse_checks(text: str | None) -> frozenset[str]:
     names = list(NAMES) if text is None else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        raise InputError(f"unknown check {unknown[0]!r}; the checks are {', '.join(NAMES)}")
+        hint = did_you_mean(unknown[0], NAMES)
+        raise InputError(f"--only-checks: unknown check {unknown[0]!r}{hint}; the checks are {', '.join(NAMES)}")
     return frozenset(names)

@@ -19,7 +19,7 @@ RENAMED = {
     "-hostfile": "--hostfile", "--machinefile": "--hostfile", "-machinefile": "--hostfile", "-host": "--host",
     "--npernode": "--accelerators", "-npernode": "--accelerators", "--slots-per-host": "--accelerators",
     "--num-gpus": "--accelerators", "--num-processes": "-np", "--num-nodes": "--nnodes", "--num-machines": "--nnodes",
-    "-c": "-np", "--max-restarts": "--restarts", "--log-dir": "--output-filename",
+    "--max-restarts": "--restarts", "--log-dir": "--output-filename",
     "-output-filename": "--output-filename", "-rankfile": "--rankfile", "-rf": "--rankfile", "--rf": "--rankfile",
     "--network-interfaces": "--network-interface",
 }  # fmt: skip
@@ -50,6 +50,8 @@ UNSUPPORTED = {
     **dict.fromkeys(("--gloo", "--use-gloo", "--jsrun"), "ddlrun starts ranks with MPI; leave the option out"),
     **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in the current folder; cd there first"),
     **dict.fromkeys(("--tee", "--redirects"), "the run folder has all output; see --output-filename and --ranks"),
+    "-c": "use -np N for the number of ranks (mpirun), or --cores-per-rank N for their cores (srun)",
+    "--debug": "use --verbose for all reasons and the command, and ddlrun show for parts of a plan",
     "-N": "use --accelerators N for ranks per host, or -H HOST,HOST for hosts",
 }  # fmt: skip
 MCA = ("--mca", "-mca", "--gmca", "-gmca", "--prtemca", "-prtemca", "--pmixmca", "-pmixmca")

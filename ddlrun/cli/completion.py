@@ -189,6 +189,7 @@ COMPLETERS = {
     "hosts": Completer(_hosts, listed=True),
     "machine": Completer(_presets, paths="file"),
     "named": Completer(_variables),
+    "named_hosts": Completer(_hosts, listed=True),
     "network_interface": Completer(_interfaces, listed=True),
     "only_checks": Completer(_checks, listed=True),
     "profile": Completer(lambda *_: ("auto", "none"), paths="file"),

@@ -1,6 +1,7 @@
 """ddlrun gen-rankfile: write the Open MPI rank file of a topology and hosts."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from ddlrun.cli.options import (
     Sections,
     argument,
     hostfile_option,
+    hosts_argument,
     load_option,
     machine_option,
     option,
@@ -23,6 +25,7 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.output_files import write_atomically
+from ddlrun.cli.value_types import Choice, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.machine import Machine
@@ -32,27 +35,37 @@ from ddlrun.mapping.rack_layout import arrange
 from ddlrun.mapping.rankfile import render
 from ddlrun.mapping.slot_notation import BOTH_MAJORS
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.remote.probe import check_distinct, probe
+from ddlrun.remote.probe import check_distinct, is_local, probe
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 ASSUMED_PRESET = "s822lc"
+# Options that state the machine.
+SOURCES = ("machine", "packages", "probe", "load")
 
 
 @click.command("gen-rankfile", cls=Sections)
 @argument("topology")
-@argument("hosts", required=False)
+@hosts_argument
 @hostfile_option
-@machine_option(ASSUMED_PRESET)
+@machine_option(f"probe if HOSTS is this host, otherwise {ASSUMED_PRESET}")
 @probe_option
 @load_option
-@option("Hosts", "--sockets", type=click.IntRange(1, 256), metavar="N", help="Packages per host; needs --cores.")
-@option("Hosts", "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores per package; needs --sockets.")
+@option(
+    "Hosts",
+    "--packages",
+    old=("--sockets",),
+    type=WholeNumber(1, 256),
+    metavar="N",
+    help="Packages per host; needs --cores-per-package.",
+)
+@option("Hosts", "--cores-per-package", old=("--cores",), type=WholeNumber(1, 4096), metavar="N",
+        help="Cores per package; needs --packages.")  # fmt: skip
 @ssh_options
 @placement_options
 @option(
     "Topology",
     "--rank-order",
-    type=click.Choice([order.value for order in RankOrder]),
+    type=Choice([order.value for order in RankOrder]),
     default=RankOrder.DDL.value,
     show_default=True,
     help=f"{ORDER_HELP}.",
@@ -60,7 +73,7 @@ ASSUMED_PRESET = "s822lc"
 @option(
     "Output",
     "--open-mpi",
-    type=click.Choice(["4", "5"]),
+    type=Choice(["4", "5"]),
     help="Where no file suits Open MPI 4.1 and 5.0, write one for this version alone.",
 )
 @option("Output", "-o", "--output", metavar="FILE", show_default="standard output",
@@ -73,15 +86,20 @@ def command(topology: str, hosts: str | None, rank_order: str, output: str | Non
     HOSTS is a list such as n[01-06], rack by rack, or @HOSTFILE; default: the hosts of the current scheduler job, or
     this host.
     """
+    if hosts is not None and topology[:1].isalpha() and re.fullmatch(r"\d+(x\d+)*", hosts):
+        raise InputError(f"{topology} {hosts}: the topology comes first: ddlrun gen-rankfile {hosts} {topology}")
     shape = parse_topology(topology)
     host_list = _read_hosts(shape, hosts, options["hostfile"])
     check_distinct(host_list, os.uname().nodename)
     policy = read_policy(options)
+    stated = any(options[name] for name in SOURCES)
+    if not stated and all(is_local(name, os.uname().nodename) for name in host_list.names):
+        options["machine"] = "local"
     machines = _read_machines(host_list, options)
     placement = place(shape, host_list, machines, RankOrder(rank_order), policy)
     majors = (int(options["open_mpi"]),) if options["open_mpi"] else BOTH_MAJORS
     blocks = render(placement, f"by ddlrun {__version__}: ddlrun gen-rankfile {shape}", majors)
-    for note in _notes(placement, assumed=not any(options[name] for name in ("machine", "sockets", "probe", "load"))):
+    for note in (*_assumptions(placement, stated=stated, preset=options["machine"]), *_notes(placement)):
         click.echo(f"ddlrun: note: {note}", err=True)
     if output is None:
         sys.stdout.writelines(blocks)
@@ -100,19 +118,26 @@ def _read_hosts(topology: Topology, hosts: str | None, hostfile: str | None) -> 
     return layout.hosts
 
 
-def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
-    """Yield the assumptions and limits of the rank file."""
-    if not assumed:
+def _assumptions(placement: Placement, *, stated: bool, preset: str | None) -> Iterator[str]:
+    """Yield the notes on the machine; where it is not `stated`, the preset is `local` or None: the assumed one."""
+    machine = placement.machines[0]
+    if stated or preset is not None:
         yield from placement_notes(placement)
+    if not stated and preset is not None:
+        yield f"the host is this machine: {machine} ({machine.source}); describe another one with --machine PRESET|FILE"
+    elif not stated:
+        yield (
+            f"each host is assumed to be {machine} (preset {ASSUMED_PRESET}); "
+            "describe it with --machine PRESET|FILE, or probe it with --probe"
+        )
+
+
+def _notes(placement: Placement) -> Iterator[str]:
+    """Yield the limits of the rank file."""
     if placement.shares_cores:
         yield "ranks share cores: Open MPI 5 needs --bind-to core:overload-allowed"
     if placement.policy.threads_per_core:
         yield "--threads-per-core: a rank file names whole cores; ddlrun launch binds ranks to some of their threads"
-    if assumed:
-        yield (
-            f"each host is assumed to be {placement.machines[0]} (preset {ASSUMED_PRESET}); "
-            "describe it with --machine PRESET|FILE, or probe it with --probe"
-        )
     if any("." in name for name in placement.hosts.names):
         yield (
             "mpirun cuts host names at the first dot, unless it gets --mca orte_keep_fqdn_hostnames 1 (Open MPI 4) "
@@ -122,16 +147,18 @@ def _notes(placement: Placement, *, assumed: bool) -> Iterator[str]:
 
 def _read_machines(hosts: HostList, options: Mapping[str, Any]) -> dict[str, Machine]:
     """Return the machine of each host. Raises InputError where the options contradict each other."""
-    sockets, cores = options["sockets"], options["cores"]
-    sources = [options["machine"], sockets is not None or cores is not None, options["probe"], options["load"]]
+    packages, cores = options["packages"], options["cores_per_package"]
+    sources = [options["machine"], packages is not None or cores is not None, options["probe"], options["load"]]
     if len([source for source in sources if source]) > 1:
-        raise InputError("--machine, --sockets with --cores, --probe and --load exclude each other; give one of them")
-    if (sockets is None) != (cores is None):
-        raise InputError("--sockets and --cores go together; give both, or use --machine")
-    if sockets is not None:
+        raise InputError(
+            "--machine, --packages with --cores-per-package, --probe and --load exclude each other; give one of them"
+        )
+    if (packages is None) != (cores is None):
+        raise InputError("--packages and --cores-per-package go together; give both, or use --machine")
+    if packages is not None:
         from ddlrun.machine.preset import simple_machine  # noqa: PLC0415 - msgspec, 15 ms
 
-        return machines_of(hosts, simple_machine(sockets, cores))
+        return machines_of(hosts, simple_machine(packages, cores))
     if options["probe"]:
         return probe(hosts, reach(ssh_launcher(options)))
     if options["load"]:

@@ -15,6 +15,7 @@ from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.schedulers import Allocation, SchedulerContext, read_allocation
+from ddlrun.wording import did_you_mean
 
 DEFAULT_PROBE_SECONDS = 30.0
 # Time limit of a scheduler's own command.
@@ -23,9 +24,9 @@ SSH = AgentLauncher()
 
 
 def read_text(path: str, what: str) -> str:
-    """Read a small file. Raises InputError with its name and the reason."""
+    """Read a small file, without a byte-order mark. Raises InputError with its name and the reason."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
         raise InputError(f"{what} {path}: {error.strerror}") from error
@@ -102,13 +103,10 @@ def read_preset(name: str) -> Machine | None:
     if name in presets:
         return parse_machine(read_text(f"{folder}/{name}.yaml", "preset"), f"preset {name}")
     if "/" not in name and not name.endswith((".yaml", ".yml")):
-        import difflib  # noqa: PLC0415 - for mistyped names alone
-
-        close = difflib.get_close_matches(name, presets, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
         names = ", ".join(sorted({*presets, "local"}))
         raise InputError(
-            f"--machine {name!r}: no such preset; {hint}there are {names}, or name a file of YAML or lstopo XML"
+            f"--machine {name!r}: no such preset{did_you_mean(name, presets)}; there are {names}, or name a file of "
+            "YAML or lstopo XML"
         )
     text = read_text(name, "machine")
     described = parse_machine(text, name)

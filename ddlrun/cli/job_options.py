@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
+from ddlrun.cli import CONFIG_PLACES
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import (
-    COUNT,
     GRACE_HELP,
     ORDER_HELP,
     TOPOLOGY_HELP,
@@ -22,32 +22,15 @@ from ddlrun.cli.options import (
     scheduler_options,
     ssh_options,
 )
+from ddlrun.cli.value_types import COUNT, SECONDS, SYNONYMS, Choice, Kilobytes, Number, WholeNumber
 from ddlrun.environment.frameworks import FRAMEWORKS
 from ddlrun.environment.horovod_settings import HOROVOD, HorovodSetting
 from ddlrun.mapping.policy import MEMBINDS
 from ddlrun.mapping.topology_request import UNITS
+from ddlrun.wording import did_you_mean
 
 CONFIG_ENV = "ddlrun.config_env"
 MOST_SPAWN_SLOTS = 10_000
-
-
-class SecondsType(click.FloatRange):
-    """A finite number of seconds, not negative."""
-
-    name = "SECONDS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
-        """Convert a value; fail where it is no such number."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < 1e9:
-            self.fail(f"{value!r} is no number of seconds, such as 90 or 0.5", param, ctx)
-        return number
-
-
-SECONDS = SecondsType(min=0)
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,10 +48,10 @@ def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def _value_type(setting: HorovodSetting) -> Any:  # noqa: ANN401 - a type of click's
     """Return the type of a setting's values; as for horovodrun, numbers are not negative."""
     if setting.option == "log-level":
-        return click.Choice(["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"], case_sensitive=False)
+        return Choice(["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"], case_sensitive=False)
     if setting.option == "autotune-gaussian-process-noise":
-        return click.FloatRange(0, 1)
-    return {int: click.IntRange(min=0), float: click.FloatRange(min=0)}.get(setting.kind, setting.kind)
+        return Number(0, 1)
+    return {int: WholeNumber(min=0), float: Number(min=0)}.get(setting.kind, setting.kind)
 
 
 class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
@@ -82,15 +65,18 @@ class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic si
             return str(value)
         if str(value).isascii() and str(value).isdigit() and int(value):
             return int(value)
-        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}", param, ctx)
+        hint = did_you_mean(str(value), UNITS, SYNONYMS)
+        return self.fail(f"{value!r} is neither a positive number nor one of {', '.join(UNITS)}{hint}", param, ctx)
 
 
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     """Take defaults of options from a YAML file; its env stays apart, as --env adds to it."""
     if path is not None:
-        from ddlrun.plan.config_file import parse_config  # noqa: PLC0415 - for a config file alone
+        from ddlrun.plan.config_file import config_places, parse_config  # noqa: PLC0415 - for a config file alone
 
-        values = parse_config(read_text(path, "config file"), f"config file {path}")
+        text, where = read_text(path, "config file"), f"config file {path}"
+        values = parse_config(text, where)
+        ctx.meta[CONFIG_PLACES] = config_places(text, where)
         ctx.meta[CONFIG_ENV] = values.pop("assignments", [])
         ctx.default_map = values
     return path
@@ -126,7 +112,7 @@ job_options = option_group(
     option("Topology", "--nnodes", type=COUNT, hidden=True),  # torchrun's: must agree with the hosts
 
     option(
-        "Topology", "--rank-order", type=click.Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
+        "Topology", "--rank-order", type=Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
         help=f"{ORDER_HELP}; auto: ddl with --mode, otherwise host.",
     ),
     option(
@@ -134,7 +120,7 @@ job_options = option_group(
         help=f"Frameworks whose variables are set: {', '.join(FRAMEWORKS)}; auto: all of them.",
     ),
     option(
-        "Frameworks", "--mode", type=click.Choice(list("bnrmcp")),
+        "Frameworks", "--mode", type=Choice(list("bnrmcp")),
         help="Mode of the allreduce of ddlrun.ddl; sets DDL_OPTIONS and rank order ddl.",
     ),
     option(
@@ -142,18 +128,19 @@ job_options = option_group(
         help="Use the settings that ddlrun tune found to be fastest; auto: if it was run on these hosts.",
     ),
     option(
-        "Large models", "--lms", type=click.IntRange(min=0), metavar="SIZE_KB",
-        help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB to host memory (DDLRUN_LMS); 0: none.",
+        "Large models", "--lms", type=Kilobytes(min=0), metavar="SIZE_KB",
+        help="Let ddlrun.ddl.lms move tensors of at least SIZE_KB, or a size such as 1MB, to host memory (DDLRUN_LMS); "
+        "0: none.",
     ),
     option(
-        "Large models", "--lms-frac", type=click.FloatRange(0, 1), metavar="SHARE",
+        "Large models", "--lms-frac", type=Number(0, 1), metavar="SHARE",
         help="Share of device memory in use from which --lms moves tensors (DDLRUN_LMS_FRAC).",
     ),
     mpirun_option,
     option("MPI", "--mpi-args", metavar="ARGS", help="Additional arguments of mpirun, quoted as for a shell."),
     option("MPI", "--mpiarg", multiple=True, metavar="ARG", help="One additional argument of mpirun; may be repeated."),
     option(
-        "MPI", "--spawn-slots", type=click.IntRange(0, MOST_SPAWN_SLOTS), default=0, show_default=True, metavar="N",
+        "MPI", "--spawn-slots", type=WholeNumber(0, MOST_SPAWN_SLOTS), default=0, show_default=True, metavar="N",
         help="Let the job start N more processes per host with MPI_Comm_spawn, as mpi4py.futures does.",
     ),
     allow_root_option,
@@ -169,7 +156,7 @@ job_options = option_group(
     placement_options,
     option("Placement", "--share-gpus", is_flag=True, help="Allow several ranks per GPU; GPUs are assigned in turn."),
     option(
-        "Placement", "--visible-gpus", type=click.Choice(["all", "own", "unchanged"]),
+        "Placement", "--visible-gpus", type=Choice(["all", "own", "unchanged"]),
         help="GPUs that a rank sees. all: every GPU, its own at the index of its local rank (default). own: only its "
         "own (default with --framework tensorflow and several ranks per host). unchanged: as in the "
         "environment.",
@@ -179,7 +166,7 @@ job_options = option_group(
         help="Bind OpenMP threads to cores (OMP_PROC_BIND); processes that a rank forks then stay on one core.",
     ),
     option(
-        "Placement", "--membind", type=click.Choice(MEMBINDS), show_default="as the kernel decides",
+        "Placement", "--membind", type=Choice(MEMBINDS), show_default="as the kernel decides",
         help="Allocate a rank's memory only on these NUMA nodes. local: those of its cores. interleave: the same, in "
         "turn. gpu: that of its GPU.",
     ),
@@ -200,14 +187,14 @@ job_options = option_group(
         "Output", "--output-filename", metavar="DIR",
         help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
     ),
-    option("Termination", "--grace", type=SECONDS, default=10, show_default=True, help=GRACE_HELP),
+    option("Termination", "--grace", type=SECONDS, metavar="TIME", default=10, show_default=True, help=GRACE_HELP),
     option(
-        "Termination", "--timeout", type=SECONDS, default=0, show_default=True,
+        "Termination", "--timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,
         help="End the job after this time, with exit code 124; 0: never.",
     ),
-    option("Termination", "--heartbeat", type=SECONDS, default=30, show_default=True,
+    option("Termination", "--heartbeat", type=SECONDS, metavar="TIME", default=30, show_default=True,
            help="Consider a host, or ddlrun, lost after this time of silence; 0: never."),
-    option("Termination", "--stall-timeout", type=SECONDS, default=0, show_default=True,
+    option("Termination", "--stall-timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,
            help="Report ranks that print nothing for this time, with their stacks; 0: never."),
     option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),

@@ -23,6 +23,7 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.job_options import job_options
+from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
 from ddlrun.cli.launch_planning import (
     Attempt,
     Planned,
@@ -32,9 +33,11 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
+from ddlrun.cli.value_types import WholeNumber
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
@@ -51,6 +54,13 @@ class Launch(Sections):
         """Translate options of other launchers, then parse."""
         return super().parse_args(ctx, translate(args, self.get_params(ctx)))
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: the usual options on one screen, or with --help-all every option."""
+        if ctx.meta.get(ALL_OPTIONS):
+            super().format_help(ctx, formatter)
+        else:
+            format_usual_help(self, ctx, formatter)
+
 
 @click.command(
     "launch", cls=Launch, context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
@@ -62,7 +72,7 @@ class Launch(Sections):
     "Restarts",
     "--restarts",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     show_default=True,
     help="Restart a failed job up to N times; DDLRUN_RESTART counts the restarts.",
@@ -95,6 +105,7 @@ class Launch(Sections):
 @option("Output", "--json", "as_json", is_flag=True, help="With --dry-run: print the plan as JSON.")
 @option("Output", "--verbose", is_flag=True, help="Also print all reasons and the command.")
 @option("Output", "--quiet", is_flag=True, help="Print only the job's output, and errors.")
+@help_all_option
 @argument("script")
 @argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -111,6 +122,9 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         raise InputError("--json goes with --dry-run")
     _forget_outer_job()
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
+    if not options["quiet"]:
+        note_misplaced(script, args, ctx.command.params)
+        note_excluded(ctx)
     attempt = check_settings(settings)
     if settings.run.dry_run:
         _print_plan(_plan(attempt))

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import SSH, load_machines, reach, read_preset, read_rankfile, ssh_launcher
-from ddlrun.cli.options import COUNT, Sections, argument, load_option, machine_option, option, probe_option, ssh_options
+from ddlrun.cli.options import Sections, argument, load_option, machine_option, option, probe_option, ssh_options
 from ddlrun.cli.output_files import write_atomically
+from ddlrun.cli.value_types import COUNT, Choice
 from ddlrun.errors import EXIT_BAD_INPUT, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.machine import Machine
@@ -27,7 +28,7 @@ from ddlrun.remote.probe import probe
 @probe_option
 @ssh_options
 @option("Checks", "-np", "--num-proc", "ranks", type=COUNT, metavar="N", help="Total number of ranks of the launch.")
-@option("Checks", "--open-mpi", type=click.Choice(["4", "5"]), help="Report only problems of this major version.")
+@option("Checks", "--open-mpi", type=Choice(["4", "5"]), help="Report only problems of this major version.")
 @option("Output", "--fix", "fixing", is_flag=True, help="Print a rank file that both versions read alike.")
 @option("Output", "-o", "--output", metavar="FILE", help="With --fix: write the rank file to FILE.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print the findings as JSON.")

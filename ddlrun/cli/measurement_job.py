@@ -89,7 +89,7 @@ def shape_words(options: Mapping[str, Any]) -> list[str]:
 
 def read_budget(text: str, least: float) -> float:
     """Parse --budget; return seconds. Raises InputError on less than the links alone may take."""
-    budget = parse_seconds(text, "--budget")
+    budget = float(text) if text.isdigit() else parse_seconds(text, "--budget")
     if budget < least:
         raise InputError(f"--budget {text}: too short to measure anything; give {least:g}s or more")
     return budget

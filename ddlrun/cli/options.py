@@ -6,6 +6,8 @@ from typing import Any
 import click
 
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
+from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
+from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
 from ddlrun.plugins import plugin_names
@@ -16,7 +18,8 @@ TYPE_CHECKING = False  # typing's own is the same to a type checker
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COUNT = click.IntRange(min=1)
+# Key of click's context: the hosts of -H.
+HOSTS_OPTION = "ddlrun.hosts_option"
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
@@ -38,6 +41,13 @@ class Sections(click.Command):
         for section in sorted(sections, key=HEADINGS.index):
             with formatter.section(section):
                 formatter.write_dl(sections[section])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
+        params = self.get_params(ctx)
+        words = replace_old_names(ctx, args, params)
+        with naming_unknown_options(ctx, tuple(words), params):
+            return super().parse_args(ctx, words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Return the completions of an option's name; those of a file among the arguments of the script."""
@@ -61,16 +71,18 @@ class CompletedParameter(click.Parameter):
 class Option(CompletedParameter, click.Option):
     """An option with a heading."""
 
-    def __init__(self, *args: Any, section: str = "Other", **kwargs: Any) -> None:  # noqa: ANN401 - click's own
+    def __init__(self, *args: Any, section: str = "Other", old: Sequence[str] = (), **kwargs: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **kwargs)
         self.section = section
+        self.old = tuple(old)
+        """Former names, which work with a note."""
 
 
 class Argument(CompletedParameter, click.Argument):
     """An argument."""
 
 
-class SchedulerType(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
+class SchedulerType(Choice):
     """The name of a scheduler: one of ddlrun's own, or a plug-in's, which are searched for other names alone."""
 
     def __init__(self, choices: Sequence[str], group: str) -> None:
@@ -113,14 +125,34 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return declare
 
 
+def _store_hosts(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    """Store the hosts of -H until those of the argument are known."""
+    ctx.meta[HOSTS_OPTION] = value
+
+
+def _choose_hosts(ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> str | None:
+    """Return the hosts of the argument or of -H. Raises InputError where both or several words are given."""
+    named: str | None = ctx.meta.get(HOSTS_OPTION)
+    if len(values) > 1:
+        raise InputError(f"hosts are one word: {','.join(values)} instead of {' '.join(values)}")
+    if values and named is not None:
+        raise InputError(f"hosts are given twice: {values[0]!r} and -H {named}; leave one of them out")
+    return values[0] if values else named
+
+
+hosts_argument = option_group(
+    argument("hosts", nargs=-1, metavar="[HOSTS]", callback=_choose_hosts),
+    option(
+        "Hosts", "-H", "--host", "--hosts", "named_hosts", metavar="LIST", is_eager=True, expose_value=False,
+        callback=_store_hosts, help="The same as the argument HOSTS.",
+    ),
+)  # fmt: skip
 hostfile_option = option(
     "Hosts", "--hostfile", metavar="FILE",
     help="Read the hosts from FILE, one per line, with slots=N and rack=NAME where known.",
 )  # fmt: skip
 ssh_options = option_group(
-    option(
-        "Hosts", "-p", "--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of sshd on the hosts."
-    ),
+    option("Hosts", "-p", "--ssh-port", type=WholeNumber(1, 65535), metavar="PORT", help="Port of sshd on the hosts."),
     option("Hosts", "-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh to the hosts."),
 )
 scheduler_options = option_group(
@@ -130,14 +162,26 @@ scheduler_options = option_group(
         help="If no hosts are named, use those of this scheduler's job; auto: of the current job, if any.",
     ),
     option(
-        "Hosts", "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
+        "Hosts", "--launcher", type=Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
         help="Program that starts mpirun's daemons on the hosts; auto: the scheduler's own inside its job, "
         "otherwise ssh.",
     ),
 )  # fmt: skip
+
+
+def _check_network(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return a subnet. Raises InputError where it is malformed, also on one host, where it has no effect."""
+    if value is not None:
+        from ddlrun.network.subnet_selection import parse_cidr  # noqa: PLC0415 - for this option alone
+
+        parse_cidr(value)
+    return value
+
+
 network_options = option_group(
     option(
-        "Network", "--network", metavar="CIDR", show_default="the fastest one that all hosts share",
+        "Network", "--network", metavar="CIDR", callback=_check_network,
+        show_default="the fastest one that all hosts share",
         help="Subnet for the traffic between hosts, such as 10.0.0.0/16.",
     ),
     option(
@@ -178,12 +222,11 @@ skip_checks_option = option(
 )
 UNREACHABLE_HELP = "Give up on hosts that do not answer within this time."
 start_timeout_option = option(
-    "Hosts", "--start-timeout", type=click.FloatRange(min=1), default=30, show_default=True, metavar="SECONDS",
-    help=UNREACHABLE_HELP,
-)  # fmt: skip
+    "Hosts", "--start-timeout", type=Time(1), default=30, show_default=True, metavar="TIME", help=UNREACHABLE_HELP
+)
 probe_timeout_option = option(
-    "Hosts", "--timeout", type=click.FloatRange(min=0.1), default=f"{DEFAULT_PROBE_SECONDS:g}", show_default=True,
-    metavar="SECONDS", help=UNREACHABLE_HELP,
+    "Hosts", "--start-timeout", "timeout", old=("--timeout",), type=Time(0.1), default=f"{DEFAULT_PROBE_SECONDS:g}",
+    show_default=True, metavar="TIME", help=UNREACHABLE_HELP,
 )  # fmt: skip
 check_options = option_group(
     network_options,
@@ -211,7 +254,7 @@ placement_options = option_group(
            show_default="an equal share of all usable cores"),
     option("Placement", "--reserve-cores", type=COUNT, metavar="N", help="Leave N cores of each host to the system."),
     option(
-        "Placement", "--bind", type=click.Choice(BINDINGS), default="core", show_default=True,
+        "Placement", "--bind", type=Choice(BINDINGS), default="core", show_default=True,
         help="Bind each rank to its own cores, to all cores of their NUMA nodes or packages, or not at all (none).",
     ),
     option(
@@ -228,7 +271,7 @@ placement_options = option_group(
            help="GPUs of local ranks 0, 1, 2, ..., in this order."),
     overload_option,
     option(
-        "Placement", "--core-kinds", type=click.Choice(CORE_KINDS), default="all", show_default=True,
+        "Placement", "--core-kinds", type=Choice(CORE_KINDS), default="all", show_default=True,
         help="Cores to use on a machine with fast and slow cores. all: an equal part of each kind for each rank. "
         "fast: the fastest kind alone.",
     ),

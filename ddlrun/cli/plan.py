@@ -10,12 +10,12 @@ import click
 
 from ddlrun.allreduce_algorithms import MODES
 from ddlrun.cli.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
+from ddlrun.cli.option_names import note_old_name
 from ddlrun.cli.options import (
-    COUNT,
     TOPOLOGY_HELP,
     Sections,
-    argument,
     hostfile_option,
+    hosts_argument,
     load_option,
     machine_option,
     option,
@@ -24,6 +24,7 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.profile_store import read_profiles
+from ddlrun.cli.value_types import COUNT, Choice, Number
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, unequal_error
@@ -39,22 +40,35 @@ MODEL = "resnet50"
 gradient_options = option_group(
     option("Training step", "--gradient", metavar="SIZE", help="Size of a step's gradients, such as 100MB."),
     option(
-        "Training step", "--model", type=click.Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
+        "Training step", "--model", type=Choice(list(MODELS)), show_default=MODEL, metavar="NAME",
         help=f"Use the gradients of a model, in float32: {', '.join(MODELS)}.",
     ),
     option("Training step", "--compute", metavar="TIME", help="Computing time of a step, such as 120ms."),
     option(
-        "Training step", "--overlap", type=click.FloatRange(0, 1), default=0, show_default=True, metavar="SHARE",
+        "Training step", "--overlap", type=Number(0, 1), default=0, show_default=True, metavar="SHARE",
         help="Share of --compute during which gradients are sent: 0.6 if the backward pass "
         "takes 60 %, 0 if they are sent after it.",
     ),
 )  # fmt: skip
 
 
-@click.command("plan", cls=Sections)
-@argument("hosts", required=False)
+class PlanCommand(Sections):
+    """The plan command, whose --hosts once was the number of hosts."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Replace --hosts N by its present name, with a note; then parse."""
+        for index, (word, following) in enumerate(zip(args, [*args[1:], ""], strict=True)):
+            name, equals, joined = word.partition("=")
+            if name == "--hosts" and (joined if equals else following).isdigit():
+                args = [*args[:index], f"--host-count{equals}{joined}", *args[index + 1 :]]
+                note_old_name(ctx, "--hosts N", "--host-count N")
+        return super().parse_args(ctx, args)
+
+
+@click.command("plan", cls=PlanCommand)
+@hosts_argument
 @hostfile_option
-@option("Hosts", "--hosts", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
+@option("Hosts", "--host-count", "count", type=COUNT, metavar="N", help="Number of hosts of a planned cluster.")
 @machine_option("probe")
 @load_option
 @ssh_options
@@ -80,7 +94,9 @@ gradient_options = option_group(
 )
 @option(
     "Network",
-    "--network",
+    "--links",
+    "network",
+    old=("--network",),
     metavar="FILE|PRESETS",
     help="Links of the cluster: a YAML file, or presets for the links inside a host, of the NICs and of the uplinks, "
     f"such as 100gbe or nvlink3,8x200gbe,2:1. Presets: {', '.join((*INSIDE, *BETWEEN))}.",
@@ -89,7 +105,7 @@ gradient_options = option_group(
 @option(
     "Training step",
     "--mode",
-    type=click.Choice(MODES),
+    type=Choice(MODES),
     default="p",
     show_default=True,
     help="Mode of the allreduce of ddlrun.ddl.",
@@ -110,7 +126,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
     network, and the cost of a wrong rank order. The time of a step and the efficiency need --compute.
 
     HOSTS is a list such as n[01-06], or @HOSTFILE; default: the hosts of the current scheduler job, or this host. To
-    plan a cluster that does not exist, describe it: --topology 4x8x2, or --hosts 16 --gpus-per-host 4.
+    plan a cluster that does not exist, describe it: --topology 4x8x2, or --host-count 16 --gpus-per-host 4.
     """
     if options["overlap"] and not options["compute"]:
         raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")
@@ -165,7 +181,7 @@ class ClusterTopology(NamedTuple):
 def _read_network(text: str | None) -> Fabric | None:
     """Return the network of a file, None where presets are named. Raises InputError."""
     if text is None:
-        raise InputError("--network is missing: name a YAML file, or presets such as 100gbe or nvlink3,8x200gbe,2:1")
+        raise InputError("--links is missing: name a YAML file, or presets such as 100gbe or nvlink3,8x200gbe,2:1")
     is_file = "/" in text or text.endswith((".yaml", ".yml")) or os.path.isfile(text)
     return parse_fabric(read_text(text, "network"), f"network {text}") if is_file else None
 
@@ -175,7 +191,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
     named = options["hosts"] or options["hostfile"]
     shape = parse_topology(options["topology"], "--topology") if options["topology"] else None
     if options["count"] and named:
-        raise InputError(f"--hosts {options['count']}, but hosts are named too; leave one of them out")
+        raise InputError(f"--host-count {options['count']}, but hosts are named too; leave one of them out")
     if options["count"] or (shape is not None and not named):
         return _on_paper(shape, options, per_rack)
     request = TopologyRequest(topology=shape, accelerators=options["accelerators"], racks=options["racks"])
@@ -208,28 +224,29 @@ def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | N
         _check_numbers(shape, options)
         return ClusterTopology(shape, f"--topology {shape}")
     if x is None:
-        raise InputError(f"--hosts {count} does not give the ranks per host; give --gpus-per-host N")
+        raise InputError(f"--host-count {count} does not give the ranks per host; give --gpus-per-host N")
     if racks is None and per_rack is None:
         return ClusterTopology(Topology((x, count)), "one rack, as the racks are unknown")
     reason = f"--racks {racks}" if racks else f"racks of {per_rack} hosts in the network's description"
     y, left = divmod(count, racks) if racks else (per_rack or 1, count % (per_rack or 1))
     if left or not y:
         raise InputError(
-            f"--hosts {count} cannot be divided evenly: {reason}; give a multiple, or the shape: --topology XxYxZ"
+            f"--host-count {count} cannot be divided evenly: {reason}; give a multiple, or the shape: --topology XxYxZ"
         )
     return ClusterTopology(Topology((x, y, count // y)), reason)
 
 
 def _check_numbers(shape: Topology, options: Mapping[str, Any]) -> None:
-    """Raise InputError where --gpus-per-host, --hosts or --racks contradict the shape."""
+    """Raise InputError where --gpus-per-host, --host-count or --racks contradict the shape."""
     _, _, *others = shape.dims
     values = {
         "gpus-per-host": (options["accelerators"], shape.dims[0]),
-        "hosts": (options["count"], shape.hosts),
+        "host-count": (options["count"], shape.hosts),
         "racks": (options["racks"], math.prod(others)),
     }
+    nouns = {"gpus-per-host": "GPUs per host", "host-count": "hosts"}
     problems = [
-        f"--topology {shape} has {expected} {name.replace('-', ' ')}, but --{name} is {value}; leave one out"
+        f"--topology {shape} has {expected} {nouns.get(name, name)}, but --{name} is {value}; leave one out"
         for name, (value, expected) in values.items()
         if value not in (None, expected)
     ]

@@ -11,8 +11,8 @@ import click
 from ddlrun.cli.inputs import load_hosts, load_machines, reach, read_hosts, read_job_hosts
 from ddlrun.cli.options import (
     Sections,
-    argument,
     hostfile_option,
+    hosts_argument,
     option,
     probe_timeout_option,
     scheduler_options,
@@ -34,7 +34,7 @@ CACHE_SECONDS = 3600
 
 
 @click.command("probe", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @hostfile_option
 @ssh_options
 @scheduler_options

@@ -5,26 +5,56 @@ import re
 import sys
 
 from ddlrun.errors import InputError
+from ddlrun.wording import did_you_mean
+
+# Pattern of a word that is no program -> remedy.
+MISTAKES = {
+    r"\s": "a command line is several words: leave the quotes out, as in ddlrun launch {0}",
+    r"^\d+(x\d+){1,3}$": "a topology is an option: --topology {0} SCRIPT",
+    r",|\[\d|^@": "hosts are an option: -H {0} SCRIPT",
+}
 
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
     """Return the command line of each rank. Raises InputError where a .py file does not exist."""
     if is_module:
+        _check_module(script)
         return (sys.executable, "-m", script, *args)
-    if not script.endswith(".py"):
-        if os.path.isdir(script) and "/" in script:
-            raise InputError(f"{script!r} is a folder; name the script or program in it")
-        if re.search(r",|\[\d", script):
-            _check_exists(script)
-        return (script, *args)
-    if not os.path.isfile(script):
-        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()})")
-    return (sys.executable, script, *args)
+    if os.path.isfile(script):
+        if "/" not in script and not script.endswith(".py"):
+            _check_exists(script, "the file in this folder is ./{0}")
+        return (sys.executable, script, *args) if script.endswith(".py") else (script, *args)
+    remedy = next((remedy for pattern, remedy in MISTAKES.items() if re.search(pattern, script)), None)
+    if remedy is not None:
+        _check_exists(script, remedy)
+    if script.endswith(".py"):
+        hint = did_you_mean(os.path.basename(script), _scripts_beside(script))
+        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
+    if os.path.isdir(script) and "/" in script:
+        raise InputError(f"{script!r} is a folder; name the script or program in it")
+    if os.path.isfile(f"{script}.py"):
+        _check_exists(script, "did you mean {0}.py?")
+    return (script, *args)
 
 
-def _check_exists(program: str) -> None:
-    """Raise InputError where a word that looks like a host list is no program."""
-    import shutil  # noqa: PLC0415 - 2 ms, for names that look like hosts alone
+def _check_module(name: str) -> None:
+    """Raise InputError where the name of a module is the path of a file."""
+    if "/" in name or (name.endswith(".py") and os.path.isfile(name)):
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise InputError(f"-m {name}: -m takes the name of a module, such as {module}; leave -m out for a file")
+
+
+def _check_exists(program: str, remedy: str) -> None:
+    """Raise InputError with a remedy where a word that looks like something else is no program."""
+    import shutil  # noqa: PLC0415 - 2 ms, for such words alone
 
     if shutil.which(program) is None:
-        raise InputError(f"there is no program {program!r}; name hosts with -H: -H {program} SCRIPT")
+        raise InputError(f"there is no program {program!r}; {remedy.format(program)}")
+
+
+def _scripts_beside(script: str) -> list[str]:
+    """Return the names of the Python scripts in a script's folder."""
+    try:
+        return [name for name in os.listdir(os.path.dirname(script) or ".") if name.endswith(".py")]
+    except OSError:
+        return []

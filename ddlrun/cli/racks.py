@@ -8,7 +8,7 @@ import click
 
 from ddlrun.cli.inputs import read_job_hosts
 from ddlrun.cli.measurement_job import LEAST_HOSTS, measure, measuring_options
-from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
@@ -20,7 +20,7 @@ YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
 
 
 @click.command("racks", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @measuring_options
 @option("Output", "-o", "--output", metavar="FILE", help="Write the hosts to FILE, rack by rack, with rack=NAME.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print the levels, rates and uncertain pairs as JSON.")

@@ -15,6 +15,7 @@ from ddlrun.cli.options import (
     Sections,
     argument,
     hostfile_option,
+    hosts_argument,
     option,
     option_group,
     probe_timeout_option,
@@ -41,7 +42,7 @@ Failures = Mapping[str, FinishedProcess]
 
 
 @click.command("ps", cls=Sections, context_settings=CONTEXT)
-@argument("hosts", required=False)
+@hosts_argument
 @host_options
 @option("Output", "--json", "as_json", is_flag=True, help="Print all processes as JSON.")
 def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
@@ -99,7 +100,7 @@ def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfil
 
 
 @click.command("clean", cls=Sections, context_settings=CONTEXT)
-@argument("hosts", required=False)
+@hosts_argument
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
 @option("Termination", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",

@@ -19,6 +19,7 @@ from ddlrun.cli.launch_planning import (
     read_machine_source,
     survey_machines,
 )
+from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.program import read_program
@@ -38,7 +39,7 @@ from ddlrun.plan.job_placement import place_job
 from ddlrun.plan.settings import Settings
 from ddlrun.remote.probe import check_distinct, group
 from ddlrun.topology import JobTopology, Topology, describe
-from ddlrun.wording import counted
+from ddlrun.wording import counted, did_you_mean
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.cli.show_records import (
@@ -76,8 +77,10 @@ class Show(Sections):
             ctx.meta[VIEW_KEY] = args[0]
             return super().parse_args(ctx, translate(args[1:], self.get_params(ctx)))
         if not {"-h", "--help"} & set(args[:1]) and (args or not ctx.resilient_parsing):
-            problem = f"{args[0]!r} is none of" if args else "name one of"
-            raise click.UsageError(f"{problem} {', '.join(VIEWS)}", ctx)
+            if not args:
+                raise click.UsageError(f"name one of {', '.join(VIEWS)}", ctx)
+            hint = did_you_mean(args[0], VIEWS)
+            raise click.UsageError(f"{args[0]!r} is none of {', '.join(VIEWS)}{hint}", ctx)
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -112,7 +115,8 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     topology   XxYxZ, and the reason for it
     schema     a JSON Schema of an output or a file: ddlrun show schema [NAME]
 
-    The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted.
+    The options of ddlrun launch for hosts, topology, frameworks, MPI, environment, placement and Horovod are accepted
+    (ddlrun launch --help-all).
     With --machine or --load, no host need be reachable.
     """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
     view = str(ctx.meta[VIEW_KEY])
@@ -123,6 +127,9 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
 
         show_schema(script, args, as_json=options["as_json"])
         return
+    if script:
+        note_misplaced(script, args, ctx.command.params)
+    note_excluded(ctx)
     program = read_program(script, args, is_module=options["is_module"]) if script else ("SCRIPT",)
     settings = read_settings(ctx, options, program)
     check_distinct(settings.hosts.hosts, os.uname().nodename)

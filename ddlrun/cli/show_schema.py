@@ -1,6 +1,5 @@
 """ddlrun show schema: the JSON Schemas of ddlrun's output and files."""
 
-import difflib
 import json
 import os
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ import click
 
 from ddlrun.cli.inputs import read_text
 from ddlrun.errors import InputError
+from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.cli.show_records import SchemasRecord
@@ -34,9 +34,7 @@ def show_schema(name: str | None, more: Sequence[str], *, as_json: bool) -> None
 def _read(name: str) -> str:
     names = _names()
     if name not in names:
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"schema {name!r}: no such schema; {hint}there are {', '.join(names)}")
+        raise InputError(f"schema {name!r}: no such schema{did_you_mean(name, names)}; there are {', '.join(names)}")
     return read_text(f"{FOLDER}/{name}.json", "schema")
 
 

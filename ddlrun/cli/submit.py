@@ -13,10 +13,12 @@ from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.options import COUNT, Option, SchedulerType, Sections, argument, option, option_group
+from ddlrun.cli.option_notes import note_misplaced
+from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
+from ddlrun.cli.value_types import COUNT, Time, WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.mapping.topology_request import check_request
 from ddlrun.schedulers.submit import BatchJob, Scheduler
@@ -26,7 +28,9 @@ from ddlrun.topology import Topology, parse_topology
 from ddlrun.units import parse_memory, parse_time_limit
 
 # Launch's --scheduler selects the job that ddlrun runs in, submit's the scheduler that gets the job.
-LAUNCH_OPTIONS = tuple(param for param in launch.params if isinstance(param, Option) and param.name != "scheduler")
+LAUNCH_OPTIONS = tuple(
+    param for param in launch.params if isinstance(param, Option) and param.name not in ("scheduler", "help_all")
+)
 ARGV = "ddlrun.argv"
 # Parameter of launch that submit does not take -> reason and remedy.
 UNSUPPORTED = {
@@ -95,9 +99,9 @@ own_options = option_group(
     option("Job", "--job-name", metavar="NAME", show_default="ddlrun-SCRIPT", help="Name of the job."),
     option("Job", "--log", metavar="FILE", show_default="./ddlrun-ID.out",
            help="File for all output; the scheduler's patterns are allowed."),
-    option("Job", "--warn", type=COUNT, metavar="SECONDS", help="Send USR1 this long before the time limit."),
+    option("Job", "--warn", type=Time(1), metavar="TIME", help="Send USR1 this long before the time limit."),
     option("Job", "--requeue", is_flag=True, help="Requeue the job if a host fails."),
-    option("Resources", "--gpus", type=click.IntRange(min=0), metavar="N",
+    option("Resources", "--gpus", type=WholeNumber(min=0), metavar="N",
            show_default="X if the scheduler manages GPUs", help="GPUs per host; 0: none."),
     option("Resources", "--cores", type=COUNT, metavar="N", show_default="as --cores-per-rank",
            help="Cores per rank."),
@@ -125,9 +129,10 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
     Prints the job's id. TOPOLOGY is XxYxZ[xA]: X ranks per host, Y hosts per rack, Z racks, A aisles.
 
-    The options of ddlrun launch are accepted, except for those that name hosts, and copied into the job script. Use
-    the scheduler's own commands to query or cancel the job.
+    The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
+    into the job script. Use the scheduler's own commands to query or cancel the job.
     """
+    note_misplaced(script, args, LAUNCH_OPTIONS)
     argv: SplitArgv = ctx.meta[ARGV]
     topology = _check(ctx, argv, (script, *args), options)
     scheduler = select_scheduler(options["queued_by"])
@@ -193,7 +198,7 @@ def _make_batch(
         modules=options["modules"],
         container=_split_container(options["container"]),
         image=options["image"],
-        warn=options["warn"],
+        warn=int(options["warn"]) if options["warn"] else None,
         requeue=options["requeue"],
         parallel_environment=options["parallel_environment"],
         directives=options["directives"],

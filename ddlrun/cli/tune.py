@@ -12,7 +12,7 @@ import click
 
 from ddlrun.cli import measurement_job
 from ddlrun.cli.inputs import read_text
-from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.options import Sections, hosts_argument, option
 from ddlrun.cli.output_files import check_writable, write_atomically
 from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.cli.profile_store import profile_folder, profile_names
@@ -33,13 +33,13 @@ HOROVOD_SHARE = 1 / 3
 
 
 @click.command("tune", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("hosts", required=False)
+@hosts_argument
 @measurement_job.measuring_options
 @measurement_job.shape_options
 @gradient_options
 @measurement_job.budget_option("3m")
 @option("Measurement", "--links", metavar="FILE", show_default="measure the links",
-        help="Read links that bench --save-network wrote.")  # fmt: skip
+        help="Read links that bench --save-links wrote.")  # fmt: skip
 @option("Measurement", "--horovod/--no-horovod", "horovod", default=None, show_default="if it is installed",
         help="Also tune Horovod's fusion threshold and cycle time.")  # fmt: skip
 @option("Measurement", "--exhaustive", is_flag=True, help="Measure every combination, without a time limit.")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ddlrun.environment.exports import MOST_CHARACTERS
 from ddlrun.errors import InputError
 from ddlrun.mapping.placement import Placement
+from ddlrun.wording import did_you_mean
 
 
 class Framework(NamedTuple):
@@ -51,6 +52,8 @@ AUTO = ("torch", "tensorflow", "jax", "horovod", "ddl", "mpi")
 NAMES = frozenset(name for framework in FRAMEWORKS.values() for name in (*framework.job, *framework.rank))
 # More workers do not fit into one variable, however short their addresses are.
 MOST_WORKERS = MOST_CHARACTERS // len('"10.0.0.1:20000",')
+# Other names of frameworks.
+SYNONYMS = {"pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "hvd": "horovod", "flax": "jax"}
 OWN, WORKERS, PORTS = "DDLRUN_OWN", "DDLRUN_WORKERS", "DDLRUN_PORTS"
 
 
@@ -63,7 +66,10 @@ def parse_frameworks(text: str, option: str = "--framework") -> tuple[str, ...]:
     names = [word.strip().lower() for word in text.split(",") if word.strip()]
     wrong = [name for name in names if name not in FRAMEWORKS and name != "auto"]
     if wrong or not names:
-        raise InputError(f"{option} {text!r}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax")
+        hint = did_you_mean(wrong[0], FRAMEWORKS, SYNONYMS) if wrong else ""
+        raise InputError(
+            f"{option} {text!r}{hint}: there are auto, {', '.join(FRAMEWORKS)}, and lists of them: torch,jax"
+        )
     return () if "auto" in names else tuple(dict.fromkeys(names))
 
 

@@ -47,7 +47,7 @@ class NicKey(TypedDict):
 
 
 class NetworkDescription(NicKey, total=False):
-    """The links of a cluster: a file for --network of `ddlrun plan`."""
+    """The links of a cluster: a file for --links of `ddlrun plan`."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""Links of a cluster, level by level: parse and render the YAML of --network FILE.
+"""Links of a cluster, level by level: parse and render the YAML of --links FILE.
 
 name: lab, second floor
 source: ddlrun bench, 2026-11-02      # where the figures come from

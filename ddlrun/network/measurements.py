@@ -61,7 +61,7 @@ class BenchResult(TypedDict):
     links: dict[str, LinkRates]
     """The links of each level: host, nic, uplink."""
     network: str
-    """The links as YAML, for --network of ddlrun plan."""
+    """The links as YAML, for --links of ddlrun plan."""
     measured: list[CollectiveRecord]
     skipped: list[tuple[str, str, int]]
     """Collective, algorithm and size of each measurement that exceeded the budget or the memory."""

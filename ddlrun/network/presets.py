@@ -55,7 +55,7 @@ def gradient_of(model: str) -> int:
     return MODELS[model] * FLOAT32
 
 
-def parse_links(text: str, hosts_per_rack: int | None, where: str = "--network") -> Fabric:
+def parse_links(text: str, hosts_per_rack: int | None, where: str = "--links") -> Fabric:
     """Parse presets such as nvlink2,2xib-edr,4:1 into a fabric.
 
     - inside a host: one of INSIDE; without it no limit

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.errors import InputError
+from ddlrun.plan.yaml_keys import parse_yaml
+from ddlrun.wording import did_you_mean
 
 # Key in the YAML file -> parameter of launch.
 LAUNCH_KEYS = {
@@ -85,31 +87,36 @@ def parse_config(text: str, where: str) -> dict[str, object]:
 
     Raises InputError with every unknown key and the known key that is nearest to it.
     """
-    import yaml  # noqa: PLC0415 - 20 ms, for a config file alone
-
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+    content, lines = parse_yaml(text, where)
     if not isinstance(content, dict | None):
         raise InputError(f"{where}: a list of 'key: value' is wanted, not {type(content).__name__}")
     values: dict[str, object] = {}
     problems: list[str] = []
     for key, value in _leaves(content or {}):
-        if key == "env" and isinstance(value, Mapping):
-            nested = [name for name, item in value.items() if isinstance(item, list | Mapping)]
-            problems += [f"{where}: env.{name}: one value is wanted, not a list or more keys" for name in nested]
-            values["assignments"] = [f"{name}={_scalar(item)}" for name, item in value.items()]
+        place = f"{where}, line {lines[key]}" if key in lines else where
+        if key == "env":
+            values["assignments"] = _read_env(value, place, problems)
         elif key == "controller":
             if value not in CONTROLLERS:
-                problems.append(f"{where}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
+                problems.append(f"{place}: controller: {value!r}: ddlrun starts Horovod over MPI; leave it out")
         elif key not in PARAMETERS:
-            problems.append(_unknown(key, where))
+            problems.append(_unknown(key, place))
         elif value is not None:
-            values[PARAMETERS[key]] = _value(key, value, where, problems)
+            values[PARAMETERS[key]] = _value(key, value, place, problems)
     if problems:
         raise InputError(*problems)
     return values
+
+
+def _read_env(value: object, place: str, problems: list[str]) -> list[str]:
+    """Return the assignments of env; add to `problems` where it is no mapping of names to values."""
+    if not isinstance(value, Mapping | None):
+        problems.append(f"{place}: env: {value!r}; write one line per variable below it, as NAME: VALUE")
+        return []
+    variables = value or {}
+    nested = [name for name, item in variables.items() if isinstance(item, list | Mapping)]
+    problems += [f"{place}: env.{name}: one value is wanted, not a list or more keys" for name in nested]
+    return [f"{name}={_scalar(item)}" for name, item in variables.items()]
 
 
 def _leaves(content: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
@@ -132,8 +139,22 @@ def _value(key: str, value: object, where: str, problems: list[str]) -> object:
         return ",".join(map(str, value))
     elif isinstance(value, str | int | float) and key not in SWITCHES:
         return str(value)
-    problems.append(f"{where}: {key}: {value!r} is not what it takes")
+    problems.append(f"{where}: {key}: {value!r}; {_wanted(key)}")
     return None
+
+
+def _wanted(key: str) -> str:
+    """Return the remedy for a wrong value of a key."""
+    setting = next((setting for setting in HOROVOD if setting.yaml == key), None)
+    if key in SWITCHES or (setting is not None and setting.kind is bool):
+        return "write true or false"
+    return "write one value, or a list" if key in LISTS else "write one value"
+
+
+def config_places(text: str, where: str) -> dict[str, str]:
+    """Return the place of each parameter's value: the file, the line and the key."""
+    lines = parse_yaml(text, where).lines
+    return {parameter: f"{where}, line {lines[key]}: {key}" for key, parameter in PARAMETERS.items() if key in lines}
 
 
 def _scalar(value: object) -> str:
@@ -143,8 +164,4 @@ def _scalar(value: object) -> str:
 
 
 def _unknown(key: str, where: str) -> str:
-    import difflib  # noqa: PLC0415 - for mistyped keys alone
-
-    close = difflib.get_close_matches(key, [*PARAMETERS, "env", "controller"], 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{where}: key {key!r} is not known{hint}"
+    return f"{where}: key {key!r} is not known{did_you_mean(key, [*PARAMETERS, 'env', 'controller'])}"

@@ -112,7 +112,8 @@ def _rankfile_topology(
         request = TopologyRequest(topology=Topology((local_sizes[0], len(hosts))))
     topology, _ = choose_topology(request, hosts, machines)
     if topology.size != ranks:
-        raise PlacementError(f"{name} places {ranks} ranks, topology {topology} has {topology.size}; make them agree")
+        placed = counted(ranks, "rank")
+        raise PlacementError(f"{name} places {placed}, topology {topology} has {topology.size}; make them agree")
     return topology
 
 

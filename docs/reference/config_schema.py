@@ -6,6 +6,7 @@ import click
 
 from ddlrun.cli.job_options import AcceleratorsType
 from ddlrun.cli.launch import command as launch
+from ddlrun.cli.value_types import Time
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.plan.config_file import CONTROLLERS, LAUNCH_KEYS, LISTS, SWITCHES
@@ -76,7 +77,7 @@ def _option_schema(parameter: click.Parameter) -> Schema:
     if isinstance(kind, click.Choice):
         spellings = [] if kind.case_sensitive else [choice.lower() for choice in kind.choices]
         return {"enum": [*kind.choices, *spellings, None]}
-    if isinstance(kind, click.IntRange | click.FloatRange):
+    if isinstance(kind, click.IntRange | click.FloatRange) and not isinstance(kind, Time):
         limits = {"minimum": kind.min, "maximum": kind.max}
         number = "integer" if isinstance(kind, click.IntRange) else "number"
         return {"type": [number, "null"]} | {name: limit for name, limit in limits.items() if limit is not None}

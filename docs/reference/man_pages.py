@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ddlrun import __version__
+from ddlrun.cli import OTHER, SECTIONS
 from docs.reference.contexts import command_contexts
 from docs.reference.man_texts import BORROWED, EXAMPLES, FILES, SEE_ALSO
 from docs.reference.roff import bold, escape, example, italic, markup, section, sentences, tagged
@@ -102,7 +103,8 @@ def _options(name: str, context: click.Context) -> Iterator[str]:
     """Yield the options as the help shows them; commands have a section of their own."""
     recorder = Recorder()
     context.command.format_options(context, recorder)
-    commands = recorder.rows.pop("Commands", [])
+    headings = () if name else (*SECTIONS, OTHER)
+    commands = [row for heading in headings for row in recorder.rows.pop(heading, [])]
     yield ".SH OPTIONS"
     if name in BORROWED:
         yield sentences(BORROWED[name])

@@ -18,7 +18,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "check": (
         Example("Check 64 hosts and the script on them.", "ddlrun check 'n[01-64]' --script train.py"),
-        Example("Run only the checks of MPI and of TCP connections.", "ddlrun check @hosts --only mpi,tcp"),
+        Example("Run only the checks of MPI and of TCP connections.", "ddlrun check @hosts --only-checks mpi,tcp"),
     ),
     "gen-rankfile": (
         Example("Write the rank file of 4 ranks on each of 2 hosts.", "ddlrun gen-rankfile 4x2 n1,n2 -o rankfile"),
@@ -53,7 +53,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "plan": (
         Example("Predict the step time of ResNet-50 on 16 hosts with 100 Gbit/s Ethernet.",
-                "ddlrun plan --topology 4x16 --network 100gbe --model resnet50"),
+                "ddlrun plan --topology 4x16 --links 100gbe --model resnet50"),
     ),
     "report": (
         Example("Write the page of the last run.", "ddlrun report"),
@@ -63,7 +63,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "racks": (Example("Write a hostfile with the racks of 16 hosts.", "ddlrun racks 'n[01-16]' -o hosts"),),
     "bench": (
         Example("Measure the links of 16 hosts, for ddlrun plan.",
-                "ddlrun bench 'n[01-16]' --save-network network.yaml"),
+                "ddlrun bench 'n[01-16]' --save-links network.yaml"),
     ),
     "tune": (Example("Find the fastest settings for 16 hosts within 5 minutes.", "ddlrun tune @hosts --budget 5m"),),
     "ps": (Example("List the runs and processes on 64 hosts.", "ddlrun ps 'n[01-64]'"),),

@@ -177,14 +177,14 @@ def probing(sizes: Sizes) -> list[str]:
             "cached": cluster.argv("h1", [*DDLRUN, "probe", everything]),
         }
         series = interleaved({name: wall(argv) for name, argv in commands.items()}, min(sizes.rounds, 3))
-        cut_off = _failing(cluster.argv("h1", [*probe, "--timeout", "5", everything]))
+        cut_off = _failing(cluster.argv("h1", [*probe, "--start-timeout", "5", everything]))
         with cluster.cut(last):
             late = interleaved({"cut off": cut_off}, 1)["cut off"]
     rows = [
         Row("one host", series["one"]),
         Row(f"{count} hosts", series["all"], goal=5000),
         Row(f"{count} hosts, cached replies", series["cached"], goal=5000),
-        Row(f"{count} hosts, one cut off, --timeout 5", late, goal=7000),
+        Row(f"{count} hosts, one cut off, --start-timeout 5", late, goal=7000),
     ]
     return show(f"ddlrun probe: {count} hosts with an sshd each, all on this machine", rows)
 

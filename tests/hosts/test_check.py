@@ -82,7 +82,7 @@ def test_sshd_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.extra
 def test_the_link_is_cut(cluster: Cluster, tmp_path: Path) -> None:
     with cluster.cut("h3"):
-        done = check(cluster, tmp_path, "--start-timeout", "3", "--only", "ssh,names")
+        done = check(cluster, tmp_path, "--start-timeout", "3", "--only-checks", "ssh,names")
     one_row(done, 3, ["ssh", "h3", "FAILURE", ""], "does a firewall drop port 22?")
 
 
@@ -308,7 +308,7 @@ def test_both_directions_are_blocked(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
     """The checks of connections start 9 s later on one host than on the others."""
     with instead(cluster.known_hosts("h3").with_name("sshrc"), "sleep 9\n"):
-        done = check(cluster, tmp_path, "--only", "ssh,tcp", "--start-timeout", "300")
+        done = check(cluster, tmp_path, "--only-checks", "ssh,tcp", "--start-timeout", "300")
     assert (done.returncode, done.stdout) == (0, WELL), done.stderr
 
 
@@ -351,8 +351,9 @@ def test_a_host_that_is_not_on_the_wanted_network(cluster: Cluster, tmp_path: Pa
     report = json.loads(done.stdout)
     validate(report, "check")
     assert report["network"]["subnets"] == ["10.77.0.0/16"]
-    done = check(cluster, tmp_path, "--only", "tpc")
-    assert (done.returncode, done.stderr[:42]) == (2, "ddlrun: error: unknown check 'tpc'; the ch")
+    done = check(cluster, tmp_path, "--only-checks", "tpc")
+    message = "ddlrun: error: --only-checks: unknown check 'tpc' (did you mean tcp?)"
+    assert (done.returncode, done.stderr.partition(";")[0]) == (2, message)
 
 
 RANK = [sys.executable, str(Path(__file__).with_name("allreduce_ranks.py"))]

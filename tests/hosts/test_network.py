@@ -124,7 +124,7 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
             "--sizes",
             "8B,64KiB,4GiB",
         ]
-        done = bench(cluster, *words, "--budget", "20s", "--save-network", f"{tmp_path}/links.yaml", "--json")
+        done = bench(cluster, *words, "--budget", "20s", "--save-links", f"{tmp_path}/links.yaml", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     validate(result, "bench")
@@ -136,7 +136,7 @@ def test_bench_measures_the_links_that_plan_reads(tmp_path: Path) -> None:
     assert 20 < uplink < 120
     assert fabric.hosts_per_rack == 2
     plan = subprocess.run(
-        [*DDLRUN, "plan", "--topology", "1x2x2", "--network", f"{tmp_path}/links.yaml"],
+        [*DDLRUN, "plan", "--topology", "1x2x2", "--links", f"{tmp_path}/links.yaml"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "measured, ddlrun bench" in plan.stdout
@@ -211,8 +211,8 @@ def running(words: str) -> list[str]:
         (["racks", "h1,h2"], "hosts: 2 of at least 4 hosts; fewer cannot load an uplink"),
         (["bench", "--modes", "x"], "--modes 'x': write some of rbnmcp"),
         (["bench", "--plot", "a.pdf"], "--plot a.pdf: name a file that ends in .svg or .png"),
-        (["bench", "--save-network", "a.yaml"], "--save-network: this machine has one host, and no link between"),
-        (["bench", "--budget", "9"], "--budget: '9' is no time"),
+        (["bench", "--save-links", "a.yaml"], "--save-links: this machine has one host, and no link between"),
+        (["bench", "--budget", "9x"], "--budget: '9x' is no time"),
     ],
 )
 def test_an_error_of_measuring_is_one_line(words: list[str], problem: str) -> None:

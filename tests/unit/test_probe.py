@@ -249,7 +249,7 @@ def test_hosts_that_fail_alike_are_one_line() -> None:
 
 
 def test_nothing_is_saved_of_hosts_that_fail(ddlrun: Ddlrun, tmp_path: Path) -> None:
-    done = ddlrun("probe", "nowhere.invalid", "--save", str(tmp_path / "saved"), "--timeout", "20")
+    done = ddlrun("probe", "nowhere.invalid", "--save", str(tmp_path / "saved"), "--start-timeout", "20")
     assert done.returncode == 3
     assert not (tmp_path / "saved").exists()
 
@@ -290,7 +290,7 @@ def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from ddlrun.cli import main
-sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--timeout", "30"]
+sys.argv = ["ddlrun", "probe", "n1,n2", "--launcher", "agent", "--start-timeout", "30"]
 {MOMENTS[moment]}
 main()
 """

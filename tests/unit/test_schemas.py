@@ -96,7 +96,9 @@ def test_show_schema() -> None:
         assert json.loads(ddlrun("show", "schema", *words)) == read_schema("lint")
     done = subprocess.run([*DDLRUN, "show", "schema", "lintt"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("ddlrun: error: schema 'lintt': no such schema; did you mean lint? there are bench, ")
+    assert done.stderr.startswith(
+        "ddlrun: error: schema 'lintt': no such schema (did you mean lint?); there are bench, "
+    )
     assert "name one schema" in subprocess.run(
         [*DDLRUN, "show", "schema", "lint", "plan"], capture_output=True, text=True, check=False
     ).stderr  # fmt: skip
@@ -128,7 +130,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 
 def test_check_of_this_host() -> None:
-    words = ["check", "localhost", "--only", "ssh,names,files", "--json"]
+    words = ["check", "localhost", "--only-checks", "ssh,names,files", "--json"]
     done = subprocess.run([*DDLRUN, *words], capture_output=True, text=True, check=False, timeout=300)
     report = json.loads(done.stdout)
     validate(report, "check")
@@ -148,7 +150,7 @@ def test_findings_of_lint(tmp_path: Path) -> None:
 )
 def test_forecasts(words: list[str]) -> None:
     network = "nvlink3,8x200gbe,2:1" if words else "100gbe"
-    validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--network", network, *words, "--json")), "plan")
+    validate(json.loads(ddlrun("plan", "--topology", "4x4x2", "--links", network, *words, "--json")), "plan")
 
 
 def test_probe_and_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +310,8 @@ def test_yaml_in_pages_is_valid() -> None:
 
 # Schema, document, the place that the schema names, and the words of ddlrun's own error.
 WRONG = [
-    ("config", "placement: {bindd: core}", "$.placement", "key 'placement.bindd' is not known; did you mean"),
-    ("config", "placement: {overload: [1]}", "$.placement.overload", "placement.overload: [1] is not what it takes"),
+    ("config", "placement: {bindd: core}", "$.placement", "key 'placement.bindd' is not known (did you mean"),
+    ("config", "placement: {overload: [1]}", "$.placement.overload", "placement.overload: [1]; write true or false"),
     ("config", "env: {A: [1]}", "$.env.A", "env.A: one value is wanted"),
     ("config", "controller: gloo", "$.controller", "controller: 'gloo'"),
     ("config", "[1, 2]", "$", "a list of 'key: value' is wanted"),

@@ -1,0 +1,76 @@
+"""The help of ddlrun launch on one screen: its usual options."""
+
+import click
+
+from ddlrun.cli.options import option
+
+# Key of click's context: True for all options.
+ALL_OPTIONS = "ddlrun.all_options"
+# Heading -> options, each with one line of help.
+USUAL_OPTIONS = {
+    "Hosts": (
+        ("-H, --host, --hosts LIST", "Hosts, such as n1,n2 or n[01-04]:2 (2 slots)."),
+        ("--hostfile FILE", "Hosts, one per line, with slots=N, rack=NAME."),
+        ("--machine PRESET|FILE", "Machine of every host, instead of a probe."),
+        ("--network CIDR", "Subnet between the hosts, such as 10.0.0.0/16."),
+    ),
+    "Topology": (
+        ("--topology XxYxZ", "X ranks per host, Y hosts per rack, Z racks."),
+        ("-np, -n, --num-proc N", "Total number of ranks."),
+        ("--accelerators N|UNIT", "Ranks per host, or one per gpu, numa, core."),
+        ("--rank-order host|ddl", "Consecutive ranks per host, or round robin."),
+    ),
+    "Placement": (
+        ("--bind UNIT", "Bind ranks to core, numa, package or none."),
+        ("--cores-per-rank N", "Cores per rank; otherwise an equal share."),
+        ("--overload", "Let ranks share cores."),
+        ("--rankfile FILE", "Place ranks by this rank file."),
+    ),
+    "Environment": (
+        ("--framework NAME,...", "Set the variables of these frameworks only."),
+        ("--mode b|n|r|m|c|p", "Mode of the allreduce of ddlrun.ddl."),
+        ("--env NAME=VALUE", "Set a variable for the ranks."),
+        ("--mpi-args ARGS", "Additional arguments of mpirun."),
+    ),
+    "Run": (
+        ("-m", "SCRIPT is a Python module, as in python -m."),
+        ("--config-file FILE", "Read options from a YAML file."),
+        ("--dry-run", "Print the plan, and start nothing."),
+        ("--skip-checks", "Do not check the hosts first."),
+        ("--restarts N", "Restart a failed job up to N times."),
+        ("--timeout TIME", "End the job after this time: 90, 90s, 5m, 2h."),
+    ),
+    "Output": (
+        ("--ranks LIST", "Print the output of these ranks only: 0,3-5."),
+        ("--output-filename DIR", "Write each rank's output to DIR."),
+        ("--verbose, --quiet", "Print reasons and the command; only errors."),
+    ),
+    "Other": (("--help-all", "Show all options, also rarely used ones."),),
+}
+
+
+def format_usual_help(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the usage, the first two paragraphs of the description, and the usual options."""
+    command.format_usage(ctx, formatter)
+    paragraphs = (command.help or "").split("\n\n")[:2]
+    with formatter.indentation():
+        for paragraph in paragraphs:
+            formatter.write_paragraph()
+            formatter.write_text(" ".join(paragraph.split()))
+    width = max(len(names) for rows in USUAL_OPTIONS.values() for names, _ in rows)
+    for heading, rows in USUAL_OPTIONS.items():
+        with formatter.section(heading):
+            formatter.write_dl([(names.ljust(width), text) for names, text in rows])
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, value: object) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL_OPTIONS] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+help_all_option = option(
+    "Other", "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+    help="Show all options and exit.",
+)  # fmt: skip

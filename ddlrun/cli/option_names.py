@@ -1,0 +1,106 @@
+"""Names of options: former names, and suggestions for names that do not exist."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import click
+
+from ddlrun.cli.argv import match_option, options_by_name
+from ddlrun.wording import did_you_mean
+
+# The release that removes the former names.
+REMOVED_IN = "0.2.0"
+# Names of the parameter of -H.
+HOSTS = ("hosts", "named_hosts")
+# Options of other programs -> option here.
+SYNONYMS = {
+    "--nproc": "-np", "--np": "-np", "--ranks-per-host": "--accelerators", "--gpus-per-node": "--accelerators",
+    "--nodelist": "--host", "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
+    "--binding": "--bind", "--walltime": "--timeout", "--dryrun": "--dry-run",
+}  # fmt: skip
+
+
+class TypedOption(NamedTuple):
+    """An option or an argument as it stands on a command line."""
+
+    option: click.Option | None
+    words: tuple[str, ...]
+
+
+def split_options(
+    args: Sequence[str], options: Mapping[str, click.Option], *, interspersed: bool
+) -> tuple[list[TypedOption], list[str]]:
+    """Split a command line into options and arguments, and the words after `--`.
+
+    Without `interspersed`, the rest begins at the first argument.
+    """
+    typed, rest = list[TypedOption](), list(args)
+    while rest and rest[0] != "--" and (interspersed or rest[0].startswith("-")):
+        match = match_option(rest[0], options) if rest[0].startswith("-") else None
+        count = match.words if match else 1
+        typed.append(TypedOption(match.option if match else None, tuple(rest[:count])))
+        del rest[:count]
+    return typed, rest
+
+
+def replace_old_names(ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]) -> list[str]:
+    """Return a command line with the present names of options; print a note on each former one.
+
+    A further note is printed where hosts are given twice, as the first ones are lost.
+    """
+    options = options_by_name(params)
+    former = {old: option for option in options.values() for old in getattr(option, "old", ())}
+    typed, rest = split_options(args, options | former, interspersed=ctx.allow_interspersed_args)
+    words = list[str]()
+    for _, (first, *value) in typed:
+        words += [_replace_name(ctx, first, former), *value]
+    hosts = [item.words for item in typed if item.option is not None and item.option.name in HOSTS]
+    if len(hosts) > 1 and not ctx.resilient_parsing:
+        click.echo(f"ddlrun: note: hosts are given twice: only {' '.join(hosts[-1])} counts; write -H A,B", err=True)
+    return [*words, *rest]
+
+
+def _replace_name(ctx: click.Context, word: str, former: Mapping[str, click.Option]) -> str:
+    """Return a word with the present name of its option; print a note where it had a former one."""
+    name, equals, value = word.partition("=")
+    if name not in former:
+        return word
+    present = former[name].opts[0]
+    note_old_name(ctx, name, present)
+    return f"{present}{equals}{value}"
+
+
+def note_old_name(ctx: click.Context, old: str, new: str) -> None:
+    """Print a note on the former name of an option; none for a shell's completion."""
+    if not ctx.resilient_parsing:
+        click.echo(f"ddlrun: note: {old} is now {new}; release {REMOVED_IN} removes the old name", err=True)
+
+
+@contextmanager
+def naming_unknown_options(
+    ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]
+) -> Iterator[None]:
+    """Report an option that does not exist as it was typed, with the nearest one that does.
+
+    Raises click.UsageError.
+    """
+    options = options_by_name(params)
+    try:
+        yield
+    except click.NoSuchOption as error:
+        word = _typed_word(error.option_name, args, options)
+        visible = [name for name, option in options.items() if not option.hidden and len(name) > 2]
+        hint = did_you_mean(f"--{word.lstrip('-')}" if len(word) > 2 else word, visible, SYNONYMS)
+        raise click.UsageError(f"no such option {word}{hint}", ctx) from error
+    except click.BadOptionUsage as error:  # an option without its value, for which click does not name the command
+        error.ctx = error.ctx or ctx
+        raise
+
+
+def _typed_word(name: str, args: Sequence[str], options: Mapping[str, click.Option]) -> str:
+    """Return the name of an option as it was typed: click reports the first unknown letter of -topology."""
+    if name.startswith("--"):
+        return name
+    words = (word.partition("=")[0] for word in args if word[:1] == "-" and word[:2] != "--" and name[1] in word)
+    return next((word for word in words if match_option(word, options) is None), name)

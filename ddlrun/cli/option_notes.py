@@ -1,0 +1,70 @@
+"""Notes on options without effect: after the script, or beside an option that excludes them."""
+
+from collections.abc import Iterable, Sequence
+
+import click
+from click.core import ParameterSource
+
+from ddlrun.cli.compatible_options import RENAMED, VALUES
+from ddlrun.cli.inputs import read_text
+from ddlrun.cli.options import Option
+from ddlrun.errors import InputError
+
+# Headings of options that scripts seldom have themselves.
+HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts"})
+# Parameter -> parameters that have no effect beside it, and the reason.
+EXCLUDED = {
+    "rankfile": (
+        ("rank_order", "cores_per_rank", "reserve_cores", "core_kinds"),
+        "the file names the cores",
+    ),
+    "skip_checks": (("only_checks",), "nothing is checked"),
+}
+
+
+def note_misplaced(script: str, args: Sequence[str], params: Iterable[click.Parameter]) -> None:
+    """Print a note on options of ddlrun after a Python script whose text does not contain their names."""
+    words = [script, *args]
+    at = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None or "--" in words[at:]:
+        return
+    misplaced = find_misplaced(words[at + 1 :], _read(words[at]), params)
+    if misplaced:
+        click.echo(
+            f"ddlrun: note: passed to {words[at]}, which does not mention it: {', '.join(misplaced)}; options of "
+            "ddlrun stand before the script",
+            err=True,
+        )
+
+
+def note_excluded(ctx: click.Context) -> None:
+    """Print a note on options of the command line that have no effect beside others."""
+    given = {
+        param.name: param.opts[0]
+        for param in ctx.command.params
+        if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    }
+    for name, (excluded, reason) in EXCLUDED.items():
+        options = [given[other] for other in excluded if name in given and other in given]
+        if options:
+            click.echo(f"ddlrun: note: {', '.join(options)}: no effect with {given[name]}: {reason}", err=True)
+
+
+def find_misplaced(args: Sequence[str], text: str | None, params: Iterable[click.Parameter]) -> list[str]:
+    """Return the options of ddlrun among a script's arguments that the script's text does not contain."""
+    if text is None:
+        return []
+    own = {name for param in params if isinstance(param, Option) and param.section in HEADINGS for name in param.opts}
+    known = {*own, *RENAMED, *VALUES} - {"-n"}
+    names = dict.fromkeys(word.partition("=")[0] for word in args if word.startswith("-"))
+    plain = text.replace("-", "_")
+    return [
+        name for name in names if name.replace("_", "-") in known and name.lstrip("-").replace("-", "_") not in plain
+    ]
+
+
+def _read(path: str) -> str | None:
+    try:
+        return read_text(path, "script")
+    except InputError:
+        return None

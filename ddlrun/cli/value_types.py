@@ -1,0 +1,127 @@
+"""Types of the values of options, with messages that name the remedy."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from ddlrun.errors import InputError
+from ddlrun.units import SECONDS as UNITS
+from ddlrun.units import parse_bytes, parse_seconds
+from ddlrun.wording import did_you_mean
+
+# Words of other launchers and tools -> value of an option here.
+SYNONYMS = {
+    "socket": "package", "sockets": "package", "cpu": "core", "cores": "core", "thread": "core", "hwthread": "core",
+    "no": "none", "off": "none", "ram": "local", "torque": "pbs", "gridengine": "sge", "k8s": "kubernetes",
+}  # fmt: skip
+MOST_SECONDS = 1e9
+
+
+class Choice(click.Choice):  # type: ignore[type-arg]  # generic since click 8.2
+    """One of several words; the message about another word suggests the nearest one."""
+
+    def __init__(
+        self, choices: Sequence[str], synonyms: Mapping[str, str] = SYNONYMS, *, case_sensitive: bool = True
+    ) -> None:
+        """Set the choices, and what words of other tools stand for."""
+        super().__init__(choices, case_sensitive=case_sensitive)
+        self._synonyms = {word: name for word, name in synonyms.items() if name in choices}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """Convert a word; fail where it is none of the choices."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            hint = did_you_mean(str(value), self.choices, self._synonyms)
+            return self.fail(f"{value!r} is none of {', '.join(self.choices)}{hint}", param, ctx)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
+        """Convert a value; fail where it is no such number."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            return self.fail(f"{value!r} is not a whole number{_range(self.min, self.max)}", param, ctx)
+
+    def _describe_range(self) -> str:
+        """Return nothing, which click would show in the help."""
+        return ""
+
+
+class Number(click.FloatRange):
+    """A number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+        """Convert a value; fail where it is no such number."""
+        try:
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            number = float("nan")
+        if not abs(number) < float("inf"):
+            self.fail(f"{value!r} is not a number{_range(self.min, self.max)}", param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        """Return nothing, which click would show in the help."""
+        return ""
+
+
+def _range(least: float | None, most: float | None) -> str:
+    if most is not None:
+        return f" from {least or 0:g} to {most:g}"
+    return "" if least is None else f" of at least {least:g}"
+
+
+class Time(click.FloatRange):
+    """A time in seconds, or with its unit: 90, 90s, 1.5m, 2h or 7d."""
+
+    name = "TIME"
+
+    def __init__(self, least: float = 0, unit: str = "s") -> None:
+        """Set the least time in seconds, and the unit of a plain number."""
+        super().__init__(min=least)
+        self._unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's own
+        """Convert a value to seconds; fail where it is no such time."""
+        seconds = self._parse(str(value))
+        if not (self.min or 0) <= seconds < MOST_SECONDS:
+            least = f" of at least {self.min:g}s" if self.min else ""
+            self.fail(f"{value!r} is not a time{least}, such as 90, 90s or 5m", param, ctx)
+        return seconds
+
+    def _parse(self, text: str) -> float:
+        """Return seconds; -1 where the text is no time."""
+        try:
+            return float(text) * UNITS[self._unit]
+        except ValueError:
+            pass
+        try:
+            return parse_seconds(text, self.name)
+        except InputError:
+            return -1.0
+
+    def _describe_range(self) -> str:
+        """Return nothing, which click would show in the help."""
+        return ""
+
+
+class Kilobytes(WholeNumber):
+    """A size in units of 1024 bytes, or with its unit: 500, 1MB or 2GiB."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401 - click's own
+        """Convert a value; fail where it is no size."""
+        try:
+            size = math.ceil(parse_bytes(str(value), self.name) / 1024)
+        except InputError:
+            return super().convert(value, param, ctx)
+        return size
+
+
+COUNT = WholeNumber(min=1)
+SECONDS = Time()
