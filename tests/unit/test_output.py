@@ -14,6 +14,7 @@ from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.output import RankOutput, split_lines
+from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
 TEXT = st.one_of(
@@ -34,7 +35,8 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
             style = style._replace(folder=str(folder / style.folder))
         streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
         sinks = tuple(zip(streams, logs, strict=True))
-        output = RankOutput(style, sinks, ranks=3, complain=print)
+        files = RankFiles(style.folder, name if style.rank_logs else None, ranks=3, complain=print)
+        output = RankOutput(style, sinks, ranks=3, files=files)
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
