@@ -9,13 +9,21 @@ import click
 
 from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_planning import Attempt, Planned
-from ddlrun.cli.read_settings import new_run_id
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.report.outcome import find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
-from ddlrun.runs.store import link_last_run, make_output_folder, write_end, write_report, write_run_dir
+from ddlrun.runs.history import remove_old_runs, write_start
+from ddlrun.runs.names import restart_name
+from ddlrun.runs.store import (
+    link_last_run,
+    make_output_folder,
+    state_folder,
+    write_end,
+    write_report,
+    write_run_dir,
+)
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
 
@@ -30,8 +38,11 @@ class Finished(NamedTuple):
 
 def write_files(planned: Planned) -> Planned:
     """Write the run folder and make the folder for output. Raises InputError."""
+    run, state = planned.attempt.settings.run, state_folder(os.environ)
     write_plan(planned)
+    write_start(planned.plan, run.arguments, state)
     link_last_run(planned.plan, os.environ)
+    remove_old_runs(state, run.retention)
     make_output_folder(planned.attempt.settings.supervision)
     return planned
 
@@ -121,7 +132,8 @@ def next_attempt(finished: Finished) -> Attempt:
     attempt, settings = finished.attempt, finished.attempt.settings
     number = settings.run.attempt + 1
     click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
-    attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()), probe=None)
+    name = restart_name(settings.run.run_id, number)
+    attempt = attempt._replace(settings=restart_settings(settings, number, name), probe=None)
     dead = {*finished.outcome.lost_hosts}
     lost = [host.name for host in settings.hosts.hosts if {host.name, host.name.partition(".")[0]} & dead]
     if not lost or not settings.hosts.replaceable:

@@ -1,0 +1,75 @@
+"""ddlrun logs: the output of a run."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import click
+
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.cli.read_supervision import parse_ranks
+from ddlrun.errors import InputError
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.runs.history import RunState, find_run, read_past_run
+from ddlrun.runs.log_files import LogReader, Source, rank_sources, run_sources
+from ddlrun.runs.store import state_folder
+
+POLL_SECONDS = 0.2
+
+
+@click.command("logs", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@argument("run", required=False)
+@option("Output", "-f", "--follow", is_flag=True, help="Go on printing until the run ends.")
+@option(
+    "Output", "--rank", "--ranks", "ranks", metavar="LIST", help="Print the output of these ranks only, such as 0,3-5."
+)
+@option(
+    "Output", "-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each log."
+)
+def command(run: str | None, ranks: str | None, lines: int | None, *, follow: bool) -> None:
+    """Print the output of RUN.
+
+    RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
+
+    The ranks' standard output goes to standard output, and their standard error to standard error. With --rank, both
+    streams of each rank go to standard output, in the order of their arrival.
+    """
+    folder = find_run(run, state_folder(os.environ))
+    if not os.path.exists(RunDir(folder).plan):
+        raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
+    sources = run_sources(folder) if ranks is None else rank_sources(folder, parse_ranks(ranks))
+    with closing(LogReader(sources, last_lines=lines)) as reader:
+        _print(reader, sources)
+        if follow:
+            _follow(reader, sources, lambda: _has_ended(folder))
+
+
+def _print(reader: LogReader, sources: Sequence[Source]) -> bool:
+    """Print what the logs have; return False if that is nothing."""
+    printed = False
+    streams = (sys.stdout.buffer, sys.stderr.buffer)
+    for index, block in reader.read():
+        stream = streams[sources[index].stream]
+        stream.write(block)
+        stream.flush()
+        printed = True
+    return printed
+
+
+def _follow(reader: LogReader, sources: Sequence[Source], has_ended: Callable[[], bool]) -> None:
+    """Print the logs as they grow, until the run has ended."""
+    while True:
+        ended = has_ended()  # before reading: all that it wrote is read afterwards
+        if not _print(reader, sources):
+            if ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+def _has_ended(folder: str) -> bool:
+    past = read_past_run(folder)
+    if past is None:
+        return os.path.exists(RunDir(folder).outcome)
+    return past.state not in (RunState.RUNNING, RunState.UNKNOWN)

@@ -1,0 +1,238 @@
+"""Past and present runs: found by their names, listed, and removed."""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ddlrun.errors import InputError
+from ddlrun.plan import Plan
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.settings import Retention
+from ddlrun.runs.names import LAST, NAME, choose_name
+from ddlrun.runs.registry import Run, describe_run, parse_run
+from ddlrun.runs.store import run_folders, write_private
+
+DAY_SECONDS = 86400
+
+
+class RunState(Enum):
+    """The state of a run."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ENDED = "ended"
+    """Ended by a user, the scheduler or a time limit."""
+    LOST = "lost"
+    """Its ddlrun was killed, or its host failed."""
+    UNKNOWN = "unknown"
+    """Started on another host, without an outcome so far."""
+
+
+class PastRun(NamedTuple):
+    """A run with its start, and its end if it has ended."""
+
+    run: Run
+    folder: str
+    arguments: tuple[str, ...]
+    """The words after `ddlrun launch`, without secrets."""
+    working_folder: str
+    exit_code: int | None
+    """None: there is no outcome."""
+    seconds: float | None
+    """The duration of an ended run."""
+    requested: bool
+    """Whether a user, the scheduler or a time limit ended it."""
+
+    @property
+    def state(self) -> RunState:
+        """The state of the run."""
+        if self.exit_code is None:
+            return {True: RunState.RUNNING, False: RunState.LOST, None: RunState.UNKNOWN}[self.run.alive()]
+        if self.exit_code == 0:
+            return RunState.SUCCEEDED
+        return RunState.ENDED if self.requested else RunState.FAILED
+
+
+def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
+    """Write run.json to the run folder, and link to a folder elsewhere from the state folder; errors are ignored.
+
+    Args:
+        plan: The plan of the run.
+        arguments: The words after `ddlrun launch`, without secrets.
+        state: The state folder.
+    """
+    with suppress(OSError):
+        record = {
+            "schema": "urn:ddlrun:run-start:1",
+            **describe_run(plan),
+            "arguments": list(arguments),
+            "working_folder": os.getcwd(),
+        }
+        write_private(plan.run_dir.start, [json.dumps(record), "\n"])
+    with suppress(OSError):
+        if find_folder(plan.run_id, state) is None:
+            os.makedirs(f"{state}/runs", mode=0o700, exist_ok=True)
+            os.symlink(os.path.realpath(plan.run_dir.path), f"{state}/runs/{plan.run_id}")
+
+
+def find_run(text: str | None, state: str) -> str:
+    """Return the folder of the run that a user means.
+
+    Args:
+        text: A path, a name or its beginning, or `last`; None: the last run.
+        state: The state folder.
+
+    Raises:
+        InputError: There is no such run, or there are several.
+    """
+    if text is None or text == LAST:
+        return _last_folder(state)
+    if "/" in text or os.path.isdir(text):
+        return os.path.abspath(text)
+    folder = find_folder(text, state)
+    if folder is None:
+        raise InputError(f"run {text!r}: no run of this name was started here; ddlrun runs lists them")
+    return folder
+
+
+def find_folder(text: str, state: str) -> str | None:
+    """Return the folder of a run by its name or the beginning of it, or by NAME-N for its restart N.
+
+    Raises InputError where several runs have this beginning.
+    """
+    above = f"{state}/runs"
+    names = sorted(os.listdir(above)) if os.path.isdir(above) else []
+    name = choose_name(text, names)
+    if name is not None:
+        return os.path.realpath(f"{above}/{name}")
+    first, _, attempt = text.rpartition("-")
+    name = choose_name(first, names) if first and attempt.isdigit() else None
+    folder = os.path.realpath(f"{above}/{name}/restart-{attempt}")
+    return folder if name is not None and os.path.isdir(folder) else None
+
+
+def run_names(state: str) -> list[str]:
+    """Return the names of the runs in a state folder, the latest first."""
+    return [os.path.basename(path) for path in _newest_first(f"{state}/runs")]
+
+
+def _last_folder(state: str) -> str:
+    """Return the folder of the run that was started last. Raises InputError where there is none."""
+    last = os.path.realpath(f"{state}/last")
+    folders = [last] if os.path.exists(RunDir(last).plan) else run_folders(state)
+    if not folders:
+        raise InputError("no run was started here; name the folder of one")
+    return folders[-1]
+
+
+def read_history(state: str, most: int | None = None) -> list[PastRun]:
+    """Return the runs in a state folder with their restarts, the latest first.
+
+    Args:
+        state: The state folder.
+        most: The number of runs, without their restarts; None: all.
+    """
+    folders = run_folders(state)[::-1]
+    folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
+    runs = (read_past_run(folder) for base in folders[:most] for folder in _attempts(base))
+    return sorted((run for run in runs if run is not None), key=lambda past: past.run.started, reverse=True)
+
+
+def _attempts(folder: str) -> Iterator[str]:
+    """Yield the folder of a run and those of its restarts."""
+    yield folder
+    with suppress(OSError):
+        names = (name for name in os.listdir(folder) if re.fullmatch(r"restart-[0-9]+", name))
+        yield from (f"{folder}/{name}" for name in names)
+
+
+def read_past_run(folder: str) -> PastRun | None:
+    """Return the run in a folder; None where the records of its start or its end cannot be read."""
+    try:
+        with open(RunDir(folder).start, encoding="utf-8") as file:
+            start = json.load(file)
+        outcome = _read_outcome(folder)
+        return PastRun(
+            run=parse_run(start),
+            folder=folder,
+            arguments=tuple(start["arguments"]),
+            working_folder=start["working_folder"],
+            exit_code=outcome.get("exit_code"),
+            seconds=outcome.get("seconds"),
+            requested=bool(outcome.get("requested")),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _read_outcome(folder: str) -> Mapping[str, Any]:
+    """Return the outcome of a run; empty without one. Raises OSError or ValueError."""
+    try:
+        with open(RunDir(folder).outcome, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return {}
+
+
+def remove_old_runs(state: str, retention: Retention) -> int:
+    """Remove the folders of ended runs beyond a retention; return how many.
+
+    A folder outside the state folder, as of --run-dir, stays; only the link to it is removed.
+
+    Args:
+        state: The state folder.
+        retention: The limits.
+    """
+    if retention.runs is None and retention.days is None:
+        return 0
+    removed = 0
+    for index, path in enumerate(_newest_first(f"{state}/runs")):
+        too_many = retention.runs is not None and index >= retention.runs
+        if (too_many or _is_older(path, retention.days)) and _has_ended(path):
+            _remove(path)
+            removed += 1
+    return removed
+
+
+def _newest_first(above: str) -> list[str]:
+    """Return the folders of runs and links to them."""
+    names = os.listdir(above) if os.path.isdir(above) else []
+    paths = [f"{above}/{name}" for name in names if re.fullmatch(NAME, name)]
+    return sorted(paths, key=_written, reverse=True)
+
+
+def _written(path: str) -> float:
+    """Return the time of a run's start, or of its link if its folder is gone."""
+    try:
+        return os.path.getmtime(RunDir(path).plan)
+    except OSError:
+        return os.lstat(path).st_mtime
+
+
+def _is_older(path: str, days: float | None) -> bool:
+    return days is not None and _written(path) < time.time() - days * DAY_SECONDS
+
+
+def _has_ended(path: str) -> bool:
+    """Return True for a run that has an outcome, whose ddlrun is gone, or whose folder is gone."""
+    if os.path.islink(path) and not os.path.exists(path):
+        return True
+    attempts = [past for past in map(read_past_run, _attempts(path)) if past is not None]
+    if any(past.run.alive() or past.state is RunState.UNKNOWN for past in attempts):
+        return False
+    return bool(attempts) or os.path.exists(RunDir(path).outcome)
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path):
+        with suppress(OSError):
+            os.unlink(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
