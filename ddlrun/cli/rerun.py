@@ -7,7 +7,7 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch
-from ddlrun.cli.launch_arguments import merge_arguments, parse_changes
+from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
 from ddlrun.cli.options import Sections, argument
 from ddlrun.errors import InputError
 from ddlrun.runs.history import PastRun, find_run, read_past_run
@@ -33,7 +33,8 @@ def command(changes: tuple[str, ...]) -> int:
     past = _read(split.topology)
     words = merge_arguments(past.arguments, split, params)
     _enter(past)
-    click.echo(f"ddlrun: rerun of {past.run.run} in {past.working_folder}: ddlrun launch {shlex.join(words)}", err=True)
+    shown = shlex.join(strip_secrets(words, params))
+    click.echo(f"ddlrun: rerun of {past.run.run} in {past.working_folder}: ddlrun launch {shown}", err=True)
     code: int = launch.main(args=list(words), prog_name="ddlrun launch", standalone_mode=False)
     return code
 

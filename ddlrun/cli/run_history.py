@@ -36,15 +36,16 @@ def command(number: int, *, all_runs: bool, as_json: bool) -> None:
     are for ddlrun logs, rerun, report and kill.
     """
     history = read_history(state_folder(os.environ), None if all_runs else number)
-    click.echo(render_history_json(history) if as_json else render_history(history), nl=False)
+    columns = os.get_terminal_size(1).columns if os.isatty(1) else None
+    click.echo(render_history_json(history) if as_json else render_history(history, columns), nl=False)
 
 
-def render_history(history: Sequence[PastRun]) -> str:
-    """Render runs as a table."""
+def render_history(history: Sequence[PastRun], columns: int | None = None) -> str:
+    """Render runs as a table, whose lines are cut after a number of columns."""
     if not history:
         return "no runs\n"
     header = ("RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM")
-    return "".join(f"{line}\n" for line in left_aligned([header, *map(_row, history)]))
+    return "".join(f"{line[: columns or None]}\n" for line in left_aligned([header, *map(_row, history)]))
 
 
 def _row(past: PastRun) -> tuple[str, ...]:

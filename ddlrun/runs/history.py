@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -235,4 +234,6 @@ def _remove(path: str) -> None:
         with suppress(OSError):
             os.unlink(path)
     else:
+        import shutil  # noqa: PLC0415 - 2 ms, for removals alone
+
         shutil.rmtree(path, ignore_errors=True)

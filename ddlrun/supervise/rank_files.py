@@ -8,7 +8,9 @@ from ddlrun.plan.run_dir import rank_log
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.streams import OutputLog
 
-LEAST_OPEN_FILES = 128
+# The files that are open at the same time: these are among OTHER_FILES.
+LEAST_OPEN_FILES = 8
+MOST_OPEN_FILES = 8192
 STREAMS = ("stdout", "stderr")
 
 
@@ -30,7 +32,7 @@ class RankFiles:
         self._width = len(str(ranks - 1))
         self._files: dict[str, OutputLog] = {}
         self._open: dict[str, OutputLog] = {}
-        self._most_open = max(LEAST_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - ranks - OTHER_FILES)
+        self._most_open = _most_open_files(ranks)
         if run_folder is not None:
             self._make_folder(os.path.dirname(rank_log(run_folder, 0, ranks)), "the logs of ranks")
 
@@ -78,3 +80,10 @@ class RankFiles:
             self._open.pop(next(iter(self._open))).close()
         self._open[path] = self._files[path]
         return self._files[path]
+
+
+def _most_open_files(ranks: int) -> int:
+    """Return the number of files that may be open beside the connections of the ranks."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unused = MOST_OPEN_FILES if limit == resource.RLIM_INFINITY else limit - ranks - OTHER_FILES
+    return min(MOST_OPEN_FILES, max(LEAST_OPEN_FILES, unused))

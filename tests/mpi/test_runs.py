@@ -55,6 +55,11 @@ def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
     assert f"ddlrun: rerun of {name} in {os.getcwd()}: ddlrun launch --mpirun {mpirun} " in again.stderr
     assert (second["state"], second["run_dir"]) == ("succeeded", f"{state}/runs/{second['run']}")
     assert "no logs of single ranks" in run(DDLRUN, "logs", "--rank", "0").stderr
+    assert run(DDLRUN, "rerun", word, "-np", "1", "--restarts", "1", "--keep-runs", "1").returncode == 1
+    restart, third = list_runs()
+    assert restart["run"] == f"{third['run']}-1"
+    assert run(DDLRUN, "logs", str(restart["run"])).stdout == f"out 0 {restart['run']}\n"
+    assert (tmp_path / "run" / "plan.json").exists()
 
 
 def test_present_runs(mpirun: str, tmp_path: Path, state: Path) -> None:

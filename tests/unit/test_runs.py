@@ -117,6 +117,7 @@ def test_the_history_has_states(tmp_path: Path) -> None:
     table = render_history(history).splitlines()
     assert table[0].split() == ["RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM"]
     assert re.search(r"20261120-b  .*  failed \(3\)   2m05s     4      n\[1-2\]  train.py$", table[4])
+    assert {len(line) for line in render_history(history, 40).splitlines()} == {40}
     assert render_history([]) == "no runs\n"
 
 
