@@ -12,7 +12,7 @@ from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.read_supervision import parse_ranks
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import RunState, find_run, read_past_run
+from ddlrun.runs.history import PastRunState, find_run, read_past_run
 from ddlrun.runs.log_files import LogReader, Source, rank_sources, run_sources
 from ddlrun.runs.store import state_folder
 
@@ -72,4 +72,4 @@ def _has_ended(folder: str) -> bool:
     past = read_past_run(folder)
     if past is None:
         return os.path.exists(RunDir(folder).outcome)
-    return past.state not in (RunState.RUNNING, RunState.UNKNOWN)
+    return past.state not in (PastRunState.RUNNING, PastRunState.UNKNOWN)

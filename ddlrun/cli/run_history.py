@@ -11,7 +11,7 @@ import click
 from ddlrun.cli.options import COUNT, Sections, option
 from ddlrun.hosts import fold
 from ddlrun.report.table import left_aligned
-from ddlrun.runs.history import PastRun, RunState, read_history
+from ddlrun.runs.history import PastRun, PastRunState, read_history
 from ddlrun.runs.store import state_folder
 from ddlrun.wording import printable
 
@@ -67,7 +67,7 @@ def _describe_state(past: PastRun) -> str:
 
 
 def _duration(past: PastRun) -> float | None:
-    return time.time() - past.run.started if past.state is RunState.RUNNING else past.seconds
+    return time.time() - past.run.started if past.state is PastRunState.RUNNING else past.seconds
 
 
 def _format_duration(seconds: float | None) -> str:

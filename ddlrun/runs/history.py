@@ -20,7 +20,7 @@ from ddlrun.runs.store import run_folders, write_private
 DAY_SECONDS = 86400
 
 
-class RunState(Enum):
+class PastRunState(Enum):
     """The state of a run."""
 
     RUNNING = "running"
@@ -50,13 +50,13 @@ class PastRun(NamedTuple):
     """Whether a user, the scheduler or a time limit ended it."""
 
     @property
-    def state(self) -> RunState:
+    def state(self) -> PastRunState:
         """The state of the run."""
         if self.exit_code is None:
-            return {True: RunState.RUNNING, False: RunState.LOST, None: RunState.UNKNOWN}[self.run.alive()]
+            return {True: PastRunState.RUNNING, False: PastRunState.LOST, None: PastRunState.UNKNOWN}[self.run.alive()]
         if self.exit_code == 0:
-            return RunState.SUCCEEDED
-        return RunState.ENDED if self.requested else RunState.FAILED
+            return PastRunState.SUCCEEDED
+        return PastRunState.ENDED if self.requested else PastRunState.FAILED
 
 
 def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
@@ -224,7 +224,7 @@ def _has_ended(path: str) -> bool:
     if os.path.islink(path) and not os.path.exists(path):
         return True
     attempts = [past for past in map(read_past_run, _attempts(path)) if past is not None]
-    if any(past.run.alive() or past.state is RunState.UNKNOWN for past in attempts):
+    if any(past.run.alive() or past.state is PastRunState.UNKNOWN for past in attempts):
         return False
     return bool(attempts) or os.path.exists(RunDir(path).outcome)
 

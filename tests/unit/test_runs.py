@@ -16,7 +16,7 @@ from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_se
 from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
-from ddlrun.runs.history import RunState, find_run, read_history, remove_old_runs
+from ddlrun.runs.history import PastRunState, find_run, read_history, remove_old_runs
 from ddlrun.runs.log_files import seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.registry import born
@@ -111,7 +111,7 @@ def test_the_history_has_states(tmp_path: Path) -> None:
     history = read_history(str(tmp_path))
     assert [past.run.run[-1] for past in history] == ["e", "d", "c", "b", "a"]
     assert [past.state for past in history] == [
-        RunState.RUNNING, RunState.LOST, RunState.ENDED, RunState.FAILED, RunState.SUCCEEDED,
+        PastRunState.RUNNING, PastRunState.LOST, PastRunState.ENDED, PastRunState.FAILED, PastRunState.SUCCEEDED,
     ]  # fmt: skip
     assert [past.run.run[-1] for past in read_history(str(tmp_path), 2)] == ["e", "d"]
     table = render_history(history).splitlines()
