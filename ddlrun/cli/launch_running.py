@@ -72,12 +72,13 @@ def supervise_run(planned: Planned) -> Finished:
 
 
 def _show_plan(settings: Settings, plan: Plan) -> None:
-    """Print the plan; the short form without its notes comes after those that concern every user."""
+    """Print the plan and the run's name; the short form without its notes comes after those for every user."""
     verbose = settings.run.verbose
     notes = () if verbose else (*settings.hosts.notes, *plan.warnings)
     for note in notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
+    click.echo(f"run: {plan.run_id}", err=True)
 
 
 def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:

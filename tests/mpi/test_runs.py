@@ -33,12 +33,13 @@ def list_runs() -> list[dict[str, object]]:
 
 
 def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
-    line = launch_line(mpirun, tmp_path, "--quiet", "--overload")
+    line = launch_line(mpirun, tmp_path, "--overload")
     failed = run(line, "-np", "2", "--no-tag-output", "sh", "-c", PRINT, "sh")
     assert failed.returncode == 1
     assert validate_run_folder(tmp_path / "run") == {"plan.json", "binding.json", "outcome.json", "run.json"}
     (first,) = list_runs()
     name = str(first["run"])
+    assert f"\nrun: {name}\n" in failed.stderr
     assert f"ddlrun: exit code 1; run {name}; logs: {tmp_path}/run\n" in failed.stderr
     assert (first["state"], first["exit_code"], first["ranks"]) == ("failed", 1, 2)
     word = name.partition("-")[2]
