@@ -14,8 +14,9 @@ from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.report.outcome import find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
-from ddlrun.runs.history import remove_old_runs, write_start
+from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
+from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import (
     link_last_run,
     make_output_folder,

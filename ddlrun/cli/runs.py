@@ -26,10 +26,10 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
-from ddlrun.runs.history import remove_old_runs
 from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, read_runs, remove_record
+from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -127,7 +127,7 @@ def _runs_by_host(names: Sequence[str], registered: Mapping[str, Run], hostfile:
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """End processes that earlier runs left behind.
 
-    These are your processes on HOSTS with the id of a run whose ddlrun and keepers are gone. HOSTS is a list such as
+    These are your processes on HOSTS with the name of a run whose ddlrun and keepers are gone. HOSTS is a list such as
     n[01-64]; default: this host and the hosts of runs that were started here.
     """
     folder = state_folder(os.environ)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -12,12 +11,9 @@ from typing import Any, NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.plan import Plan
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.plan.settings import Retention
 from ddlrun.runs.names import LAST, NAME, choose_name
 from ddlrun.runs.registry import Run, describe_run, parse_run
 from ddlrun.runs.store import run_folders, write_private
-
-DAY_SECONDS = 86400
 
 
 class PastRunState(Enum):
@@ -119,7 +115,7 @@ def find_folder(text: str, state: str) -> str | None:
 
 def run_names(state: str) -> list[str]:
     """Return the names of the runs in a state folder, the latest first."""
-    return [os.path.basename(path) for path in _newest_first(f"{state}/runs")]
+    return [os.path.basename(path) for path in newest_first(f"{state}/runs")]
 
 
 def _last_folder(state: str) -> str:
@@ -140,11 +136,11 @@ def read_history(state: str, most: int | None = None) -> list[PastRun]:
     """
     folders = run_folders(state)[::-1]
     folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
-    runs = (read_past_run(folder) for base in folders[:most] for folder in _attempts(base))
+    runs = (read_past_run(folder) for base in folders[:most] for folder in attempt_folders(base))
     return sorted((run for run in runs if run is not None), key=lambda past: past.run.started, reverse=True)
 
 
-def _attempts(folder: str) -> Iterator[str]:
+def attempt_folders(folder: str) -> Iterator[str]:
     """Yield the folder of a run and those of its restarts."""
     yield folder
     with suppress(OSError):
@@ -180,60 +176,16 @@ def _read_outcome(folder: str) -> Mapping[str, Any]:
         return {}
 
 
-def remove_old_runs(state: str, retention: Retention) -> int:
-    """Remove the folders of ended runs beyond a retention; return how many.
-
-    A folder outside the state folder, as of --run-dir, stays; only the link to it is removed.
-
-    Args:
-        state: The state folder.
-        retention: The limits.
-    """
-    if retention.runs is None and retention.days is None:
-        return 0
-    removed = 0
-    for index, path in enumerate(_newest_first(f"{state}/runs")):
-        too_many = retention.runs is not None and index >= retention.runs
-        if (too_many or _is_older(path, retention.days)) and _has_ended(path):
-            _remove(path)
-            removed += 1
-    return removed
-
-
-def _newest_first(above: str) -> list[str]:
+def newest_first(above: str) -> list[str]:
     """Return the folders of runs and links to them."""
     names = os.listdir(above) if os.path.isdir(above) else []
     paths = [f"{above}/{name}" for name in names if re.fullmatch(NAME, name)]
-    return sorted(paths, key=_written, reverse=True)
+    return sorted(paths, key=written_at, reverse=True)
 
 
-def _written(path: str) -> float:
+def written_at(path: str) -> float:
     """Return the time of a run's start, or of its link if its folder is gone."""
     try:
         return os.path.getmtime(RunDir(path).plan)
     except OSError:
         return os.lstat(path).st_mtime
-
-
-def _is_older(path: str, days: float | None) -> bool:
-    return days is not None and _written(path) < time.time() - days * DAY_SECONDS
-
-
-def _has_ended(path: str) -> bool:
-    """Return True for a run that has an outcome, whose ddlrun is gone, or whose folder is gone."""
-    if os.path.islink(path) and not os.path.exists(path):
-        return True
-    attempts = [past for past in map(read_past_run, _attempts(path)) if past is not None]
-    if any(past.run.alive() or past.state is PastRunState.UNKNOWN for past in attempts):
-        return False
-    return bool(attempts) or os.path.exists(RunDir(path).outcome)
-
-
-def _remove(path: str) -> None:
-    if os.path.islink(path):
-        with suppress(OSError):
-            os.unlink(path)
-    else:
-        import shutil  # noqa: PLC0415 - 2 ms, for removals alone
-
-        shutil.rmtree(path, ignore_errors=True)

@@ -73,8 +73,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "rerun": (
         Example("Start the last run again.", "ddlrun rerun"),
-        Example("Start another run again, on two other hosts and with one more argument.",
-                "ddlrun rerun tokarumi -H n3,n4 -- --resume"),
+        Example("Start another run again, on two other hosts and with other arguments.",
+                "ddlrun rerun tokarumi -H n3,n4 -- --epochs 60"),
     ),
     "ps": (Example("List the runs and processes on 64 hosts.", "ddlrun ps 'n[01-64]'"),),
     "kill": (Example("End a run, named by the beginning of its name.", "ddlrun kill toka"),),
@@ -104,6 +104,7 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
 # The options of another command that a command accepts too.
 BORROWED = {
     "submit": "The options of ddlrun-launch(1) are accepted too, except for those that name hosts.",
+    "rerun": "The options of ddlrun-launch(1) are accepted too.",
     "show": "The options of ddlrun-launch(1) for a job are accepted too.",
 }
 

@@ -16,10 +16,11 @@ from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_se
 from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
-from ddlrun.runs.history import PastRunState, find_run, read_history, remove_old_runs
+from ddlrun.runs.history import PastRunState, find_run, read_history
 from ddlrun.runs.log_files import seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.registry import born
+from ddlrun.runs.retention import remove_old_runs
 
 DAY = 86400
 
