@@ -12,7 +12,7 @@ from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.read_supervision import parse_ranks
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import PastRunState, find_run, read_past_run
+from ddlrun.runs.history import PastRunState, find_run, read_past_run, restart_folder
 from ddlrun.runs.log_files import LogReader, Source, rank_sources, run_sources
 from ddlrun.runs.store import state_folder
 
@@ -21,7 +21,7 @@ POLL_SECONDS = 0.2
 
 @click.command("logs", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @argument("run", required=False)
-@option("Output", "-f", "--follow", is_flag=True, help="Go on printing until the run ends.")
+@option("Output", "-f", "--follow", is_flag=True, help="Go on printing until the run and its restarts end.")
 @option(
     "Output", "--rank", "--ranks", "ranks", metavar="LIST", help="Print the output of these ranks only, such as 0,3-5."
 )
@@ -39,7 +39,19 @@ def command(run: str | None, ranks: str | None, lines: int | None, *, follow: bo
     folder = find_run(run, state_folder(os.environ))
     if not os.path.exists(RunDir(folder).plan):
         raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
-    sources = run_sources(folder) if ranks is None else rank_sources(folder, parse_ranks(ranks))
+    chosen = None if ranks is None else parse_ranks(ranks)
+    if not follow:
+        _print_run(folder, chosen, lines)
+        return
+    restart: str | None = folder
+    while restart is not None:
+        _print_run(restart, chosen, lines, follow=True)
+        restart, lines = _await_restart(restart), None
+
+
+def _print_run(folder: str, ranks: frozenset[int] | None, lines: int | None, *, follow: bool = False) -> None:
+    """Print the logs of a run; `follow`: until it ends."""
+    sources = run_sources(folder) if ranks is None else rank_sources(folder, ranks)
     with closing(LogReader(sources, last_lines=lines)) as reader:
         _print(reader, sources)
         if follow:
@@ -66,6 +78,19 @@ def _follow(reader: LogReader, sources: Sequence[Source], has_ended: Callable[[]
             if ended:
                 return
             time.sleep(POLL_SECONDS)
+
+
+def _await_restart(folder: str) -> str | None:
+    """Return the folder of a failed run's restart; None where its ddlrun ends without one."""
+    past, restart = read_past_run(folder), restart_folder(folder)
+    while past is not None and past.state is PastRunState.FAILED:
+        alive = past.run.alive()  # before looking: a restart that it wrote is seen afterwards
+        if os.path.exists(RunDir(restart).plan):
+            return restart
+        if not alive:
+            return None
+        time.sleep(POLL_SECONDS)
+    return None
 
 
 def _has_ended(folder: str) -> bool:

@@ -148,6 +148,16 @@ def attempt_folders(folder: str) -> Iterator[str]:
         yield from (f"{folder}/{name}" for name in names)
 
 
+def restart_folder(folder: str) -> str:
+    """Return the folder of the restart that follows a run or a restart.
+
+    >>> restart_folder("/runs/a"), restart_folder("/runs/a/restart-1")
+    ('/runs/a/restart-1', '/runs/a/restart-2')
+    """
+    match = re.fullmatch(r"(.*)/restart-([0-9]+)", folder)
+    return f"{match[1]}/restart-{int(match[2]) + 1}" if match else f"{folder}/restart-1"
+
+
 def read_past_run(folder: str) -> PastRun | None:
     """Return the run in a folder; None where the records of its start or its end cannot be read."""
     try:

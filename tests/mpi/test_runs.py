@@ -90,5 +90,19 @@ def test_present_runs(mpirun: str, tmp_path: Path, state: Path) -> None:
     assert states == {of[ended.pid]: "ended", of[printed.pid]: "succeeded"}
 
 
+def test_a_restart_is_followed(mpirun: str, tmp_path: Path, state: Path) -> None:
+    """The first attempt and the second one end when their standard input does."""
+    line = [*launch_line(mpirun, tmp_path, "--quiet", "--restarts", "1"), "-np", "1"]
+    argv = [*line, "sh", "-c", "echo attempt $DDLRUN_RESTART; read line; exit 3"]
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "attempt 0\n"
+        assert (state / "last").resolve() == tmp_path / "run"
+        with started([*DDLRUN, "logs", "-f", "--rank", "0"], stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout.readline() == "attempt 0\n"
+            job.stdin.close()
+            assert follower.stdout.read() == "attempt 1\n"
+    assert (job.returncode, follower.returncode) == (3, 0)
+
+
 def read_record(path: Path) -> dict[str, object]:
     return dict(json.loads(path.read_text()))

@@ -19,6 +19,7 @@ from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, find_run, read_history
 from ddlrun.runs.log_files import seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
+from ddlrun.runs.orphans import parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
 
@@ -142,6 +143,11 @@ def test_old_runs_are_removed(tmp_path: Path) -> None:
     assert remove_old_runs(state, Retention(days=0.0)) == 3
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"20261102-running", "20261107-starting"}
     assert (outside / "plan.json").exists()
+
+
+def test_a_child_of_its_ddlrun_is_supervised() -> None:
+    text = "@process 7 5 20261123-tokarumi - 5 mpirun\n@process 8 1 20261123-tokarumi 0 5 sleep\n@process 9 1 x - - y\n"
+    assert [(process.pid, process.supervised) for process in parse_processes(text)] == [(7, True), (8, False)]
 
 
 @given(st.binary(max_size=30).map(lambda data: data.replace(b"0", b"\n")), st.integers(0, 5))
