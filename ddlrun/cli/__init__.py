@@ -44,6 +44,9 @@ COMMANDS = {
     "racks": "racks",
     "bench": "bench",
     "tune": "tune",
+    "runs": "run_history",
+    "logs": "logs",
+    "rerun": "rerun",
     "ps": "runs.ps",
     "kill": "runs.kill",
     "clean": "runs.clean",
@@ -55,13 +58,14 @@ SECTIONS = {
     "Jobs": ("launch", "submit"),
     "Plans": ("gen-rankfile", "lint", "show", "plan"),
     "Hosts": ("check", "probe", "racks", "bench", "tune"),
-    "Runs": ("ps", "kill", "clean", "report"),
+    "Runs": ("runs", "logs", "rerun", "report", "ps", "kill", "clean"),
 }
 OTHER = "Other commands"
 # Commands of other programs -> command here.
 SYNONYMS = {
     "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
-    "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "ps", "rankfile": "gen-rankfile",
+    "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "runs", "history": "runs",
+    "restart": "rerun", "rankfile": "gen-rankfile",
     "topo": "probe", "benchmark": "bench", "cleanup": "clean", "doctor": "check", "preflight": "check",
 }  # fmt: skip
 # Columns of a help text on a terminal that is wide enough.

@@ -30,15 +30,18 @@ def options_by_name(params: Iterable[click.Parameter]) -> dict[str, click.Option
     return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
-def split_argv(args: Sequence[str], params: Iterable[click.Parameter]) -> SplitArgv:
-    """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word is in the result once, in its order."""
+def split_argv(args: Sequence[str], params: Iterable[click.Parameter], *, has_topology: bool = True) -> SplitArgv:
+    """Split `[options] TOPOLOGY [options] SCRIPT ...`; every word is in the result once, in its order.
+
+    Without a topology, the first word that is no option is the script.
+    """
     options_of = options_by_name(params)
     topology: str | None = None
     options: list[tuple[click.Option, tuple[str, ...]]] = []
     index = 0
     while index < len(args):
         if args[index] == "--" or not args[index].startswith("-") or args[index] == "-":
-            if topology is not None or args[index] == "--":
+            if not has_topology or topology is not None or args[index] == "--":
                 break
             topology = args[index]
             index += 1

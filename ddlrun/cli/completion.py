@@ -163,11 +163,15 @@ def _active_runs(_ctx: click.Context, _last: str) -> Iterator[str]:
 
 
 def _runs(ctx: click.Context, last: str) -> Iterator[str]:
-    """Yield the runs that have not ended, and the names of the run folders, the latest first."""
-    from ddlrun.runs.store import run_folders, state_folder  # noqa: PLC0415
+    """Yield the names of all runs, or the words of their names for a word that is no date, the latest first."""
+    from ddlrun.runs.history import run_names  # noqa: PLC0415
+    from ddlrun.runs.names import LAST, strip_date  # noqa: PLC0415
+    from ddlrun.runs.store import state_folder  # noqa: PLC0415
 
-    yield from _active_runs(ctx, last)
-    yield from map(os.path.basename, reversed(run_folders(state_folder(os.environ))))
+    names = (*_active_runs(ctx, last), *run_names(state_folder(os.environ)))
+    yield from names
+    if last:
+        yield from (LAST, *map(strip_date, names))
 
 
 def _hosts(ctx: click.Context, last: str) -> Iterable[str]:
@@ -196,6 +200,7 @@ COMPLETERS = {
     "rankfile": Completer(paths="file"),
     "run": Completer(_runs, paths="dir"),
     "runs": Completer(_active_runs),
+    "changes": Completer(_runs, paths="dir"),
     "script": Completer(paths="file"),
     "spare_hosts": Completer(_spare_hosts, listed=True),
 }

@@ -187,6 +187,8 @@ job_options = option_group(
         "Output", "--output-filename", metavar="DIR",
         help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",
     ),
+    option("Output", "--rank-logs/--no-rank-logs", default=True, show_default="on",
+           help="Write a log per rank to the run folder (see ddlrun logs --rank)."),
     option("Termination", "--grace", type=SECONDS, metavar="TIME", default=10, show_default=True, help=GRACE_HELP),
     option(
         "Termination", "--timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,

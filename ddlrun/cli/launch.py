@@ -23,6 +23,7 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.job_options import job_options
+from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
 from ddlrun.cli.launch_planning import (
     Attempt,
@@ -37,7 +38,7 @@ from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
-from ddlrun.cli.value_types import WholeNumber
+from ddlrun.cli.value_types import COUNT, WholeNumber
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
@@ -52,7 +53,9 @@ class Launch(Sections):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Translate options of other launchers, then parse."""
-        return super().parse_args(ctx, translate(args, self.get_params(ctx)))
+        words = translate(args, self.get_params(ctx))
+        ctx.meta[ARGUMENTS] = strip_secrets(words, self.get_params(ctx))
+        return super().parse_args(ctx, words)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: the usual options on one screen, or with --help-all every option."""
@@ -95,6 +98,20 @@ class Launch(Sections):
     metavar="DIR",
     show_default="a new folder in ~/.local/state/ddlrun/runs",
     help="Folder for the rank file, the plan and the logs.",
+)
+@option(
+    "Run",
+    "--keep-runs",
+    type=COUNT,
+    metavar="N",
+    help="Remove the folders of ended runs except for the latest N (see ddlrun runs).",
+)
+@option(
+    "Run",
+    "--keep-days",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="Remove the folders of ended runs that are older than DAYS.",
 )
 @option(
     "Run",

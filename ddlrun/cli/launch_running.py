@@ -9,13 +9,22 @@ import click
 
 from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_planning import Attempt, Planned
-from ddlrun.cli.read_settings import new_run_id
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.report.outcome import find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
-from ddlrun.runs.store import link_last_run, make_output_folder, write_end, write_report, write_run_dir
+from ddlrun.runs.history import write_start
+from ddlrun.runs.names import restart_name
+from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.store import (
+    link_last_run,
+    make_output_folder,
+    state_folder,
+    write_end,
+    write_report,
+    write_run_dir,
+)
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
 
@@ -30,8 +39,11 @@ class Finished(NamedTuple):
 
 def write_files(planned: Planned) -> Planned:
     """Write the run folder and make the folder for output. Raises InputError."""
+    run, state = planned.attempt.settings.run, state_folder(os.environ)
     write_plan(planned)
+    write_start(planned.plan, run.arguments, state)
     link_last_run(planned.plan, os.environ)
+    remove_old_runs(state, run.retention)
     make_output_folder(planned.attempt.settings.supervision)
     return planned
 
@@ -61,12 +73,13 @@ def supervise_run(planned: Planned) -> Finished:
 
 
 def _show_plan(settings: Settings, plan: Plan) -> None:
-    """Print the plan; the short form without its notes comes after those that concern every user."""
+    """Print the plan and the run's name; the short form without its notes comes after those for every user."""
     verbose = settings.run.verbose
     notes = () if verbose else (*settings.hosts.notes, *plan.warnings)
     for note in notes:
         click.echo(f"ddlrun: note: {note}", err=True)
     click.echo(render_plan(plan, shown_command(plan), full=verbose), nl=False, err=True)
+    click.echo(f"run: {plan.run_id}", err=True)
 
 
 def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
@@ -121,7 +134,8 @@ def next_attempt(finished: Finished) -> Attempt:
     attempt, settings = finished.attempt, finished.attempt.settings
     number = settings.run.attempt + 1
     click.echo(f"ddlrun: restart {number} of {attempt.restarts}", err=True)
-    attempt = attempt._replace(settings=restart_settings(settings, number, new_run_id()), probe=None)
+    name = restart_name(settings.run.run_id, number)
+    attempt = attempt._replace(settings=restart_settings(settings, number, name), probe=None)
     dead = {*finished.outcome.lost_hosts}
     lost = [host.name for host in settings.hosts.hosts if {host.name, host.name.partition(".")[0]} & dead]
     if not lost or not settings.hosts.replaceable:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +11,7 @@ from click.core import ParameterSource
 from ddlrun.cli.inputs import find_job, read_rankfile
 from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.cli.job_options import CONFIG_ENV
+from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.cli.read_supervision import read_supervision, requeued
@@ -29,12 +29,13 @@ from ddlrun.plan.settings import (
     MachineSource,
     MpiOptions,
     PlacementOptions,
+    Retention,
     RunOptions,
     Settings,
     UserRankfile,
 )
 from ddlrun.plan.tuning_profile import Profiles
-from ddlrun.runs.store import default_run_dir
+from ddlrun.runs.store import choose_run_name, default_run_dir
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import RankOrder
 
@@ -48,7 +49,11 @@ PLANNED = frozenset(
 
 def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]) -> Settings:
     """Turn options into Settings. Raises InputError for each wrong value."""
-    options = {**_without_hidden(ctx, options), "config_env": ctx.meta.get(CONFIG_ENV, [])}
+    options = {
+        **_without_hidden(ctx, options),
+        "config_env": ctx.meta.get(CONFIG_ENV, []),
+        "arguments": ctx.meta.get(ARGUMENTS, ()),
+    }
     environment = _read_environment(options)
     if options["rankfile"] == "-":
         raise InputError("--rankfile -: standard input belongs to rank 0; write the rank file to a file")
@@ -171,22 +176,20 @@ def read_check_names(options: Options) -> frozenset[str] | None:
 
 
 def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
-    folder = options.get("run_dir")
+    folder = requeued(os.path.abspath(options["run_dir"]), allocation) if options.get("run_dir") else None
+    name = choose_run_name(folder, os.environ)
     return RunOptions(
-        run_dir=RunDir(requeued(os.path.abspath(folder), allocation)) if folder else default_run_dir(os.environ),
-        run_id=new_run_id(),
-        keep_dry_run=bool(folder),
+        run_dir=RunDir(folder) if folder else default_run_dir(name, os.environ),
+        run_id=name,
+        keep_dry_run=folder is not None,
         dry_run=options.get("dry_run", False),
         as_json=options.get("as_json", False),
         verbose=options.get("verbose", False),
         quiet=options.get("quiet", False),
         restarts=options.get("restarts", 0),
+        arguments=options["arguments"],
+        retention=Retention(options.get("keep_runs"), options.get("keep_days")),
     )
-
-
-def new_run_id() -> str:
-    """Return an id that no other run has, on any host."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def _read_mpi_args(text: str, words: tuple[str, ...]) -> tuple[str, ...]:

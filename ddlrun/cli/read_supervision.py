@@ -30,6 +30,7 @@ def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) 
             timestamp=options["timestamp_output"],
             ranks=parse_ranks(ranks) if ranks else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
+            rank_logs=options["rank_logs"],
         ),
         status_line=os.isatty(2) and not options.get("quiet") and smart,
         colour=os.isatty(1) and "NO_COLOR" not in os.environ and smart,

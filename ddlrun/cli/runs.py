@@ -22,11 +22,15 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
+from ddlrun.cli.value_types import COUNT
 from ddlrun.errors import InputError, UnreachableError
+from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.names import LAST, choose_name
 from ddlrun.runs.orphans import OrphanProcess, end_runs, find_processes, orphans
 from ddlrun.runs.registry import Run, read_runs, remove_record
+from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -34,7 +38,6 @@ CLEAN_GRACE_SECONDS = 2.0
 # Beyond --grace, which a run's ddlrun gives its ranks.
 EXTRA_SECONDS = 10.0
 POLL_SECONDS = 0.05
-DAY_SECONDS = 86400
 host_options = option_group(hostfile_option, ssh_options, probe_timeout_option)
 Options = dict[str, Any]
 Processes = dict[str, list[OrphanProcess]]
@@ -66,36 +69,46 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
     """End RUNS and their processes on all hosts.
 
-    A run is named by its id from ddlrun ps, or the first characters of the id. Its ddlrun is ended first, then the
-    processes that remain on its hosts.
+    RUNS are names from ddlrun ps or their beginnings, or last. The ddlrun of a run is ended first, then the processes
+    that remain on its hosts.
     """
     folder = state_folder(os.environ)
-    registered = {run.run: run for run in read_runs(folder)}
-    run_ids = [next((full for full in registered if full.startswith(name)), name) for name in runs]
-    unknown = [run_id for run_id in run_ids if run_id not in registered and not options["hostfile"]]
-    if unknown:
-        raise InputError(
-            f"run {unknown[0]!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS"
-        )
-    selected = [registered[run_id] for run_id in run_ids if run_id in registered]
+    registered = {run.run: run for run in sorted(read_runs(folder), key=lambda run: run.started)}
+    names = list(dict.fromkeys(_choose_active(text, registered, options["hostfile"]) for text in runs))
+    selected = [registered[name] for name in names if name in registered]
     for run in selected:
         _end_ddlrun(run, options["grace"])
-    runs_by_host = _runs_by_host(run_ids, registered, options["hostfile"])
+    runs_by_host = _runs_by_host(names, registered, options["hostfile"])
     ended, failed = end_runs(runs_by_host, options["grace"], _target(options, options["grace"]))
     for run in selected:
         remove_record(folder, run)
-    click.echo(f"ended: {', '.join(run_ids)}{_describe_leftovers(ended)}")
+    click.echo(f"ended: {', '.join(names)}{_describe_leftovers(ended)}")
     _raise_failures(failed, options)
     return 0
 
 
-def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfile: str | None) -> dict[str, list[str]]:
+def _choose_active(text: str, registered: Mapping[str, Run], hostfile: str | None) -> str:
+    """Return the name of the run to end, among runs in the order of their starts; on other hosts, it is given whole.
+
+    Raises InputError where there is no such run, or there are several.
+    """
+    if text == LAST and registered:
+        return list(registered)[-1]
+    name = choose_name(text, registered)
+    if name is None and not hostfile:
+        raise InputError(
+            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS"
+        )
+    return name or text
+
+
+def _runs_by_host(names: Sequence[str], registered: Mapping[str, Run], hostfile: str | None) -> dict[str, list[str]]:
     """Return the runs to end on each host: on a run's own hosts, or on those of the hostfile."""
     runs_by_host: dict[str, list[str]] = {}
-    for run_id in run_ids:
-        hosts = registered[run_id].hosts if run_id in registered else read_hosts(None, hostfile).names
+    for name in names:
+        hosts = registered[name].hosts if name in registered else read_hosts(None, hostfile).names
         for host in hosts:
-            runs_by_host.setdefault(host, []).append(run_id)
+            runs_by_host.setdefault(host, []).append(name)
     return runs_by_host
 
 
@@ -103,12 +116,19 @@ def _runs_by_host(run_ids: Sequence[str], registered: Mapping[str, Run], hostfil
 @hosts_argument
 @host_options
 @option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
-@option("Termination", "--older-than", type=click.FloatRange(min=0), metavar="DAYS",
-        help="Also remove your run folders (plans, logs) older than DAYS.")  # fmt: skip
+@option(
+    "Termination",
+    "--older-than",
+    type=click.FloatRange(min=0),
+    metavar="DAYS",
+    help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",
+)
+@option("Termination", "--keep-runs", type=COUNT, metavar="N",
+        help="Also remove the folders of your ended runs except for the latest N.")  # fmt: skip
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """End processes that earlier runs left behind.
 
-    These are your processes on HOSTS with the id of a run whose ddlrun and keepers are gone. HOSTS is a list such as
+    These are your processes on HOSTS with the name of a run whose ddlrun and keepers are gone. HOSTS is a list such as
     n[01-64]; default: this host and the hosts of runs that were started here.
     """
     folder = state_folder(os.environ)
@@ -143,7 +163,8 @@ def _clean(
     over = [run for run in runs if run.alive() is False]
     for run in over:
         remove_record(folder, run)
-    removed = _remove_session_folders() + _remove_run_folders(f"{folder}/runs", options["older_than"])
+    retention = Retention(options["keep_runs"], options["older_than"])
+    removed = _remove_session_folders() + remove_old_runs(folder, retention)
     click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(over)}; removed folders: {removed}")
     return failed
 
@@ -204,15 +225,3 @@ def _is_old_session(parent: str, name: str) -> bool:
         return False
     path = f"{parent}/{name}"
     return os.lstat(path).st_uid == os.geteuid() and os.path.isdir(path) and not os.path.islink(path)
-
-
-def _remove_run_folders(folder: str, days: float | None) -> int:
-    """Remove the folders of ended runs that are older than this many days; return how many."""
-    if days is None or not os.path.isdir(folder):
-        return 0
-    paths = [f"{folder}/{name}" for name in os.listdir(folder)]
-    oldest = time.time() - days * DAY_SECONDS
-    old = [path for path in paths if os.path.isfile(f"{path}/outcome.json") and os.path.getmtime(path) < oldest]
-    for path in old:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(old)

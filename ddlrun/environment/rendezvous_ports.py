@@ -27,7 +27,7 @@ def parse_ports(text: str) -> frozenset[int]:
 
 
 def choose_ports(run_id: str, count: int, is_free: Callable[[int], bool]) -> range:
-    """Return `count` consecutive free ports; the run's id decides where the search begins.
+    """Return `count` consecutive free ports; the run's name decides where the search begins.
 
     Raises PreflightError where there are none.
     """

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     """Names of the variables that ranks get."""
     run_dir: RunDir
     run_id: str
-    """Carried by every process of the run in its environment."""
+    """The run's name, which every process of the run has in its environment."""
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     """Notes that are shown even without --verbose."""

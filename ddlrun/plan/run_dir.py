@@ -24,6 +24,11 @@ class RunDir(NamedTuple):
         return f"{self.path}/plan.json"
 
     @property
+    def start(self) -> str:
+        """The start of the run as JSON: its name, hosts and time, and the arguments of ddlrun launch."""
+        return f"{self.path}/run.json"
+
+    @property
     def command(self) -> str:
         """The command, to read or to paste."""
         return f"{self.path}/command"
@@ -42,6 +47,11 @@ class RunDir(NamedTuple):
     def stderr(self) -> str:
         """The standard error of the ranks and of mpirun."""
         return f"{self.path}/stderr.log"
+
+    @property
+    def rank_logs(self) -> str:
+        """The folder with a log per rank: both streams, as they arrived."""
+        return f"{self.path}/ranks"
 
     @property
     def mpirun_log(self) -> str:
@@ -77,3 +87,12 @@ class RunDir(NamedTuple):
     def outcome(self) -> str:
         """The Outcome as JSON."""
         return f"{self.path}/outcome.json"
+
+
+def rank_log(run_folder: str, rank: int, ranks: int) -> str:
+    """Return the path of a rank's log; the numbers of a run have the same width.
+
+    >>> rank_log("/run", 7, 128)
+    '/run/ranks/007.log'
+    """
+    return f"{RunDir(run_folder).rank_logs}/{rank:0{len(str(ranks - 1))}d}.log"

@@ -138,12 +138,20 @@ class CheckOptions(NamedTuple):
     """Time within which hosts must answer."""
 
 
+class Retention(NamedTuple):
+    """How long the folders of ended runs are kept; None: without a limit."""
+
+    runs: int | None = None
+    """The number of runs."""
+    days: float | None = None
+
+
 class RunOptions(NamedTuple):
     """How the run is named, shown and repeated."""
 
     run_dir: RunDir
     run_id: str
-    """Carried by every process of the run in its environment."""
+    """The run's name, which every process of the run has in its environment."""
     keep_dry_run: bool
     """Whether a dry run writes its files too."""
     dry_run: bool
@@ -153,6 +161,9 @@ class RunOptions(NamedTuple):
     restarts: int
     attempt: int = 0
     """Number of restarts so far."""
+    arguments: tuple[str, ...] = ()
+    """The words after `ddlrun launch`, without secrets."""
+    retention: Retention = Retention()
 
 
 class Settings(NamedTuple):
@@ -170,7 +181,7 @@ class Settings(NamedTuple):
 
 
 def restart_settings(settings: Settings, attempt: int, run_id: str) -> Settings:
-    """Return the settings of a restart: the same job with an id and folders of its own."""
+    """Return the settings of a restart: the same job with a name and folders of its own."""
     folder = _restart_folder(settings.run.run_dir.path, attempt)
     run = settings.run._replace(run_dir=RunDir(folder), run_id=run_id, attempt=attempt)
     supervision = settings.supervision

@@ -20,6 +20,8 @@ class OutputStyle(NamedTuple):
     """The ranks that the console shows; None: all."""
     folder: str | None = None
     """Folder with files for each rank's output."""
+    rank_logs: bool = True
+    """Whether the run folder gets a log per rank."""
 
 
 class SupervisionOptions(NamedTuple):

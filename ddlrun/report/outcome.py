@@ -120,7 +120,9 @@ def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
 def _last_line(outcome: Outcome, plan: Plan) -> str:
     count = outcome.unprinted_bytes
     unprinted = f"{count} bytes of output were not printed; " if count else ""
-    return f"exit code {outcome.exit_code}; {unprinted}logs: {plan.run_dir.path}"
+    folder = plan.run_dir.path
+    name = "" if os.path.basename(folder) == plan.run_id else f"run {plan.run_id}; "
+    return f"exit code {outcome.exit_code}; {unprinted}{name}logs: {folder}"
 
 
 def _hint(outcome: Outcome) -> str | None:

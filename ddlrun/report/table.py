@@ -9,3 +9,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+
+
+def left_aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table with all columns to the left.
+
+    >>> list(left_aligned([("RUN", "RANKS"), ("a", "12")]))
+    ['RUN  RANKS', 'a    12']
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""Processes of runs on hosts: found and ended by the run's id in their environment."""
+"""Processes of runs on hosts: found and ended by the run's name in their environment."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.names import NAME
 
-RUN_ID = r"[0-9]{8}-[0-9]{6}-[0-9]+-[0-9a-f]{8}"
 # The last line of a reply that is complete.
 COMPLETE = "@end"
 # One grep reads all environments; it needs -z, which GNU's, BusyBox's and FreeBSD's have.
@@ -19,9 +19,10 @@ grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
   [ -O "/proc/$pid" ] || continue
   run=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_RUN=//p')
   rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+  ddlrun=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_PID=//p')
   parent=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status" 2>/dev/null)
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
-  echo "@process $pid ${parent:-0} ${run:--} ${rank:--} $command"
+  echo "@process $pid ${parent:-0} ${run:--} ${rank:--} ${ddlrun:--} $command"
 done
 echo @end
 """
@@ -51,15 +52,17 @@ class OrphanProcess(NamedTuple):
     pid: int
     parent: int
     run: str
-    """The run's id."""
+    """The run's name."""
     rank: int | None
     """None: mpirun or one of its daemons."""
+    ddlrun: int | None
+    """The process of the run's ddlrun; None on other hosts than ddlrun's."""
     command: str
 
     @property
     def supervised(self) -> bool:
         """Whether it is a child of its ddlrun, or a rank's keeper, which lasts no longer than its ddlrun."""
-        return self.keeper or self.parent == int(self.run.split("-")[2])
+        return self.keeper or self.parent == self.ddlrun
 
     @property
     def keeper(self) -> bool:
@@ -70,18 +73,26 @@ class OrphanProcess(NamedTuple):
 def parse_processes(text: str) -> list[OrphanProcess]:
     """Parse the output of LIST.
 
-    >>> parse_processes("@process 7 1 20261121-101112-4711-5e0c9a1b 0 sleep 9")[0].command
+    >>> parse_processes("@process 7 1 20261121-tokarumi 0 - sleep 9")[0].command
     'sleep 9'
     """
     processes = []
     for line in text.splitlines():
-        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) ({RUN_ID}) ([0-9]+|-) ?(.*)", line):
-            rank = None if match[4] == "-" else int(match[4])
+        if match := re.fullmatch(rf"@process ([0-9]+) ([0-9]+) ({NAME}) ([0-9]+|-) ([0-9]+|-) ?(.*)", line):
             process = OrphanProcess(
-                pid=int(match[1]), parent=int(match[2]), run=match[3], rank=rank, command=match[5].strip()
+                pid=int(match[1]),
+                parent=int(match[2]),
+                run=match[3],
+                rank=_parse_number(match[4]),
+                ddlrun=_parse_number(match[5]),
+                command=match[6].strip(),
             )
             processes.append(process)
     return processes
+
+
+def _parse_number(word: str) -> int | None:
+    return None if word == "-" else int(word)
 
 
 def find_processes(
@@ -109,7 +120,7 @@ def end_runs(
     """End the processes of runs: SIGTERM, and SIGKILL after the grace.
 
     Args:
-        runs: Host -> ids of runs.
+        runs: Host -> names of runs.
         grace: Whole seconds.
         reach: The ways to reach the hosts.
 
@@ -117,14 +128,14 @@ def end_runs(
         The number of processes on each host, and the replies of hosts that failed.
 
     Raises:
-        InputError: A run's id is malformed.
+        InputError: A run's name is malformed.
     """
     scripts = {}
-    for host, ids in runs.items():
-        malformed = [run for run in ids if not re.fullmatch(RUN_ID, run)]
+    for host, names in runs.items():
+        malformed = [name for name in names if not re.fullmatch(NAME, name)]
         if malformed:
-            raise InputError(f"run {malformed[0]!r}: no such id; ddlrun ps lists them")
-        scripts[host] = END.replace("RUNS", "|".join(ids)).replace("GRACE", str(int(grace)))
+            raise InputError(f"run {malformed[0]!r}: no such name; ddlrun ps lists them")
+        scripts[host] = END.replace("RUNS", "|".join(names)).replace("GRACE", str(int(grace)))
     replies, failed = _run_scripts(scripts, reach)
     return {name: replies[name].out.count("@ended ") for name in scripts if name in replies}, failed
 

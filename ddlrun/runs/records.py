@@ -1,4 +1,4 @@
-"""Record of `ddlrun ps`: the type of its JSON, from which its schema is generated."""
+"""Records of runs: the types of their JSON, from which its schemas are generated."""
 
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -27,3 +27,49 @@ class RunsRecord(TypedDict):
     runs: list[Annotated[dict[str, Any], Run, RunState]]
     processes: dict[str, list[Annotated[dict[str, Any], OrphanProcess, ProcessRole]]]
     """The processes of all runs on each host."""
+
+
+class StartSchema(TypedDict):
+    """The keys that run.json has besides those of the run's record."""
+
+    schema: Literal["urn:ddlrun:run-start:1"]
+    arguments: list[str]
+    """The words after `ddlrun launch`; secret values are <redacted>."""
+    working_folder: str
+    """The folder in which ddlrun was started."""
+
+
+StartRecord = Annotated[dict[str, Any], Run, StartSchema]
+
+
+class PastRunRecord(TypedDict):
+    """A run with its start, and its end if it has ended."""
+
+    run: str
+    """The run's name."""
+    state: Literal["running", "succeeded", "failed", "ended", "lost", "unknown"]
+    """ended: by a user, the scheduler or a time limit; lost: its ddlrun was killed; unknown: it was
+    started on another host and has no outcome."""
+    exit_code: int | None
+    """The exit code of ddlrun; null without an outcome."""
+    started: float
+    """Seconds since 1970."""
+    seconds: float | None
+    """The duration so far; null if it is not known."""
+    ranks: int
+    """The number of ranks."""
+    hosts: list[str]
+    program: list[str]
+    arguments: list[str]
+    """The words after `ddlrun launch`; secret values are <redacted>."""
+    working_folder: str
+    """The folder in which ddlrun was started."""
+    run_dir: str
+    """The run folder."""
+
+
+class HistoryRecord(TypedDict):
+    """The output of `ddlrun runs --json`: runs, the latest first."""
+
+    schema: Literal["urn:ddlrun:runs:1"]
+    runs: list[PastRunRecord]

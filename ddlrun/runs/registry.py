@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlrun.plan import Plan
 from ddlrun.rank.process_stat import read_stat
@@ -18,7 +18,7 @@ class Run(NamedTuple):
     """The record of a run that has not ended."""
 
     run: str
-    """The run's id."""
+    """The run's name."""
     run_dir: str
     hosts: tuple[str, ...]
     ranks: int
@@ -55,10 +55,24 @@ def _read_record(path: str) -> Run | None:
     """Return the run of a record, or None if the file cannot be read or parsed."""
     try:
         with open(path, encoding="utf-8") as file:
-            record = json.load(file)
-        return Run(**{**record, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
+            return parse_run(json.load(file))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def parse_run(record: Mapping[str, Any]) -> Run:
+    """Return the run of a record as JSON has it. Raises TypeError or KeyError where a field is missing."""
+    fields = {name: record[name] for name in Run._fields}
+    return Run(**{**fields, "hosts": tuple(record["hosts"]), "program": tuple(record["program"])})
+
+
+def describe_run(plan: Plan) -> dict[str, Any]:
+    """Return the record of a run that this process is about to start."""
+    return {
+        "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
+        "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
+        "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.program),
+    }  # fmt: skip
 
 
 def remove_record(folder: str, run: Run) -> None:
@@ -87,14 +101,9 @@ def record_run(plan: Plan, environ: Mapping[str, str]) -> Iterator[None]:
     """Keep a record of the run for `ddlrun ps` while it lasts."""
     folder = f"{state_folder(environ)}/active"
     path = f"{folder}/{plan.run_id}"
-    record = {
-        "run": plan.run_id, "run_dir": plan.run_dir.path, "hosts": list(plan.placement.hosts.names),
-        "ranks": plan.placement.topology.size, "pid": os.getpid(), "host": os.uname().nodename,
-        "process_start": born(os.getpid()), "started": time.time(), "program": list(plan.program),
-    }  # fmt: skip
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_private(path, [json.dumps(record), "\n"])
+        write_private(path, [json.dumps(describe_run(plan)), "\n"])
     try:
         yield
     finally:

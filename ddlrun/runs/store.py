@@ -16,6 +16,7 @@ from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
+from ddlrun.runs.names import NAME, new_name
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.runs.binding_record import BindingRecord, BindingsRecord
@@ -26,17 +27,26 @@ def state_folder(environ: Mapping[str, str]) -> str:
     return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
 
 
-def default_run_dir(environ: Mapping[str, str]) -> RunDir:
-    """Return a new folder's name in the state folder, or in $TMPDIR if the state folder cannot be written."""
+def choose_run_name(folder: str | None, environ: Mapping[str, str]) -> str:
+    """Return the name of a new run. A folder that the user named among ddlrun's own names its run."""
+    above = f"{state_folder(environ)}/runs"
+    if folder is not None and os.path.dirname(folder) == above and re.fullmatch(NAME, os.path.basename(folder)):
+        return os.path.basename(folder)
+    name = new_name()
+    while os.path.lexists(f"{above}/{name}"):
+        name = new_name()
+    return name
+
+
+def default_run_dir(name: str, environ: Mapping[str, str]) -> RunDir:
+    """Return the folder of a run in the state folder, or in $TMPDIR if the state folder cannot be written."""
     state = state_folder(environ)
-    # Several hosts may share the folder, and containers may have the same process ids.
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(4).hex()}"
     above = state
     while not os.path.exists(above) and above not in ("", "/"):
         above = os.path.dirname(above)
     if os.path.isdir(above) and os.access(above, os.W_OK):
         return RunDir(f"{state}/runs/{name}")
-    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{name}")  # noqa: S108
+    return RunDir(f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-run-{name}")  # noqa: S108
 
 
 def write_run_dir(plan: Plan, check: str | None = None) -> None:

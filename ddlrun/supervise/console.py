@@ -11,6 +11,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.output import RankOutput
+from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.root_cause import EndReason
 from ddlrun.supervise.streams import OutputLog, OutputStream
 
@@ -37,11 +38,12 @@ class Console:
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines
         self._logs = OutputLog(files.stdout, self.tell), OutputLog(files.stderr, self.tell)
+        run_folder = files.path if watch.style.rank_logs else None
         self.output = RankOutput(
             watch.style,
             tuple(zip(self._streams, self._logs, strict=True)),
             ranks=ranks,
-            complain=self.tell,
+            files=RankFiles(watch.style.folder, run_folder, ranks=ranks, complain=self.tell),
             before=self._clear_status,
         )
         self._mpirun_log = OutputLog(files.mpirun_log, self.tell)

@@ -27,7 +27,8 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
     )
-    variables = {**environ, **dict(plan.variables), "DDLRUN_RUN": plan.run_id, **_stdin_variable(plan)}
+    names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
+    variables = {**environ, **dict(plan.variables), **names, **_stdin_variable(plan)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
     through_mpirun = STDIN not in environ and not os.isatty(0)
     with _session_folder(plan, environ) as session, record_run(plan, environ):

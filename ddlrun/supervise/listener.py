@@ -29,10 +29,13 @@ def check_files(ranks: int) -> None:
 
 
 def allow_files(ranks: int) -> None:
-    """Raise this process's limit of open files to one connection per rank; running children keep theirs."""
+    """Raise this process's limit of open files to a connection and a log per rank, if it may; children keep theirs."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < ranks + OTHER_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES, most))
+    wanted = 2 * ranks + OTHER_FILES
+    if most != resource.RLIM_INFINITY:
+        wanted = min(wanted, most)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 class Listener:

@@ -1,19 +1,18 @@
 """The ranks' output on its way to the console and to files: whole lines, tagged, in bounded memory."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
 from ddlrun.plan.supervision import OutputStyle
+from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
 
 # A longer line is passed on in parts.
 LONGEST = 1 << 16
 # Part of a line is printed after this time without its end.
 PATIENCE_SECONDS = 0.5
-OPEN_FILES = 128
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-STREAMS = ("stdout", "stderr")
+STREAMS = 2
 
 
 def split_lines(data: bytes) -> tuple[bytes, bytes]:
@@ -35,7 +34,7 @@ class RankOutput:
         sinks: Sequence[tuple[OutputStream, OutputLog]],
         *,
         ranks: int,
-        complain: Callable[[str], None],
+        files: RankFiles,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the logs.
@@ -44,30 +43,26 @@ class RankOutput:
             style: The options.
             sinks: The console and the log for standard output, and those for standard error.
             ranks: The number of ranks.
-            complain: Prints a problem with a file.
+            files: The files of single ranks.
             before: Called before anything is printed.
         """
-        self._style, self._sinks, self._complain, self._before = style, sinks, complain, before
-        self._width = len(str(ranks - 1))
+        self._style, self._sinks, self._files, self._before = style, sinks, files, before
         self._tag = ranks > 1 if style.tag is None else style.tag
         self._parts: dict[tuple[int, int], bytes] = {}
         self._waiting_since: dict[tuple[int, int], float] = {}
-        self._files: dict[tuple[int, int], OutputLog] = {}
         self._hosts: dict[int, str] = {}
         for _, log in sinks:
             log.write(b"")
 
     def start(self, rank: int, host: str) -> None:
-        """Set a rank's host, and create its files where the style has a folder."""
+        """Set a rank's host, and create its files."""
         self._hosts[rank] = host
-        for stream in range(len(STREAMS)) if self._style.folder else ():
-            self._file(rank, stream).write(b"")
+        self._files.start(rank)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Print and store a rank's output to standard output (0) or standard error (1)."""
         key = rank, stream
-        if self._style.folder:
-            self._file(rank, stream).write(data)
+        self._files.write(rank, stream, data)
         part = self._parts.get(key, b"")
         lines, rest = split_lines(part + data if part else data)
         if rest:
@@ -80,11 +75,9 @@ class RankOutput:
 
     def end(self, rank: int) -> None:
         """Print the rest of a rank's output, whose last line may be unfinished."""
-        for stream in range(len(STREAMS)):
+        for stream in range(STREAMS):
             self._print_part((rank, stream))
-            file = self._files.get((rank, stream))
-            if file is not None:
-                file.close()
+        self._files.end(rank)
 
     def tick(self) -> float | None:
         """Print parts of lines that have waited long enough; return the seconds until the next one has."""
@@ -128,17 +121,3 @@ class RankOutput:
         if self._style.ranks is None or rank in self._style.ranks:
             self._before()
             console.write(console.lines.join(rank, lines, self.tag(rank, colour=console.colour)))
-
-    def _file(self, rank: int, stream: int) -> OutputLog:
-        """Return the file for a rank's stream, after closing the oldest ones if too many are open."""
-        key = rank, stream
-        if key not in self._files:
-            for oldest in list(self._files.values())[: len(self._files) + 1 - OPEN_FILES]:
-                oldest.close()
-            folder = f"{self._style.folder}/rank.{rank:0{self._width}d}"
-            try:
-                os.makedirs(folder, mode=0o700, exist_ok=True)
-            except OSError as error:
-                self._complain(f"--output-filename {folder}: {error.strerror}")
-            self._files[key] = OutputLog(f"{folder}/{STREAMS[stream]}", self._complain)
-        return self._files[key]

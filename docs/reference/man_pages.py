@@ -164,7 +164,7 @@ def _files(name: str) -> Iterator[str]:
     for path, text in FILES.get(name, ()):
         yield from tagged(italic(path), text)
     if name == "launch":
-        yield sentences("Each run has a folder, `~/.local/state/ddlrun/runs/DATE-TIME-PID-RANDOM`, with these files:")
+        yield sentences("Each run has a folder, `~/.local/state/ddlrun/runs/NAME`, with these files:")
         for names, content in read_table("how-to/runs.md", "The run folder"):
             yield from tagged(italic(names.replace("`", "")), content)
 

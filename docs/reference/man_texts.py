@@ -58,7 +58,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "report": (
         Example("Write the page of the last run.", "ddlrun report"),
         Example("Write the page of another run, and a trace for Perfetto.",
-                "ddlrun report 20261122-1353 -o run.html --trace run.json"),
+                "ddlrun report tokarumi -o run.html --trace run.json"),
     ),
     "racks": (Example("Write a hostfile with the racks of 16 hosts.", "ddlrun racks 'n[01-16]' -o hosts"),),
     "bench": (
@@ -66,8 +66,18 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
                 "ddlrun bench 'n[01-16]' --save-links network.yaml"),
     ),
     "tune": (Example("Find the fastest settings for 16 hosts within 5 minutes.", "ddlrun tune @hosts --budget 5m"),),
+    "runs": (Example("List the latest 5 runs.", "ddlrun runs -n 5"),),
+    "logs": (
+        Example("Print the output of the last run, and go on until it ends.", "ddlrun logs -f"),
+        Example("Print the last 20 lines of rank 3 of another run.", "ddlrun logs tokarumi --rank 3 -n 20"),
+    ),
+    "rerun": (
+        Example("Start the last run again.", "ddlrun rerun"),
+        Example("Start another run again, on two other hosts and with other arguments.",
+                "ddlrun rerun tokarumi -H n3,n4 -- --epochs 60"),
+    ),
     "ps": (Example("List the runs and processes on 64 hosts.", "ddlrun ps 'n[01-64]'"),),
-    "kill": (Example("End a run, named by the beginning of its id.", "ddlrun kill 20261122-1353"),),
+    "kill": (Example("End a run, named by the beginning of its name.", "ddlrun kill toka"),),
     "clean": (Example("Print what would be ended on 64 hosts.", "ddlrun clean --dry-run 'n[01-64]'"),),
 }  # fmt: skip
 
@@ -82,6 +92,9 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
     "gen-rankfile": (HOSTFILE,),
     "probe": (CACHE, HOSTFILE),
     "report": (LAST_RUN,),
+    "runs": (STATE,),
+    "logs": (LAST_RUN,),
+    "rerun": (LAST_RUN,),
     "tune": (STATE,),
     "ps": (STATE,),
     "kill": (STATE,),
@@ -91,6 +104,7 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
 # The options of another command that a command accepts too.
 BORROWED = {
     "submit": "The options of ddlrun-launch(1) are accepted too, except for those that name hosts.",
+    "rerun": "The options of ddlrun-launch(1) are accepted too.",
     "show": "The options of ddlrun-launch(1) for a job are accepted too.",
 }
 
@@ -98,17 +112,20 @@ SEE_ALSO: dict[str, tuple[str, ...]] = {
     "": ("mpirun(1)",),
     "check": ("launch", "ssh(1)"),
     "gen-rankfile": ("lint", "show", "mpirun(1)"),
-    "launch": ("check", "show", "submit", "report", "ps", "kill", "mpirun(1)"),
+    "launch": ("check", "show", "submit", "runs", "logs", "rerun", "report", "ps", "kill", "mpirun(1)"),
     "submit": ("launch", "sbatch(1)", "bsub(1)", "qsub(1)"),
     "lint": ("gen-rankfile", "mpirun(1)"),
     "probe": ("show", "check"),
     "show": ("launch", "probe", "plan"),
     "plan": ("bench", "tune"),
-    "report": ("launch", "ps"),
+    "report": ("launch", "runs"),
+    "runs": ("logs", "rerun", "report", "ps", "clean"),
+    "logs": ("launch", "runs", "report"),
+    "rerun": ("launch", "runs"),
     "racks": ("bench", "check"),
     "bench": ("plan", "tune", "racks"),
     "tune": ("launch", "bench", "plan"),
-    "ps": ("kill", "clean"),
+    "ps": ("runs", "kill", "clean"),
     "kill": ("ps", "clean"),
     "clean": ("ps", "kill"),
 }

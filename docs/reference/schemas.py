@@ -26,7 +26,7 @@ from ddlrun.plan.tuning_profile import ProfilesRecord
 from ddlrun.preflight.records import CheckRecord, RunCheckRecord
 from ddlrun.report.records import ForecastRecord, HierarchyRecord
 from ddlrun.runs.binding_record import BindingsRecord
-from ddlrun.runs.records import RunsRecord
+from ddlrun.runs.records import HistoryRecord, RunsRecord, StartRecord
 from docs.reference.config_schema import config_schema
 from docs.reference.record_types import RecordTypes, field_docstrings
 
@@ -59,6 +59,7 @@ SCHEMAS = {
     "probe": PublishedSchema("Output of ddlrun probe --json", (ProbeRecord,)),
     "ps": PublishedSchema("Output of ddlrun ps --json", (RunsRecord,)),
     "racks": PublishedSchema("Output of ddlrun racks --json", (HierarchyRecord,)),
+    "runs": PublishedSchema("Output of ddlrun runs --json", (HistoryRecord,)),
     "show-command": PublishedSchema("Output of ddlrun show command --json", (CommandRecord,)),
     "show-env": PublishedSchema("Output of ddlrun show env --json", (EnvironmentRecord,)),
     "show-hosts": PublishedSchema("Output of ddlrun show hosts --json", (HostsRecord,)),
@@ -72,6 +73,7 @@ SCHEMAS = {
     "run-check": PublishedSchema("check.json of a run folder", (RunCheckRecord,)),
     "run-event": PublishedSchema("A line of ddl.jsonl of a run folder", (IterationsRecord, StragglerRecord)),
     "run-outcome": PublishedSchema("outcome.json of a run folder", (OutcomeRecord,)),
+    "run-start": PublishedSchema("run.json of a run folder", (StartRecord,)),
     "run-plan": PublishedSchema(
         "plan.json of a run folder, and the output of ddlrun launch --dry-run --json", (WrittenPlan,)
     ),

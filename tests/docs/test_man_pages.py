@@ -56,10 +56,11 @@ def test_the_options_of_an_example_exist(name: str) -> None:
     for example in EXAMPLES[name]:
         program, command, *words = shlex.split(example.command)
         assert program == "ddlrun"
-        context = command_contexts()[command]
+        context = command_contexts()["launch" if command == "rerun" else command]
         params = context.command.get_params(context)
         options = options_by_name(params)
-        before = words[: words.index("train.py")] if "train.py" in words else words
+        ends = [words.index(word) for word in ("train.py", "--") if word in words]
+        before = words[: min(ends, default=len(words))]
         assert [word for word in before if word.startswith("-") and word not in options] == []
 
 

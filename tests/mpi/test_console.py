@@ -75,7 +75,7 @@ def test_output_that_is_not_printed_is_counted(line: list[str], tmp_path: Path) 
         job.terminate()
         err = job.stderr.read()
         out = pipe.read()
-    count = re.search(r"ddlrun: exit code 143; (\d+) bytes of output were not printed; logs: .*\n\Z", err)
+    count = re.search(r"ddlrun: exit code 143; (\d+) bytes of output were not printed; run \S+; logs: .*\n\Z", err)
     assert count, err
     assert len(out) + int(count[1]) == (tmp_path / "run" / "stdout.log").stat().st_size
 
@@ -110,7 +110,8 @@ def test_tags_times_ranks_and_files(line: list[str], tmp_path: Path) -> None:
 def test_the_run_folder_is_private(line: list[str], tmp_path: Path) -> None:
     assert run(line, "-np", "1", "sh", "-c", "echo x; echo y >&2; exit 3").returncode == 3
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir()} == {0o600}
+    paths = [*(tmp_path / "run").rglob("*")]
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths} == {(False, 0o600), (True, 0o700)}
 
 
 def test_a_full_device_for_the_output_ends_the_job(line: list[str]) -> None:

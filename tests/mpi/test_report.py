@@ -237,7 +237,7 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
     assert "The run is under way." in read(page.read_text())
     run = page.parent
     identity = json.loads((run / "plan.json").read_text())["run_id"]
-    for name in (identity, identity[:-2], str(run), run.name):
+    for name in (identity, identity[:-2], identity.partition("-")[2], "last", str(run)):
         assert (report(name, **state).stdout, job.returncode) == (f"{page}\n", 0)
     text = read(page.read_text())
     assert "The run succeeded after" in text
@@ -253,7 +253,7 @@ def test_runs_under_way_and_runs_without_reports(tmp_path: Path) -> None:
 
 
 def test_incomplete_folders(failed: Path, tmp_path: Path) -> None:
-    assert "run 'x9': no run of this id was started here" in report("x9").stderr
+    assert "run 'x9': no run of this name was started here" in report("x9").stderr
     assert "there is no plan.json in it; name a run's folder" in report(tmp_path).stderr
     assert "nowhere: it is no folder" in report(f"{tmp_path}/nowhere").stderr
     old = tmp_path / "run"

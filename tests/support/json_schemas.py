@@ -47,5 +47,5 @@ def validate_run_folder(folder: Path) -> set[str]:
 
 RUN_FILES = {
     "plan.json": "run-plan", "outcome.json": "run-outcome", "check.json": "run-check", "binding.json": "run-binding",
-    "ddl.jsonl": "run-event",
+    "ddl.jsonl": "run-event", "run.json": "run-start",
 }  # fmt: skip

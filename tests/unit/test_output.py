@@ -1,6 +1,7 @@
 """The ranks' output, in pieces of any size: tagged on the console, unchanged in their files."""
 
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
+from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
 TEXT = st.one_of(
@@ -34,7 +37,8 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
             style = style._replace(folder=str(folder / style.folder))
         streams = [OutputStream(fd, Backlog(str(folder / "unread"))) for fd in fds]
         sinks = tuple(zip(streams, logs, strict=True))
-        output = RankOutput(style, sinks, ranks=3, complain=print)
+        files = RankFiles(style.folder, name if style.rank_logs else None, ranks=3, complain=print)
+        output = RankOutput(style, sinks, ranks=3, files=files)
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
@@ -65,6 +69,39 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
             written = b"".join(data for _, target, data in pieces if target == stream)
             assert sorted(shown.replace(b"\n", b"")) == sorted(written.replace(b"\n", b""))
             assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
+
+
+@given(PIECES)
+def test_the_log_of_a_rank_has_both_streams(pieces: list[tuple[int, int, bytes]]) -> None:
+    with collecting(OutputStyle()) as (output, folder):
+        for rank, stream, data in pieces:
+            output.write(rank, stream, data)
+        for rank in range(3):
+            output.end(rank)
+        for rank in range(3):
+            path = folder / "ranks" / f"{rank}.log"
+            logged = path.read_bytes() if path.exists() else b""
+            wrote = b"".join(data for source, _, data in pieces if source == rank)
+            assert logged.replace(b"\n", b"") == wrote.replace(b"\n", b"")
+
+
+def test_few_files_are_open(tmp_path: Path) -> None:
+    ranks, before = 100, resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (ranks + OTHER_FILES + 10, before[1]))
+    try:
+        files = RankFiles(None, str(tmp_path), ranks=ranks, complain=print)
+        at_first = len(os.listdir("/proc/self/fd"))
+        for number in (b"1\n", b"2\n"):
+            for rank in range(ranks):
+                files.write(rank, 0, number)
+                assert len(os.listdir("/proc/self/fd")) <= at_first + 10
+        for rank in range(ranks):
+            files.end(rank)
+        assert len(os.listdir("/proc/self/fd")) == at_first
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [path.read_bytes() for path in (tmp_path / "ranks").iterdir()] == [b"1\n2\n"] * ranks
+    assert (tmp_path / "ranks" / "07.log").exists()
 
 
 @given(PIECES)

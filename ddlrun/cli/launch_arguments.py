@@ -1,0 +1,91 @@
+"""The words after `ddlrun launch`: stored without secrets, and changed for another run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
+from ddlrun.environment.exports import REDACTED, redact
+from ddlrun.errors import InputError
+from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
+
+# The key of the words in click's context.
+ARGUMENTS = "ddlrun.arguments"
+# Parameters whose values are NAME=VALUE, or NAME.
+VARIABLES = frozenset(("assignments", "named"))
+# Each run has its own.
+DROPPED = frozenset(("run_dir",))
+Words = tuple[str, ...]
+Options = Iterable[tuple[click.Option, Words]]
+
+
+def strip_secrets(args: Sequence[str], params: Iterable[click.Parameter]) -> Words:
+    """Return the words of a command line with <redacted> in place of the values of secret variables."""
+    argv = split_argv(args, params, has_topology=False)
+    options = (word for option, words in argv.options for word in _strip_option(option, words))
+    return (*options, *argv.rest)
+
+
+def _strip_option(option: click.Option, words: Words) -> Words:
+    if option.name not in VARIABLES:
+        return words
+    name, equals, value = _value(words).partition("=")
+    return words if not equals else (option.opts[0], f"{name}={redact({name: value})[name]}")
+
+
+def _value(words: Words) -> str:
+    """Return the value of an option that is one or two words, such as -x NAME, -xNAME or --env=NAME=VALUE."""
+    if len(words) > 1:
+        return words[1]
+    return words[0].partition("=")[2] if words[0].startswith("--") else words[0][2:]
+
+
+def merge_arguments(stored: Sequence[str], changes: SplitArgv, params: Iterable[click.Parameter]) -> Words:
+    """Return the words of a run with changes: options replace those that mean the same, and arguments are appended.
+
+    Raises InputError where a secret variable was not stored and is not given again.
+    """
+    before = split_argv(stored, params, has_topology=False)
+    replaced = _replaced_parameters(option for option, _ in changes.options)
+    given = {_value(words).partition("=")[0] for option, words in changes.options if option.name in VARIABLES}
+    kept = _kept_options(before.options, replaced, given)
+    added = (word for _, words in changes.options for word in words)
+    return (*kept, *added, *before.rest, *changes.rest[1:])
+
+
+def _replaced_parameters(options: Iterable[click.Option]) -> set[str | None]:
+    """Return the parameters of which a run's own options are dropped."""
+    names = {option.name for option in options if not option.multiple}
+    groups = (group.parameters for group in EXCLUSIVE_GROUPS if names.intersection(group.parameters))
+    return {*DROPPED, *names, *(name for group in groups for name in group)}
+
+
+def _kept_options(options: Options, replaced: set[str | None], given: set[str]) -> Iterator[str]:
+    for option, words in options:
+        name, _, value = _value(words).partition("=") if option.name in VARIABLES else ("", "", "")
+        if option.name in replaced or (name and name in given):
+            continue
+        if value == REDACTED:
+            remedy = f"add -x {name} or --env {name}=..."
+            raise InputError(f"the value of {name} was not stored, as it may be secret; {remedy}")
+        yield from words
+
+
+def parse_changes(words: Sequence[str], params: Iterable[click.Parameter]) -> SplitArgv:
+    """Split `[RUN] [options] [-- arguments]`; the run is in the place of the topology.
+
+    Raises InputError on an option that is unknown or lacks its value, and on a word too many.
+    """
+    changes = split_argv(words, params)
+    if changes.rest and changes.rest[0] != "--":
+        usage = "write ddlrun rerun [RUN] [OPTIONS] [-- ARGUMENTS]"
+        raise InputError(f"{changes.rest[0]!r}: {_explain_word(changes.rest[0], params)}; {usage}")
+    return changes
+
+
+def _explain_word(word: str, params: Iterable[click.Parameter]) -> str:
+    """Return the reason for which a word cannot be parsed."""
+    if not word.startswith("-"):
+        return "this word is one too many"
+    is_known = word.partition("=")[0] in options_by_name(params)
+    return "the value of this option is missing" if is_known else "ddlrun launch has no such option"

@@ -1,0 +1,62 @@
+"""ddlrun rerun: an earlier run again, with changes."""
+
+import os
+import shlex
+
+import click
+
+from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.options import Sections, argument
+from ddlrun.errors import InputError
+from ddlrun.runs.history import PastRun, find_run, read_past_run
+from ddlrun.runs.store import state_folder
+
+CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+
+
+@click.command("rerun", cls=Sections, context_settings=CONTEXT, options_metavar="[RUN] [OPTIONS] [--")
+@argument("changes", nargs=-1, type=click.UNPROCESSED, metavar="ARGS...]")
+def command(changes: tuple[str, ...]) -> int:
+    """Launch an earlier run again, with changes.
+
+    RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
+
+    OPTIONS are those of ddlrun launch. They replace options of RUN that mean the same; the other options stay. ARGS are
+    appended to the arguments of the script. The run gets a folder of its own.
+
+    The working folder is that of RUN, and paths are relative to it. The environment is the present one.
+    """
+    params = launch.params
+    split = parse_changes(translate_changes(changes), params)
+    past = _read(split.topology)
+    words = merge_arguments(past.arguments, split, params)
+    _enter(past)
+    shown = shlex.join(strip_secrets(words, params))
+    click.echo(f"ddlrun: rerun of {past.run.run} in {past.working_folder}: ddlrun launch {shown}", err=True)
+    code: int = launch.main(args=list(words), prog_name="ddlrun launch", standalone_mode=False)
+    return code
+
+
+def translate_changes(words: tuple[str, ...]) -> list[str]:
+    """Return the words after `ddlrun rerun` with the options of other launchers translated, after RUN, too."""
+    leading = 1 if words and not words[0].startswith("-") else 0
+    return [*words[:leading], *translate(words[leading:], launch.params)]
+
+
+def _read(text: str | None) -> PastRun:
+    """Return the run that the user means. Raises InputError where its arguments are not known."""
+    folder = find_run(text, state_folder(os.environ))
+    past = read_past_run(folder)
+    if past is None:
+        raise InputError(f"run folder {folder}: there is no run.json in it, which has the arguments; launch it again")
+    return past
+
+
+def _enter(past: PastRun) -> None:
+    """Change to the working folder of a run. Raises InputError."""
+    try:
+        os.chdir(past.working_folder)
+    except OSError as error:
+        raise InputError(f"run {past.run.run}: its working folder {past.working_folder}: {error.strerror}") from error

@@ -1,0 +1,201 @@
+"""Past and present runs: found by their names, listed, and removed."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ddlrun.errors import InputError
+from ddlrun.plan import Plan
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.runs.names import LAST, NAME, choose_name
+from ddlrun.runs.registry import Run, describe_run, parse_run
+from ddlrun.runs.store import run_folders, write_private
+
+
+class PastRunState(Enum):
+    """The state of a run."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ENDED = "ended"
+    """Ended by a user, the scheduler or a time limit."""
+    LOST = "lost"
+    """Its ddlrun was killed, or its host failed."""
+    UNKNOWN = "unknown"
+    """Started on another host, without an outcome so far."""
+
+
+class PastRun(NamedTuple):
+    """A run with its start, and its end if it has ended."""
+
+    run: Run
+    folder: str
+    arguments: tuple[str, ...]
+    """The words after `ddlrun launch`, without secrets."""
+    working_folder: str
+    exit_code: int | None
+    """None: there is no outcome."""
+    seconds: float | None
+    """The duration of an ended run."""
+    requested: bool
+    """Whether a user, the scheduler or a time limit ended it."""
+
+    @property
+    def state(self) -> PastRunState:
+        """The state of the run."""
+        if self.exit_code is None:
+            return {True: PastRunState.RUNNING, False: PastRunState.LOST, None: PastRunState.UNKNOWN}[self.run.alive()]
+        if self.exit_code == 0:
+            return PastRunState.SUCCEEDED
+        return PastRunState.ENDED if self.requested else PastRunState.FAILED
+
+
+def write_start(plan: Plan, arguments: Sequence[str], state: str) -> None:
+    """Write run.json to the run folder, and link to a folder elsewhere from the state folder; errors are ignored.
+
+    Args:
+        plan: The plan of the run.
+        arguments: The words after `ddlrun launch`, without secrets.
+        state: The state folder.
+    """
+    with suppress(OSError):
+        record = {
+            "schema": "urn:ddlrun:run-start:1",
+            **describe_run(plan),
+            "arguments": list(arguments),
+            "working_folder": os.getcwd(),
+        }
+        write_private(plan.run_dir.start, [json.dumps(record), "\n"])
+    with suppress(OSError):
+        if find_folder(plan.run_id, state) is None:
+            os.makedirs(f"{state}/runs", mode=0o700, exist_ok=True)
+            os.symlink(os.path.realpath(plan.run_dir.path), f"{state}/runs/{plan.run_id}")
+
+
+def find_run(text: str | None, state: str) -> str:
+    """Return the folder of the run that a user means.
+
+    Args:
+        text: A path, a name or its beginning, or `last`; None: the last run.
+        state: The state folder.
+
+    Raises:
+        InputError: There is no such run, or there are several.
+    """
+    if text is None or text == LAST:
+        return _last_folder(state)
+    if "/" in text or os.path.isdir(text):
+        return os.path.abspath(text)
+    folder = find_folder(text, state)
+    if folder is None:
+        raise InputError(f"run {text!r}: no run of this name was started here; ddlrun runs lists them")
+    return folder
+
+
+def find_folder(text: str, state: str) -> str | None:
+    """Return the folder of a run by its name or the beginning of it, or by NAME-N for its restart N.
+
+    Raises InputError where several runs have this beginning.
+    """
+    above = f"{state}/runs"
+    names = sorted(os.listdir(above)) if os.path.isdir(above) else []
+    name = choose_name(text, names)
+    if name is not None:
+        return os.path.realpath(f"{above}/{name}")
+    first, _, attempt = text.rpartition("-")
+    name = choose_name(first, names) if first and attempt.isdigit() else None
+    folder = os.path.realpath(f"{above}/{name}/restart-{attempt}")
+    return folder if name is not None and os.path.isdir(folder) else None
+
+
+def run_names(state: str) -> list[str]:
+    """Return the names of the runs in a state folder, the latest first."""
+    return [os.path.basename(path) for path in newest_first(f"{state}/runs")]
+
+
+def _last_folder(state: str) -> str:
+    """Return the folder of the run that was started last. Raises InputError where there is none."""
+    last = os.path.realpath(f"{state}/last")
+    folders = [last] if os.path.exists(RunDir(last).plan) else run_folders(state)
+    if not folders:
+        raise InputError("no run was started here; name the folder of one")
+    return folders[-1]
+
+
+def read_history(state: str, most: int | None = None) -> list[PastRun]:
+    """Return the runs in a state folder with their restarts, the latest first.
+
+    Args:
+        state: The state folder.
+        most: The number of runs, without their restarts; None: all.
+    """
+    folders = run_folders(state)[::-1]
+    folders = [folder for folder in folders if not re.fullmatch(r"restart-[0-9]+", os.path.basename(folder))]
+    runs = (read_past_run(folder) for base in folders[:most] for folder in attempt_folders(base))
+    return sorted((run for run in runs if run is not None), key=lambda past: past.run.started, reverse=True)
+
+
+def attempt_folders(folder: str) -> Iterator[str]:
+    """Yield the folder of a run and those of its restarts."""
+    yield folder
+    with suppress(OSError):
+        names = (name for name in os.listdir(folder) if re.fullmatch(r"restart-[0-9]+", name))
+        yield from (f"{folder}/{name}" for name in names)
+
+
+def restart_folder(folder: str) -> str:
+    """Return the folder of the restart that follows a run or a restart.
+
+    >>> restart_folder("/runs/a"), restart_folder("/runs/a/restart-1")
+    ('/runs/a/restart-1', '/runs/a/restart-2')
+    """
+    match = re.fullmatch(r"(.*)/restart-([0-9]+)", folder)
+    return f"{match[1]}/restart-{int(match[2]) + 1}" if match else f"{folder}/restart-1"
+
+
+def read_past_run(folder: str) -> PastRun | None:
+    """Return the run in a folder; None where the records of its start or its end cannot be read."""
+    try:
+        with open(RunDir(folder).start, encoding="utf-8") as file:
+            start = json.load(file)
+        outcome = _read_outcome(folder)
+        return PastRun(
+            run=parse_run(start),
+            folder=folder,
+            arguments=tuple(start["arguments"]),
+            working_folder=start["working_folder"],
+            exit_code=outcome.get("exit_code"),
+            seconds=outcome.get("seconds"),
+            requested=bool(outcome.get("requested")),
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _read_outcome(folder: str) -> Mapping[str, Any]:
+    """Return the outcome of a run; empty without one. Raises OSError or ValueError."""
+    try:
+        with open(RunDir(folder).outcome, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return {}
+
+
+def newest_first(above: str) -> list[str]:
+    """Return the folders of runs and links to them."""
+    names = os.listdir(above) if os.path.isdir(above) else []
+    paths = [f"{above}/{name}" for name in names if re.fullmatch(NAME, name)]
+    return sorted(paths, key=written_at, reverse=True)
+
+
+def written_at(path: str) -> float:
+    """Return the time of a run's start, or of its link if its folder is gone."""
+    try:
+        return os.path.getmtime(RunDir(path).plan)
+    except OSError:
+        return os.lstat(path).st_mtime

@@ -1,0 +1,108 @@
+"""ddlrun runs, logs, rerun and kill: the commands about earlier and present runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import launch_line
+from tests.support.json_schemas import validate, validate_run_folder
+from tests.support.launches import run
+from tests.support.processes import started, wait_for
+
+pytestmark = pytest.mark.openmpi(5)
+
+DDLRUN = [sys.executable, "-m", "ddlrun"]
+PRINT = 'echo out $OMPI_COMM_WORLD_RANK $DDLRUN_RUN $*; echo err >&2; [ "$1" = ok ]'
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a state folder that all commands use."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "ddlrun"
+
+
+def list_runs() -> list[dict[str, object]]:
+    listed = json.loads(run(DDLRUN, "runs", "--json").stdout)
+    validate(listed, "runs")
+    return list(listed["runs"])
+
+
+def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
+    line = launch_line(mpirun, tmp_path, "--overload")
+    failed = run(line, "-np", "2", "--no-tag-output", "sh", "-c", PRINT, "sh")
+    assert failed.returncode == 1
+    assert validate_run_folder(tmp_path / "run") == {"plan.json", "binding.json", "outcome.json", "run.json"}
+    (first,) = list_runs()
+    name = str(first["run"])
+    assert f"\nrun: {name}\n" in failed.stderr
+    assert f"ddlrun: exit code 1; run {name}; logs: {tmp_path}/run\n" in failed.stderr
+    assert (first["state"], first["exit_code"], first["ranks"]) == ("failed", 1, 2)
+    word = name.partition("-")[2]
+    logs = run(DDLRUN, "logs", word)
+    assert sorted(logs.stdout.splitlines()) == [f"out 0 {name}", f"out 1 {name}"]
+    assert "err\n" in logs.stderr
+    of_rank = run(DDLRUN, "logs", name, "--rank", "1")
+    assert (sorted(of_rank.stdout.splitlines()), of_rank.stderr) == (["err", f"out 1 {name}"], "")
+    assert run(DDLRUN, "logs", "--rank", "0-1", "-n", "0").stdout == ""
+    assert "rank 2: the run has 2 ranks, numbered from 0" in run(DDLRUN, "logs", "--rank", "2").stderr
+    again = run(DDLRUN, "rerun", word, "-n", "1", "--no-rank-logs", "--", "ok")
+    second = list_runs()[0]
+    assert (again.returncode, again.stdout) == (0, f"out 0 {second['run']} ok\n"), again.stderr
+    assert f"ddlrun: rerun of {name} in {os.getcwd()}: ddlrun launch --mpirun {mpirun} " in again.stderr
+    assert (second["state"], second["run_dir"]) == ("succeeded", f"{state}/runs/{second['run']}")
+    assert "no logs of single ranks" in run(DDLRUN, "logs", "--rank", "0").stderr
+    assert run(DDLRUN, "rerun", word, "-np", "1", "--restarts", "1", "--keep-runs", "1").returncode == 1
+    restart, third = list_runs()
+    assert restart["run"] == f"{third['run']}-1"
+    assert run(DDLRUN, "logs", str(restart["run"])).stdout == f"out 0 {restart['run']}\n"
+    assert (tmp_path / "run" / "plan.json").exists()
+
+
+def test_present_runs(mpirun: str, tmp_path: Path, state: Path) -> None:
+    """The jobs write to pipes: an ambiguous kill that ended one of them would end its lines."""
+    wait = 'echo on; read line; echo "$line"'
+    line = [*launch_line(mpirun, tmp_path, "--quiet"), "-np", "1", "sh", "-c", wait]
+    del line[line.index("--run-dir") : line.index("--run-dir") + 2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with started(line, **pipes) as ended, started(line, **pipes) as printed:
+        assert (ended.stdout.readline(), printed.stdout.readline()) == ("on\n", "on\n")
+        names = sorted(path.name for path in (state / "active").iterdir())
+        refused = run(DDLRUN, "kill", names[0][:6])
+        assert refused.returncode == 2
+        assert f"run '{names[0][:6]}' is ambiguous: {', '.join(names)}; write more of the name" in refused.stderr
+        assert [past["state"] for past in list_runs()] == ["running", "running"]
+        of = {record["pid"]: str(record["run"]) for record in map(read_record, (state / "active").iterdir())}
+        with started([*DDLRUN, "logs", "-f", of[printed.pid]], stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout.readline() == "on\n"
+            assert run(DDLRUN, "kill", of[ended.pid].partition("-")[2]).returncode == 0
+            wait_for(lambda: ended.poll() is not None)
+            printed.stdin.write("last\n")
+            printed.stdin.close()
+            assert follower.stdout.read() == "last\n"
+        assert printed.stdout.read() == "last\n"
+    assert (ended.returncode, printed.returncode, follower.returncode) == (143, 0, 0)
+    states = {past["run"]: past["state"] for past in list_runs()}
+    assert states == {of[ended.pid]: "ended", of[printed.pid]: "succeeded"}
+
+
+def test_a_restart_is_followed(mpirun: str, tmp_path: Path, state: Path) -> None:
+    """The first attempt and the second one end when their standard input does."""
+    line = [*launch_line(mpirun, tmp_path, "--quiet", "--restarts", "1"), "-np", "1"]
+    argv = [*line, "sh", "-c", "echo attempt $DDLRUN_RESTART; read line; exit 3"]
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "attempt 0\n"
+        assert (state / "last").resolve() == tmp_path / "run"
+        with started([*DDLRUN, "logs", "-f", "--rank", "0"], stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout.readline() == "attempt 0\n"
+            job.stdin.close()
+            assert follower.stdout.read() == "attempt 1\n"
+    assert (job.returncode, follower.returncode) == (3, 0)
+
+
+def read_record(path: Path) -> dict[str, object]:
+    return dict(json.loads(path.read_text()))

@@ -1,0 +1,199 @@
+"""Runs: their names, their history, their logs, and the words of another launch."""
+
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.run_history import render_history
+from ddlrun.errors import InputError
+from ddlrun.plan.settings import Retention
+from ddlrun.runs.history import PastRunState, find_run, read_history
+from ddlrun.runs.log_files import seek_last_lines
+from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
+from ddlrun.runs.orphans import parse_processes
+from ddlrun.runs.registry import born
+from ddlrun.runs.retention import remove_old_runs
+
+DAY = 86400
+
+
+def make_run(state: Path, name: str, *, age: float = 0.0, exit_code: int | None = 0, pid: int = 0) -> Path:
+    """Write the folder of a run that began `age` seconds ago; without an exit code, it has no outcome."""
+    folder = state / "runs" / name
+    folder.mkdir(parents=True)
+    started = time.time() - age
+    start = {
+        "run": name, "run_dir": str(folder), "hosts": ["n1", "n2"], "ranks": 4, "pid": pid, "host": os.uname().nodename,
+        "process_start": born(pid) if pid else "", "started": started, "program": ["/bin/python3", "train.py"],
+        "arguments": ["-np", "4", "train.py"], "working_folder": "/work",
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(start))
+    (folder / "plan.json").write_text("{}")
+    os.utime(folder / "plan.json", (started, started))
+    if exit_code is not None:
+        outcome = {"exit_code": exit_code, "seconds": 125.0, "requested": exit_code == 130}
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+    return folder
+
+
+def test_a_new_name_is_a_date_and_a_word() -> None:
+    names = {new_name() for _ in range(200)}
+    assert len(names) == 200
+    assert all(re.fullmatch(r"[0-9]{8}-([bdfjklmnrstvwy][aeiou]){4}", name) for name in names)
+    assert all(re.fullmatch(NAME, name) for name in (*names, "20261122-135350-19226-cf72d2d4"))
+
+
+NAMES = ("20261122-tokarumi", "20261122-tolevuka", "20261123-belosika", "20261123-belo")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("20261122-tokarumi", 0),
+        ("tokarumi", 0),
+        ("tok", 0),
+        ("20261122-tol", 1),
+        ("20261123-belo", 3),
+        ("belo", 3),
+        ("belos", 2),
+    ],
+)
+def test_a_name_or_its_beginning(text: str, name: int) -> None:
+    assert choose_name(text, NAMES) == NAMES[name]
+
+
+def test_an_ambiguous_beginning_lists_its_candidates() -> None:
+    with pytest.raises(InputError, match="run 'to' is ambiguous: 20261122-tokarumi, 20261122-tolevuka; write more"):
+        choose_name("to", NAMES)
+    with pytest.raises(InputError, match="and 12 more"):
+        choose_name("2026", [f"20261123-{index:04}" for index in range(20)])
+    assert choose_name("x", NAMES) is None
+
+
+@given(st.lists(st.from_regex(r"2026112[0-9]-([bdf][aeiou]){4}", fullmatch=True), unique=True))
+def test_every_name_means_itself(names: list[str]) -> None:
+    assert [choose_name(name, names) for name in names] == names
+    assert all(name in match_names(strip_date(name), names) for name in names)
+
+
+def test_runs_are_found(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    with pytest.raises(InputError, match="no run was started here"):
+        find_run(None, state)
+    older = make_run(tmp_path, "20261122-tokarumi", age=50)
+    newer = make_run(tmp_path, "20261123-belosika")
+    (older / "restart-1").mkdir()
+    (tmp_path / "runs" / "20261123-davorine").symlink_to(tmp_path / "elsewhere")
+    assert [find_run(text, state) for text in (None, "last", "belo", str(newer))] == [str(newer)] * 4
+    assert find_run("toka-1", state) == str(older / "restart-1")
+    assert find_run("davorine", state) == str(tmp_path / "elsewhere")
+    (tmp_path / "last").symlink_to(older)
+    assert find_run("last", state) == str(older)
+    for text in ("toka-2", "kaka", "kaka-1"):
+        with pytest.raises(InputError, match=f"run '{text}': no run of this name"):
+            find_run(text, state)
+
+
+def test_the_history_has_states(tmp_path: Path) -> None:
+    make_run(tmp_path, "20261120-a", age=5)
+    make_run(tmp_path, "20261120-b", age=4, exit_code=3)
+    make_run(tmp_path, "20261120-c", age=3, exit_code=130)
+    make_run(tmp_path, "20261120-d", age=2, exit_code=None)
+    make_run(tmp_path, "20261120-e", age=1, exit_code=None, pid=os.getpid())
+    (tmp_path / "runs" / "20261120-cut").mkdir()
+    history = read_history(str(tmp_path))
+    assert [past.run.run[-1] for past in history] == ["e", "d", "c", "b", "a"]
+    assert [past.state for past in history] == [
+        PastRunState.RUNNING, PastRunState.LOST, PastRunState.ENDED, PastRunState.FAILED, PastRunState.SUCCEEDED,
+    ]  # fmt: skip
+    assert [past.run.run[-1] for past in read_history(str(tmp_path), 2)] == ["e", "d"]
+    table = render_history(history).splitlines()
+    assert table[0].split() == ["RUN", "STARTED", "STATE", "DURATION", "RANKS", "HOSTS", "PROGRAM"]
+    assert re.search(r"20261120-b  .*  failed \(3\)   2m05s     4      n\[1-2\]  train.py$", table[4])
+    assert {len(line) for line in render_history(history, 40).splitlines()} == {40}
+    assert render_history([]) == "no runs\n"
+
+
+def test_old_runs_are_removed(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    make_run(tmp_path, "20261101-old", age=9 * DAY)
+    make_run(tmp_path, "20261102-running", age=8 * DAY, exit_code=None, pid=os.getpid())
+    make_run(tmp_path, "20261103-lost", age=7 * DAY, exit_code=None)
+    make_run(tmp_path, "20261104-new", age=DAY, exit_code=1)
+    outside = make_run(tmp_path / "other", "20261105-outside")
+    (tmp_path / "runs" / "20261105-outside").symlink_to(outside)
+    (tmp_path / "runs" / "20261106-gone").symlink_to(tmp_path / "gone")
+    (tmp_path / "runs" / "20261107-starting").mkdir()
+    assert remove_old_runs(state, Retention()) == 0
+    assert remove_old_runs(state, Retention(days=8.5)) == 1
+    left = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert "20261101-old" not in left
+    assert len(left) == 6
+    assert remove_old_runs(state, Retention(runs=4)) == 1
+    assert not (tmp_path / "runs" / "20261103-lost").exists()
+    assert remove_old_runs(state, Retention(days=0.0)) == 3
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"20261102-running", "20261107-starting"}
+    assert (outside / "plan.json").exists()
+
+
+def test_a_child_of_its_ddlrun_is_supervised() -> None:
+    text = "@process 7 5 20261123-tokarumi - 5 mpirun\n@process 8 1 20261123-tokarumi 0 5 sleep\n@process 9 1 x - - y\n"
+    assert [(process.pid, process.supervised) for process in parse_processes(text)] == [(7, True), (8, False)]
+
+
+@given(st.binary(max_size=30).map(lambda data: data.replace(b"0", b"\n")), st.integers(0, 5))
+def test_the_last_lines_of_a_log(data: bytes, count: int) -> None:
+    file = io.BytesIO(data)
+    seek_last_lines(file, count)
+    lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", data)
+    assert file.read() == b"".join(lines[len(lines) - count :] if count < len(lines) else lines)
+
+
+def rerun(stored: str, changes: str) -> str:
+    return " ".join(merge_arguments(stored.split(), parse_changes(changes.split(), launch.params), launch.params))
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "words"),
+    [
+        ("-np 4 train.py -np 2", "", "-np 4 train.py -np 2"),
+        ("-np 4 --bind none train.py", "toka -np 2", "--bind none -np 2 train.py"),
+        ("--topology 2x2 -H n1,n2 a.py", "--num-proc=2 --hostfile h", "--num-proc=2 --hostfile h a.py"),
+        ("--spread --env A=1 a.py", "--pack --env B=2", "--env A=1 --pack --env B=2 a.py"),
+        ("--run-dir d --json a.py x", "last -- y --z", "--json a.py x y --z"),
+        ("-m pkg.train -v", "-- -w", "-m pkg.train -v -w"),
+        ("-x TOKEN=<redacted> --env A_KEY=<redacted> a", "-x TOKEN --env A_KEY=1", "-x TOKEN --env A_KEY=1 a"),
+        ("-- train.py x", "-- y", "-- train.py x y"),
+    ],
+)
+def test_the_words_of_another_launch(stored: str, changes: str, words: str) -> None:
+    assert rerun(stored, changes) == words
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "problem"),
+    [
+        ("a.py", "toka b.py", "'b.py': this word is one too many"),
+        ("a.py", "--nope 3", "'--nope': ddlrun launch has no such option"),
+        ("a.py", "toka -np", "'-np': the value of this option is missing"),
+        ("--env A_KEY=<redacted> a.py", "", "the value of A_KEY was not stored, as it may be secret; add -x A_KEY"),
+    ],
+)
+def test_changes_that_cannot_be_made(stored: str, changes: str, problem: str) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)):
+        rerun(stored, changes)
+
+
+def test_secrets_are_not_stored() -> None:
+    words = ["--env", "TOKEN=a", "--env=B=1", "-xKEY=b", "-x", "C", "-np", "2", "a.py", "--env", "TOKEN=c"]
+    stored = ("--env", "TOKEN=<redacted>", "--env", "B=1", "-x", "KEY=<redacted>", "-x", "C", "-np", "2")
+    assert strip_secrets(words, launch.params) == (*stored, "a.py", "--env", "TOKEN=c")
