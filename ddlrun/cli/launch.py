@@ -38,7 +38,7 @@ from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
-from ddlrun.cli.value_types import COUNT, WholeNumber
+from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.environment.frameworks import NAMES
 from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
@@ -109,7 +109,7 @@ class Launch(Sections):
 @option(
     "Run",
     "--keep-days",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="DAYS",
     help="Remove the folders of ended runs that are older than DAYS.",
 )

@@ -10,6 +10,7 @@ import click
 
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.read_supervision import parse_ranks
+from ddlrun.cli.value_types import WholeNumber
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import PastRunState, find_run, read_past_run, restart_folder
@@ -26,7 +27,7 @@ POLL_SECONDS = 0.2
     "Output", "--rank", "--ranks", "ranks", metavar="LIST", help="Print the output of these ranks only, such as 0,3-5."
 )
 @option(
-    "Output", "-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines of each log."
+    "Output", "-n", "--lines", type=WholeNumber(min=0), metavar="N", help="Print only the last N lines of each log."
 )
 def command(run: str | None, ranks: str | None, lines: int | None, *, follow: bool) -> None:
     """Print the output of RUN.

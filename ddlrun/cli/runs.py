@@ -22,7 +22,7 @@ from ddlrun.cli.options import (
     ssh_options,
 )
 from ddlrun.cli.run_table import COMMAND_WIDTH, render_runs, render_runs_json
-from ddlrun.cli.value_types import COUNT
+from ddlrun.cli.value_types import COUNT, SECONDS, Number
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.plan.settings import Retention
 from ddlrun.remote.probe import ProbeTarget, describe_failure, is_local, render_failures
@@ -64,7 +64,7 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
 @argument("runs", nargs=-1, required=True)
 @host_options
-@option("Termination", "--grace", type=click.FloatRange(min=0), default=10, show_default=True, metavar="SECONDS",
+@option("Termination", "--grace", type=SECONDS, default=10, show_default=True, metavar="TIME",
         help=GRACE_HELP)  # fmt: skip
 def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's own
     """End RUNS and their processes on all hosts.
@@ -119,7 +119,7 @@ def _runs_by_host(names: Sequence[str], registered: Mapping[str, Run], hostfile:
 @option(
     "Termination",
     "--older-than",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="DAYS",
     help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",
 )
