@@ -102,6 +102,7 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
         only=only,
         seconds=check.seconds,
         path=settings.environment.variables.get("PATH", os.environ.get("PATH")),
+        encryption=settings.supervision.encryption,
     )
     report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request)
     if not settings.run.quiet:

@@ -190,6 +190,10 @@ network_options = option_group(
     ),
 )  # fmt: skip
 tcp_option = option("Network", "--tcp", is_flag=True, help="Use TCP between hosts, never RDMA.")
+encrypt_option = option(
+    "Network", "--encrypt", is_flag=True,
+    help="Encrypt the output of the ranks, and all supervision, on its way to ddlrun; MPI's traffic is not encrypted.",
+)  # fmt: skip
 
 
 def machine_option(default: str | None = None) -> Callable[[Any], Any]:
@@ -231,6 +235,7 @@ probe_timeout_option = option(
 check_options = option_group(
     network_options,
     tcp_option,
+    encrypt_option,
     start_timeout_option,
     skip_checks_option,
     option("Checks", "--only-checks", metavar="NAME,...", help="Run only these checks, such as mpi,tcp."),

@@ -15,7 +15,10 @@ UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, sig
 
 
 def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) -> SupervisionOptions:
-    """Return the supervision options. Raises InputError on a wrong list of ranks or signals."""
+    """Return the supervision options.
+
+    Raises InputError on a wrong list of ranks or signals, and PreflightError where messages cannot be encrypted.
+    """
     folder, ranks = options["output_filename"], options["shown_ranks"]
     smart = os.environ.get("TERM") != "dumb"
     return SupervisionOptions(
@@ -25,6 +28,7 @@ def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) 
         start=options.get("start_timeout") or 0.0,
         stall=options["stall_timeout"],
         forward=parse_signals(options["forward_signals"]),
+        encryption=_read_encryption(options),
         style=OutputStyle(
             tag=options["tag"],
             timestamp=options["timestamp_output"],
@@ -35,6 +39,14 @@ def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) 
         status_line=os.isatty(2) and not options.get("quiet") and smart,
         colour=os.isatty(1) and "NO_COLOR" not in os.environ and smart,
     )
+
+
+def _read_encryption(options: Mapping[str, Any]) -> str | None:
+    if not options.get("encrypt"):
+        return None
+    from ddlrun.supervise.encryption import find_cryptography  # noqa: PLC0415 - for this option alone
+
+    return find_cryptography()
 
 
 def requeued(folder: str, allocation: Allocation | None) -> str:

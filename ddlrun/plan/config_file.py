@@ -63,12 +63,14 @@ LAUNCH_KEYS = {
     "network.subnet": "network",
     "network.interfaces": "network_interface",
     "network.tcp": "tcp",
+    "network.encrypt": "encrypt",
     "ssh.port": "ssh_port",
     "ssh.identity_file": "ssh_identity_file",
 }
 PARAMETERS = LAUNCH_KEYS | {setting.yaml: setting.parameter for setting in HOROVOD}
 SWITCHES = (
     "mpi.allow_run_as_root",
+    "network.encrypt",
     "network.tcp",
     "output.rank_logs",
     "output.tag",

@@ -36,6 +36,8 @@ class SupervisionOptions(NamedTuple):
     """Time without output after which a rank is reported."""
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
+    encryption: str | None = None
+    """Folder of the package cryptography, on all hosts; None: the keepers' connections are not encrypted."""
     style: OutputStyle = OutputStyle()
     status_line: bool = False
     colour: bool = False

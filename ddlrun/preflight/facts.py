@@ -22,6 +22,7 @@ class FactsRequest(NamedTuple):
     """The subjects of a host's facts: paths as on this host, the names that it must resolve, and the program.
 
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
+    `encryption` is the folder from which keepers import cryptography; None: they do not.
     """
 
     mpirun: str
@@ -31,6 +32,7 @@ class FactsRequest(NamedTuple):
     program: str | None = None
     logs: str | None = None
     path: str | None = None
+    encryption: str | None = None
 
 
 class FileDigest(NamedTuple):
@@ -93,6 +95,8 @@ class HostFacts(NamedTuple):
     ports: frozenset[int] = frozenset()
     """The ports in use among those of rendezvous_ports.py."""
     kernel: KernelInstance | None = None
+    encryption: bool = False
+    """Whether its Python can import cryptography from the folder that was requested."""
 
 
 def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
@@ -130,6 +134,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         leftovers=tuple(_leftovers(records.get("left", ()))),
         ports=parse_ports(first.get("ports", "")),
         kernel=_kernel(first.get("kernel", "").split()),
+        encryption="encryption" in records,
     )
 
 

@@ -18,7 +18,7 @@ def facts_script(request: FactsRequest, daemon: str) -> str:
     values = {
         "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": daemon,
         "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
-        "names": " ".join(request.names), "path": request.path or "",
+        "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     # The output that equal hosts share comes first: ClusterShell keeps a common beginning of outputs once.
@@ -55,6 +55,14 @@ for name in sys.argv[1:]:
     except m.PackageNotFoundError:
         pass
 ' $packages </dev/null 2>/dev/null
+  [ -z "$encryption" ] || "$python" -I -S -c '
+import sys
+sys.path.append(sys.argv[1])
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+AESGCM(X25519PrivateKey.generate().public_key().public_bytes_raw())
+print("@encryption")
+' "$encryption" </dev/null 2>/dev/null
 fi
 [ ! -d "$folder" ] || { echo "@folder"; cd "$folder"; }
 case $program in

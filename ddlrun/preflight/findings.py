@@ -87,6 +87,11 @@ class FindingCode(Enum):
     NO_PACKAGE = _failure("{package} is missing, {others} {expected}", "{python} -m pip install {package}=={expected}")
     ODD_PACKAGE = _failure("{package} {version}, {others} none", "remove {package} there")
 
+    NO_ENCRYPTION = _failure(
+        "{python} cannot import cryptography from {folder}, which --encrypt needs",
+        "{python} -m pip install cryptography",
+    )
+
     NO_FOLDER = _failure("the working folder {folder} does not exist", _SHARE)
     NO_PROGRAM = _failure("{program} does not exist", _SHARE)
     OTHER_SIZE = _failure("{program} is another file: {size} bytes, here it has {expected}", _COPY)

@@ -86,6 +86,9 @@ def check_python(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         elif facts.here.python and _minor(host_facts.python) != _minor(facts.here.python):
             values = {"python": python, "version": host_facts.python, "expected": facts.here.python}
             yield PreflightFinding(host, "python", FindingCode.OTHER_PYTHON, values)
+        elif facts.request.encryption and not host_facts.encryption:
+            values = {"python": python, "folder": facts.request.encryption}
+            yield PreflightFinding(host, "python", FindingCode.NO_ENCRYPTION, values)
     with_python = {host: host_facts for host, host_facts in facts.hosts.items() if host_facts.python}
     for name in sorted({name for host_facts in facts.hosts.values() for name in host_facts.packages}):
         versions = {

@@ -32,7 +32,8 @@ class PreflightRequest(NamedTuple):
     """The settings of the checks, beyond the hosts.
 
     `major` is Open MPI's (None: a plug-in starts the ranks), `only` the checks to run, `ssh` the command line without
-    the host, `seconds` the time limit of all, `path` the PATH on which ranks look for the program.
+    the host, `seconds` the time limit of all, `path` the PATH on which ranks look for the program. See
+    SupervisionOptions for `encryption`.
     """
 
     mpirun: str
@@ -45,6 +46,7 @@ class PreflightRequest(NamedTuple):
     ssh: tuple[str, ...] = ("ssh",)
     seconds: float = 30.0
     path: str | None = None
+    encryption: str | None = None
 
 
 class PreflightReport(NamedTuple):
@@ -164,6 +166,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         program=request.program,
         logs=request.logs,
         path=request.path,
+        encryption=request.encryption,
     )
     names = names_to_resolve(hosts.names, reach.own_name)
     scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}

@@ -7,6 +7,8 @@ code of both. Each direction of the connection then has a key, which depends on 
 Every later message is followed by its code, over the number of the message in its direction, its kind, its length
 and its text. A message that was altered, repeated, left out, reordered, or moved to another direction or connection
 does not match its code.
+
+A suite has the algorithms for this. See encryption.py for the one that also encrypts the texts.
 """
 
 from __future__ import annotations
@@ -34,11 +36,40 @@ if TYPE_CHECKING:
         def digest(self) -> bytes:
             """Return the authentication code of the data."""
 
+    class Exchange(Protocol):
+        """One end's part in the exchange of the first messages."""
+
+        nonce: bytes
+
+        def agree(self, nonce: bytes) -> bytes:
+            """Return the secret on which both ends agree, given the nonce of the other. Raises ProtocolError."""
+
+    class Protection(Protocol):
+        """The protection of the messages of one direction, in their order."""
+
+        def protect(self, head: bytes, text: bytes) -> bytes:
+            """Return the text of the next message with its code, which has SIZE bytes."""
+
+        def reveal(self, head: bytes, protected: memoryview) -> bytes:
+            """Return the text of the next message. Raises ProtocolError if this is another one."""
+
+    class Suite(Protocol):
+        """The algorithms of a connection."""
+
+        nonce_size: int
+
+        def exchange(self) -> Exchange:
+            """Return this end's part in the exchange of a new connection."""
+
+        def protection(self, key: bytes) -> Protection:
+            """Return the protection of one direction; `key` has SIZE bytes."""
+
 
 equal = _operator._compare_digest  # noqa: SLF001 - it is hmac.compare_digest, whose module takes 3 ms to import
 
 SIZE = 16
-"""The bytes of nonces, and of authentication codes."""
+"""The bytes of nonces without encryption, of authentication codes and of keys."""
+FORGED = "a message was altered or forged on the way"
 BLAKE2, SHA256 = "blake2b", "sha256"
 
 
@@ -63,18 +94,24 @@ def choose_algorithm() -> str:
 
 
 class RunSecret:
-    """The secret of a run."""
+    """The secret of a run, and the suite of its connections."""
 
-    def __init__(self, text: str) -> None:
-        """Take the secret from its text, `ALGORITHM:HEX`."""
+    def __init__(self, text: str, suite: Suite | None = None) -> None:
+        """Take the secret from its text, `ALGORITHM:HEX`; without a suite, messages are not encrypted."""
         self.text = text
-        self._algorithm, _, key = text.partition(":")
-        self._digest = keyed_digest(self._algorithm, bytes.fromhex(key))
+        algorithm, _, key = text.partition(":")
+        self._digest = keyed_digest(algorithm, bytes.fromhex(key))
+        self.suite = suite or PlainSuite(algorithm)
 
     @classmethod
-    def draw(cls) -> RunSecret:
+    def draw(cls, suite: Suite | None = None) -> RunSecret:
         """Return a new secret of 256 bits."""
-        return cls(f"{choose_algorithm()}:{os.urandom(32).hex()}")
+        return cls(f"{choose_algorithm()}:{os.urandom(32).hex()}", suite)
+
+    @property
+    def first_bytes(self) -> int:
+        """The number of bytes of a GREETING, and of a WELCOME."""
+        return HEAD + self.suite.nonce_size + SIZE
 
     def greeting(self, nonce: bytes) -> bytes:
         """Return the text of a GREETING."""
@@ -82,23 +119,48 @@ class RunSecret:
 
     def welcome(self, nonces: bytes) -> bytes:
         """Return the text of a WELCOME; `nonces` is the keeper's and ddlrun's own."""
-        return nonces[SIZE:] + self._code(protocol.WELCOME, nonces)
+        return nonces[self.suite.nonce_size :] + self._code(protocol.WELCOME, nonces)
 
-    def to_ddlrun(self, nonces: bytes) -> MessageCode:
-        """Return the codes of the messages from a keeper to ddlrun."""
-        return self._messages(b"to ddlrun", nonces)
+    def to_ddlrun(self, material: bytes) -> Protection:
+        """Return the protection of messages from a keeper; `material` is both nonces and the result of `agree`."""
+        return self.suite.protection(self._code(b"to ddlrun", material))
 
-    def to_keeper(self, nonces: bytes) -> MessageCode:
-        """Return the codes of the messages from ddlrun to a keeper."""
-        return self._messages(b"to keeper", nonces)
+    def to_keeper(self, material: bytes) -> Protection:
+        """Return the protection of messages to a keeper; see `to_ddlrun`."""
+        return self.suite.protection(self._code(b"to keeper", material))
 
-    def _messages(self, direction: bytes, nonces: bytes) -> MessageCode:
-        return MessageCode(keyed_digest(self._algorithm, self._code(direction, nonces)))
-
-    def _code(self, purpose: bytes, nonces: bytes) -> bytes:
+    def _code(self, purpose: bytes, content: bytes) -> bytes:
         digest = self._digest.copy()
-        digest.update(purpose + b"\0" + nonces)
+        digest.update(purpose + b"\0" + content)
         return digest.digest()[:SIZE]
+
+
+class PlainSuite:
+    """Authentication without encryption."""
+
+    nonce_size = SIZE
+
+    def __init__(self, algorithm: str) -> None:
+        self._algorithm = algorithm
+
+    def exchange(self) -> PlainExchange:
+        """Return this end's part in the exchange of a new connection."""
+        return PlainExchange()
+
+    def protection(self, key: bytes) -> MessageCode:
+        """Return the codes of one direction."""
+        return MessageCode(keyed_digest(self._algorithm, key))
+
+
+class PlainExchange:
+    """A random number: both ends agree on nothing but the secret of the run."""
+
+    def __init__(self) -> None:
+        self.nonce = os.urandom(SIZE)
+
+    def agree(self, _nonce: bytes) -> bytes:
+        """Return nothing."""
+        return b""
 
 
 class MessageCode:
@@ -108,8 +170,18 @@ class MessageCode:
         self._digest = digest
         self._number = 0
 
-    def next(self, head: bytes, text: bytes) -> bytes:
-        """Return the code of the next message."""
+    def protect(self, head: bytes, text: bytes) -> bytes:
+        """Return the text of the next message with its code."""
+        return text + self._next(head, text)
+
+    def reveal(self, head: bytes, protected: memoryview) -> bytes:
+        """Return the text of the next message. Raises ProtocolError if this is another one."""
+        text = bytes(protected[:-SIZE])
+        if not equal(protected[-SIZE:], self._next(head, text)):
+            raise ProtocolError(FORGED)
+        return text
+
+    def _next(self, head: bytes, text: bytes) -> bytes:
         digest = self._digest.copy()
         digest.update(self._number.to_bytes(8, "big") + head)
         digest.update(text)
@@ -120,21 +192,21 @@ class MessageCode:
 class Sealer:
     """The messages of one direction, as they are sent."""
 
-    def __init__(self, codes: MessageCode) -> None:
-        self._codes = codes
+    def __init__(self, protection: Protection) -> None:
+        self._protection = protection
 
     def seal(self, kind: bytes, text: bytes = b"") -> bytes:
-        """Return the next message with its code; a text that is too long is cut off."""
+        """Return the next message, protected; a text that is too long is cut off."""
         text = text[: protocol.MOST_TEXT]
         head = protocol.pack_head(kind, text)
-        return b"".join((head, text, self._codes.next(head, text)))
+        return head + self._protection.protect(head, text)
 
 
 class Unsealer:
-    """Splits the bytes of one direction into messages, and checks their codes."""
+    """Splits the bytes of one direction into messages, and checks them."""
 
-    def __init__(self, codes: MessageCode) -> None:
-        self._codes = codes
+    def __init__(self, protection: Protection) -> None:
+        self._protection = protection
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -152,10 +224,8 @@ class Unsealer:
                 end = at + HEAD + protocol.length_of(head)
                 if end + SIZE > len(rest):
                     break
-                with memoryview(rest) as view:
-                    text, code = bytes(view[at + HEAD : end]), bytes(view[end : end + SIZE])
-                if not equal(code, self._codes.next(head, text)):
-                    raise ProtocolError("a message was altered or forged on the way")
+                with memoryview(rest) as view, view[at + HEAD : end + SIZE] as protected:
+                    text = self._protection.reveal(head, protected)
                 at = end + SIZE
                 yield head[:1], text
         finally:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import _socket  # socket itself takes 6 ms to import
 import os
+import sys
 import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer, equal
+from ddlrun.rank.protocol import HEAD, ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddlrun.rank.encryption import EncryptionSuite
+
 CHUNK = 1 << 16
-WELCOME_BYTES = protocol.HEAD + 2 * SIZE
 MOMENT = 1e-3
 
 
 class LauncherSocket:
     """A socket to a ddlrun that knows the secret of the run, and the state of both directions."""
 
-    def __init__(self, connected: _socket.socket, secret: RunSecret, nonces: bytes) -> None:
+    def __init__(self, connected: _socket.socket, secret: RunSecret, material: bytes) -> None:
+        """Take over a socket; see RunSecret.to_ddlrun for `material`."""
         self.socket = connected
-        self.sealer = Sealer(secret.to_ddlrun(nonces))
-        self.unsealer = Unsealer(secret.to_keeper(nonces))
+        self.sealer = Sealer(secret.to_ddlrun(material))
+        self.unsealer = Unsealer(secret.to_keeper(material))
 
 
 class LauncherConnection:
@@ -90,7 +94,7 @@ class LauncherConnection:
         messages: list[tuple[bytes, bytes]] = []
         try:
             messages.extend(self._unsealer.feed(data))
-        except protocol.ProtocolError as error:
+        except ProtocolError as error:
             self._lose(f"the connection to ddlrun was disturbed: {error}")
         return messages
 
@@ -145,8 +149,8 @@ def connect(channel: str, seconds: float) -> LauncherSocket:
     Raises:
         OSError: No address was reached; the text lists each with the reason.
     """
-    text, host, addresses = channel.split("@")
-    secret = _load_secret(text)
+    text, host, addresses, folder = channel.split("@", 3)
+    secret = _load_secret(text, folder)
     candidates = addresses.split(",")
     if host == os.uname().nodename:
         candidates.insert(0, "127.0.0.1:" + candidates[0].rpartition(":")[2])
@@ -159,12 +163,28 @@ def connect(channel: str, seconds: float) -> LauncherSocket:
     raise OSError(f"tried {', '.join(failures)}; open these ports, or name the network: --network")
 
 
-def _load_secret(text: str) -> RunSecret:
-    """Return the secret of the run. Raises OSError if this Python lacks its algorithm."""
+def _load_secret(text: str, folder: str) -> RunSecret:
+    """Return the secret of the run. Raises OSError if this Python lacks an algorithm.
+
+    Args:
+        text: The text of the secret.
+        folder: The folder of the package cryptography; empty if messages are not encrypted.
+    """
+    suite = _load_suite(folder) if folder else None
     try:
-        return RunSecret(text)
+        return RunSecret(text, suite)
     except (ImportError, ValueError) as error:
         raise OSError(f"its Python has no {text.partition(':')[0]}, which ddlrun's own machine uses: {error}") from None
+
+
+def _load_suite(folder: str) -> EncryptionSuite:
+    """Return the suite that encrypts. Raises OSError if its package cannot be imported."""
+    sys.path.append(folder)  # a keeper's Python runs without packages
+    try:
+        from ddlrun.rank.encryption import EncryptionSuite  # noqa: PLC0415 - 50 ms, for encryption alone
+    except ImportError as error:
+        raise OSError(f"its Python cannot import cryptography from {folder}: {error}") from None
+    return EncryptionSuite()
 
 
 def _connect_to(address: str, secret: RunSecret, seconds: float) -> LauncherSocket:
@@ -191,18 +211,28 @@ def _authenticate(connection: _socket.socket, secret: RunSecret, end: float) -> 
     Raises:
         OSError: Another program answers, or nothing does.
     """
-    nonce = os.urandom(SIZE)
-    connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(nonce)))
+    exchange = secret.suite.exchange()
+    connection.sendall(protocol.pack(protocol.GREETING, secret.greeting(exchange.nonce)))
+    reply = _receive_welcome(connection, secret.first_bytes, end)
+    nonce = reply[HEAD:-SIZE]
+    nonces = exchange.nonce + nonce
+    if not equal(reply, protocol.pack(protocol.WELCOME, secret.welcome(nonces))):
+        raise OSError("another program answers")
+    try:
+        authenticated = LauncherSocket(connection, secret, nonces + exchange.agree(nonce))
+    except ProtocolError as error:
+        raise OSError(str(error)) from None
+    connection.sendall(authenticated.sealer.seal(protocol.HEARTBEAT))
+    return authenticated
+
+
+def _receive_welcome(connection: _socket.socket, size: int, end: float) -> bytes:
+    """Return the first bytes that arrive before the time `end`. Raises OSError if they are fewer than `size`."""
     reply = b""
-    while len(reply) < WELCOME_BYTES:
+    while len(reply) < size:
         connection.settimeout(max(MOMENT, end - time.monotonic()))
-        data = connection.recv(WELCOME_BYTES - len(reply))
+        data = connection.recv(size - len(reply))
         if not data:
             raise OSError("another program answers")
         reply += data
-    nonces = nonce + reply[protocol.HEAD : -SIZE]
-    if not equal(reply, protocol.pack(protocol.WELCOME, secret.welcome(nonces))):
-        raise OSError("another program answers")
-    authenticated = LauncherSocket(connection, secret, nonces)
-    connection.sendall(authenticated.sealer.seal(protocol.HEARTBEAT))
-    return authenticated
+    return reply

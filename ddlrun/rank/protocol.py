@@ -59,7 +59,10 @@ HEARTBEAT = b"."
 """The sender is alive."""
 
 ADDRESSES = "DDLRUN_CHANNEL"
-"""The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...: the addresses of ddlrun, which runs on HOST."""
+"""The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...@FOLDER: the addresses of ddlrun, which runs on HOST.
+
+FOLDER contains the package cryptography; it is empty if messages are not encrypted.
+"""
 
 
 class ProtocolError(Exception):

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.rank import protocol
-from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
+from ddlrun.rank.authentication import RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import HEAD, ProtocolError
 from ddlrun.wording import printable
 
 HELLO_WORDS = 4
-GREETING_BYTES = HEAD + 2 * SIZE
 # Messages of a keeper whose program has ended may cross ddlrun's own, or come from processes that cannot be ended.
 AFTER_THE_END = frozenset(
     (protocol.HEARTBEAT, protocol.OUT, protocol.ERR, protocol.STATE, protocol.SIGNALLED, protocol.LOST, protocol.NOTE)
@@ -90,23 +89,33 @@ class KeeperConnection:
         waiting = fcntl.ioctl(self.link.fileno(), termios.TIOCOUTQ, bytes(4))  # SIOCOUTQ in tcp(7)
         return not self.unsent and not int.from_bytes(waiting, sys.byteorder)
 
-    def greet(self, data: bytes) -> bytes | None:
+    def greet(self, data: bytes, size: int) -> bytes | None:
         """Add received bytes of a stranger; return the text of its GREETING once that is complete.
+
+        Args:
+            data: The bytes.
+            size: The number of bytes of a GREETING.
 
         Raises:
             ProtocolError: This is no greeting.
         """
         self._greeting += data
-        head = protocol.GREETING + (GREETING_BYTES - HEAD).to_bytes(4, "big")
-        if self._greeting[:HEAD] != head[: len(self._greeting)] or len(self._greeting) > GREETING_BYTES:
+        head = protocol.GREETING + (size - HEAD).to_bytes(4, "big")
+        if self._greeting[:HEAD] != head[: len(self._greeting)] or len(self._greeting) > size:
             raise ProtocolError("this is no greeting")
-        return self._greeting[HEAD:] if len(self._greeting) == GREETING_BYTES else None
+        return self._greeting[HEAD:] if len(self._greeting) == size else None
 
-    def welcome(self, secret: RunSecret, keeper_nonce: bytes, own_nonce: bytes) -> None:
-        """Queue the reply to a greeting; from now on all messages have codes."""
-        nonces = keeper_nonce + own_nonce
+    def welcome(self, secret: RunSecret, nonce: bytes) -> None:
+        """Queue the reply to a greeting with a nonce; from now on all messages are protected.
+
+        Raises:
+            ProtocolError: The nonce is unsuitable.
+        """
+        exchange = secret.suite.exchange()
+        nonces = nonce + exchange.nonce
+        material = nonces + exchange.agree(nonce)
         self.unsent += protocol.pack(protocol.WELCOME, secret.welcome(nonces))
-        self._sealer, self._unsealer = Sealer(secret.to_keeper(nonces)), Unsealer(secret.to_ddlrun(nonces))
+        self._sealer, self._unsealer = Sealer(secret.to_keeper(material)), Unsealer(secret.to_ddlrun(material))
         self.state = PeerState.WELCOMED
 
     def queue(self, kind: bytes, text: bytes) -> None:

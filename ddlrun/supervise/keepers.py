@@ -2,7 +2,6 @@
 
 import _socket  # socket itself takes 6 ms to import
 import errno
-import os
 import select
 import time
 from collections.abc import Callable, Container
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from ddlrun.rank import protocol
 from ddlrun.rank.authentication import SIZE, equal
 from ddlrun.rank.protocol import ProtocolError
-from ddlrun.supervise.keeper_connection import GREETING_BYTES, KeeperConnection, SilentKeeper
+from ddlrun.supervise.keeper_connection import KeeperConnection, SilentKeeper
 from ddlrun.supervise.listener import Listener
 
 CHUNK = 1 << 18
@@ -173,7 +172,7 @@ class Keepers:
     def _receive(self, peer: KeeperConnection) -> None:
         stranger = self._strangers.get(peer.link.fileno()) is peer
         try:
-            data = peer.link.recv(GREETING_BYTES if stranger else CHUNK)
+            data = peer.link.recv(self._listener.secret.first_bytes if stranger else CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
@@ -204,15 +203,15 @@ class Keepers:
     def _greet(self, peer: KeeperConnection, data: bytes) -> None:
         """Welcome a stranger if its greeting is complete. Raises ProtocolError if it does not know the secret."""
         secret = self._listener.secret
-        greeting = peer.greet(data)
+        greeting = peer.greet(data, secret.first_bytes)
         if greeting is None:
             return
-        nonce = greeting[:SIZE]
+        nonce = greeting[:-SIZE]
         if not equal(greeting, secret.greeting(nonce)) or nonce in self._nonces:
             raise ProtocolError("this greeting is forged, or a copy")
         self._nonces.add(nonce)
         del self._strangers[peer.link.fileno()]
-        peer.welcome(secret, nonce, os.urandom(SIZE))
+        peer.welcome(secret, nonce)
         self._flush(peer)
 
     def _drop(self, peer: KeeperConnection) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
 from ddlrun.rank.authentication import RunSecret
+from ddlrun.supervise.encryption import load_suite
 
 # The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
 OTHER_FILES = 64
@@ -41,7 +42,7 @@ def allow_files(ranks: int) -> None:
 class Listener:
     """A port on this machine's addresses, and the secret that only the job's keepers have."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], encryption: str | None = None) -> None:
         """Listen on a free port: on loopback and on the addresses, or on all of this machine's if these are names.
 
         The kernel hands over a connection when its first data has arrived. So a keeper that is slow to send its
@@ -49,8 +50,10 @@ class Listener:
 
         Args:
             addresses: This machine's addresses that the keepers try.
+            encryption: See SupervisionOptions.encryption.
         """
-        self.secret = RunSecret.draw()
+        self.secret = RunSecret.draw(None if encryption is None else load_suite())
+        self._encryption = encryption
         self._addresses = addresses
         self.sockets = _bind_free_port(addresses)
         self.port: int = self.sockets[0].getsockname()[1]
@@ -62,7 +65,7 @@ class Listener:
     def variable(self) -> str:
         """Return the value of protocol.ADDRESSES for the keepers."""
         addresses = ",".join(f"{ip}:{self.port}" for ip in self._addresses)
-        return f"{self.secret.text}@{os.uname().nodename}@{addresses}"
+        return f"{self.secret.text}@{os.uname().nodename}@{addresses}@{self._encryption or ''}"
 
     def close(self) -> None:
         """Listen no more."""

@@ -52,7 +52,7 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
         PreflightError: This process may not open a file per rank.
     """
     check_files(job.ranks)
-    listener = Listener(job.addresses)
+    listener = Listener(job.addresses, watch.encryption)
     variables = {
         protocol.ADDRESSES: listener.variable(),
         "DDLRUN_GRACE": str(watch.grace),

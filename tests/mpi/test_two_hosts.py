@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,39 @@ def test_interrupt_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path:
         _, errors = finish(hosts, job, before)
     assert job.returncode in (130, -signal.SIGINT), errors
     assert leaks == []
+
+
+SNIFFER = """
+import socket, sys
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as packets, open(sys.argv[1], "wb") as file:
+    print("ready", flush=True)
+    while b"the end of the job" not in (packet := packets.recv(1 << 16)):
+        file.write(packet)
+"""
+LAST_PACKET = """
+import socket
+with socket.socket(type=socket.SOCK_DGRAM) as sender:
+    sender.sendto(b"the end of the job", ("10.77.0.2", 9))
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+@pytest.mark.parametrize("options", [(), ("--encrypt",)], ids=["plain", "encrypted"])
+def test_encrypted_output_is_not_on_the_network(
+    hosts: TwoHosts, mpirun: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    recorded = tmp_path / "packets"
+    (tmp_path / "train.py").write_text("import os; print(os.uname().nodename + ' wrote ' + 'x'.join('secret'))")
+    line = launch_line(mpirun, tmp_path, *options, "--no-tag-output", "-H", "h1:1,h2:1", str(tmp_path / "train.py"))
+    with subprocess.Popen(
+        hosts.argv("h1", [sys.executable, "-c", SNIFFER, str(recorded)]), stdout=subprocess.PIPE, text=True
+    ) as sniffer:
+        assert sniffer.stdout is not None
+        assert sniffer.stdout.readline() == "ready\n"
+        done = subprocess.run(hosts.argv("h1", line), capture_output=True, text=True, check=False, timeout=PATIENCE)
+        subprocess.run(hosts.argv("h1", [sys.executable, "-c", LAST_PACKET]), check=True, timeout=PATIENCE)
+        sniffer.wait(PATIENCE)
+    assert sorted(done.stdout.splitlines()) == [f"{host} wrote sxexcxrxext" for host in ("h1", "h2")], done.stderr
+    assert done.returncode == 0, done.stderr
+    assert (b"h2 wrote sxexcxrxext" in recorded.read_bytes()) == (not options)

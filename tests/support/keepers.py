@@ -1,6 +1,5 @@
 """Simulated keepers: the ends of connections to a listener, step by step."""
 
-import os
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -10,7 +9,8 @@ from typing import NamedTuple
 from ddlrun.plan.supervision import LOOPBACK
 from ddlrun.rank import protocol
 from ddlrun.rank.authentication import SIZE, RunSecret
-from ddlrun.rank.connection import WELCOME_BYTES, LauncherSocket
+from ddlrun.rank.connection import LauncherSocket
+from ddlrun.supervise.encryption import find_cryptography
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
@@ -24,13 +24,13 @@ class SimulatedKeeper:
     def __init__(self, listener: Listener) -> None:
         """Connect; send nothing yet."""
         self.link = socket.create_connection(("127.0.0.1", listener.port), PATIENCE)
-        self._secret = RunSecret(listener.secret.text)
-        self.nonce = os.urandom(SIZE)
+        self._secret = RunSecret(listener.secret.text, listener.secret.suite)
+        self._exchange = self._secret.suite.exchange()
 
     @property
     def greeting(self) -> bytes:
         """The first message."""
-        return protocol.pack(protocol.GREETING, self._secret.greeting(self.nonce))
+        return protocol.pack(protocol.GREETING, self._secret.greeting(self._exchange.nonce))
 
     def greet(self) -> None:
         """Send the greeting."""
@@ -38,10 +38,11 @@ class SimulatedKeeper:
 
     def read_welcome(self) -> None:
         """Wait for the welcome, and check it."""
-        welcome = self.link.recv(WELCOME_BYTES, socket.MSG_WAITALL)
-        nonces = self.nonce + welcome[protocol.HEAD : -SIZE]
+        welcome = self.link.recv(self._secret.first_bytes, socket.MSG_WAITALL)
+        nonce = welcome[protocol.HEAD : -SIZE]
+        nonces = self._exchange.nonce + nonce
         assert welcome == protocol.pack(protocol.WELCOME, self._secret.welcome(nonces))
-        ours = LauncherSocket(self.link, self._secret, nonces)
+        ours = LauncherSocket(self.link, self._secret, nonces + self._exchange.agree(nonce))
         self.seal, self.unseal = ours.sealer.seal, ours.unsealer.feed
 
     def send(self, *messages: tuple[bytes, bytes]) -> None:
@@ -85,10 +86,10 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def serving() -> Iterator[Served]:
+def serving(*, encrypted: bool = False) -> Iterator[Served]:
     """Listen on loopback; the messages of keepers are collected, and nothing reacts to them."""
     with select.epoll() as epoll:
-        listener = Listener(LOOPBACK)
+        listener = Listener(LOOPBACK, find_cryptography() if encrypted else None)
         messages: list[tuple[bytes, bytes]] = []
         hang_ups: list[KeeperConnection] = []
         violations: list[tuple[KeeperConnection, str]] = []

@@ -8,26 +8,33 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ddlrun.errors import PreflightError
+from ddlrun.errors import EXIT_PREFLIGHT, PreflightError
 from ddlrun.rank import protocol
-from ddlrun.rank.authentication import BLAKE2, SHA256, SIZE, RunSecret, Sealer
-from ddlrun.rank.connection import WELCOME_BYTES, LauncherConnection, LauncherSocket, connect
+from ddlrun.rank.authentication import BLAKE2, SHA256, SIZE, PlainSuite, RunSecret, Sealer, Unsealer
+from ddlrun.rank.connection import LauncherConnection, LauncherSocket, connect
+from ddlrun.rank.encryption import EncryptionSuite
 from ddlrun.rank.protocol import ProgramEnd, ProtocolError
-from ddlrun.supervise.keeper_connection import GREETING_BYTES, Hello, PeerState
+from ddlrun.supervise.keeper_connection import Hello, PeerState
 from ddlrun.supervise.keepers import MOST_STRANGERS
 from ddlrun.supervise.listener import Listener
 from tests.support.keepers import PATIENCE, Served, SimulatedKeeper, serving
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddlrun.rank.authentication import Suite
+
 HELLO = protocol.HELLO, b"0\tn0\t0\t1"
 OUTPUT = protocol.OUT, b"output\n"
+PLAIN_BYTES = protocol.HEAD + 2 * SIZE
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving() as served:
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serving(encrypted=request.param) as served:
         yield served
 
 
@@ -43,7 +50,11 @@ def stack() -> Iterator[contextlib.ExitStack]:
 FORGED: dict[str, Callable[[SimulatedKeeper], bytes]] = {
     "no secret": lambda _: protocol.pack(protocol.GREETING, RunSecret.draw().greeting(bytes(SIZE))),
     "half a code": lambda keeper: keeper.greeting[:-8] + bytes(8),
-    "another nonce": lambda keeper: keeper.greeting[: protocol.HEAD] + bytes(SIZE) + keeper.greeting[-SIZE:],
+    "another nonce": lambda keeper: (
+        keeper.greeting[: protocol.HEAD]
+        + bytes([keeper.greeting[protocol.HEAD] ^ 1])
+        + keeper.greeting[protocol.HEAD + 1 :]
+    ),
     "a welcome": lambda keeper: protocol.pack(protocol.WELCOME, keeper.greeting[protocol.HEAD :]),
     "a great length": lambda _: protocol.GREETING + b"\xff\xff\xff\xff" + bytes(200),
     "no length": lambda _: protocol.GREETING + bytes(4),
@@ -228,11 +239,11 @@ def answer_garbage(link: socket.socket) -> None:
 
 
 def answer_with_the_greeting(link: socket.socket) -> None:
-    link.sendall(link.recv(GREETING_BYTES, socket.MSG_WAITALL))
+    link.sendall(link.recv(PLAIN_BYTES, socket.MSG_WAITALL))
 
 
 def answer_with_another_secret(link: socket.socket) -> None:
-    greeting = link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+    greeting = link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
     nonces = greeting[protocol.HEAD : -SIZE] + bytes(SIZE)
     link.sendall(protocol.pack(protocol.WELCOME, RunSecret.draw().welcome(nonces)))
 
@@ -242,7 +253,7 @@ def answer_half(link: socket.socket) -> None:
 
 
 def close(link: socket.socket) -> None:
-    link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+    link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
 
 
 def drip(link: socket.socket) -> None:
@@ -250,12 +261,12 @@ def drip(link: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             link.sendall(b"x")
-            if select.select([link], [], [], 0.05)[0] and not link.recv(GREETING_BYTES):
+            if select.select([link], [], [], 0.05)[0] and not link.recv(PLAIN_BYTES):
                 return
 
 
 def stay_silent(link: socket.socket) -> None:
-    while link.recv(GREETING_BYTES):
+    while link.recv(PLAIN_BYTES):
         pass
 
 
@@ -289,26 +300,28 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 def test_another_program_on_the_port_is_not_ddlrun(answer: Callable[[socket.socket], None], reason: str) -> None:
     seconds = 1.0 if reason == "timed out" else PATIENCE
     with answering(answer) as port, pytest.raises(OSError, match=reason):
-        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}", seconds)
+        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}@", seconds)
 
 
 def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stack: contextlib.ExitStack) -> None:
     earlier = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
     earlier.greet()
     served.until(lambda: served.keepers.peers)
-    welcome = earlier.link.recv(WELCOME_BYTES, socket.MSG_WAITALL)
+    welcome = earlier.link.recv(served.listener.secret.first_bytes, socket.MSG_WAITALL)
 
     def repeat(link: socket.socket) -> None:
-        link.recv(GREETING_BYTES, socket.MSG_WAITALL)
+        link.recv(PLAIN_BYTES, socket.MSG_WAITALL)
         link.sendall(welcome)
 
     with answering(repeat) as port, pytest.raises(OSError, match="another program answers"):
-        connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}", PATIENCE)
+        connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}@", PATIENCE)
 
 
 @pytest.mark.parametrize("algorithm", [BLAKE2, SHA256])
 def test_a_keeper_and_ddlrun_authenticate_each_other(served: Served, algorithm: str) -> None:
-    served.listener.secret = RunSecret(f"{algorithm}:{os.urandom(32).hex()}")
+    suite = served.listener.secret.suite
+    encryption = None if isinstance(suite, PlainSuite) else suite
+    served.listener.secret = RunSecret(f"{algorithm}:{os.urandom(32).hex()}", encryption)
     connected: list[LauncherSocket] = []
     thread = threading.Thread(target=lambda: connected.append(connect(served.listener.variable(), PATIENCE)))
     thread.start()
@@ -355,7 +368,18 @@ from ddlrun.rank.authentication import choose_algorithm
 from ddlrun.rank.connection import connect
 print(choose_algorithm())
 try:
-    connect("blake2b:00@elsewhere@127.0.0.1:1", 1)
+    connect("blake2b:00@elsewhere@127.0.0.1:1@", 1)
+except OSError as error:
+    print(error)
+"""
+
+
+WITHOUT_CRYPTOGRAPHY = """
+import sys
+sys.path.append(sys.argv[1])
+from ddlrun.rank.connection import connect
+try:
+    connect("blake2b:00@elsewhere@127.0.0.1:1@" + sys.argv[2], 1)
 except OSError as error:
     print(error)
 """
@@ -368,13 +392,86 @@ def test_a_python_without_blake2_uses_sha256() -> None:
     assert problem.startswith("its Python has no blake2b, which ddlrun's own machine uses: ")
 
 
+SUITES: dict[bool, "Suite"] = {False: PlainSuite(BLAKE2), True: EncryptionSuite()}
+
+
+def test_a_python_without_cryptography_cannot_connect(tmp_path: Path) -> None:
+    line = [sys.executable, "-I", "-S", "-c", WITHOUT_CRYPTOGRAPHY, str(Path(__file__).parents[2]), str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"its Python cannot import cryptography from {tmp_path}: ")
+
+
+def test_a_launcher_without_cryptography_names_the_remedy() -> None:
+    program = "import sys; sys.modules['cryptography'] = None; from ddlrun.cli import main; main()"
+    line = [sys.executable, "-c", program, "launch", "--encrypt", "--dry-run", "true"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_PREFLIGHT
+    assert done.stderr.startswith(f"ddlrun: error: --encrypt: {sys.executable} cannot import cryptography (")
+    assert done.stderr.endswith(f"{sys.executable} -m pip install 'ddlrun[encryption]'\n")
+
+
+def test_encrypted_output_cannot_be_read() -> None:
+    secret, keeper, ddlrun = agree(EncryptionSuite())
+    text = b"the output of a rank" * 10
+    sealed = Sealer(secret.to_ddlrun(keeper)).seal(protocol.OUT, text)
+    assert text[:10] not in sealed
+    assert len(sealed) == protocol.HEAD + len(text) + SIZE
+    assert list(Unsealer(secret.to_ddlrun(ddlrun)).feed(sealed)) == [(protocol.OUT, text)]
+
+
+def agree(suite: "Suite") -> tuple[RunSecret, bytes, bytes]:
+    """Return the secret of a run, and the key material of both ends of a connection."""
+    secret = RunSecret.draw(suite)
+    keeper, ddlrun = suite.exchange(), suite.exchange()
+    nonces = keeper.nonce + ddlrun.nonce
+    return secret, nonces + keeper.agree(ddlrun.nonce), nonces + ddlrun.agree(keeper.nonce)
+
+
+def test_the_secret_of_the_run_alone_does_not_decrypt() -> None:
+    secret, keeper, _ = agree(EncryptionSuite())
+    sealed = Sealer(secret.to_ddlrun(keeper)).seal(protocol.OUT, b"output")
+    recorded = keeper[: 2 * EncryptionSuite.nonce_size]
+    for guess in (recorded, recorded + bytes(32), recorded + EncryptionSuite().exchange().agree(recorded[:32])):
+        with pytest.raises(ProtocolError):
+            list(Unsealer(secret.to_ddlrun(guess)).feed(sealed))
+
+
+def test_each_message_has_a_key_stream_of_its_own() -> None:
+    secret, keeper, _ = agree(EncryptionSuite())
+    sealers = Sealer(secret.to_ddlrun(keeper)), Sealer(secret.to_keeper(keeper))
+    sealed = [sealer.seal(protocol.OUT, bytes(64)) for sealer in sealers for _ in range(3)]
+    assert len(set(sealed)) == len(sealed)
+
+
+@pytest.mark.parametrize("key", [bytes(32), (1).to_bytes(32, "little"), bytes.fromhex("ed" + "ff" * 30 + "7f")])
+def test_public_keys_of_small_order_are_refused(key: bytes) -> None:
+    with pytest.raises(ProtocolError, match="unsuitable"):
+        EncryptionSuite().exchange().agree(key)
+
+
+def test_a_keeper_with_an_unsuitable_key_is_dropped(stack: contextlib.ExitStack) -> None:
+    served = stack.enter_context(serving(encrypted=True))
+    keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    keeper.link.sendall(protocol.pack(protocol.GREETING, served.listener.secret.greeting(bytes(32))))
+    assert is_closed(served, keeper)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_ends_of_different_suites_do_not_connect(stack: contextlib.ExitStack, *, encrypted: bool) -> None:
+    served = stack.enter_context(serving(encrypted=encrypted))
+    keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
+    other = RunSecret(served.listener.secret.text, SUITES[not encrypted])
+    keeper.link.sendall(protocol.pack(protocol.GREETING, other.greeting(other.suite.exchange().nonce)))
+    assert is_closed(served, keeper)
+
+
 def test_the_secret_is_never_sent(served: Served, stack: contextlib.ExitStack) -> None:
     key = bytes.fromhex(served.listener.secret.text.partition(":")[2])
     assert len(key) == 32
     keeper = stack.enter_context(contextlib.closing(SimulatedKeeper(served.listener)))
     keeper.greet()
     served.until(lambda: served.keepers.peers)
-    sent = keeper.greeting, keeper.link.recv(WELCOME_BYTES, socket.MSG_WAITALL)
+    sent = keeper.greeting, keeper.link.recv(served.listener.secret.first_bytes, socket.MSG_WAITALL)
     assert not any(secret in message for message in sent for secret in (key, key.hex().encode(), key[:SIZE]))
 
 

@@ -2,6 +2,9 @@
 
 import json
 import string
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +32,7 @@ from ddlrun.preflight.ssh import SshFailure, SshProblem, diagnose
 from ddlrun.preflight.table import check_json, render_report, report_json
 from ddlrun.preflight.tcp import judge_tcp, pairs, peer_scripts
 from ddlrun.remote.processes import FinishedProcess
+from ddlrun.supervise.encryption import find_cryptography
 from tests.support.json_schemas import validate
 
 TEXT = f"""\
@@ -119,9 +123,9 @@ def test_malformed_lines_are_ignored(line: str) -> None:
 
 def test_no_value_reaches_the_shell_unquoted() -> None:
     word = "$(touch x); 'a' \"b\"\n`c`"
-    script = facts_script(FactsRequest(word, word, word, (), word, word, word), "orted")
+    script = facts_script(FactsRequest(word, word, word, (), word, word, word, word), "orted")
     quoted = "'$(touch x); '\"'\"'a'\"'\"' \"b\"\n`c`'"
-    assert script.count(quoted) == script.count("touch x") == 6
+    assert script.count(quoted) == script.count("touch x") == 7
 
 
 def test_equal_hosts_pass_all_checks() -> None:
@@ -133,6 +137,26 @@ def test_a_clock_may_differ_by_the_round_trip() -> None:
     assert [finding.message for finding in bad(clock=1700000005.5)] == ["its clock is 5 s ahead"]
     assert [finding.message for finding in bad(clock=1699996400.0)] == ["its clock is 3600 s behind"]
     assert "timedatectl" in bad(clock=0.0)[0].remedy
+
+
+def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
+    wanted = WANTED._replace(encryption="/opt/py/lib")
+    assert bad(encryption=False) == []
+    findings = [finding for finding in bad(wanted=wanted, encryption=False) if finding.host == "h2"]
+    assert [finding.message for finding in findings] == [
+        "/opt/py/bin/python cannot import cryptography from /opt/py/lib, which --encrypt needs"
+    ]
+    without_python = [finding.code for finding in bad(wanted=wanted, python=None) if finding.host == "h2"]
+    assert without_python == [FindingCode.NO_PYTHON]
+    assert parse_facts(f"{START}\n@encryption\n{END}", "h1").encryption
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_script_imports_cryptography_from_the_folder(tmp_path: Path, *, exists: bool) -> None:
+    folder = find_cryptography() if exists else str(tmp_path)
+    script = facts_script(FactsRequest("mpirun", sys.executable, "/", encryption=folder), "orted")
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert parse_facts(done.stdout, "h1").encryption == exists
 
 
 def test_versions_are_compared() -> None:

@@ -1,0 +1,34 @@
+"""The package for encrypted connections to keepers: its folder, and the suite."""
+
+import os
+import sys
+
+from ddlrun.errors import PreflightError
+
+TYPE_CHECKING = False  # typing's own is the same to a type checker
+if TYPE_CHECKING:
+    from ddlrun.rank.encryption import EncryptionSuite
+
+
+def find_cryptography() -> str:
+    """Return the folder that contains the package cryptography, for SupervisionOptions.encryption.
+
+    Raises:
+        PreflightError: It cannot be imported here.
+    """
+    try:
+        load_suite()
+        import cryptography  # noqa: PLC0415 - as for the suite
+    except ImportError as error:
+        raise PreflightError(
+            f"--encrypt: {sys.executable} cannot import cryptography ({error}); "
+            f"{sys.executable} -m pip install 'ddlrun[encryption]'"
+        ) from error
+    return os.path.dirname(os.path.dirname(os.path.abspath(cryptography.__file__)))
+
+
+def load_suite() -> "EncryptionSuite":
+    """Return the suite that encrypts messages. Raises ImportError."""
+    from ddlrun.rank.encryption import EncryptionSuite  # noqa: PLC0415 - 50 ms, for encryption alone
+
+    return EncryptionSuite()
