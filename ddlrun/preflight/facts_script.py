@@ -21,7 +21,6 @@ def facts_script(request: FactsRequest, daemon: str) -> str:
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-    # The output that equal hosts share comes first: ClusterShell keeps a common beginning of outputs once.
     parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
     return "\n".join([*parts, f"echo '{END}'\n"])
 

@@ -4,18 +4,20 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight import peer
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
+from ddlrun.wording import printable
 
 ALL_PAIRS = 8
 # The hosts of a batch have to run at the same time, and ssh goes to 128 hosts at once.
 BATCH_SIZE = 100
 # Open MPI's own connections use ports from 1024 on; these are seldom in use.
 LOWEST, HIGHEST, TRIES = 28000, 29900, 3
+MOST_ERROR = 200
 
 
 class _PeerReport(NamedTuple):
@@ -144,12 +146,33 @@ def _all_targets(by_error: Mapping[str, Sequence[str]]) -> set[str]:
     return {target for targets in by_error.values() for target in targets}
 
 
+def _shorten(error: str) -> str:
+    return " ".join(printable(error).split())[:MOST_ERROR]
+
+
 def _parse(text: str) -> _PeerReport | FindingCode:
     """Parse a host's reply; return the code of a finding if it has no report."""
     line = next((line for line in text.splitlines() if line.startswith("@tcp ")), None)
     if line is None:
         return FindingCode.TCP_WITHOUT_ANSWER
-    report = json.loads(line.removeprefix("@tcp "))
-    if not isinstance(report, dict):
+    try:
+        report = json.loads(line.removeprefix("@tcp "))
+    except (ValueError, RecursionError):
+        return FindingCode.TCP_WITHOUT_ANSWER
+    if report is None:
         return FindingCode.TCP_WITHOUT_PYTHON
-    return _PeerReport(report["listening"], report["reached"], report["since"], report["until"])
+    try:
+        return _read_report(report)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        return FindingCode.TCP_WITHOUT_ANSWER
+
+
+def _read_report(report: Mapping[str, Any]) -> _PeerReport:
+    """Return the report of a host. An error is raised where it is none."""
+    errors = report["reached"].items()
+    return _PeerReport(
+        listening=bool(report["listening"]),
+        reached={str(name): None if error is None else _shorten(str(error)) for name, error in errors},
+        since=float(report["since"]),
+        until=float(report["until"]),
+    )

@@ -15,6 +15,7 @@ from ddlrun.wording import printable
 
 FANOUT = 128
 CONNECT_SECONDS = 10.0
+REPLY_TOO_LONG = "its reply is too long"
 # Seconds; the kernel records the start of a process no more precisely.
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -38,7 +39,11 @@ def _run_by_cluster_shell(
     """Start the launcher once per host; hosts with the same script share a ClusterShell worker."""
     from ClusterShell.Task import task_self  # noqa: PLC0415 - 40 ms, for jobs over several hosts alone
 
+    from ddlrun.remote.limited_workers import LimitedExecWorker, LimitedSshWorker  # noqa: PLC0415 - the same
+
     task = task_self()
+    task.set_default("local_worker", LimitedExecWorker)
+    task.set_default("distant_worker", LimitedSshWorker)
     task.set_info("fanout", FANOUT)
     task.set_info("ssh_options", shlex.join(agents.words))
     task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
@@ -53,10 +58,17 @@ def _run_by_cluster_shell(
     codes: dict[str, int] = {}
     for code, nodes in task.iter_retcodes():
         codes.update(dict.fromkeys(nodes, code))
-    return {
-        name: FinishedProcess(codes.get(name), _decode(worker.node_buffer(name)), _decode(worker.node_error(name)))
-        for name, worker in workers.items()
-    }
+    return {name: _read_reply(name, worker, codes.get(name)) for name, worker in workers.items()}
+
+
+def _read_reply(name: str, worker: Any, code: int | None) -> FinishedProcess:  # noqa: ANN401 - as above
+    """Take a host's reply from the worker, whose memory it then needs no more."""
+    reply = worker.replies.pop(name, None)
+    if reply is None:
+        return FinishedProcess(code, "", "")
+    if reply.too_long:
+        return FinishedProcess(code, "", REPLY_TOO_LONG)
+    return FinishedProcess(code, _decode(reply.out), _decode(reply.err))
 
 
 def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLauncher, *, timeout: float) -> Any:  # noqa: ANN401 - as above
@@ -114,5 +126,5 @@ def _kill_children(since: float) -> None:
                 child.kill()
 
 
-def _decode(buffer: bytes | None) -> str:
-    return printable(bytes(buffer or b"").decode(errors="replace").replace("\r\n", "\n"))
+def _decode(buffer: bytearray) -> str:
+    return printable(buffer.decode(errors="replace").replace("\r\n", "\n").removesuffix("\n"))

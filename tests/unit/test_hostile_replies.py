@@ -1,5 +1,6 @@
 """Replies of hosts that want to harm ddlrun or its user: every text from a host is hostile input."""
 
+import os
 import random
 import re
 import time
@@ -12,9 +13,13 @@ from ddlrun.machine import Machine
 from ddlrun.machine.cpus import parse_cpu_mask
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.machine.probe_reply import SECTIONS, machine_of, parse_answer
+from ddlrun.network.subnet_selection import Network
 from ddlrun.preflight.facts import HostFacts, parse_facts
+from ddlrun.preflight.findings import FindingCode
+from ddlrun.preflight.tcp import judge_tcp
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
+from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import split_labels
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
@@ -89,6 +94,49 @@ def test_control_characters_of_hosts_are_escaped(tmp_path: Path) -> None:
     answer = run_on_hosts({"h1": "true\n"}, AgentLauncher("agent", (str(agent),)), 300.0)["h1"]
     text = "\\x1b]0;title\\x07red\nname\t\\u202e\ufffd"
     assert (answer.code, answer.out, answer.err) == (3, text, text)
+
+
+FLOODS = {"lines": "yes", "one line": "cat /dev/zero", "errors": "yes >&2"}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_a_reply_without_end_is_cut_off(tmp_path: Path, flood: str) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\n[ "$1" = h1 ] || exec echo good\n{flood}\n')
+    agent.chmod(0o755)
+    replies = run_on_hosts(dict.fromkeys(("h1", "h2"), "true\n"), AgentLauncher("agent", (str(agent),)), 300.0)
+    assert replies["h1"][1:] == ("", "its reply is too long")
+    assert replies["h1"].code
+    assert replies["h2"] == FinishedProcess(0, "good", "")
+
+
+def test_a_reply_without_end_by_ssh_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec yes\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert run_on_hosts({"h1": "true\n"}, AgentLauncher(), 300.0)["h1"].err == "its reply is too long"
+
+
+REPORT = '{"listening": true, "reached": {"h2": %s}, "since": 1, "until": %s}'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["", "{", "[]", "1", '"text"', "{}", "[" * 100_000, REPORT % ("null", '"soon"'), REPORT % ("null", "[]"),
+     '{"listening": true, "reached": [], "since": 1, "until": 2}', REPORT % ("null", "1" + "0" * 400)],
+)  # fmt: skip
+def test_an_impossible_report_of_connections_is_none(reply: str) -> None:
+    findings = judge_tcp(["h1", "h2"], {"h1": f"@tcp {reply}", "h2": ""}, Network((), {}, {}, "", ()))
+    assert {finding.code for finding in findings} == {FindingCode.TCP_WITHOUT_ANSWER}
+
+
+def test_control_characters_in_a_report_of_connections_are_escaped() -> None:
+    own, other = (f"@tcp {REPORT % (error, '2')}" for error in (r'"\u001b[2Jerror"', "null"))
+    findings = judge_tcp(["h1", "h2"], {"h1": own, "h2": other.replace("h2", "h1")}, Network((), {}, {}, "", ()))
+    assert [finding.message for finding in findings if finding.host == "h1"] == [
+        r"cannot connect to h2: \x1b[2Jerror (the other direction works)"
+    ]
 
 
 def test_a_host_cannot_answer_for_another_in_a_step_of_slurm() -> None:
