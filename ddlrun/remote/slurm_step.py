@@ -11,10 +11,13 @@ from contextlib import suppress
 from ddlrun.errors import InputError
 from ddlrun.hosts import fold, parse_hosts
 from ddlrun.remote.daemon_variables import PARTS
+from ddlrun.remote.limited_reader import LimitedReader
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.wording import printable
 
 CANCEL_SECONDS = 3.0
+# For the output of a step, and for its errors. The replies of hosts have less than 1 MiB each.
+MOST_BYTES, MOST_BYTES_PER_HOST = 16 << 20, 1 << 20
 # A host that is down is reported as "down", one that does not respond has a "*" behind its state.
 DOWN = r"down|fail|.*\*$"
 
@@ -53,31 +56,49 @@ def _run_step(scripts: Mapping[str, str], words: Sequence[str], timeout: float) 
         "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--distribution=block", f"--nodelist={fold(scripts)}",
         "--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "sh", "-s",
     ]  # fmt: skip
+    with open(os.memfd_create("scripts"), "w+", encoding="utf-8") as stdin:
+        stdin.write(join_scripts(scripts))
+        stdin.seek(0)
+        try:
+            process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            return 127, "", f"srun: {error.strerror}"
+    pipes = (pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+    most = MOST_BYTES + MOST_BYTES_PER_HOST * len(scripts)
+    out, err = (LimitedReader(pipe, most, process.terminate) for pipe in pipes)
     try:
-        process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        return 127, "", f"srun: {error.strerror}"
-    try:
-        out, err = process.communicate(join_scripts(scripts), max(0.1, timeout))
-    except subprocess.TimeoutExpired:
-        out, err = _cancel(process)
+        _await(process, (out, err), max(0.1, timeout))
     except BaseException:
-        _cancel(process)
+        _cancel(process, (out, err))
         raise
-    return process.returncode, out, err
+    if out.too_long or err.too_long:
+        return process.returncode, "", "srun: the replies are too long"
+    return process.returncode, out.text, err.text
 
 
-def _cancel(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _await(process: subprocess.Popen[bytes], readers: Iterable[LimitedReader], seconds: float) -> None:
+    """Wait until srun has ended and its output is read; cancel it after some seconds."""
+    end = time.monotonic() + seconds
+    try:
+        for reader in readers:
+            reader.join(max(0.0, end - time.monotonic()))
+        process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        _cancel(process, readers)
+
+
+def _cancel(process: subprocess.Popen[bytes], readers: Iterable[LimitedReader]) -> None:
     """End srun by SIGTERM, which ends its step; SIGKILL would leave the step."""
     process.terminate()
     try:
-        return process.communicate(timeout=CANCEL_SECONDS)
+        process.wait(CANCEL_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.communicate()
+        process.wait()
+    for reader in readers:
+        reader.join(CANCEL_SECONDS)
 
 
 def _failed_hosts(errors: str, names: Iterable[str]) -> dict[str, str]:
