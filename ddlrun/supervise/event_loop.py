@@ -1,39 +1,30 @@
 """The supervision of a job from the start of its mpirun to its end: the event loop."""
 
-import os
 import select
-import signal
 import time
 
-from ddlrun.errors import PlacementError, PreflightError, UnreachableError
+from ddlrun.errors import PlacementError, UnreachableError
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
-from ddlrun.rank import protocol
-from ddlrun.rank.protocol import ProtocolError
 from ddlrun.remote.mpirun_process import Process
-from ddlrun.supervise.console import STATUS_SECONDS, Console, status_line
-from ddlrun.supervise.heartbeat import Heartbeat, explain_silence
+from ddlrun.supervise.console import STATUS_SECONDS, status_line
+from ddlrun.supervise.heartbeat import explain_silence
 from ddlrun.supervise.job_record import JobRecord
-from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
-from ddlrun.supervise.keepers import KeeperEvents, Keepers
-from ddlrun.supervise.limits import JobLimits
+from ddlrun.supervise.keeper_reactions import KeeperReactions
 from ddlrun.supervise.listener import Listener
-from ddlrun.supervise.mpirun import MpirunProcess, read_now
+from ddlrun.supervise.mpirun import read_now
 from ddlrun.supervise.readers import Readers
-from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason, explain_closed_connection
-from ddlrun.supervise.signals import Signals, SignalWarnings
-from ddlrun.supervise.stall_detection import StallDetector
-from ddlrun.supervise.termination import Phase, Termination
-from ddlrun.wording import printable
+from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
+from ddlrun.supervise.signals import Signals
+from ddlrun.supervise.supervision_state import SupervisionState
+from ddlrun.supervise.termination import Phase
 
 LONGEST_WAIT = 5.0
 # The interval of checks while the job or mpirun is about to end.
 END_INTERVAL = 0.1
 # After mpirun's end its keepers have this long to report the ends of their programs.
 REPORT_SECONDS = 1.0
-# After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
-MPIRUN_END_SECONDS = 0.5
 # Output that slow readers have not taken is waited for, unless the user or a limit ended the job.
 NEVER, REQUESTED_SECONDS = 1e9, 1.0
 
@@ -53,22 +44,19 @@ class Supervision:
             listener: The socket to which the keepers connect.
             process: mpirun.
         """
-        self._watch, self._job, self._ranks = watch, job, job.ranks
-        self._console = Console(watch, job.ranks, files)
-        self._epoll = select.epoll()
-        self._readers = Readers(self._epoll)
-        self._mpirun = MpirunProcess(process)
-        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
-        self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
-        self._stalls = StallDetector(watch.stall, job, self._console.tell)
-        self._limits = JobLimits(watch, job)
-        self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
-        self._warnings = SignalWarnings()
-        self.record = JobRecord()
-        self._termination = Termination(
-            self._keepers, self._mpirun, self.record, grace=watch.grace, tell=self._console.tell
-        )
-        self._last_output = self._limits.started_at
+        state = self._state = SupervisionState(watch, job, files, process)
+        self._watch, self._ranks = watch, job.ranks
+        self._console, self._mpirun = state.console, state.mpirun
+        self._epoll, self._readers = state.epoll, Readers(state.epoll)
+        self._stalls, self._limits = state.stalls, state.limits
+        self._heartbeat, self._warnings = state.heartbeat, state.warnings
+        self._reactions = KeeperReactions(state, listener)
+        self._keepers, self._termination = self._reactions.keepers, self._reactions.termination
+
+    @property
+    def record(self) -> JobRecord:
+        """The record of the job."""
+        return self._state.record
 
     def run(self, signals: Signals) -> Outcome:
         """Stay until mpirun and all ranks have ended; return the outcome."""
@@ -124,7 +112,7 @@ class Supervision:
     def _on_time(self, now: float, signals: Signals) -> None:
         """Do what has become due, and react to signals."""
         self._console.flush()
-        self._end_job(self._console.closed() or self._readers.all_gone(now))
+        self._reactions.end_job(self._console.closed() or self._readers.all_gone(now))
         # While a slow terminal or pipe has too much to take, the ranks that write wait.
         self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
         for number in signals.take():
@@ -135,7 +123,7 @@ class Supervision:
         all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
         if self._watch.stall and not self._termination.ending:
-            self._stalls.check(now, self._last_output, self._keepers)
+            self._stalls.check(now, self._state.last_output, self._keepers)
         if self._watch.status_line:
             self._console.draw_status(now, lambda: self._status(now))
 
@@ -143,7 +131,7 @@ class Supervision:
         for number, reached in self._warnings.take_due(now):
             if number in self._watch.forward:
                 self._keepers.send_signal(number, reached)
-        self._end_job(self._limits.exceeded(now))
+        self._reactions.end_job(self._limits.exceeded(now))
         message = self._limits.report_early_ends(now, self.record.ends)
         if message is not None:
             self._console.tell(message)
@@ -151,10 +139,11 @@ class Supervision:
     def _check_heartbeats(self, now: float) -> None:
         silent = [keeper for keeper in self._heartbeat.beat(now, self._keepers) if not keeper.peer.watching]
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
-            self._lose_rank(peer)
+            self._reactions.lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
         if silent:
-            self._end_job(EndReason(UnreachableError.exit_code, explain_silence(silent, self._watch.heartbeat)))
+            reason = explain_silence(silent, self._watch.heartbeat)
+            self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))
 
     def _on_signal(self, number: int) -> None:
         if number in self._watch.forward:
@@ -165,105 +154,9 @@ class Supervision:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
                 self._console.tell(f"ending the job, in {grace}; Ctrl-C again kills it at once")
-            self._end_job(EndReason(128 + number, None, number, requested=True))
-
-    # -- events of keepers ------------------------------------------------------------------------
-
-    def _on_message(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
-        if kind == protocol.HELLO:
-            self._on_rank_start(peer, Hello.parse(text, self._ranks))
-        elif kind == protocol.NOTE:
-            self._console.tell(_decode(text))
-        elif peer.rank is not None:
-            self._on_rank_message(peer, peer.rank, kind, text)
-
-    def _on_rank_message(self, peer: KeeperConnection, rank: int, kind: bytes, text: bytes) -> None:
-        if kind in protocol.OUTPUT:
-            self._last_output = peer.heard_at
-            self._stalls.add_output(rank, peer.heard_at)
-            self._console.output.write(rank, int(kind == protocol.ERR), text)
-        elif kind == protocol.BOUND:
-            self.record.add_binding(rank, _decode(text))
-        elif kind == protocol.SIGNALLED:
-            self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
-        elif kind == protocol.LOST:
-            peer.farewell = self._heartbeat.explain_farewell(_decode(text), peer.heard_at)
-        elif kind == protocol.STATE:
-            self._stalls.add_state(rank, _decode(text))
-        elif kind == protocol.ENDED:
-            self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
-        elif kind == protocol.HANDOVER:
-            self._termination.hand_over(peer)
-
-    def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
-        rank = hello.rank
-        if self._limits.has_started(rank):
-            raise ProtocolError(f"rank {rank} already has one")
-        peer.introduce(hello)
-        self.record.job_names[hello.host] = self._job.host_of(rank)
-        self._console.output.start(rank, peer.host)
-        self._stalls.start(rank, peer.since)
-        if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect
-            self._keepers.stop_listening()
-        if self._termination.ending:
-            self._keepers.send(peer, protocol.TERMINATE, str(self._watch.grace))
-
-    def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
-        peer.state = PeerState.ENDED
-        self._console.output.end(rank)
-        self._stalls.end(rank)
-        self.record.add_end(peer, rank, end)
-        self._limits.rank_ended()
-        if self._termination.ending:
-            return
-        if end.code and not end.ordered:
-            self._end_job(EndReason(end.code))
-        elif end.reason:
-            self._on_keeper_cut_off(peer, rank, end.reason)
-
-    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
-        """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
-        own_name = os.uname().nodename
-        mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
-        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {reason}")
-        self._end_job(self.record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
-        if peer.host != own_name:
-            self.record.lost_hosts.add(peer.host)
-
-    def _on_hang_up(self, peer: KeeperConnection) -> None:
-        """React to a closed connection: the keeper has left, or was killed, or the network failed."""
-        if not peer.running:
-            return
-        self.record.unswept.add(peer.host)
-        self._lose_rank(peer)
-        self._end_job(explain_closed_connection(peer))
-
-    def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
-        """End the job after a keeper's connection carried something else than the keeper's messages."""
-        if peer.running:
-            self._lose_rank(peer)
-        if peer.rank is not None:
-            self.record.unswept.add(peer.host)
-        reason = f"the connection of {peer.label} was disturbed or attacked: {problem}"
-        self._end_job(EndReason(UnreachableError.exit_code, reason))
-
-    def _lose_rank(self, peer: KeeperConnection) -> None:
-        """Record a rank whose keeper will report nothing more."""
-        self.record.add_lost(peer)
-        if peer.rank is not None:
-            self._stalls.end(peer.rank)
-            self._console.output.end(peer.rank)
-
-    def _on_too_many_files(self) -> None:
-        code = PreflightError.exit_code
-        self._end_job(EndReason(code, f"too many open files for {self._ranks} ranks; raise ulimit -n"))
+            self._reactions.end_job(EndReason(128 + number, None, number, requested=True))
 
     # -- mpirun and the end -----------------------------------------------------------------------
-
-    def _end_job(self, reason: EndReason | None) -> None:
-        """End all ranks if there is a reason to; the first reason counts."""
-        if reason is not None:
-            self._termination.begin(reason)
 
     def _read_mpirun(self, fd: int) -> bool:
         """Log and print what mpirun wrote to a pipe; return False if that is nothing."""
@@ -275,7 +168,7 @@ class Supervision:
             self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
             if self._mpirun.refused_spawn and self._limits.any_started:
                 # The program may not notice: mpi4py.futures waits for the processes without a limit.
-                self._end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
+                self._reactions.end_job(EndReason(PlacementError.exit_code, SPAWN_REFUSED))
         return bool(chunk)
 
     def _finish(self, signals: Signals) -> int:
@@ -305,11 +198,6 @@ class Supervision:
             seconds=now - self._limits.started_at,
             running=sum(peer.running for peer in self._keepers.peers.values()),
             ranks=self._ranks,
-            silent=now - self._last_output,
+            silent=now - self._state.last_output,
             stalled=self._stalls.stalled_ranks(),
         )
-
-
-def _decode(text: bytes) -> str:
-    """Return the text of a message as a terminal can show it."""
-    return printable(text.decode(errors="replace"))

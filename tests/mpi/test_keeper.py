@@ -271,7 +271,7 @@ def test_connections_without_the_secret_are_closed(mpirun: str, tmp_path: Path, 
     argv = ["sh", "-c", 'ulimit -n 400; exec "$@"', "sh", *line, "-np", "2", "sh", "-c", "echo done"]
     with contextlib.ExitStack() as strangers, started(argv, stdout=subprocess.PIPE, text=True) as job:
         wait_for(channel.exists)
-        port = int(channel.read_text().rpartition(":")[2])
+        port = int(channel.read_text().split("@")[2].rpartition(":")[2])
         for _ in range(600):
             stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port), 60))
             with contextlib.suppress(OSError):

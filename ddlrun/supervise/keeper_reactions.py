@@ -1,0 +1,138 @@
+"""The reactions to what the keepers of a running job report."""
+
+import os
+import signal
+
+from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.rank import protocol
+from ddlrun.rank.protocol import ProtocolError
+from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
+from ddlrun.supervise.keepers import KeeperEvents, Keepers
+from ddlrun.supervise.listener import Listener
+from ddlrun.supervise.root_cause import EndReason, explain_closed_connection
+from ddlrun.supervise.supervision_state import SupervisionState
+from ddlrun.supervise.termination import Termination
+from ddlrun.wording import printable
+
+# After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
+MPIRUN_END_SECONDS = 0.5
+
+
+class KeeperReactions:
+    """The keepers of a job; what they report goes into its state, and may end it."""
+
+    def __init__(self, state: SupervisionState, listener: Listener) -> None:
+        """Accept the connections of keepers.
+
+        Args:
+            state: The state of the job.
+            listener: The socket to which they connect.
+        """
+        self._state, self._watch, self._job = state, state.watch, state.job
+        self._console, self._mpirun, self._record = state.console, state.mpirun, state.record
+        self._stalls, self._limits = state.stalls, state.limits
+        self._heartbeat, self._warnings = state.heartbeat, state.warnings
+        events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
+        self.keepers = Keepers(listener, state.epoll, events, ranks=state.job.ranks)
+        self.termination = Termination(
+            self.keepers, state.mpirun, state.record, grace=state.watch.grace, tell=state.console.tell
+        )
+
+    def end_job(self, reason: EndReason | None) -> None:
+        """End all ranks if there is a reason to; the first reason counts."""
+        if reason is not None:
+            self.termination.begin(reason)
+
+    def _on_message(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
+        if kind == protocol.HELLO:
+            self._on_rank_start(peer, Hello.parse(text, self._job.ranks))
+        elif kind == protocol.NOTE:
+            self._console.tell(_decode(text))
+        elif peer.rank is not None:
+            self._on_rank_message(peer, peer.rank, kind, text)
+
+    def _on_rank_message(self, peer: KeeperConnection, rank: int, kind: bytes, text: bytes) -> None:
+        if kind in protocol.OUTPUT:
+            self._state.last_output = peer.heard_at
+            self._stalls.add_output(rank, peer.heard_at)
+            self._console.output.write(rank, int(kind == protocol.ERR), text)
+        elif kind == protocol.BOUND:
+            self._record.add_binding(rank, _decode(text))
+        elif kind == protocol.SIGNALLED:
+            self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
+        elif kind == protocol.LOST:
+            peer.farewell = self._heartbeat.explain_farewell(_decode(text), peer.heard_at)
+        elif kind == protocol.STATE:
+            self._stalls.add_state(rank, _decode(text))
+        elif kind == protocol.ENDED:
+            self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
+        elif kind == protocol.HANDOVER:
+            self.termination.hand_over(peer)
+
+    def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
+        rank = hello.rank
+        if self._limits.has_started(rank):
+            raise ProtocolError(f"rank {rank} already has one")
+        peer.introduce(hello)
+        self._record.job_names[hello.host] = self._job.host_of(rank)
+        self._console.output.start(rank, peer.host)
+        self._stalls.start(rank, peer.since)
+        if self._limits.rank_started(rank, peer.heard_at):  # no other keeper will connect
+            self.keepers.stop_listening()
+        if self.termination.ending:
+            self.keepers.send(peer, protocol.TERMINATE, str(self._watch.grace))
+
+    def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
+        peer.state = PeerState.ENDED
+        self._console.output.end(rank)
+        self._stalls.end(rank)
+        self._record.add_end(peer, rank, end)
+        self._limits.rank_ended()
+        if self.termination.ending:
+            return
+        if end.code and not end.ordered:
+            self.end_job(EndReason(end.code))
+        elif end.reason:
+            self._on_keeper_cut_off(peer, rank, end.reason)
+
+    def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
+        """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
+        own_name = os.uname().nodename
+        mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
+        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {reason}")
+        self.end_job(self._record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
+        if peer.host != own_name:
+            self._record.lost_hosts.add(peer.host)
+
+    def _on_hang_up(self, peer: KeeperConnection) -> None:
+        """React to a closed connection: the keeper has left, or was killed, or the network failed."""
+        if not peer.running:
+            return
+        self._record.unswept.add(peer.host)
+        self.lose_rank(peer)
+        self.end_job(explain_closed_connection(peer))
+
+    def _on_violation(self, peer: KeeperConnection, problem: str) -> None:
+        """End the job after a keeper's connection carried something else than the keeper's messages."""
+        if peer.running:
+            self.lose_rank(peer)
+        if peer.rank is not None:
+            self._record.unswept.add(peer.host)
+        reason = f"the connection of {peer.label} was disturbed or attacked: {problem}"
+        self.end_job(EndReason(UnreachableError.exit_code, reason))
+
+    def lose_rank(self, peer: KeeperConnection) -> None:
+        """Record a rank whose keeper will report nothing more."""
+        self._record.add_lost(peer)
+        if peer.rank is not None:
+            self._stalls.end(peer.rank)
+            self._console.output.end(peer.rank)
+
+    def _on_too_many_files(self) -> None:
+        code = PreflightError.exit_code
+        self.end_job(EndReason(code, f"too many open files for {self._job.ranks} ranks; raise ulimit -n"))
+
+
+def _decode(text: bytes) -> str:
+    """Return the text of a message as a terminal can show it."""
+    return printable(text.decode(errors="replace"))

@@ -1,0 +1,39 @@
+"""The state of a running job, apart from the connections of its keepers."""
+
+import select
+
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
+from ddlrun.remote.mpirun_process import Process
+from ddlrun.supervise.console import Console
+from ddlrun.supervise.heartbeat import Heartbeat
+from ddlrun.supervise.job_record import JobRecord
+from ddlrun.supervise.limits import JobLimits
+from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.signals import SignalWarnings
+from ddlrun.supervise.stall_detection import StallDetector
+
+
+class SupervisionState:
+    """A running mpirun, the progress of its ranks, and what is printed of them."""
+
+    def __init__(self, watch: SupervisionOptions, job: SupervisedJob, files: RunDir, process: Process) -> None:
+        """Begin with the start of mpirun.
+
+        Args:
+            watch: The options.
+            job: The ranks and their hosts.
+            files: The run folder.
+            process: mpirun.
+        """
+        self.watch, self.job = watch, job
+        self.epoll = select.epoll()
+        self.console = Console(watch, job.ranks, files)
+        self.mpirun = MpirunProcess(process)
+        self.stalls = StallDetector(watch.stall, job, self.console.tell)
+        self.limits = JobLimits(watch, job)
+        self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)
+        self.warnings = SignalWarnings()
+        self.record = JobRecord()
+        self.last_output = self.limits.started_at
+        """The time at which a rank last wrote something."""
