@@ -1,4 +1,4 @@
-"""The program of each rank of `ddlrun.run`: it calls the function in the folder that is its argument."""
+"""The program of each rank of `ddlrun.run`, given the name of the function, for people, and the folder of the call."""
 
 import importlib
 import os
@@ -49,7 +49,8 @@ def _read_function(folder: str) -> tuple[list[str], bytes]:
     except OSError as error:
         host = os.uname().nodename
         sys.stderr.write(
-            f"ddlrun: {folder} on {host}: {error.strerror}; name a folder that all hosts share with run_dir\n"
+            f"ddlrun: {folder} on {host}: {error.strerror}; call ddlrun.run in Python, in place of ddlrun rerun, and "
+            "name a folder that all hosts share with run_dir\n"
         )
         sys.exit(EXIT_NO_FUNCTION)
     return paths, call
@@ -85,4 +86,4 @@ def _write(path: str, value: tuple[object, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[2])

@@ -68,7 +68,8 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
         [0.0, 0.5]
     """
     with _call_folder(options.get("run_dir"), _pickle(function, args)) as folder:
-        job = launch_job(("ddlrun.api.call", folder), {**options, "m": True})
+        name = getattr(function, "__qualname__", type(function).__qualname__)  # for ddlrun ps and the like
+        job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True})
         return _read_results(job, folder)
 
 

@@ -83,12 +83,11 @@ def test_a_function_of_a_script_needs_cloudpickle() -> None:
 
 
 def test_a_host_without_the_function_is_named(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ddlrun.api.call", str(tmp_path)]
+    argv = [sys.executable, "-m", "ddlrun.api.call", "train", str(tmp_path)]
     environ = os.environ | {"OMPI_COMM_WORLD_RANK": "1"}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    expected = f"ddlrun: {tmp_path} on {os.uname().nodename}: No such file or directory; name a folder"
-    assert done.stderr.startswith(expected)
+    assert done.stderr.startswith(f"ddlrun: {tmp_path} on {os.uname().nodename}: No such file or directory; call")
 
 
 ENDS = st.builds(RankEnd, rank=st.integers(0, 99), signal=st.none() | st.integers(1, 64), seconds=st.floats(0, 1e6))
