@@ -71,6 +71,7 @@ class Launch(Sections):
 @job_options
 @check_options
 @check_build_option
+@option("Run", "--attempts-file", hidden=True)  # ddlrun.launch() reads the folders of the attempts there
 @option(
     "Restarts",
     "--restarts",

@@ -45,7 +45,16 @@ def write_files(planned: Planned) -> Planned:
     link_last_run(planned.plan, os.environ)
     remove_old_runs(state, run.retention)
     make_output_folder(planned.attempt.settings.supervision)
+    _record_attempt(planned)
     return planned
+
+
+def _record_attempt(planned: Planned) -> None:
+    """Append the path of the run folder to the file of the program that has started this ddlrun, if any has."""
+    path = planned.attempt.settings.run.attempts_file
+    if path is not None:
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:  # that program may be gone
+            file.write(f"{planned.plan.run_dir.path}\n")
 
 
 def write_plan(planned: Planned) -> None:

@@ -184,6 +184,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         keep_dry_run=folder is not None,
         dry_run=options.get("dry_run", False),
         as_json=options.get("as_json", False),
+        attempts_file=options.get("attempts_file"),
         verbose=options.get("verbose", False),
         quiet=options.get("quiet", False),
         restarts=options.get("restarts", 0),

@@ -1,5 +1,6 @@
 """The outcome of a run and the ends of its ranks."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 
@@ -65,3 +66,16 @@ class OutcomeSchema(TypedDict):
 
 
 OutcomeRecord = Annotated[dict[str, Any], Outcome, OutcomeSchema]
+
+
+def parse_outcome(record: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of its record; keys of later versions are left out."""
+    values = {name: value for name, value in record.items() if name in Outcome._fields}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    root = values.get("root")
+    ends = tuple(map(_parse_end, values.get("ends", ())))
+    return Outcome(**{**values, **lists, "root": None if root is None else _parse_end(root), "ends": ends})
+
+
+def _parse_end(record: Mapping[str, Any]) -> RankEnd:
+    return RankEnd(**{name: value for name, value in record.items() if name in RankEnd._fields})

@@ -150,6 +150,8 @@ class RunOptions(NamedTuple):
     """How the run is named, shown and repeated."""
 
     run_dir: RunDir
+    attempts_file: str | None
+    """The file to which the folder of each attempt is written; None: there is none."""
     run_id: str
     """The run's name, which every process of the run has in its environment."""
     keep_dry_run: bool

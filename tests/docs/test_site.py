@@ -152,7 +152,7 @@ def test_a_page_has_the_same_parts_on_a_forge(source: Path, site: Path, pages: d
 
 def test_the_site_has_no_programs_but_the_examples(site: Path) -> None:
     programs = {path.relative_to(site).parent for path in site.rglob("*.py*")}
-    assert programs == {Path("examples")}
+    assert programs == {Path("examples"), Path("examples/recipes")}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Python interface: jobs that a program or a notebook starts."""

@@ -1,0 +1,89 @@
+"""The program of each rank of `ddlrun.run`, given the name of the function, for people, and the folder of the call."""
+
+import importlib
+import os
+import pickle
+import sys
+import traceback
+from typing import Any
+
+# The file of the function and its arguments.
+FUNCTION = "function"
+EXIT_NO_FUNCTION = 2
+
+
+def find_pickler() -> Any:  # noqa: ANN401 - a module with the functions of pickle
+    """Return the module cloudpickle, or pickle if that is not installed."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return pickle
+
+
+def result_name(restarts: int, rank: int) -> str:
+    """Return the name of the file with a rank's result."""
+    return f"result.{restarts}.{rank}"
+
+
+def main(folder: str) -> None:
+    """Call the function, and write its result or its exception; exit with 1 after an exception."""
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    path = f"{folder}/{result_name(int(os.environ.get('DDLRUN_RESTART', '0')), rank)}"
+    paths, call = _read_function(folder)
+    sys.path.extend(entry for entry in paths if entry not in sys.path)
+    try:
+        result = find_pickler().dumps(_call(call))
+    except Exception as error:  # noqa: BLE001 - the function's
+        text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error)))
+        _write(path, (None, text, _pickle_error(error)))
+        sys.stderr.write(text)
+        sys.exit(1)
+    _write(path, (result,))
+
+
+def _read_function(folder: str) -> tuple[list[str], bytes]:
+    """Return the paths of modules, and the pickled function; exit if this host does not have them."""
+    try:
+        with open(f"{folder}/{FUNCTION}", "rb") as file:
+            paths, call = pickle.load(file)  # noqa: S301 - written by the user's own process
+    except OSError as error:
+        host = os.uname().nodename
+        sys.stderr.write(
+            f"ddlrun: {folder} on {host}: {error.strerror}; call ddlrun.run in Python, in place of ddlrun rerun, and "
+            "name a folder that all hosts share with run_dir\n"
+        )
+        sys.exit(EXIT_NO_FUNCTION)
+    return paths, call
+
+
+def _call(call: bytes) -> object:
+    function, args = pickle.loads(call)  # noqa: S301 - as above
+    return function(*args)
+
+
+def _own_frames_left_out(error: BaseException) -> Any:  # noqa: ANN401 - a traceback or None
+    """Return the traceback of an exception from the user's function on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return frames
+
+
+def _pickle_error(error: BaseException) -> bytes | None:
+    """Return an exception; None if it cannot be pickled."""
+    try:
+        pickled: bytes = find_pickler().dumps(error)
+    except Exception:  # noqa: BLE001 - the classes of exceptions are the user's
+        return None
+    return pickled
+
+
+def _write(path: str, value: tuple[object, ...]) -> None:
+    """Write a file that is complete as soon as it has its name."""
+    with open(f"{path}.new", "wb") as file:
+        pickle.dump(value, file)
+    os.replace(f"{path}.new", path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[2])

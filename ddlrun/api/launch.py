@@ -1,0 +1,117 @@
+"""The launch of a script from Python."""
+
+import codecs
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddlrun.api.options import OptionValue, render_environment, render_options
+from ddlrun.errors import DdlrunError, InputError, PlacementError, PreflightError, UnreachableError
+from ddlrun.plan.outcome import Outcome, parse_outcome
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.remote.streamed_process import stream_command
+from ddlrun.remote.temporary_folder import temporary_folder
+
+# A module of ours, which ends when this process ends; the name is not imported here.
+ENTRY = "ddlrun.cli.dependent"
+ERRORS = {error.exit_code: error for error in (InputError, UnreachableError, PlacementError, PreflightError)}
+ERROR_PREFIX = "ddlrun: error: "
+MOST_ERROR_BYTES = 1 << 16
+
+
+class LaunchedJob(NamedTuple):
+    """A job that has ended."""
+
+    outcome: Outcome
+    run_dir: RunDir
+    """The folder of its last attempt."""
+    restarts: int
+
+
+def launch(script: str, /, *args: str, **options: OptionValue) -> Outcome:
+    """Launch a script as `ddlrun launch` does, and return how the job ended.
+
+    The output of the ranks and of ddlrun goes to sys.stdout and sys.stderr while the job runs. A KeyboardInterrupt ends
+    the job and is then raised; another one meanwhile ends it at once.
+
+    Args:
+        script: The script or program.
+        args: Its arguments.
+        options: Options of `ddlrun launch`, with an underscore for each dash: `hosts="n1,n2"`, `np=4`,
+            `cores_per_rank=2`. True is an option without a value (`share_gpus=True`), False its `--no-` form, None
+            leaves the option out. A list is joined by commas. `env` is a mapping of variables to values.
+
+    Raises:
+        DdlrunError: The job was not started: an option is wrong, a host cannot be reached, the ranks cannot be placed,
+            or a requirement is not met. Its `exit_code` is that of the command.
+
+    Examples:
+        >>> import ddlrun
+        >>> outcome = ddlrun.launch("train.py", "--epochs", "3", hosts=["n1", "n2"], timeout=3600)  # doctest: +SKIP
+        >>> outcome.exit_code  # doctest: +SKIP
+        0
+    """
+    return launch_job((script, *args), options).outcome
+
+
+def launch_job(program: Sequence[str], options: Mapping[str, OptionValue]) -> LaunchedJob:
+    """Launch a program, and return the ended job. Raises DdlrunError if it was not started."""
+    words = render_options(options)
+    environ = {**os.environ, **render_environment(options)}
+    errors = bytearray()
+
+    def keep(data: bytes) -> None:
+        errors.extend(data)
+        del errors[:-MOST_ERROR_BYTES]
+        print_error(data)
+
+    print_error = _printer("stderr")
+    with temporary_folder("ddlrun-launch-") as folder:
+        attempts = f"{folder}/attempts"
+        start = [sys.executable, "-m", ENTRY, str(os.getpid()), "launch", "--attempts-file", attempts]
+        argv = [*start, *words, "--", *program]
+        code = stream_command(argv, environ, (_printer("stdout"), keep))
+        return _read_job(attempts) or _fail(code, errors.decode(errors="replace"))
+
+
+def _read_job(attempts: str) -> LaunchedJob | None:
+    """Return the last attempt that has an outcome; None if there is none."""
+    folders = _read(attempts).splitlines()
+    for restarts in reversed(range(len(folders))):
+        run_dir = RunDir(folders[restarts])
+        text = _read(run_dir.outcome)
+        if text:
+            return LaunchedJob(parse_outcome(json.loads(text)), run_dir, restarts)
+    return None
+
+
+def _read(path: str) -> str:
+    """Return the text of a file, empty if it does not exist."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _fail(code: int, text: str) -> LaunchedJob:
+    """Raise the error that the command printed before it exited without an outcome."""
+    problems = [line.removeprefix(ERROR_PREFIX) for line in text.splitlines() if line.startswith(ERROR_PREFIX)]
+    error = ERRORS.get(code, DdlrunError)(*problems or [f"ddlrun ended with exit code {code} before the job had ended"])
+    error.exit_code = code
+    raise error
+
+
+def _printer(stream: str) -> Callable[[bytes], None]:
+    """Return a function that prints bytes to sys.stdout or sys.stderr, which a notebook has replaced."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(data: bytes) -> None:
+        file = getattr(sys, stream)
+        if file is not None:
+            file.write(decoder.decode(data, final=not data))
+            file.flush()
+
+    return write

@@ -1,0 +1,63 @@
+"""Options of a launch as keyword arguments, and their words on the command line."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddlrun.errors import InputError
+
+OptionValue = str | int | float | bool | None | Sequence[str | int] | Mapping[str, str]
+
+# Options that are repeated for each of several values; all others take a list separated by commas.
+REPEATED = frozenset({"mpiarg", "x"})
+# Options that start no job; the command line has them.
+WITHOUT_JOB = ("check_build", "dry_run", "json")
+
+
+def render_options(options: Mapping[str, OptionValue]) -> list[str]:
+    """Return the words for options, in which a dash is an underscore. Raises InputError.
+
+    >>> render_options({"np": 2, "hosts": ["a", "b"], "share_gpus": True, "tag_output": False, "timeout": None})
+    ['-np', '2', '--hosts', 'a,b', '--share-gpus', '--no-tag-output']
+    >>> render_options({"env": {"SEED": "1"}, "m": True})
+    ['-x', 'SEED', '-m']
+    """
+    return [word for name, value in options.items() for word in _words(name, value)]
+
+
+def render_environment(options: Mapping[str, OptionValue]) -> dict[str, str]:
+    """Return the variables of the option `env`, whose values stay out of the command line. Raises InputError."""
+    variables = options.get("env") or {}
+    if not isinstance(variables, Mapping):
+        raise InputError(f"env={variables!r}: give a mapping of names to values, such as env={{'SEED': '1'}}")
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _words(name: str, value: OptionValue) -> Iterator[str]:
+    if name in WITHOUT_JOB:
+        raise InputError(f"{name}: this option starts no job; use it on the command line")
+    if name == "env":
+        yield from _repeat("x", render_environment({name: value}))
+    elif name in REPEATED and isinstance(value, Sequence) and not isinstance(value, str):
+        yield from _repeat(name, value)
+    elif value is False:
+        yield f"--no-{name.replace('_', '-')}"
+    elif value is not None:
+        yield _option(name)
+        if value is not True:
+            yield _text(value)
+
+
+def _repeat(name: str, values: Sequence[str | int] | Mapping[str, str]) -> Iterator[str]:
+    for value in values:
+        yield from (_option(name), str(value))
+
+
+def _option(name: str) -> str:
+    """Return the option of a keyword: one dash for a short one, as in -m and -np."""
+    dashes = "-" if len(name) <= 2 else "--"
+    return dashes + name.replace("_", "-")
+
+
+def _text(value: OptionValue) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    return str(value)

@@ -1,0 +1,133 @@
+"""Jobs that a Python program starts: `ddlrun.launch` and `ddlrun.run`."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddlrun
+from ddlrun.plan.outcome import parse_outcome
+from tests.cluster.two_hosts import TwoHosts
+from tests.support import needs
+from tests.support.processes import mark, running, started, wait_for
+from tests.support.waiting import PATIENCE
+
+# A script whose function is pickled by value; its last argument is the time of a `sleep` that each rank starts.
+SCRIPT = """
+import subprocess, sys
+import ddlrun
+
+def wait(seconds):
+    subprocess.run(["sleep", seconds], check=True)
+
+if __name__ == "__main__":
+    mpirun, run_dir, seconds = sys.argv[1:]
+    try:
+        ddlrun.run(wait, seconds, np=2, overload=True, mpirun=mpirun, run_dir=run_dir, heartbeat=300)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+"""
+
+
+def rank_times(factor: int) -> int:
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    print(f"rank {rank}", os.environ.get("SEED"), flush=True)
+    if factor < 0 and rank == 1:
+        raise ValueError(f"factor {factor}")
+    if factor == 0:
+        sys.exit("no factor" if rank == 0 else 0)
+    return rank * factor
+
+
+@pytest.mark.openmpi(5)
+def test_results_errors_and_output_of_a_function(
+    mpirun: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(factor: int) -> list[int]:
+        folder = str(tmp_path / str(factor))
+        return ddlrun.run(
+            rank_times, factor, np=2, overload=True, mpirun=mpirun, run_dir=folder, env={"SEED": "7"}, tag_output=False
+        )
+
+    assert run(3) == [0, 3]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0 7", "rank 1 7"]
+    with pytest.raises(ddlrun.JobError, match=r"(?s)rank 1 on .*Traceback.*ValueError: factor -1\Z") as raised:
+        run(-1)
+    assert "api/call.py" not in str(raised.value)
+    assert isinstance(raised.value.error, ValueError)
+    assert (raised.value.rank, raised.value.outcome.exit_code) == (1, 1)
+    assert "rank 1" in Path(raised.value.run_dir, "stdout.log").read_text()
+    with pytest.raises(ddlrun.JobError, match=r"(?s)rank 0 on .* failed: exit code 1\n\nno factor\Z"):
+        run(0)
+    assert not [*tmp_path.glob("*/call-*")]
+
+
+@pytest.mark.openmpi(4)
+def test_outcome_of_a_script(mpirun: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    fail = ("sh", "-c", "echo out; exit 7")
+    outcome = ddlrun.launch(*fail, np=2, overload=True, mpirun=mpirun, run_dir=str(folder), restarts=1)
+    assert outcome.exit_code == 7
+    assert outcome.root is not None
+    assert outcome.root.exit_code == 7
+    assert outcome == parse_outcome(json.loads((folder / "restart-1" / "outcome.json").read_text()))
+    printed = capsys.readouterr()
+    assert "[0@" in printed.out
+    assert "ddlrun: exit code 7; " in printed.err
+    with pytest.raises(ddlrun.DdlrunError, match="holds an earlier run") as raised:
+        ddlrun.launch("true", np=1, mpirun=mpirun, run_dir=str(folder))
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_the_example_of_the_page_prints_the_results_it_names(mpirun: str, tmp_path: Path) -> None:
+    needs.package("cloudpickle")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text()
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    options = f"np=2, overload=True, mpirun={mpirun!r}, heartbeat=300"
+    argv = [sys.executable, "-c", example.replace("np=2", options)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    *printed, results = done.stdout.splitlines()
+    assert sorted(line.partition("] ")[2] for line in printed) == ["rank 0 of 2", "rank 1 of 2"], done.stderr
+    assert f"here `{results}`" in page
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_function_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    needs.package("cloudpickle")
+    (tmp_path / "train.py").write_text(
+        "import os, sys, ddlrun\n"
+        "mpirun, folder = sys.argv[1:]\n"
+        "options = {'hosts': ['h1:1', 'h2:1'], 'mpirun': mpirun, 'run_dir': folder, 'heartbeat': 300}\n"
+        "print(ddlrun.run(lambda: os.uname().nodename, start_timeout=300, **options))\n"
+    )
+    argv = hosts.argv("h1", [sys.executable, str(tmp_path / "train.py"), mpirun, str(tmp_path / "run")])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout == "['h1', 'h2']\n", done.stderr
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_program_that_ends_leaves_no_ranks(mpirun: str, tmp_path: Path, number: signal.Signals) -> None:
+    needs.package("cloudpickle")
+    seconds = mark()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    argv = ["env", "--default-signal=INT", sys.executable, "train.py", mpirun, str(tmp_path / "run"), seconds]
+    with started(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as script:
+        wait_for(lambda: len(running(seconds)) == 2)
+        script.send_signal(number)
+        errors = script.stderr.read()
+        wait_for(lambda: not running(seconds))
+    assert script.returncode == (1 if number == signal.SIGINT else -number)
+    if number == signal.SIGINT:
+        assert errors.rstrip().endswith("interrupted")
+    wait_for(lambda: not [*(tmp_path / "run").glob("call-*"), *Path(os.environ["TMPDIR"]).glob("ddlrun-launch-*")])
+    wait_for((tmp_path / "run" / "outcome.json").exists)

@@ -1,0 +1,51 @@
+"""Commands whose output is passed on while they run, and the exceptions that end them."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlrun.remote.streamed_process import stream_command
+
+# Prints a line per SIGINT, and ends at the second one.
+OBEDIENT = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("ready", flush=True)
+for line in ("first", "second"):
+    signal.sigwait({signal.SIGINT})
+    print(line, flush=True)
+"""
+
+
+def test_output_and_exit_code() -> None:
+    out, err = bytearray(), bytearray()
+    code = "import os, sys; os.write(1, b'o' * 200_000); os.write(2, b'e'); print(os.environ['NAME']); sys.exit(7)"
+    returned = stream_command([sys.executable, "-c", code], {**os.environ, "NAME": "x"}, (out.extend, err.extend))
+    assert (returned, bytes(out), bytes(err)) == (7, b"o" * 200_000 + b"x\n", b"e")
+
+
+def test_each_interrupt_is_passed_on_and_raised_after_the_end() -> None:
+    seen = bytearray()
+
+    def interrupt(data: bytes) -> None:
+        seen.extend(data)
+        if data in (b"ready\n", b"first\n"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stream_command([sys.executable, "-c", OBEDIENT], os.environ, (interrupt, seen.extend))
+    assert seen == b"ready\nfirst\nsecond\n"
+
+
+def test_another_exception_ends_the_command(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    argv = ["sh", "-c", f"trap 'echo > {ended}; exit' TERM; echo ready; while :; do sleep 0.05; done"]
+
+    def fail(_: bytes) -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        stream_command(argv, os.environ, (fail, fail))
+    assert ended.exists()
