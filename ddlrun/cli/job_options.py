@@ -152,6 +152,11 @@ job_options = option_group(
         "Environment", "-x", "named", multiple=True, metavar="NAME",
         help="Pass a variable on to the ranks; may be repeated.",
     ),
+    option(
+        "Environment", "--export", default="ALL", show_default=True, metavar="ALL|NONE|NAME,...",
+        help="Variables that ranks get: ALL but those of one host, such as HOSTNAME; NONE but PATH and the like; or "
+        "these, such as SEED,NCCL_*.",
+    ),
     option("Placement", "--rankfile", metavar="FILE", help="Place ranks by this rank file, which is checked first."),
     placement_options,
     option("Placement", "--share-gpus", is_flag=True, help="Allow several ranks per GPU; GPUs are assigned in turn."),

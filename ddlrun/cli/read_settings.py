@@ -15,7 +15,7 @@ from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.cli.read_supervision import read_supervision, requeued
-from ddlrun.environment.exports import check_name, parse_assignment, render_lms_variables
+from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks
 from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
 from ddlrun.errors import InputError
@@ -112,7 +112,9 @@ def _read_environment(options: Options) -> EnvironmentOptions:
     for source in USER_VARIABLES:
         variables |= sources[source]
     horovod = {setting.parameter: options[setting.parameter] for setting in HOROVOD}
-    return EnvironmentOptions(variables=variables, passed=passed, horovod=horovod)
+    return EnvironmentOptions(
+        variables=variables, passed=passed, horovod=horovod, export=parse_exports(options["export"])
+    )
 
 
 def _parse_assignments(words: Iterable[str]) -> dict[str, str]:

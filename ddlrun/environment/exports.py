@@ -2,23 +2,55 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
 
-# Passed on by name where they are set; a pattern ends in *.
-FAMILIES = (
-    "PATH LD_LIBRARY_PATH LD_PRELOAD LIBRARY_PATH PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ "
-    "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* BLIS_* NUMEXPR_* MPI4PY_* "
-    "NCCL_* RCCL_* GLOO_* UCX_* UCC_* FI_* PSM2_* HFI_* SHARP_* IBV_* "
-    "CUDA_* CUBLAS_* CUDNN_* NVIDIA_* HIP_* HSA_* ROCR_* ROCM_* MIOPEN_* GPU_* ZE_* ONEAPI_* "
-    "MASTER_ADDR MASTER_PORT "
-    "HOROVOD_* DDL_* DDLRUN_* TORCH_* TORCHINDUCTOR_* PYTORCH_* TRITON_* TF_* XLA_* JAX_* KERAS_* DEEPSPEED_* "
-    "HF_* HUGGINGFACE_* TRANSFORMERS_* TOKENIZERS_* WANDB_* MLFLOW_* "
-    "http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY"
-).split()
 
-_EXACT = frozenset(name for name in FAMILIES if not name.endswith("*"))
-_PREFIXES = tuple(name[:-1] for name in FAMILIES if name.endswith("*"))
+class HostBound(NamedTuple):
+    """Variables that describe one host, or a session there, and so are not passed on to other hosts."""
+
+    reason: str
+    names: str
+    """Names with blanks between them; a pattern ends in *."""
+
+
+# docs/reference/environment-variables.md shows this table.
+HOST_BOUND = (
+    HostBound("the user and the shell", "HOME USER LOGNAME SHELL MAIL PWD OLDPWD SHLVL _"),
+    HostBound("the host", "HOSTNAME HOST TMPDIR TMP TEMP"),
+    HostBound("logins and keys", "SSH_* SUDO_* KRB5CCNAME GPG_* DBUS_*"),
+    HostBound("sessions", "XDG_RUNTIME_DIR XDG_SESSION_* XDG_SEAT* XDG_VTNR"),
+    HostBound("windows", "DISPLAY XAUTHORITY WAYLAND_* WINDOWID TMUX* STY"),
+    HostBound("services of systemd", "INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET LISTEN_* MANAGERPID SYSTEMD_*"),
+    HostBound("MPI, which passes on its own", "OMPI_* OPAL_* ORTE_* PRTE_* PMI_* PMIX_*"),
+    HostBound("schedulers", "SLURM* LSB_* LSF_* LS_* PBS_* SGE_* PE_* FLUX_* COBALT_* KUBERNETES_*"),
+)
+# Passed on even with --export NONE or a list: programs may not start without them.
+ESSENTIAL = tuple(
+    "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
+)
+_BOUND = (
+    HostBound("the user and the shell", tuple("HOME USER LOGNAME SHELL MAIL PWD OLDPWD SHLVL _".split())),
+    HostBound("the host", tuple("HOSTNAME HOST TMPDIR TMP TEMP".split())),
+    HostBound("logins and keys", tuple("SSH_* SUDO_* KRB5CCNAME GPG_* DBUS_*".split())),
+    HostBound(
+        "sessions and windows",
+        tuple(
+            "XDG_RUNTIME_DIR XDG_SESSION_* XDG_SEAT* XDG_VTNR DISPLAY XAUTHORITY WAYLAND_* WINDOWID TMUX* STY".split()
+        ),
+    ),
+    HostBound(
+        "services of systemd", tuple("INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET LISTEN_* MANAGERPID SYSTEMD_*".split())
+    ),
+    HostBound("MPI, which passes on what it needs itself", tuple("OMPI_* OPAL_* ORTE_* PRTE_* PMI_* PMIX_*".split())),
+    HostBound("schedulers", tuple("SLURM* LSB_* LSF_* LS_* PBS_* SGE_* PE_* FLUX_* COBALT_* KUBERNETES_*".split())),
+)
+# Passed on even with --export NONE or a list: programs may not start without them.
+ESSENTIAL = tuple(
+    "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
+)
+_BOUND = tuple(name for group in HOST_BOUND for name in group.names.split())
 _SECRETIVE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
 _IN_A_URL = r"://[^/\s:@]*:[^/\s@]+@"  # user and password
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -50,12 +82,63 @@ def check_name(name: str, option: str) -> None:
         raise InputError(f"{option} {name!r}: a variable's name is letters, digits and _")
 
 
-def select_exports(environ: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
-    """Return the names to pass on, sorted: those of FAMILIES, and those that the user named with -x or set."""
-    families = (
-        name for name in environ if (name in _EXACT or name.startswith(_PREFIXES)) and re.fullmatch(_NAME, name)
-    )
-    return tuple(sorted({*families, *named}))
+class ExportPolicy(NamedTuple):
+    """Which variables of ddlrun's environment the ranks get: --export."""
+
+    everything: bool = True
+    """Whether all are passed on that are not host-bound."""
+    patterns: tuple[str, ...] = ()
+    """Further names, host-bound ones too; a pattern ends in *."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names among the patterns."""
+        return tuple(pattern for pattern in self.patterns if not pattern.endswith("*"))
+
+
+def parse_exports(text: str) -> ExportPolicy:
+    """Parse ALL, NONE or a list of names and patterns. Raises InputError.
+
+    >>> parse_exports("ALL"), parse_exports("NCCL_*,SEED")
+    (ExportPolicy(everything=True, patterns=()), ExportPolicy(everything=False, patterns=('NCCL_*', 'SEED')))
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    patterns = tuple(dict.fromkeys(word for word in words if word not in ("ALL", "NONE")))
+    if not words or ("NONE" in words and len(words) > 1):
+        raise InputError(f"--export {text!r}: write ALL, NONE, or names such as SEED,NCCL_*")
+    for pattern in patterns:
+        if "=" in pattern:
+            raise InputError(f"--export {pattern.partition('=')[0]}=...: names alone; --env sets a value")
+        check_name(pattern.removesuffix("*") or "_", "--export")
+    return ExportPolicy("ALL" in words, patterns)
+
+
+def keep_inherited(environ: Mapping[str, str], policy: ExportPolicy, named: Iterable[str]) -> dict[str, str]:
+    """Return the variables of ddlrun's environment that reach ranks on its own host: host-bound ones too."""
+    if policy.everything:
+        return dict(environ)
+    kept = _Patterns((*_BOUND, *ESSENTIAL, *policy.patterns, *named))
+    return {name: value for name, value in environ.items() if kept.match(name)}
+
+
+def select_exports(environ: Iterable[str], policy: ExportPolicy, named: Iterable[str]) -> tuple[str, ...]:
+    """Return the names to pass on to other hosts, sorted: those that are not host-bound, and those that are named."""
+    bound, listed = _Patterns(_BOUND), _Patterns(policy.patterns)
+    names = (name for name in environ if re.fullmatch(_NAME, name))
+    return tuple(sorted({*named, *(name for name in names if listed.match(name) or not bound.match(name))}))
+
+
+class _Patterns:
+    """Names and patterns of variables."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        words = tuple(patterns)
+        self._names = frozenset(word for word in words if not word.endswith("*"))
+        self._prefixes = tuple(word[:-1] for word in words if word.endswith("*"))
+
+    def match(self, name: str) -> bool:
+        """Return True if one of the patterns stands for a name."""
+        return name in self._names or name.startswith(self._prefixes)
 
 
 def redact(variables: Mapping[str, str]) -> dict[str, str]:

@@ -36,6 +36,7 @@ LAUNCH_KEYS = {
     "placement.visible_gpus": "visible_gpus",
     "placement.bind_threads": "bind_threads",
     "placement.strict_binding": "strict_binding",
+    "export": "export",
     "profile": "profile",
     "run_dir": "run_dir",
     "keep_runs": "keep_runs",
@@ -81,8 +82,8 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "placement.gpu_order", "network.interfaces", "output.ranks", "termination.forward_signals",
-    "recovery.spare_hosts",
+    "hosts", "framework", "export", "placement.gpu_order", "network.interfaces", "output.ranks",
+    "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
 CONTROLLERS = ("mpi", "auto", None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ddlrun.environment.exports import keep_inherited
 from ddlrun.mapping.placement import Placement
 from ddlrun.plan.settings import Settings
 from ddlrun.plan.survey import Survey
@@ -22,13 +23,14 @@ class PlacedJob(NamedTuple):
 
     @property
     def inherited(self) -> Mapping[str, str]:
-        """The environment of ddlrun itself."""
-        return self.survey.environ
+        """The environment of ddlrun itself, without what --export leaves out."""
+        chosen = self.settings.environment
+        return keep_inherited(self.survey.environ, chosen.export, chosen.names)
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of ddlrun itself, with the user's variables."""
-        return {**self.survey.environ, **self.settings.environment.variables}
+        """The inherited environment, with the user's variables."""
+        return {**self.inherited, **self.settings.environment.variables}
 
 
 class Contribution(NamedTuple):

@@ -1,6 +1,7 @@
 """The environment of the ranks: the variables of every layer, what is passed on, and notes on both."""
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ddlrun.environment.exports import select_exports
@@ -59,8 +60,8 @@ def plan_environment(job: PlacedJob, transport: Transport, ports: range) -> Rank
     }
     variables = merge_layers(layers, job.inherited)
     unsupervised = _unsupervised(job)
-    exports = _exports(job, {**job.inherited, **variables, **unsupervised})
-    warnings = (*own.warnings, *profile.warnings, *frameworks.notes, *collectives.warnings)
+    exports = _exports(job, {**variables, **unsupervised})
+    warnings = (*own.warnings, *profile.warnings, *frameworks.notes, *collectives.warnings, *exports.warnings)
     return RankEnvironment(
         variables=variables,
         unsupervised=unsupervised,
@@ -175,16 +176,28 @@ class _Exports(NamedTuple):
     exports: tuple[str, ...]
     removed: tuple[str, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
-def _exports(job: PlacedJob, environ: dict[str, str]) -> _Exports:
-    """Return the names in mpirun's environment that are passed on to ranks, and those that are removed from it."""
-    user = job.settings.environment
+def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
+    """Return the names in mpirun's environment that are passed on to ranks, and those that are removed from it.
+
+    `variables` are those that ddlrun sets.
+    """
+    user, environ = job.settings.environment, {**job.inherited, **variables}
     by_slurm = job.settings.hosts.launcher.launcher == "srun"
     hidden = frozenset(CHOSEN_BY_SLURM if by_slurm else ()) - user.names
-    exports = tuple(name for name in select_exports(environ, user.names) if name in environ and name not in hidden)
+    names = select_exports(environ, user.export, user.names)
+    exports = tuple(name for name in names if name in environ and name not in hidden)
+    left_out = [name for name in job.survey.environ if name not in environ]
     overruling = [name for name in OVERRULING if name in environ]
     parts = [name for name in PARTS if by_slurm and name in environ]
-    notes = [f"-x {name}: it is not set" for name in user.passed if name not in environ]
-    notes += [f"{name}: left out, as it contradicts the rank file" for name in overruling]
-    return _Exports(exports, (*overruling, *parts), tuple(notes))
+    notes = [f"{name}: left out, as it contradicts the rank file" for name in overruling]
+    unset = [f"-x {name}" for name in user.passed if name not in environ]
+    unset += [f"--export {name}" for name in user.export.names if name not in environ]
+    return _Exports(
+        exports=exports,
+        removed=(*overruling, *parts, *sorted(left_out)),
+        notes=tuple(notes),
+        warnings=tuple(f"{option}: the variable is not set" for option in unset),
+    )

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ddlrun.environment.exports import ExportPolicy
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.slots import divides_equally
@@ -108,6 +109,8 @@ class EnvironmentOptions(NamedTuple):
     """Names that are passed on from ddlrun's own environment (-x NAME)."""
     horovod: Mapping[str, object]
     """Horovod's settings by parameter, None: left alone."""
+    export: ExportPolicy = ExportPolicy()
+    """Which other variables of ddlrun's own environment are passed on."""
 
     @property
     def names(self) -> frozenset[str]:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.environment.exports import parse_assignment, redact, select_exports
+from ddlrun.environment.exports import (
+    HOST_BOUND,
+    keep_inherited,
+    parse_assignment,
+    parse_exports,
+    redact,
+    select_exports,
+)
 from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
@@ -20,29 +27,50 @@ from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
 from ddlrun.rank.binding import parse_binding
 from ddlrun.topology import RankOrder, Topology
+from docs.reference.tables import read_table
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
 from tests.support import needs
 from tests.support.shapes import machine, placement
 
-
-def test_families_are_passed_on_and_the_rest_is_not() -> None:
-    environ = [
-        "PATH",
-        "OMP_NUM_THREADS",
-        "NCCL_DEBUG",
-        "HOME",
-        "PWD",
-        "BASH_FUNC_x%%",
-        "LC_ALL",
-        "SSH_AUTH_SOCK",
-        "A.B",
-    ]
-    assert select_exports(environ, ["MINE"]) == ("LC_ALL", "MINE", "NCCL_DEBUG", "OMP_NUM_THREADS", "PATH")
+ENVIRON = ("HOME", "LC_ALL", "MYVAR", "NCCL_DEBUG", "OMPI_X", "PATH", "SEED", "SLURM_JOB_ID", "SSH_AUTH_SOCK")
 
 
-def test_names_that_no_shell_can_carry_are_left_out_of_families() -> None:
-    assert select_exports(["NCCL_A.B", "OMP_X%%"], []) == ()
+@pytest.mark.parametrize(
+    ("text", "elsewhere", "here"),
+    [
+        ("ALL", {"LC_ALL", "MYVAR", "NCCL_DEBUG", "PATH", "SEED"}, set(ENVIRON)),
+        ("NONE", {"LC_ALL", "PATH"}, {"HOME", "LC_ALL", "OMPI_X", "PATH", "SLURM_JOB_ID", "SSH_AUTH_SOCK"}),
+        ("NCCL_*,SEED", {"LC_ALL", "NCCL_DEBUG", "PATH", "SEED"}, set(ENVIRON) - {"MYVAR"}),
+        ("ALL,SLURM_JOB_ID", {"LC_ALL", "MYVAR", "NCCL_DEBUG", "PATH", "SEED", "SLURM_JOB_ID"}, set(ENVIRON)),
+    ],
+)
+def test_exported_variables(text: str, elsewhere: set[str], here: set[str]) -> None:
+    policy = parse_exports(text)
+    kept = keep_inherited(dict.fromkeys(ENVIRON, ""), policy, [])
+    assert set(kept) == here
+    assert set(select_exports(kept, policy, [])) == elsewhere
+
+
+def test_named_variables_are_exported_whatever_they_describe() -> None:
+    policy = parse_exports("NONE")
+    assert keep_inherited({"MINE": "1", "OTHER": "2"}, policy, ["MINE"]) == {"MINE": "1"}
+    assert select_exports({"MINE": "1"}, policy, ["MINE", "SSH_AUTH_SOCK"]) == ("MINE", "SSH_AUTH_SOCK")
+
+
+@pytest.mark.parametrize("text", ["", ",", "NONE,A", "A=1", "A-B", "a b", "*x"])
+def test_bad_exports(text: str) -> None:
+    with pytest.raises(InputError, match="--export"):
+        parse_exports(text)
+
+
+def test_the_page_lists_the_variables_of_a_host() -> None:
+    rows = read_table("reference/environment-variables.md", "What is passed on to the ranks")
+    assert rows == [[group.reason, group.names.replace("*", "\\*")] for group in HOST_BOUND]
+
+
+def test_names_that_no_shell_can_carry_are_left_out() -> None:
+    assert select_exports(["NCCL_A.B", "BASH_FUNC_x%%"], parse_exports("ALL"), []) == ()
 
 
 @pytest.mark.parametrize(
