@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +24,6 @@ from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
 from ddlrun.cli.program import read_program
 from ddlrun.cli.read_settings import read_settings
-from ddlrun.environment.frameworks import OWN
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.machine import Machine
@@ -44,7 +43,6 @@ from ddlrun.wording import counted, did_you_mean
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.cli.show_records import (
         CommandRecord,
-        EnvironmentRecord,
         HostRanksRecord,
         HostsRecord,
         RankfileRecord,
@@ -110,7 +108,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     rankfile   the rank file
     machines   the hardware of the hosts
     command    the command that launch runs
-    env        the variables of the ranks
+    env        the variables that each rank finds; --ranks chooses ranks
     hosts      the hosts with their ranks and racks, and the source of the list
     topology   XxYxZ, and the reason for it
     schema     a JSON Schema of an output or a file: ddlrun show schema [NAME]
@@ -135,8 +133,12 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     check_distinct(settings.hosts.hosts, os.uname().nodename)
     if view == "machines":
         text, value = _machines(settings.hosts.hosts, read_machine_source(settings))
-    elif view in _OF_PLAN:
-        text, value = _OF_PLAN[view](_plan(settings))
+    elif view == "command":
+        text, value = _command(_plan(settings))
+    elif view == "env":
+        from ddlrun.cli.show_env import show_variables  # noqa: PLC0415 - for this view alone
+
+        text, value = show_variables(_plan(settings), settings.supervision.style.ranks)
     else:
         text, value = _placed(view, settings, options["svg"])
     click.echo(json.dumps(value, indent=2) if options["as_json"] else text.rstrip("\n"))
@@ -273,26 +275,6 @@ def _command(plan: Plan) -> View:
         "variables": plan.printed_variables,
     }
     return shown_command(plan), record
-
-
-def _env(plan: Plan) -> View:
-    variables = plan.printed_variables
-    passed = sorted(set(plan.exports) - set(variables))
-    text = "".join(f"{name}={value}\n" for name, value in variables.items())
-    own = [word.partition("=")[0] for word in variables.get(OWN, "").split()]
-    text += f"set by each rank: {' '.join(own)}\n" if own else ""
-    removed = f"removed: {' '.join(plan.removed)}\n" if plan.removed else ""
-    record: EnvironmentRecord = {
-        "schema": "urn:ddlrun:show-env:1",
-        "set": variables,
-        "set_by_rank": own,
-        "passed_on": passed,
-        "removed": list(plan.removed),
-    }
-    return f"{text}passed on: {' '.join(passed)}\n{removed}", record
-
-
-_OF_PLAN: dict[str, Callable[[Plan], View]] = {"command": _command, "env": _env}
 
 
 def _width() -> int:

@@ -21,6 +21,14 @@ class CommandRecord(TypedDict):
     """Variables that ddlrun sets; secret values are <redacted>."""
 
 
+class RankVariablesRecord(TypedDict):
+    """The variables that one rank has for itself."""
+
+    rank: int
+    host: str
+    variables: dict[str, str]
+
+
 class EnvironmentRecord(TypedDict):
     """The output of `ddlrun show env --json`: the variables of the ranks."""
 
@@ -33,6 +41,8 @@ class EnvironmentRecord(TypedDict):
     """Variables that ranks get from the environment of ddlrun."""
     removed: list[str]
     """Variables that are removed from the environment of mpirun."""
+    ranks: list[RankVariablesRecord]
+    """The first 16 ranks, or those of --ranks."""
 
 
 class HostRanksRecord(TypedDict):

@@ -30,26 +30,6 @@ HOST_BOUND = (
 ESSENTIAL = tuple(
     "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
 )
-_BOUND = (
-    HostBound("the user and the shell", tuple("HOME USER LOGNAME SHELL MAIL PWD OLDPWD SHLVL _".split())),
-    HostBound("the host", tuple("HOSTNAME HOST TMPDIR TMP TEMP".split())),
-    HostBound("logins and keys", tuple("SSH_* SUDO_* KRB5CCNAME GPG_* DBUS_*".split())),
-    HostBound(
-        "sessions and windows",
-        tuple(
-            "XDG_RUNTIME_DIR XDG_SESSION_* XDG_SEAT* XDG_VTNR DISPLAY XAUTHORITY WAYLAND_* WINDOWID TMUX* STY".split()
-        ),
-    ),
-    HostBound(
-        "services of systemd", tuple("INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET LISTEN_* MANAGERPID SYSTEMD_*".split())
-    ),
-    HostBound("MPI, which passes on what it needs itself", tuple("OMPI_* OPAL_* ORTE_* PRTE_* PMI_* PMIX_*".split())),
-    HostBound("schedulers", tuple("SLURM* LSB_* LSF_* LS_* PBS_* SGE_* PE_* FLUX_* COBALT_* KUBERNETES_*".split())),
-)
-# Passed on even with --export NONE or a list: programs may not start without them.
-ESSENTIAL = tuple(
-    "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
-)
 _BOUND = tuple(name for group in HOST_BOUND for name in group.names.split())
 _SECRETIVE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
 _IN_A_URL = r"://[^/\s:@]*:[^/\s@]+@"  # user and password

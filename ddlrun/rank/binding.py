@@ -28,11 +28,7 @@ def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
     host = os.uname().nodename
     results = (_bind_cpus(planned), _select_gpus(planned), set_memory_policy(planned.memory))
     problems = [problem for problem in results if problem]
-    if spares := _words_of_host("DDLRUN_SPARES", os.environ, rank, size):
-        os.environ["DDLRUN_SPARE_CPUS"] = ";".join(spares)
-    _select_nics(planned)
-    _select_gloo_interface(host)
-    os.environ.setdefault("OMP_NUM_THREADS", str(planned.threads))
+    os.environ.update(binding_values(os.environ, planned, host=host, rank=rank, size=size))
     gpus = os.environ.get(VISIBLE_GPUS.get(planned.vendor, ""), "") if planned.gpus else ""
     problems = [f"rank {rank} on {host}: {problem}" for problem in problems]
     cpus = _render_cpus(os.sched_getaffinity(0))
@@ -70,6 +66,28 @@ def parse_binding(environ: Mapping[str, str], rank: int, local_rank: int, size: 
         return None
     nics = {nic for text in texts for nic in text.split("@")[3].split(",") if nic}
     return RankBinding(texts[local_rank], sorted(nics))
+
+
+def binding_values(
+    environ: Mapping[str, str], planned: RankBinding, *, host: str, rank: int, size: int
+) -> dict[str, str]:
+    """Return a rank's variables for threads, NICs and cores; threads and NICs only where the user set none.
+
+    NCCL chooses among the NICs of all ranks of the host by itself, and all ranks must see the same. Gloo takes one
+    interface, where names differ by host.
+    """
+    values = {"OMP_NUM_THREADS": str(planned.threads)}
+    if planned.nics:
+        values["NCCL_IB_HCA"] = "=" + ",".join(planned.host_nics)
+        values["UCX_NET_DEVICES"] = ",".join(f"{nic}:1" for nic in planned.nics)
+    for word in environ.get("DDLRUN_IFNAMES", "").split():
+        name, _, interfaces = word.partition("=")
+        if interfaces and host in (name, name.partition(".")[0]):
+            values.setdefault("GLOO_SOCKET_IFNAME", interfaces.split(",")[0])
+    values = {name: value for name, value in values.items() if name not in environ}
+    if spares := _words_of_host("DDLRUN_SPARES", environ, rank, size):
+        values["DDLRUN_SPARE_CPUS"] = ";".join(spares)
+    return values
 
 
 def _words_of_host(name: str, environ: Mapping[str, str], rank: int, size: int) -> list[str]:
@@ -131,22 +149,6 @@ def _read_uuid(vendor: str, address: str) -> str | None:
         for line in read_lines(f"/sys/bus/pci/devices/{address}/unique_id"):
             return f"GPU-{line.strip()}"
     return None
-
-
-def _select_nics(planned: RankBinding) -> None:
-    """Select the rank's RDMA devices for UCX, and those of all ranks of the host for NCCL, unless the user did."""
-    if planned.nics:
-        # NCCL chooses among them by itself, and all ranks of a host must see the same.
-        os.environ.setdefault("NCCL_IB_HCA", "=" + ",".join(planned.host_nics))
-        os.environ.setdefault("UCX_NET_DEVICES", ",".join(f"{nic}:1" for nic in planned.nics))
-
-
-def _select_gloo_interface(host: str) -> None:
-    """Select this host's interface of the job's network for Gloo, which takes one name, where names differ by host."""
-    for word in os.environ.get("DDLRUN_IFNAMES", "").split():
-        name, _, interfaces = word.partition("=")
-        if interfaces and host in (name, name.partition(".")[0]):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces.split(",")[0])
 
 
 def _parse_cpus(text: str) -> set[int]:

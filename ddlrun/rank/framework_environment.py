@@ -8,27 +8,21 @@ import os
 from ddlrun.rank.binding import parse_binding
 from ddlrun.rank.host_position import all_places, host_and_local, host_sizes
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 EADDRINUSE = 98
 
 
 def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
     """Set the variables that DDLRUN_OWN lists; return a problem for each planned port that is no longer free."""
-    requests = [word.split("=") for word in os.environ.pop("DDLRUN_OWN", "").split()]
+    values = framework_values(os.environ, rank, local_rank, size)
+    os.environ.pop("DDLRUN_OWN", None)
     workers, ports = (os.environ.pop(f"DDLRUN_{name}", "") for name in ("WORKERS", "PORTS"))
-    if not requests or min(rank, local_rank, size) < 0:
+    if not values:
         return []
-    topology, order = os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"]
-    host, sizes = host_and_local(rank, size, topology, order)[0], host_sizes(size, topology)
-    values = {
-        "rank": rank, "size": size, "local_rank": local_rank, "local_size": sizes[host], "hosts": len(sizes),
-        "host": host, "gpu": _own_gpu(rank, local_rank, size),
-        "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
-        # JAX only checks that it is set.
-        "uri": os.environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),  # noqa: SIM112 - its own name
-    }  # fmt: skip
-    for name, field in requests:
-        if values.get(field) is not None:
-            os.environ[name] = str(values[field])
+    os.environ.update(values)
     own_ports = [word.split("=") for word in ports.split()] if rank == 0 else []
     if workers:
         own_ports.append(["TF_CONFIG", str(int(workers.split()[0]) + local_rank)])
@@ -37,9 +31,27 @@ def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
     ]
 
 
-def _own_gpu(rank: int, local_rank: int, size: int) -> int | None:
+def framework_values(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> dict[str, str]:
+    """Return the variables that DDLRUN_OWN lists, with a rank's values."""
+    requests = [word.split("=") for word in environ.get("DDLRUN_OWN", "").split()]
+    workers = environ.get("DDLRUN_WORKERS", "")
+    if not requests or min(rank, local_rank, size) < 0:
+        return {}
+    topology, order = environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"]
+    host, sizes = host_and_local(rank, size, topology, order)[0], host_sizes(size, topology)
+    values = {
+        "rank": rank, "size": size, "local_rank": local_rank, "local_size": sizes[host], "hosts": len(sizes),
+        "host": host, "gpu": _own_gpu(environ, rank, local_rank, size),
+        "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
+        # JAX only checks that it is set.
+        "uri": environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),
+    }  # fmt: skip
+    return {name: str(values[field]) for name, field in requests if values.get(field) is not None}
+
+
+def _own_gpu(environ: Mapping[str, str], rank: int, local_rank: int, size: int) -> int | None:
     """Return the index of the rank's own GPU among its visible ones, or None if it has none or none was planned."""
-    planned = parse_binding(os.environ, rank, local_rank, size)
+    planned = parse_binding(environ, rank, local_rank, size)
     return local_rank % len(planned.gpus) if planned is not None and planned.gpus else None
 
 

@@ -56,7 +56,8 @@ class TwoHosts(HostGroup):
     def _write_ssh(self) -> None:
         cases = []
         for name in self._hosts:
-            command = self._argv(self.namespaces.from_root(name), name, ["sh", "-c"])
+            hidden = ["env", "-i", f"PATH={os.environ['PATH']}", f"HOME={self.folder / name}"]  # as sshd does
+            command = self._argv([*hidden, *self.namespaces.from_root(name)], name, ["sh", "-c"])
             cases.append(f'  {name}) exec {shlex.join(command)} "$*" ;;')
         ssh = self.folder / "ssh"
         ssh.write_text(SSH.format(cases="\n".join(cases)))

@@ -1,5 +1,6 @@
 """Launches over two hosts that need neither root nor anything from apt: see tests/cluster/two_hosts.py."""
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,13 @@ if sys.argv[1] == "stay":
     time.sleep(3600)
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
 """
+PRINT_ENVIRONMENT = """
+import json, os
+hidden = {"MY_TOKEN": os.environ["MY_TOKEN"][::-1]}  # the output has a log
+print(json.dumps([int(os.environ["RANK"]), {**os.environ, **hidden}]), flush=True)
+"""
+# The ports and addresses of one start.
+CHOSEN_AT_START = ("TF_CONFIG", "OMPI_MCA_orte_hnp_uri")
 RANKS = ["0 h1 3", "1 h2 3"]
 VARIABLE = f"{protocol.ADDRESSES}="
 
@@ -74,6 +82,32 @@ def test_exit_code_and_output_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str
         assert f"failed: rank 1 on h2 (local rank 0): exit code {code}" in errors
     else:
         assert sorted(output.splitlines()) == RANKS
+
+
+def test_ranks_on_two_hosts_find_the_variables_that_are_shown(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINT_ENVIRONMENT)
+    variables = {"SEED": "a b;c\n'd'", "MY_TOKEN": "geheim", "SSH_TTY": "here", "NOT_THIS": "1", "EMPTY": ""}
+    options = ["-H", "h1:1,h2:1", "--export", "SEED,EMPTY", "-x", "MY_TOKEN"]
+    line = launch_line(mpirun, tmp_path, "--no-tag-output", *options, str(tmp_path / "train.py"))
+    show = [sys.executable, "-m", "ddlrun", "show", "env", "--json", "--mpirun", mpirun, *options]
+    launched, shown = (
+        subprocess.run(
+            hosts.argv("h1", ["env", *(f"{name}={value}" for name, value in variables.items()), *argv]),
+            capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
+        ).stdout
+        for argv in (line, show)
+    )  # fmt: skip
+    records = json.loads(shown)["ranks"]
+    lines = [json.loads(text) for text in launched.splitlines()]
+    for rank, found in sorted(lines):
+        own = {name: value for name, value in records[rank]["variables"].items() if name not in CHOSEN_AT_START}
+        expected = {**own, "SEED": variables["SEED"], "MY_TOKEN": "mieheg", "EMPTY": ""}
+        assert {name: found.get(name) for name in expected} == expected
+        assert "NOT_THIS" not in found
+        assert ("SSH_TTY" in found) == (rank == 0)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if "geheim" in path.read_text(errors="replace")] == []
 
 
 def test_interrupt_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:

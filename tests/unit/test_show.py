@@ -30,6 +30,17 @@ def test_each_stage_as_text_and_as_json(stage: str) -> None:
     assert json.loads(as_json.stdout)
 
 
+def test_the_variables_of_chosen_ranks() -> None:
+    text = show("env", *JOB, "--ranks", "5,7", "-x", "NOT_SET", MYVAR="1", SSH_TTY="here")
+    assert text.stderr == "ddlrun: note: -x NOT_SET: the variable is not set\n"
+    assert [line for line in text.stdout.splitlines() if not line.startswith(" ")] == [
+        "all ranks:", "rank 5 on n2:", "rank 7 on n2:", "passed on to all ranks:",
+    ]  # fmt: skip
+    lines = text.stdout.splitlines()
+    assert {"  RANK=5", "  LOCAL_RANK=1", "  OMP_NUM_THREADS=5", "  RANK=7", "  MYVAR=1"} <= {*lines}
+    assert not [line for line in lines if "SEATS" in line or "SSH_TTY" in line]
+
+
 def test_the_contents_of_stages() -> None:
     assert "rank 23=n6 slot=1:5-9\n" in show("rankfile", *JOB).stdout
     assert show("hosts", *JOB).stdout.splitlines()[2] == "n3  rack 1  host 0  ranks 8,9,10,11"
