@@ -79,9 +79,10 @@ def session_folders() -> Iterator[None]:
     """
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="ddlt") as folder, tempfile.TemporaryDirectory(prefix="ddls") as state:
-        os.environ |= {"TMPDIR": folder, "XDG_STATE_HOME": state}  # runs of tests stay out of the user's registry
+        # Runs of tests stay out of the user's registry, and the user's config file out of the tests.
+        os.environ |= {"TMPDIR": folder, "XDG_STATE_HOME": state, "XDG_CONFIG_HOME": state}
         yield
-    for name in ("TMPDIR", "XDG_STATE_HOME"):
+    for name in ("TMPDIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         os.environ.pop(name)
         os.environ |= {name: before[name]} if name in before else {}
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 COMPLETION = "_DDLRUN_COMPLETE"
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
-# Key of click's context: the place of each parameter's value in the config file.
-CONFIG_PLACES = "ddlrun.config_places"
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
 COMMANDS = {
     "check": "check",
@@ -40,6 +38,7 @@ COMMANDS = {
     "probe": "probe",
     "show": "show",
     "plan": "plan",
+    "config": "config",
     "report": "report",
     "racks": "racks",
     "bench": "bench",
@@ -56,7 +55,7 @@ COMMANDS = {
 # The headings of the help, each with its commands; any other command is under OTHER.
 SECTIONS = {
     "Jobs": ("launch", "submit"),
-    "Plans": ("gen-rankfile", "lint", "show", "plan"),
+    "Plans": ("gen-rankfile", "lint", "show", "plan", "config"),
     "Hosts": ("check", "probe", "racks", "bench", "tune"),
     "Runs": ("runs", "logs", "rerun", "report", "ps", "kill", "clean"),
 }
@@ -227,10 +226,12 @@ def _raise_again(lost: UnraisableHookArgs) -> None:
 
 
 def _message(error: click.UsageError) -> str:
-    """Return the message of an error; a wrong value from the config file is reported with its line and key."""
+    """Return the message of an error; a wrong value from a config file or a variable is reported with its place."""
     name = error.param.name if isinstance(error, click.BadParameter) and error.param else None
     if error.ctx and name and error.ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return f"{error.ctx.meta[CONFIG_PLACES][name]}: {error.message}"
+        from ddlrun.cli.configuration import find_configuration  # noqa: PLC0415 - for such errors alone
+
+        return f"{find_configuration(error.ctx).values[name].place}: {error.message}"
     return _describe(error)
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from ddlrun.cli import CONFIG_PLACES
-from ddlrun.cli.inputs import read_text
+from ddlrun.cli.configuration import apply_configuration
 from ddlrun.cli.options import (
     GRACE_HELP,
     ORDER_HELP,
@@ -29,7 +28,6 @@ from ddlrun.mapping.policy import MEMBINDS
 from ddlrun.mapping.topology_request import UNITS
 from ddlrun.wording import did_you_mean
 
-CONFIG_ENV = "ddlrun.config_env"
 MOST_SPAWN_SLOTS = 10_000
 
 
@@ -70,15 +68,9 @@ class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic si
 
 
 def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
-    """Take defaults of options from a YAML file; its env stays apart, as --env adds to it."""
-    if path is not None:
-        from ddlrun.plan.config_file import config_places, parse_config  # noqa: PLC0415 - for a config file alone
-
-        text, where = read_text(path, "config file"), f"config file {path}"
-        values = parse_config(text, where)
-        ctx.meta[CONFIG_PLACES] = config_places(text, where)
-        ctx.meta[CONFIG_ENV] = values.pop("assignments", [])
-        ctx.default_map = values
+    """Take defaults of options from config files and environment variables."""
+    if not ctx.resilient_parsing:
+        apply_configuration(ctx, path)
     return path
 
 
@@ -179,7 +171,8 @@ job_options = option_group(
            help="End the job if a rank's cores or GPU are not those of the plan."),
     option(
         "Run", "--config-file", metavar="FILE", is_eager=True, expose_value=False, callback=load_config,
-        help="Read options, env and Horovod's settings from a YAML file; the command line overrides it.",
+        help="Also read options, env and Horovod's settings from this YAML file (see ddlrun config); none: read no "
+        "config file.",
     ),
     option("Output", "--tag-output/--no-tag-output", "tag", default=None, show_default="on with several ranks",
            help="Begin every line with [rank@host]."),

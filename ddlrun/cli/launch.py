@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
 from ddlrun.cli.launch_help import ALL_OPTIONS, format_usual_help, help_all_option
@@ -139,6 +140,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     if options["as_json"] and not options["dry_run"]:
         raise InputError("--json goes with --dry-run")
     _forget_outer_job()
+    forget_variables(ctx)
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
     if not options["quiet"]:
         note_misplaced(script, args, ctx.command.params)

@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
+from ddlrun.cli.configuration import SHARED, apply_configuration, describe_values
 from ddlrun.cli.inputs import DEFAULT_PROBE_SECONDS
 from ddlrun.cli.option_names import naming_unknown_options, replace_old_names
 from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
 from ddlrun.plugins import plugin_names
 from ddlrun.remote.agent import LAUNCHERS
@@ -45,9 +46,21 @@ class Sections(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse with former names of options replaced; a mistyped name is reported with the nearest one."""
         params = self.get_params(ctx)
+        by_itself = any(param.name == "config_file" for param in params)  # that option applies the configuration
+        if not (by_itself or ctx.resilient_parsing or {"-h", "--help"} & set(args)):
+            apply_configuration(ctx, only=SHARED)
         words = replace_old_names(ctx, args, params)
         with naming_unknown_options(ctx, tuple(words), params):
             return super().parse_args(ctx, words)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's own
+        """Run the command; before an error about its input, print the options that are not on the command line."""
+        try:
+            return super().invoke(ctx)
+        except (InputError, PlacementError):
+            if values := describe_values(ctx):
+                click.echo(f"ddlrun: note: set elsewhere: {values}", err=True)
+            raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         """Return the completions of an option's name; those of a file among the arguments of the script."""

@@ -8,9 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.inputs import find_job, read_rankfile
 from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
-from ddlrun.cli.job_options import CONFIG_ENV
 from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
@@ -20,7 +20,7 @@ from ddlrun.environment.frameworks import parse_frameworks
 from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variables
 from ddlrun.errors import InputError
 from ddlrun.mapping.rack_layout import RackLayout
-from ddlrun.plan.precedence import EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
+from ddlrun.plan.precedence import COMMAND_LINE, DEFAULT, EXCLUSIVE_GROUPS, OPTION_SOURCES, USER_VARIABLES
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.settings import (
     CheckOptions,
@@ -51,7 +51,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
     """Turn options into Settings. Raises InputError for each wrong value."""
     options = {
         **_without_hidden(ctx, options),
-        "config_env": ctx.meta.get(CONFIG_ENV, []),
+        "config_env": find_configuration(ctx).assignments,
         "arguments": ctx.meta.get(ARGUMENTS, ()),
     }
     environment = _read_environment(options)
@@ -82,16 +82,17 @@ def _without_hidden(ctx: click.Context, options: Options) -> dict[str, Any]:
     """Return options; in each of EXCLUSIVE_GROUPS, those of the highest source hide the others."""
     hidden: set[str] = set()
     for group in EXCLUSIVE_GROUPS:
-        ranks = {name: OPTION_SOURCES.index(_source(ctx, name)) for name in group.parameters}
+        ranks = {name: OPTION_SOURCES.index(source_of(ctx, name)) for name in group.parameters}
         hidden |= {name for name, rank in ranks.items() if rank < max(ranks.values())}
     return {name: None if name in hidden else value for name, value in options.items()}
 
 
-def _source(ctx: click.Context, parameter: str) -> str:
+def source_of(ctx: click.Context, parameter: str) -> str:
     """Return the entry of OPTION_SOURCES that gave a parameter."""
-    sources = {ParameterSource.COMMANDLINE: "the command line", ParameterSource.DEFAULT_MAP: "the config file"}
-    source = ctx.get_parameter_source(parameter)
-    return sources.get(source, "ddlrun's default") if source is not None else "ddlrun's default"
+    if ctx.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+        return COMMAND_LINE
+    given = find_configuration(ctx).values.get(parameter)
+    return DEFAULT if given is None else given.source
 
 
 def _read_environment(options: Options) -> EnvironmentOptions:
@@ -104,7 +105,7 @@ def _read_environment(options: Options) -> EnvironmentOptions:
             **render_horovod_variables(options),
             **render_lms_variables(options),
         },
-        "env in the config file": _parse_assignments(options["config_env"]),
+        "env in the config files, and DDLRUN_ENV": _parse_assignments(options["config_env"]),
         "-x NAME=VALUE": _parse_assignments(word for word in options["named"] if "=" in word),
         "--env NAME=VALUE": _parse_assignments(options["assignments"]),
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.configuration import forget_variables
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_planning import (
     Surveyed,
@@ -129,6 +130,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
         note_misplaced(script, args, ctx.command.params)
     note_excluded(ctx)
     program = read_program(script, args, is_module=options["is_module"]) if script else ("SCRIPT",)
+    forget_variables(ctx)
     settings = read_settings(ctx, options, program)
     check_distinct(settings.hosts.hosts, os.uname().nodename)
     if view == "machines":

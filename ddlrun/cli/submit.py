@@ -11,6 +11,7 @@ import click
 from ddlrun import __version__
 from ddlrun.cli.argv import SplitArgv, split_argv
 from ddlrun.cli.compatible_options import translate
+from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.inputs import configs_folder, read_text
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.option_notes import note_misplaced
@@ -151,7 +152,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
 
 def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], options: dict[str, Any]) -> Topology:
     """Find the errors that launch would find after hours in the queue; return the topology."""
-    _check_unsupported(argv, options)
+    _check_unsupported(ctx, argv, options)
     folder = os.path.dirname(options["log"] or "")
     if folder and "%" not in folder and "$" not in folder and not os.path.isdir(folder):
         raise InputError(f"--log {options['log']}: no folder {folder}; create it, as schedulers do not")
@@ -164,11 +165,12 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
     return topology
 
 
-def _check_unsupported(argv: SplitArgv, options: dict[str, Any]) -> None:
-    """Raise InputError for options that submit does not take, whether typed or from the config file."""
-    typed = {param.name: words[0] for param, words in argv.options}
+def _check_unsupported(ctx: click.Context, argv: SplitArgv, options: dict[str, Any]) -> None:
+    """Raise InputError for options that submit does not take, wherever they come from."""
+    typed = {str(param.name): words[0] for param, words in argv.options}
+    places = {name: value.place for name, value in find_configuration(ctx).values.items()} | typed
     problems = [
-        f"{typed.get(name, 'config file: ' + name)}: {reason}" for name, reason in UNSUPPORTED.items()
+        f"{places.get(name, name)}: {reason}" for name, reason in UNSUPPORTED.items()
         if (name in typed if name == "topology" else options[name])
     ]  # fmt: skip
     if problems:

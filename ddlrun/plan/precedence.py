@@ -55,17 +55,25 @@ ENVIRONMENT_LAYERS = (
 # Within the layer "user", from the lowest to the highest.
 USER_VARIABLES = (
     "Horovod's options and --lms, --lms-frac",
-    "env in the config file",
+    "env in the config files, and DDLRUN_ENV",
     "-x NAME=VALUE",
     "--env NAME=VALUE",
 )
 
 # From the lowest to the highest: an option has its value from the last of these that gives one.
-OPTION_SOURCES = ("ddlrun's default", "the config file", "the command line")
+OPTION_SOURCES = (
+    "ddlrun's default",
+    "the user's config file",
+    "the project's config file",
+    "--config-file",
+    "DDLRUN_OPTION in the environment",
+    "the command line",
+)
+DEFAULT, USER_FILE, PROJECT_FILE, NAMED_FILE, VARIABLE, COMMAND_LINE = OPTION_SOURCES
 
 
 class OptionGroup(NamedTuple):
-    """Options that say the same thing in different ways: one of them on the command line hides the config file's."""
+    """Options that say the same thing in different ways: one from a higher source hides the others."""
 
     name: str
     parameters: tuple[str, ...]

@@ -55,6 +55,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Predict the step time of ResNet-50 on 16 hosts with 100 Gbit/s Ethernet.",
                 "ddlrun plan --topology 4x16 --links 100gbe --model resnet50"),
     ),
+    "config": (
+        Example("Show the options that are not on the command line, and where they come from.", "ddlrun config show"),
+        Example("Show which value of an option applies.", "ddlrun config show --bind numa"),
+    ),
     "report": (
         Example("Write the page of the last run.", "ddlrun report"),
         Example("Write the page of another run, and a trace for Perfetto.",
@@ -84,6 +88,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
 STATE = ("~/.local/state/ddlrun", "Run folders, records of runs and profiles of ddlrun tune.")
 CACHE = ("~/.cache/ddlrun", "Saved replies of ddlrun probe.")
 HOSTFILE = ("hostfile", "One host per line, with slots=N and rack=NAME where known; # starts a comment.")
+USER_CONFIG = ("~/.config/ddlrun/config.yaml", "Your own config file, for all projects.")
+PROJECT_CONFIG = ("ddlrun.yaml", "The project's config file, in the current folder or the nearest folder above it.")
 LAST_RUN = ("~/.local/state/ddlrun/last", "Link to the folder of the last run.")
 
 FILES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -91,6 +97,8 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
     "check": (HOSTFILE,),
     "gen-rankfile": (HOSTFILE,),
     "probe": (CACHE, HOSTFILE),
+    "launch": (USER_CONFIG, PROJECT_CONFIG),
+    "config": (USER_CONFIG, PROJECT_CONFIG),
     "report": (LAST_RUN,),
     "runs": (STATE,),
     "logs": (LAST_RUN,),
@@ -106,6 +114,7 @@ BORROWED = {
     "submit": "The options of ddlrun-launch(1) are accepted too, except for those that name hosts.",
     "rerun": "The options of ddlrun-launch(1) are accepted too.",
     "show": "The options of ddlrun-launch(1) for a job are accepted too.",
+    "config": "The options of ddlrun-launch(1) are accepted too.",
 }
 
 SEE_ALSO: dict[str, tuple[str, ...]] = {
@@ -118,6 +127,7 @@ SEE_ALSO: dict[str, tuple[str, ...]] = {
     "probe": ("show", "check"),
     "show": ("launch", "probe", "plan"),
     "plan": ("bench", "tune"),
+    "config": ("launch", "show"),
     "report": ("launch", "runs"),
     "runs": ("logs", "rerun", "report", "ps", "clean"),
     "logs": ("launch", "runs", "report"),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ddlrun.cli.config import ConfigRecord
 from ddlrun.cli.show_records import (
     CommandRecord,
     EnvironmentRecord,
@@ -54,6 +55,7 @@ class PublishedSchema(NamedTuple):
 SCHEMAS = {
     "bench": PublishedSchema("Output of ddlrun bench --json", (BenchRecord,)),
     "check": PublishedSchema("Output of ddlrun check --json", (CheckRecord,)),
+    "config-show": PublishedSchema("Output of ddlrun config show --json", (ConfigRecord,)),
     "lint": PublishedSchema("Output of ddlrun lint --json", (list[LintRecord],)),
     "plan": PublishedSchema("Output of ddlrun plan --json", (ForecastRecord,)),
     "probe": PublishedSchema("Output of ddlrun probe --json", (ProbeRecord,)),

@@ -77,7 +77,7 @@ def test_every_command_with_json_has_a_schema() -> None:
     with_json = {
         name for name, command in commands.items() if command and "as_json" in {p.name for p in command.params}
     }
-    outputs = {f"show-{view}" for view in VIEWS} | with_json - {"launch", "show"}
+    outputs = {f"show-{view}" for view in VIEWS} | {"config-show"} | with_json - {"launch", "show", "config"}
     inputs = {"config", "machine", "network", "profile"}
     assert set(NAMES) == outputs | inputs | set(RUN_FILES.values())
 

@@ -1,0 +1,134 @@
+"""ddlrun config: the value of each option of a launch, and where it comes from."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypedDict
+
+import click
+
+from ddlrun.cli.configuration import find_configuration
+from ddlrun.cli.launch import command as launch
+from ddlrun.cli.options import Option, Sections, argument, option
+from ddlrun.cli.read_settings import source_of
+from ddlrun.environment.exports import redact
+from ddlrun.plan.precedence import DEFAULT
+
+LAUNCH_OPTIONS = tuple(
+    param for param in launch.params if isinstance(param, Option) and not param.hidden and param.name != "as_json"
+)
+
+
+class OptionRecord(TypedDict):
+    """An option of a launch."""
+
+    option: str
+    value: Any
+    """None: not given, and without a default."""
+    source: str
+    """The kind of source, as in the table of precedence."""
+    place: str | None
+    """The file, the line and the key, or the environment variable; None: the command line, or ddlrun's default."""
+
+
+class ConfigRecord(TypedDict):
+    """The output of `ddlrun config show --json`."""
+
+    schema: Literal["urn:ddlrun:config-show:1"]
+    files: list[str]
+    """The config files, each of which overrides those before it."""
+    options: list[OptionRecord]
+    env: list[str]
+    """Variables of the ranks from these files and DDLRUN_ENV; secret values are <redacted>."""
+
+
+class Config(Sections):
+    """A command that also takes launch's options."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own parameters and launch's options."""
+        return [*super().get_params(ctx), *LAUNCH_OPTIONS]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own options; launch's are in launch's help."""
+        own = click.Command(self.name, params=super().get_params(ctx), add_help_option=False)
+        Sections.format_options(own, ctx, formatter)  # type: ignore[arg-type]  # uses get_params only
+
+
+@click.command("config", cls=Config, context_settings={"help_option_names": ["-h", "--help"]})
+@argument("what", metavar="show", type=click.Choice(["show"]))
+@option("Output", "--all", "show_all", is_flag=True, help="Also show the options that have ddlrun's default.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(ctx: click.Context, /, what: str, *, show_all: bool, as_json: bool, **_: Any) -> None:  # noqa: ANN401, ARG001 - click's own
+    """Show the options of a launch, and where each value comes from.
+
+    \b
+    A later source overrides an earlier one:
+      ~/.config/ddlrun/config.yaml   your own config file
+      ddlrun.yaml                    the project's, in this folder or above it
+      --config-file FILE             another config file
+      DDLRUN_BIND=numa               an environment variable for each option
+      --bind numa                    the command line
+
+    The options of ddlrun launch are accepted, as they would be given there.
+    """  # noqa: D301 - click keeps the lines of a paragraph that begins with \b
+    configuration = find_configuration(ctx)
+    records = [record for record in _options(ctx) if show_all or record["source"] != DEFAULT]
+    variables = [_redact_assignment(word) for word in configuration.assignments]
+    if as_json:
+        record: ConfigRecord = {
+            "schema": "urn:ddlrun:config-show:1",
+            "files": list(configuration.files),
+            "options": records,
+            "env": variables,
+        }
+        click.echo(json.dumps(record, indent=2))
+        return
+    rows = [
+        (record["option"], _render_value(record["value"]), record["place"] or record["source"]) for record in records
+    ]
+    rows += [("--env", word, "env of a config file, or DDLRUN_ENV") for word in variables]
+    click.echo("".join(f"config file {path}\n" for path in configuration.files), nl=False)
+    click.echo("".join(_render_rows(rows)) or "every option has ddlrun's default: see --all\n", nl=False)
+
+
+def _options(ctx: click.Context) -> Iterator[OptionRecord]:
+    """Yield a record for each parameter of launch."""
+    values, seen = find_configuration(ctx).values, set[str]()
+    for param in LAUNCH_OPTIONS:
+        name = str(param.name)
+        if name in seen or not param.expose_value:
+            continue
+        seen.add(name)
+        value, source = ctx.params[name], source_of(ctx, name)
+        place = values[name].place if name in values and values[name].source == source else None
+        shown = [_redact_assignment(word) for word in value] if isinstance(value, tuple) else value
+        yield {"option": _option_name(name, value), "value": shown, "source": source, "place": place}
+
+
+def _option_name(parameter: str, value: object) -> str:
+    """Return the long name of a parameter's option; of several switches, the one for the value."""
+    options = [option for option in LAUNCH_OPTIONS if option.name == parameter]
+    chosen = next((option for option in options if option.flag_value == value), options[0])
+    return max(chosen.opts, key=len)
+
+
+def _redact_assignment(word: str) -> str:
+    """Return NAME=VALUE, with a secret value left out."""
+    name, equals, value = word.partition("=")
+    return f"{name}={redact({name: value})[name]}" if equals else word
+
+
+def _render_value(value: object) -> str:
+    """Return a value as it would stand on the command line."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+def _render_rows(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(2)] if rows else []
+    for row in rows:
+        yield f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}\n"
