@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from ddlrun import __version__
+from ddlrun.cli.exit_codes import ExitCodes
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError
 from ddlrun.wording import did_you_mean
 
@@ -157,19 +158,20 @@ def main() -> NoReturn:
         from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
         _exit(complete_line(group, COMPLETION))
+    codes = ExitCodes()
     try:
-        code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False)
+        code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=codes)
     except DdlrunError as error:
-        code = _fail(error.exit_code, *error.problems)
+        code = codes.of_ddlrun(_fail(error.exit_code, *error.problems))
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "ddlrun"
-        code = _fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help")
+        code = codes.of_ddlrun(_fail(EXIT_BAD_INPUT, f"{_message(error).rstrip('.')}; see {command} --help"))
     except click.ClickException as error:
-        code = _fail(error.exit_code, error.format_message())
+        code = codes.of_ddlrun(_fail(error.exit_code, error.format_message()))
     except (click.Abort, KeyboardInterrupt):
-        code = EXIT_INTERRUPTED
+        code = codes.of_ddlrun(EXIT_INTERRUPTED)
     except _EndedError as error:
-        code = EXIT_SIGNAL + error.number
+        code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
     _exit(code or 0)
 
 

@@ -76,7 +76,7 @@ def supervise_run(planned: Planned) -> Finished:
     done = run_plan(plan, settings.supervision, os.environ)
     if done.unswept:
         _end_orphans(sorted(done.unswept), settings)
-    outcome = _judge_by_scheduler(done.outcome, settings)
+    outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     return Finished(attempt, plan, outcome)
 

@@ -41,6 +41,7 @@ LAUNCH_KEYS = {
     "run_dir": "run_dir",
     "keep_runs": "keep_runs",
     "keep_days": "keep_days",
+    "exit_code_base": "exit_code_base",
     "output.tag": "tag",
     "output.timestamp": "timestamp_output",
     "output.folder": "output_filename",

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
+from ddlrun.errors import shift_own_code
+
 
 class RankEnd(NamedTuple):
     """How the program of one rank ended."""
@@ -23,12 +25,17 @@ class RankEnd(NamedTuple):
     tail: str
     """The last lines that it wrote to standard error; empty for exit code 0."""
 
+    @property
+    def started(self) -> bool:
+        """Whether the program was started: with --strict-binding it may not be. A process has used memory."""
+        return self.max_rss_kib > 0
+
 
 class Outcome(NamedTuple):
     """How a run ended."""
 
     exit_code: int
-    """ddlrun's own exit code."""
+    """The exit code of ddlrun; `exit_code_base` is not added."""
     signal: int | None
     """The signal that ended the run; None: none did."""
     seconds: float
@@ -48,21 +55,36 @@ class Outcome(NamedTuple):
     """Hosts that were lost, by the names that the job has for them."""
     unprinted_bytes: int = 0
     """The number of bytes of output that were not printed; the logs have them."""
+    exit_code_base: int = 0
+    """What --exit-code-base adds to ddlrun's own exit codes."""
+
+    @property
+    def code_of_program(self) -> bool:
+        """Whether the exit code is that of the ranks' program, rather than one of ddlrun's own."""
+        return not self.exit_code or (self.root is not None and self.root.started)
+
+    @property
+    def final_code(self) -> int:
+        """The exit code with which ddlrun ends."""
+        return self.exit_code if self.code_of_program else shift_own_code(self.exit_code, self.exit_code_base)
 
     def as_dict(self) -> "OutcomeRecord":
         """Return the outcome as JSON can carry it."""
         return {
             "schema": "urn:ddlrun:run-outcome:1",
             **self._asdict(),
+            "exit_code_of": "program" if self.code_of_program else "ddlrun",
             "root": self.root._asdict() if self.root else None,
             "ends": [end._asdict() for end in self.ends],
         }
 
 
 class OutcomeSchema(TypedDict):
-    """The key that outcome.json has besides the fields of an outcome."""
+    """The keys that outcome.json has besides the fields of an outcome."""
 
     schema: Literal["urn:ddlrun:run-outcome:1"]
+    exit_code_of: Literal["program", "ddlrun"]
+    """Whether the exit code is that of the ranks' program, or one of ddlrun's own."""
 
 
 OutcomeRecord = Annotated[dict[str, Any], Outcome, OutcomeSchema]

@@ -169,6 +169,8 @@ class RunOptions(NamedTuple):
     arguments: tuple[str, ...] = ()
     """The words after `ddlrun launch`, without secrets."""
     retention: Retention = Retention()
+    exit_code_base: int = 0
+    """What is added to ddlrun's own exit codes."""
 
 
 class Settings(NamedTuple):
