@@ -155,6 +155,10 @@ def _variables(_ctx: click.Context, _last: str) -> Iterable[str]:
     return sorted(os.environ)
 
 
+def _exports(_ctx: click.Context, _last: str) -> Iterable[str]:
+    return ("ALL", "NONE", *sorted(os.environ))
+
+
 def _active_runs(_ctx: click.Context, _last: str) -> Iterator[str]:
     from ddlrun.runs.registry import read_runs  # noqa: PLC0415
     from ddlrun.runs.store import state_folder  # noqa: PLC0415
@@ -188,6 +192,8 @@ def _spare_hosts(ctx: click.Context, last: str) -> Iterable[str]:
 COMPLETERS = {
     "accelerators": Completer(_units),
     "args": Completer(paths="file"),
+    "config_file": Completer(lambda *_: ("none",), paths="file"),
+    "export": Completer(_exports, listed=True),
     "forward_signals": Completer(_signals, listed=True),
     "frameworks": Completer(_frameworks, listed=True),
     "hosts": Completer(_hosts, listed=True),

@@ -100,6 +100,11 @@ def test_presets_and_files_of_machine(answer: Answer, words: list[str]) -> None:
     assert "file," in lines
 
 
+def test_variables_that_are_exported(answer: Answer) -> None:
+    assert {"ALL", "NONE", "PATH"} <= plain(answer("launch", "--export", ""))
+    assert plain(answer("launch", "--export", "PATH,AL")) == {"PATH,ALL"}
+
+
 @pytest.mark.parametrize("words", [["--machine", "=", "dgx"], ["--machine", "dgx"]])
 def test_a_value_after_a_word_of_its_own(answer: Answer, words: list[str]) -> None:
     assert plain(answer("launch", *words)) == {name for name in PRESETS if name.startswith("dgx")}

@@ -249,6 +249,12 @@ def test_no_scheduler_is_an_error_with_a_remedy(submit: Run) -> None:
     assert "--print --scheduler slurm|lsf|pbs|sge|flux|kubernetes" in done.stderr
 
 
+def test_note_on_a_secret_in_the_job_script(submit: Run) -> None:
+    done = submit("--print", "--scheduler", "lsf", "4", "--env", "MY_TOKEN=geheim", "--env", "A=1", "sh")
+    expected = "ddlrun: note: --env MY_TOKEN: its value is in the job script; export a secret, and use -x MY_TOKEN\n"
+    assert (done.returncode, done.stderr) == (0, expected)
+
+
 def test_note_on_several_schedulers(submit: Run, tmp_path: Path) -> None:
     install(tmp_path, "flux", FLUX)
     install(tmp_path, "pbs", PBS)
