@@ -65,7 +65,7 @@ def apply_configuration(ctx: click.Context, named: str | None = None, only: froz
     """
     environ = {} if "DDLRUN_RUN" in os.environ else os.environ  # a rank has the variables of its job
     named = named or environ.get("DDLRUN_CONFIG_FILE")
-    files = [*(find_files(os.environ, os.getcwd()) if named != NO_FILES else ())]
+    files = [*(find_files(os.environ, _current_folder()) if named != NO_FILES else ())]
     if named not in (None, "", NO_FILES):
         files.append(ConfigFile(NAMED_FILE, str(named)))
     values: dict[str, OptionValue] = {}
@@ -81,6 +81,14 @@ def apply_configuration(ctx: click.Context, named: str | None = None, only: froz
     paths = tuple(file.path for file in files)
     ctx.meta[CONFIGURATION] = Configuration(paths, values, (*assignments, *variables.assignments))
     ctx.default_map = {name: value.value for name, value in values.items()}
+
+
+def _current_folder() -> str:
+    """Return the current folder; the root where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def find_files(environ: Mapping[str, str], folder: str) -> Iterator[ConfigFile]:
