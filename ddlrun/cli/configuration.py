@@ -128,7 +128,7 @@ def _read_file(file: ConfigFile) -> Configuration:
     content = parse_config(text, where)
     assignments = content.pop("assignments", ())
     places = config_places(text, where)
-    values = {name: OptionValue(value, file.source, places[name]) for name, value in content.items()}
+    values = {name: OptionValue(value, file.source, places.get(name, where)) for name, value in content.items()}
     return Configuration((file.path,), values, tuple(assignments) if isinstance(assignments, list) else ())
 
 

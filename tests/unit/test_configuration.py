@@ -69,6 +69,11 @@ def test_each_source_overrides_those_before_it(folder: Path) -> None:
     assert options("--all", "--config-file", "none")["--bind"]["source"] == OPTION_SOURCES[0]
 
 
+def test_a_merged_key_has_no_line(folder: Path) -> None:
+    (folder / "ddlrun.yaml").write_text("placement: {<<: {bind: numa}}\n")
+    assert options()["--bind"]["place"] == f"config file {folder}/ddlrun.yaml"
+
+
 def test_the_text_of_config_show(folder: Path) -> None:
     user, project = write_files(folder)
     lines = run("config", "show", "--timeout", "5m", DDLRUN_TCP="yes", DDLRUN_ENV="C='x y'").stdout.splitlines()
