@@ -183,12 +183,17 @@ class Keeper:
         """Wait for the next event or deadline, and react to it."""
         poll = select.poll()
         poll.register(self._signals.fd, select.POLLIN)
+        guard = self._program.guard
+        if guard is not None and not guard.silent:
+            poll.register(guard.fileno(), select.POLLIN)
         if self._connection.unsent < MOST_UNSENT:
             for fd in self._program.pipes:
                 poll.register(fd, select.POLLIN)
         if self._connection.open:
             poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
         events = poll.poll(self._milliseconds_to_deadline())
+        if guard is not None and not events:
+            guard.resume()
         for number in self._signals.take():
             self._on_signal(number)
         for fd, event in events:

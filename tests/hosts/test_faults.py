@@ -86,16 +86,9 @@ class Job:
 
     def started(self, host: str) -> list[int]:
         """Return the keeper and the program of the rank on a host, once they run."""
-        mark = "/ddlrun/rank/start.py"
         return wait_until(
             lambda: next(
-                (
-                    [pid, *children(pid)[:1]]
-                    for pid in pids(self.cluster, host)
-                    if any(word.endswith(mark) for word in cmdline(pid)[:5])
-                    and "python" in cmdline(pid)[0]
-                    and children(pid)
-                ),
+                ([pid, *programs_of(pid)[:1]] for pid in pids(self.cluster, host) if programs_of(pid)),
                 [],
             ),
             self.show,
@@ -166,6 +159,19 @@ def cmdline(pid: int) -> list[str]:
         return []
 
 
+def is_keeper(pid: int) -> bool:
+    """Return True for a keeper, for its guard, and for a program that is not yet executed."""
+    words = cmdline(pid)[:5]
+    return any(word.endswith("/ddlrun/rank/start.py") for word in words) and "python" in words[0]
+
+
+def programs_of(pid: int) -> list[int]:
+    """Return the program of a keeper, which is a child of its guard; none for another process."""
+    if not is_keeper(pid) or is_keeper(parent(pid)):
+        return []
+    return [program for guard in children(pid) if is_keeper(guard) for program in children(guard)]
+
+
 def children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -174,7 +180,11 @@ def children(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return a process's parent, 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
@@ -228,6 +238,49 @@ def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster,
         os.kill(keeper, signal.SIGKILL)
         code, _, err = job.end()
     assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("daemon", ["running", "stopped"])
+def test_a_killed_keeper_with_hidden_processes(cluster: Cluster, mpirun: str, tmp_path: Path, daemon: str) -> None:
+    """Neither the environment nor the session of what its program has started is that of the run."""
+    hidden = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
+    with Job(cluster, mpirun, tmp_path, *hidden) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        if daemon == "stopped":
+            os.kill(parent(keeper), signal.SIGSTOP)
+        os.kill(keeper, signal.SIGKILL)
+        code, _, err = job.end()
+    assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+def test_a_blocked_port_of_the_keepers(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "4")) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        port = keeper_socket(cluster, "h3", keeper)[4].rpartition(":")[2]
+        with cluster.blocked("h3", port):
+            code, _, err = job.end()
+    assert code == 3, err
+
+
+@pytest.mark.extra
+def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    options = ("--skip-checks", "--start-timeout", "5")
+    with cluster.blocked("h3", "1024-65534"), Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+        code, _, err = job.end()
+    assert code == 3, err
+
+
+@pytest.mark.extra
+def test_reset_connections_of_a_host(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        cluster.administer("h3", ["ss", "-K", "-tn"])
+        code, _, err = job.end()
+    assert code == 3, err
 
 
 @pytest.mark.extra
