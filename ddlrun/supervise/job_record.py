@@ -1,5 +1,7 @@
 """The record of a job: its ranks' bindings and ends, and the hosts that were lost."""
 
+from collections.abc import Iterable
+
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -24,10 +26,18 @@ class JobRecord:
         """Hosts on which a keeper was killed, so that its program's children may still run."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+        self.ended_while_starting = False
+        """Whether the job was ended before all ranks had started."""
 
     def unswept_hosts(self) -> frozenset[str]:
         """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
+
+    def hosts_without_keepers(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Return the hosts on which mpirun's daemon may still try to reach mpirun, and no keeper can end it."""
+        if not self.ended_while_starting:
+            return frozenset()
+        return frozenset(hosts) - self.lost_hosts - set(self.job_names.values())
 
     def add_binding(self, rank: int, report: str) -> None:
         """Record the binding of a rank. Raises ProtocolError if it is the report of something else."""
