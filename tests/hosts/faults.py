@@ -29,7 +29,13 @@ FAULTS = {
     "kill 9: rank": "SIGKILL to a rank",
     "kill 9: keeper": "SIGKILL to a keeper",
     "a keeper that is killed before it has read everything": "SIGSTOP, then SIGKILL to a keeper",
+    "a killed keeper with hidden processes": (
+        "SIGKILL to a keeper while mpirun's daemon there is stopped; its program runs `env -i setsid sleep 3600`"
+    ),
+    "a blocked port of the keepers": "a firewall drops what a host sends to the keepers' port",
+    "a daemon that cannot call home": "a firewall drops what mpirun's daemon sends to mpirun, `--start-timeout 5`",
     "a reset connection": "the connection of a keeper is reset",
+    "reset connections of a host": "all TCP connections of a host are reset",
     "kill 9: daemon": "SIGKILL to mpirun's daemon on a host",
     "a daemon that hangs at the end": "mpirun's daemon on a host is stopped, then Ctrl-C",
     "a stopped process when all ranks end: h3": "mpirun's daemon on a host is stopped, then all ranks exit with 0",
