@@ -1,8 +1,9 @@
 """The keeper of a rank: it stays with the user's program, from its start to the report of its end.
 
 mpirun starts the keeper. The program is a child of the keeper's guard, a subreaper (prctl(2)): whatever the program
-leaves behind becomes a child of the guard, and of the keeper if the guard is killed. See guard.py. A TCP connection leads to ddlrun: output and reports go there, orders come from there. When ddlrun,
-mpirun, its daemon or the network fails, the keeper notices and ends the program.
+leaves behind becomes a child of the guard, and of the keeper if the guard is killed (guard.py). A TCP connection leads
+to ddlrun: output and reports go there, orders come from there. When ddlrun, mpirun, its daemon or the network fails,
+the keeper notices and ends the program.
 
 The keeper is a state machine. An order to end is a TERMINATE message, a signal that ends processes, or the
 loss of the connection.
