@@ -297,7 +297,7 @@ class Supervision:
             self._termination.reason or self.record.explain_end(self._mpirun, self._ranks),
             seconds=now - self._limits.started_at,
             until_end=min(now, self._termination.since) - self._limits.started_at,
-            mpirun_output=self._mpirun.output,
+            mpirun=self._mpirun,
         )
 
     def _status(self, now: float) -> str:
