@@ -61,7 +61,7 @@ class Supervision:
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self._keepers = Keepers(listener, self._epoll, events, ranks=job.ranks)
         self._stalls = StallDetector(watch.stall, job, self._console.tell)
-        self._limits = JobLimits(watch, job)
+        self._limits = JobLimits(watch, job, process.pid)
         self._heartbeat = Heartbeat(watch.heartbeat, self._limits.started_at)
         self._warnings = SignalWarnings()
         self.record = JobRecord()

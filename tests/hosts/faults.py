@@ -51,6 +51,7 @@ FAULTS = {
     "an sshd that is killed": "SIGKILL to the sshd of a host",
     "a cut network: False": "a host's network is cut, silent ranks",
     "a cut network: True": "a host's network is cut, ranks that print all the time",
+    "a network that is cut while mpirun starts": "a host's network is cut while mpirun starts its daemons",
     "ctrl c: checks": "Ctrl-C during the check",
     "ctrl c: start": "Ctrl-C during the start of mpirun",
     "ctrl c: run": "Ctrl-C while ranks run that ignore TERM",

@@ -421,6 +421,28 @@ def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty:
     assert "no sign of life from h3 for 4 s: the host is down, or its network is cut" in err
 
 
+AGENT = """#!/bin/sh
+case "$*" in *h3*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
+exec ssh "$@"
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(4)
+def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT.format(folder=tmp_path))
+    agent.chmod(0o755)
+    options = ("--skip-checks", "--start-timeout", "5", "--mpi-args", f"--mca plm_rsh_agent {agent}")
+    with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+        wait_until((tmp_path / "calling").exists, job.show)
+        with cluster.cut("h3"):
+            (tmp_path / "cut").touch()
+            code, _, err = job.end()
+    assert code == 3, err
+    assert "did not start in 5 s (--start-timeout): no daemon on h3 has connected to mpirun" in err
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize(
     ("how", "code", "said"),
