@@ -134,7 +134,8 @@ class Scenario:
     @property
     def start_timeout(self) -> float:
         """The value of --start-timeout, which ends the check and a job whose daemons cannot be started."""
-        return 30.0 if any(fault.moment in EARLY_MOMENTS for fault in self.faults) else LONG
+        early = {fault.kind for fault in self.faults if fault.moment in EARLY_MOMENTS}
+        return 30.0 if early & SILENT else LONG
 
     @property
     def bound(self) -> float:
