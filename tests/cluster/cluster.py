@@ -152,6 +152,15 @@ class Cluster(HostGroup):
         finally:
             links.ip(self.namespaces, host, ["rule del pref 1", "rule del pref 2"])
 
+    @contextmanager
+    def deaf(self, host: str) -> Iterator[None]:
+        """Lose all packets to a host, while those from it arrive."""
+        links.limit(self.namespaces, SWITCH, [host], "8bit", "1")  # no packet is as small as the bucket
+        try:
+            yield
+        finally:
+            output([*self.namespaces.as_root(SWITCH), program("tc"), "qdisc", "del", "dev", host, "root"])
+
     def uplink_bytes(self, rack: int) -> tuple[int, int]:
         """Return the bytes that left and that entered the rack, including Ethernet headers."""
         table = output([*self.namespaces.as_root(SWITCH), "cat", "/proc/net/dev"])

@@ -421,6 +421,47 @@ def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty:
     assert "no sign of life from h3 for 4 s: the host is down, or its network is cut" in err
 
 
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_host_that_receives_nothing(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "4")) as job:
+        job.wait_for_output("started", RANKS)
+        with cluster.deaf("h3"):
+            code, _, err = job.end()
+    assert code == 3, err
+    # Its keeper notices first; whether its message arrives depends on the packets that TCP repeats.
+    assert re.search("no sign of life from (h3|ddlrun) for 4 s", err), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_reader_that_stops(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "output")
+    shown = tmp_path / "shown"
+    reader = subprocess.Popen(["sh", "-c", f"{{ head -c 99; sleep 3; cat; }} <{tmp_path}/output >{shown}"])
+    with Job(cluster, mpirun, tmp_path, "seq", "300000", options=("--no-tag-output",)) as job:
+        job.output = shown
+        reader.wait()
+        code, out, err = job.end()
+    assert (code, len(out)) == (0, RANKS * sum(len(f"{number}\n") for number in range(1, 300_001))), err
+
+
+SPAWN = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 2:
+    MPI.COMM_SELF.Spawn("/bin/true", maxprocs=1)
+MPI.COMM_WORLD.barrier()
+"""
+
+
+@pytest.mark.extra
+def test_a_spawn_without_slots(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWN)
+    with Job(cluster, mpirun, tmp_path, "train.py") as job:
+        code, _, err = job.end()
+    assert (code, "--spawn-slots N lets the job start N more" in err) == (4, True), err
+
+
 AGENT = """#!/bin/sh
 case "$*" in *h3*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
 exec ssh "$@"
