@@ -114,6 +114,15 @@ def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
     return Daemon(pid, pidfd, stat.name) if stat is not None and stat.name in names else None
 
 
+def open_outer_daemon(daemon: Daemon) -> Daemon | None:
+    """Return the parent of a daemon if it is a daemon, too.
+
+    The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
+    """
+    stat = read_stat(daemon.pid)
+    return None if stat is None else open_daemon(stat.parent)
+
+
 def _detach() -> None:
     """Leave the session and the signal handlers of the keeper or its guard."""
     os.setsid()
@@ -160,11 +169,19 @@ class DaemonWatcher:
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""
-        while not self._wait():
-            self._end_if_due(time.monotonic())
+        outer = open_outer_daemon(self._daemon)
+        self._watch()
         remove_session_folder()
+        if outer is not None:
+            self._daemon = outer
+            self._watch()
         self._take_leave()
         os._exit(0)
+
+    def _watch(self) -> None:
+        """End the daemon when it is due, until it has ended."""
+        while not self._wait():
+            self._end_if_due(time.monotonic())
 
     def _wait(self) -> bool:
         """Wait for the next event, and react to messages; return True if the daemon has ended."""

@@ -39,6 +39,7 @@ FAULTS = {
     "kill 9: daemon": "SIGKILL to mpirun's daemon on a host",
     "a daemon that hangs at the end": "mpirun's daemon on a host is stopped, then Ctrl-C",
     "a stopped process when all ranks end: h3": "mpirun's daemon on a host is stopped, then all ranks exit with 0",
+    "a stopped parent of a daemon": "the parent of mpirun 5's daemon is stopped, then all ranks exit with 0",
     "a stopped process when all ranks end: h1": "mpirun is stopped, then all ranks exit with 0",
     "kill 9: mpirun": "SIGKILL to mpirun",
     "kill 9: ddlrun": "SIGKILL to ddlrun",

@@ -364,6 +364,22 @@ def test_a_stopped_process_when_all_ranks_end(
 
 
 @pytest.mark.extra
+@pytest.mark.parametrize("major", [5], indirect=True)  # the daemon of 4.1 is one process
+def test_a_stopped_parent_of_a_daemon(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    words = ("sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done")
+    with Job(cluster, mpirun, tmp_path, *words) as job:
+        job.wait_for_output("started", RANKS)
+        outer = parent(parent(job.started("h3")[0]))
+        assert Path(cmdline(outer)[0]).name == "prted", cmdline(outer)
+        os.kill(outer, signal.SIGSTOP)
+        go.touch()
+        code, _, err = job.end()
+    assert code == 0, err
+    assert f"ddlrun: prted on h3 (process {outer}) was stopped when the job was over, and was continued" in err
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize("host", ["h1", "h3"])
 def test_a_killed_ddlrun_and_guard_with_a_stopped_process(
     cluster: Cluster, mpirun: str, tmp_path: Path, host: str
