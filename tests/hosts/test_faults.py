@@ -364,7 +364,7 @@ def test_a_stopped_process_when_all_ranks_end(
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("major", [5], indirect=True)  # the daemon of 4.1 is one process
+@pytest.mark.parametrize("major", [5], indirect=True, ids=["openmpi5"])  # the daemon of 4.1 is one process
 def test_a_stopped_parent_of_a_daemon(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     words = ("sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done")
