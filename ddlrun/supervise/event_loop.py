@@ -160,7 +160,8 @@ class Supervision:
         if number in self._watch.forward:
             self._keepers.send_signal(number)
         elif self._termination.ending:
-            self._termination.hurry()
+            if number != signal.SIGPIPE:
+                self._termination.hurry()
         else:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
@@ -280,6 +281,7 @@ class Supervision:
 
     def _finish(self, signals: Signals) -> int:
         """Write what is left, and close everything; return the number of bytes of output that were not printed."""
+        signals.ignore_pipe()
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
                 self._console.output.end(peer.rank)
