@@ -128,8 +128,10 @@ class Scenario:
 
     @property
     def timeout(self) -> float:
-        """The value of --timeout, which ends a job with a stopped rank."""
-        return 25.0 if Kind.STOP_RANK in self.kinds else LONG
+        """The value of --timeout, which ends a job with a stopped rank, but not before --start-timeout."""
+        if Kind.STOP_RANK not in self.kinds:
+            return LONG
+        return 25.0 if self.start_timeout == LONG else 45.0
 
     @property
     def start_timeout(self) -> float:
