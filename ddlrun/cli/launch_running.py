@@ -76,6 +76,8 @@ def supervise_run(planned: Planned) -> Finished:
     done = run_plan(plan, settings.supervision, os.environ)
     if done.unswept:
         _end_orphans(sorted(done.unswept), settings)
+    if done.session_folder is not None and done.without_keepers.difference(plan.local_hosts):
+        _end_daemons(sorted(done.without_keepers.difference(plan.local_hosts)), done.session_folder, settings)
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     return Finished(attempt, plan, outcome)
@@ -97,6 +99,13 @@ def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
 
     target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
     end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)
+
+
+def _end_daemons(hosts: Iterable[str], session_folder: str, settings: Settings) -> None:
+    """End the daemons of mpirun that are left on hosts where no rank has started."""
+    from ddlrun.runs.daemons import end_daemons  # noqa: PLC0415 - rarely needed
+
+    end_daemons(hosts, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:

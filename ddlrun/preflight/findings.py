@@ -64,6 +64,10 @@ class FindingCode(Enum):
     NAME_OF_ITSELF = _failure("resolves {name} to {address}, which is itself", _HOSTS_FILE)
     NAME_OF_OTHER_HOST = _failure("resolves {name} to {address}, which is {owner}", _HOSTS_FILE)
     NAME_OF_NO_HOST = _failure("resolves {name} to {address}, which is none of its addresses ({own})", _HOSTS_FILE)
+    LEADS_ELSEWHERE = _failure(
+        "is {hostname}, which resolves {host} to {address}, not to one of its own addresses ({own})",
+        "correct the address of {host} in /etc/hosts or DNS, here or there: getent hosts {host}",
+    )
     OWN_NAME_UNKNOWN = _warning("does not resolve its own name {name}", _OWN_ADDRESS)
     OWN_NAME_LOOPBACK = _warning(
         "resolves its own name {name} to {address}: Gloo and others then accept no connections from other hosts",

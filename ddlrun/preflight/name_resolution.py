@@ -34,6 +34,7 @@ def check_names(
             # A host that cannot be reached has a finding already.
             if name in facts and name not in ("localhost", host):
                 yield from _check_name(host, name, host_facts.names[name], book)
+        yield from _check_listed_name(host, host_facts, book)
         yield from _check_own_name(host, host_facts)
 
 
@@ -50,9 +51,8 @@ def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBoo
     if not resolved:
         yield PreflightFinding(host, CHECK, FindingCode.NAME_UNKNOWN, {"name": name})
         return
-    own = {address.ip for address in book.facts[name].addresses if not _is_loopback(address.ip)}
-    resolved_here = {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
-    if not own or not (own | resolved_here).isdisjoint(resolved):
+    own = _own_addresses(book.facts[name])
+    if not own or not (own | _resolved_here(name, book)).isdisjoint(resolved):
         return
     values = {"name": name, "address": resolved[0]}
     owner = book.owners.get(resolved[0])
@@ -63,6 +63,25 @@ def _check_name(host: str, name: str, resolved: Sequence[str], book: _AddressBoo
     else:
         own_addresses = ", ".join(sorted(own))
         yield PreflightFinding(host, CHECK, FindingCode.NAME_OF_NO_HOST, {**values, "own": own_addresses})
+
+
+def _check_listed_name(host: str, facts: HostFacts, book: _AddressBook) -> Iterator[PreflightFinding]:
+    """Find a name that leads to a host with another name, which resolves the name to another host's address."""
+    resolved, own = facts.names.get(host, ()), _own_addresses(facts)
+    if host == facts.hostname or not own or not resolved or any(map(_is_loopback, resolved)):
+        return
+    if (own | _resolved_here(host, book)).isdisjoint(resolved):
+        values = {"hostname": facts.hostname, "address": resolved[0], "own": ", ".join(sorted(own))}
+        yield PreflightFinding(host, CHECK, FindingCode.LEADS_ELSEWHERE, values)
+
+
+def _own_addresses(facts: HostFacts) -> set[str]:
+    """Return the addresses of a host at which others may reach it."""
+    return {address.ip for address in facts.addresses if not _is_loopback(address.ip)}
+
+
+def _resolved_here(name: str, book: _AddressBook) -> set[str]:
+    return {ip for ip in book.here.names.get(name, ()) if not _is_loopback(ip)}
 
 
 def _check_own_name(host: str, facts: HostFacts) -> Iterator[PreflightFinding]:

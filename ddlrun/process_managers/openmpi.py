@@ -243,7 +243,10 @@ def lost_host(errors: str) -> tuple[str, str] | None:
     daemon = r"(?:ORTE|PRTE) has lost communication with a remote daemon\.$(?:.*\n){0,4}.*daemon: \S+ on node (\S+)"
     closed = r"Connection to (\S+) closed by remote host|Connection closed by (\S+) port"
     ssh = rf"(?:{closed}|[Cc]onnect to host (\S+) port \d+: .+)"
-    for pattern, connection in ((daemon, "the connection to its daemon"), (ssh, "the ssh session of its daemon")):
+    # 255 is ssh's own exit code, also for a command that a signal ended.
+    start = r"A daemon failed to report back after being spawned\.(?:.*\n){0,9}.*Remote host: +(\S+)\n.*status: 255$"
+    session = "the ssh session of its daemon"
+    for pattern, connection in ((daemon, "the connection to its daemon"), (ssh, session), (start, session)):
         match = re.search(rf"(?m)^(?:.*\s)?{pattern}", errors)
         if match:
             return next(filter(None, match.groups())), connection

@@ -13,6 +13,7 @@ from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, send_sign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
     from typing import NoReturn
 
     from ddlrun.rank.connection import LauncherConnection
@@ -79,24 +80,61 @@ def watch_daemon(pid: int, connection: LauncherConnection, *, over: bool) -> Non
         connection: The connection to ddlrun.
         over: Whether the job is over already.
     """
-    stat = read_stat(pid)
-    if os.getppid() != pid or stat is None or stat.name not in LAUNCHERS or os.fork():
+    daemon = open_daemon(pid, LAUNCHERS)
+    if daemon is None or os.getppid() != pid or os.fork():
         return
     try:
-        _detach(connection.fileno() if connection.open else -1)
-        DaemonWatcher(pid, stat.name, connection, over=over or not connection.open).run()
+        _detach()
+        still_open = connection if connection.open else None
+        close_files(daemon.pidfd, connection.fileno() if connection.open else -1)
+        over_at = time.monotonic() if over or still_open is None else float("inf")
+        DaemonWatcher(daemon, still_open, over_at=over_at).run()
     finally:
         os._exit(0)
 
 
-def _detach(connection: int) -> None:
-    """Leave the keeper's session, signal handlers and files, but for the connection."""
+def inherit_daemon(daemon: Daemon, grace: float) -> None:
+    """Start a process that ends mpirun's daemon if it stays, in the guard of a keeper that was killed.
+
+    ddlrun ends the job when a keeper was killed: after the grace no other keeper needs the daemon.
+    """
+    if os.fork():
+        return
+    _detach()
+    DaemonWatcher(daemon, None, over_at=time.monotonic() + grace).run()
+
+
+def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
+    """Return a process if it has one of some names, so that its number stays its own; None before Linux 5.3."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    stat = read_stat(pid)
+    return Daemon(pid, pidfd, stat.name) if stat is not None and stat.name in names else None
+
+
+def open_outer_daemon(daemon: Daemon) -> Daemon | None:
+    """Return the parent of a daemon if it is a daemon, too.
+
+    The first process of Open MPI 5's daemon waits for the second one. If it was stopped, it stays.
+    """
+    stat = read_stat(daemon.pid)
+    return None if stat is None else open_daemon(stat.parent)
+
+
+def _detach() -> None:
+    """Leave the session and the signal handlers of the keeper or its guard."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def close_files(*needed: int) -> None:
+    """Close all files of this process but the given ones."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) != connection:
+        if int(name) not in needed:
             _close(int(name))
 
 
@@ -107,78 +145,105 @@ def _close(fd: int) -> None:
         return
 
 
+class Daemon:
+    """mpirun or its daemon: the process, its descriptor (see pidfd_open(2)) and its name."""
+
+    def __init__(self, pid: int, pidfd: int, name: str) -> None:
+        self.pid, self.pidfd, self.name = pid, pidfd, name
+
+
 class DaemonWatcher:
     """A process that outlives the keeper of local rank 0, and mpirun's daemon on its host."""
 
-    def __init__(self, pid: int, name: str, connection: LauncherConnection, *, over: bool) -> None:
-        """Take charge of a daemon, which is still there. Raises OSError before Linux 5.3."""
-        self._pid, self._name, self._connection = pid, name, connection
-        self._pidfd = os.pidfd_open(pid)
-        self._over_at = time.monotonic() if over else float("inf")
+    def __init__(self, daemon: Daemon, connection: LauncherConnection | None, *, over_at: float) -> None:
+        """Take charge of a daemon.
+
+        Args:
+            daemon: The daemon.
+            connection: The connection to ddlrun, if there is one that is open.
+            over_at: The time at which the job is over, infinity until ddlrun reports it.
+        """
+        self._daemon, self._connection = daemon, connection
+        self._over_at = over_at
         self._reported = ""
 
     def run(self) -> NoReturn:
         """Stay until the daemon has ended, and exit."""
-        while not self._wait():
-            self._end_if_due(time.monotonic())
+        outer = open_outer_daemon(self._daemon)
+        self._watch()
         remove_session_folder()
+        if outer is not None:
+            self._daemon = outer
+            self._watch()
         self._take_leave()
         os._exit(0)
 
+    def _watch(self) -> None:
+        """End the daemon when it is due, until it has ended."""
+        while not self._wait():
+            self._end_if_due(time.monotonic())
+
     def _wait(self) -> bool:
         """Wait for the next event, and react to messages; return True if the daemon has ended."""
+        connection = self._connection
         poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        if self._connection.open:
-            poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
+        poll.register(self._daemon.pidfd, select.POLLIN)
+        if connection is not None:
+            poll.register(connection.fileno(), select.POLLIN | (select.POLLOUT if connection.unsent else 0))
         events = [fd for fd, _ in poll.poll(self._seconds_to_deadline() * 1000 + 1)]
-        if self._connection.open and self._connection.fileno() in events:
-            self._communicate()
-        self._connection.keep_alive(time.monotonic())
-        if not self._connection.open:
-            self._over_at = min(self._over_at, time.monotonic())
-        return self._pidfd in events
+        if connection is not None:
+            if connection.fileno() in events:
+                self._communicate(connection)
+            connection.keep_alive(time.monotonic())
+            if not connection.open:
+                self._connection = None
+                self._over_at = min(self._over_at, time.monotonic())
+        return self._daemon.pidfd in events
 
     def _seconds_to_deadline(self) -> float:
         if self._over_at < float("inf"):
             return INTERVAL
-        return max(0.0, min(self._connection.deadline() - time.monotonic(), LONGEST_WAIT))
+        deadline = float("inf") if self._connection is None else self._connection.deadline()
+        return max(0.0, min(deadline - time.monotonic(), LONGEST_WAIT))
 
-    def _communicate(self) -> None:
-        for kind, _ in self._connection.receive():
+    def _communicate(self, connection: LauncherConnection) -> None:
+        for kind, _ in connection.receive():
             if kind == protocol.OVER:
                 self._over_at = min(self._over_at, time.monotonic())
             elif kind == protocol.SWEEP:
                 kill_run(os.environ.get("DDLRUN_RUN", ""))
-        self._connection.flush()
+        connection.flush()
 
     def _end_if_due(self, now: float) -> None:
-        stat = read_stat(self._pid)
+        stat = read_stat(self._daemon.pid)
         if now > self._over_at + KILL_SECONDS:
             self._report(f"did not end within {KILL_SECONDS:g} s after the job, and was killed")
             self._kill()
         elif now > self._over_at + CONTINUE_SECONDS and stat is not None and stat.state == STOPPED:
             self._report("was stopped when the job was over, and was continued")
-            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+            signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGCONT)
 
     def _kill(self) -> None:
         """Kill the daemon, and its session if it is mpirun, as its ssh would outlive it."""
-        session = [] if self._name in DAEMONS else [pid for pid in list_processes() if _session_of(pid) == self._pid]
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        for pid in session:
-            send_signal(pid, signal.SIGKILL)
+        pid, name = self._daemon.pid, self._daemon.name
+        session = [] if name in DAEMONS else [other for other in list_processes() if _session_of(other) == pid]
+        signal.pidfd_send_signal(self._daemon.pidfd, signal.SIGKILL)
+        for other in session:
+            send_signal(other, signal.SIGKILL)
 
     def _report(self, text: str) -> None:
         """Send a text about the daemon, unless it was the last one, too."""
-        if text == self._reported:
+        if text == self._reported or self._connection is None:
             return
         self._reported = text
-        label = f"{self._name} on {os.uname().nodename} (process {self._pid})"
+        label = f"{self._daemon.name} on {os.uname().nodename} (process {self._daemon.pid})"
         self._connection.send(protocol.NOTE, f"{label} {text}".encode(errors="replace"))
         self._connection.flush()
 
     def _take_leave(self) -> None:
         """Wait until ddlrun has read everything."""
+        if self._connection is None:
+            return
         self._connection.finish_sending()
         until = time.monotonic() + FAREWELL_SECONDS
         while self._connection.open and time.monotonic() < until:

@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
-    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, label, prctl)
     settings = KeeperSettings(label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat)
+    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
     if report:

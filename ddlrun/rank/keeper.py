@@ -1,8 +1,9 @@
-"""The keeper of a rank: the parent of the user's program, from its start to the report of its end.
+"""The keeper of a rank: it stays with the user's program, from its start to the report of its end.
 
-mpirun starts the keeper. The keeper is a subreaper (prctl(2)): whatever the program leaves behind becomes its
-child. A TCP connection leads to ddlrun: output and reports go there, orders come from there. When ddlrun,
-mpirun, its daemon or the network fails, the keeper notices and ends the program.
+mpirun starts the keeper. The program is a child of the keeper's guard, a subreaper (prctl(2)): whatever the program
+leaves behind becomes a child of the guard, and of the keeper if the guard is killed (guard.py). A TCP connection leads
+to ddlrun: output and reports go there, orders come from there. When ddlrun, mpirun, its daemon or the network fails,
+the keeper notices and ends the program.
 
 The keeper is a state machine: see keeper_state.py.
 """
@@ -140,12 +141,17 @@ class Keeper:
         """Wait for the next event or deadline, and react to it."""
         poll = select.poll()
         poll.register(self._signals.fd, select.POLLIN)
+        guard = self._program.guard
+        if guard is not None and not guard.silent:
+            poll.register(guard.fileno(), select.POLLIN)
         if self._connection.unsent < MOST_UNSENT:
             for fd in self._program.pipes:
                 poll.register(fd, select.POLLIN)
         if self._connection.open:
             poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
         events = poll.poll(self._milliseconds_to_deadline())
+        if guard is not None and not events:
+            guard.resume()
         for number in self._signals.take():
             self._on_signal(number)
         for fd, event in events:

@@ -8,13 +8,16 @@ import sys
 import time
 
 from ddlrun.rank import protocol
-from ddlrun.rank.prctl import PR_SET_PDEATHSIG
+from ddlrun.rank.guard import fork_program
 from ddlrun.rank.processes import count_oom_kills, explain_kill
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ddlrun.rank.guard import Guard
+    from ddlrun.rank.settings import KeeperSettings
 
 CHUNK = 1 << 16
 TAIL = 16 << 10
@@ -24,16 +27,19 @@ HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 class Program:
     """The user's program, running or ended."""
 
-    def __init__(self, pid: int, pipes: dict[int, bytes], *, oom_kills: int, status: int | None = None) -> None:
+    def __init__(
+        self, guard: Guard | None, pipes: dict[int, bytes], *, oom_kills: int, status: int | None = None
+    ) -> None:
         """Take charge of a process.
 
         Args:
-            pid: The process; 0 if the program was refused.
+            guard: The parent of the process; None if the program was refused.
             pipes: Read end -> the kind of message for the data.
             oom_kills: The value of `count_oom_kills` before the start.
             status: The wait status, if the program counts as ended.
         """
-        self.pid = pid
+        self.guard = guard
+        self.pid = 0 if guard is None else guard.program
         self.pipes = pipes
         self.status = status
         self._started_at = self._ended_at = time.monotonic()
@@ -77,21 +83,37 @@ class Program:
             os.close(fd)
 
     def reap_children(self) -> bool:
-        """Reap every child that has ended, adopted ones too; return True if the program was among them."""
-        ended = False
+        """Reap every child that has ended, adopted ones too; return True if the program has ended since the last call.
+
+        The guard reports the end of the program. If it was killed, the program is a child that was adopted.
+        """
+        before = self.status
+        self._read_report()
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return ended
+                self._read_report()
+                self._end(signal.SIGKILL, 0.0)  # unless that is known: the guard was killed before it could report it
+                break
             if pid == 0:
-                return ended
+                break
             self._max_rss_kib = max(self._max_rss_kib, usage.ru_maxrss)
             if pid == self.pid:
-                self.status = status
-                self._cpu_seconds = usage.ru_utime + usage.ru_stime
-                self._ended_at = time.monotonic()
-                ended = True
+                self._end(status, usage.ru_utime + usage.ru_stime)
+        return before is None and self.status is not None
+
+    def _read_report(self) -> None:
+        report = None if self.guard is None else self.guard.read_end()
+        if report is not None:
+            self._end(*report)
+
+    def _end(self, status: int, cpu_seconds: float) -> None:
+        """Record the end of the program, unless that has been done."""
+        if self.status is None:
+            self.status = status
+            self._cpu_seconds = cpu_seconds
+            self._ended_at = time.monotonic()
 
     def report_end(self, *, ordered: bool, reason: str) -> protocol.ProgramEnd:
         """Return the report of the program's end.
@@ -112,34 +134,30 @@ class Program:
 
 def refuse(code: int) -> Program:
     """Return the record of a program that was not started and counts as ended with an exit code."""
-    return Program(0, {}, oom_kills=count_oom_kills(), status=code << 8)
+    return Program(None, {}, oom_kills=count_oom_kills(), status=code << 8)
 
 
-def start(argv: list[str], label: str, prctl: Callable[[int, int], object]) -> Program:
-    """Start the program in a process group of its own, its output in pipes; it dies with its keeper."""
+def start(argv: list[str], settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:
+    """Start the program below a guard, in a process group of its own, its output in pipes; it dies with its keeper."""
     oom_kills = count_oom_kills()
     out, err = os.pipe(), os.pipe()
-    keeper = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
-    pid = os.fork()
-    if pid == 0:
+    guard = fork_program(prctl, settings)
+    if guard is None:
         os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
-            os._exit(1)
         os.dup2(out[1], 1)
         os.dup2(err[1], 2)
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
-        become(argv, label)
+        become(argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     pipes = {}
     for kind, (read_end, write_end) in ((protocol.OUT, out), (protocol.ERR, err)):
         os.close(write_end)
         os.set_blocking(read_end, False)
         pipes[read_end] = kind
-    return Program(pid, pipes, oom_kills=oom_kills)
+    return Program(guard, pipes, oom_kills=oom_kills)
 
 
 def become(argv: list[str], label: str) -> None:

@@ -18,8 +18,8 @@ class SignalQueue:
     def __init__(self) -> None:
         """Install handlers that queue signals instead of ending this process."""
         self._pending: list[int] = []
-        self.fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.fd, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.wake_fd, warn_on_full_buffer=False)
         for number in HANDLED:
             signal.signal(number, self._receive)
 

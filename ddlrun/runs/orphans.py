@@ -100,7 +100,13 @@ def find_processes(
 ) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
     """Return each host's processes of all runs, and the replies of hosts that failed."""
     replies, failed = _run_scripts(dict.fromkeys(hosts, LIST), reach)
-    return {name: parse_processes(replies[name].out) for name in hosts if name in replies}, failed
+    return {name: omit_guards(parse_processes(replies[name].out)) for name in hosts if name in replies}, failed
+
+
+def omit_guards(processes: Sequence[OrphanProcess]) -> list[OrphanProcess]:
+    """Return the processes of a host without the keepers' guards, which have the command lines of their keepers."""
+    keepers = {process.pid for process in processes if process.keeper}
+    return [process for process in processes if not (process.keeper and process.parent in keepers)]
 
 
 def orphans(processes: Iterable[OrphanProcess]) -> dict[str, list[OrphanProcess]]:

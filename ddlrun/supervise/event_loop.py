@@ -1,6 +1,7 @@
 """The supervision of a job from the start of its mpirun to its end: the event loop."""
 
 import select
+import signal
 import time
 
 from ddlrun.errors import PlacementError, UnreachableError
@@ -149,7 +150,8 @@ class Supervision:
         if number in self._watch.forward:
             self._keepers.send_signal(number)
         elif self._termination.ending:
-            self._termination.hurry()
+            if number != signal.SIGPIPE:
+                self._termination.hurry()
         else:
             if self._watch.status_line:
                 grace = f"{self._watch.grace:g} s at most"
@@ -173,6 +175,7 @@ class Supervision:
 
     def _finish(self, signals: Signals) -> int:
         """Write what is left, and close everything; return the number of bytes of output that were not printed."""
+        signals.ignore_pipe()
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
                 self._console.output.end(peer.rank)
@@ -190,7 +193,7 @@ class Supervision:
             self._termination.reason or self.record.explain_end(self._mpirun, self._ranks),
             seconds=now - self._limits.started_at,
             until_end=min(now, self._termination.since) - self._limits.started_at,
-            mpirun_output=self._mpirun.output,
+            mpirun=self._mpirun,
         )
 
     def _status(self, now: float) -> str:

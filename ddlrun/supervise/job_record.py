@@ -1,10 +1,12 @@
 """The record of a job: its ranks' bindings and ends, and the hosts that were lost."""
 
+from collections.abc import Iterable
+
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
-from ddlrun.supervise.root_cause import EndReason, correct_reset, ended_by_mpirun, root_of
+from ddlrun.supervise.root_cause import EndReason, ended_by_mpirun, explain_by_mpirun, root_of
 from ddlrun.wording import printable
 
 
@@ -24,10 +26,18 @@ class JobRecord:
         """Hosts on which a keeper was killed, so that its program's children may still run."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+        self.ended_while_starting = False
+        """Whether the job was ended before all ranks had started."""
 
     def unswept_hosts(self) -> frozenset[str]:
         """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
+
+    def hosts_without_keepers(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Return the hosts on which mpirun's daemon may still try to reach mpirun, and no keeper can end it."""
+        if not self.ended_while_starting:
+            return frozenset()
+        return frozenset(hosts) - self.lost_hosts - set(self.job_names.values())
 
     def add_binding(self, rank: int, report: str) -> None:
         """Record the binding of a rank. Raises ProtocolError if it is the report of something else."""
@@ -57,9 +67,11 @@ class JobRecord:
 
     def blame_mpirun(self, mpirun: MpirunProcess) -> EndReason:
         """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost."""
-        reason, lost_host = ended_by_mpirun(mpirun.exit_code, mpirun.output, self.ends)
-        if lost_host is not None:
-            self.lost_hosts.add(lost_host)
+        return self._record_lost_host(ended_by_mpirun(mpirun.end_report(), self.ends))
+
+    def _record_lost_host(self, reason: EndReason) -> EndReason:
+        if reason.lost_host is not None:
+            self.lost_hosts.add(reason.lost_host)
         return reason
 
     def explain_end(self, mpirun: MpirunProcess, ranks: int) -> EndReason:
@@ -72,16 +84,16 @@ class JobRecord:
             return EndReason(1, f"only {len(self.ends)} of {ranks} ranks reported how they ended")
         return reason
 
-    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun_output: str) -> Outcome:
+    def outcome(self, reason: EndReason, *, seconds: float, until_end: float, mpirun: MpirunProcess) -> Outcome:
         """Return the outcome.
 
         Args:
             reason: The reason for the end; exit code 0 for success.
             seconds: The duration of the job.
             until_end: The part of it before the job began to end.
-            mpirun_output: The last of mpirun's output.
+            mpirun: The mpirun, which has ended unless it could not be killed.
         """
-        reason = correct_reset(reason, mpirun_output)
+        reason = self._record_lost_host(explain_by_mpirun(reason, mpirun.end_report(), self.ends))
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(
@@ -92,7 +104,7 @@ class JobRecord:
             root=root,
             ends=tuple(self.ends[rank] for rank in sorted(self.ends)),
             lost_ranks=tuple(self.lost_ranks),
-            mpirun_output=mpirun_output if reason.exit_code else "",
+            mpirun_output=mpirun.output if reason.exit_code else "",
             until_end=until_end,
             requested=reason.requested,
             lost_hosts=tuple(sorted(self.lost_hosts)),

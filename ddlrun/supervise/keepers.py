@@ -223,7 +223,7 @@ class Keepers:
     def _flush(self, peer: KeeperConnection) -> None:
         try:
             while peer.unsent:
-                del peer.unsent[: peer.link.send(peer.unsent)]
+                del peer.unsent[: peer.link.send(peer.unsent, _socket.MSG_NOSIGNAL)]
         except BlockingIOError:
             pass
         except OSError:

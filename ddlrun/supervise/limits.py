@@ -4,7 +4,9 @@ import time
 from collections.abc import Collection
 
 from ddlrun.errors import UnreachableError
+from ddlrun.hosts import fold
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
+from ddlrun.supervise.missing_daemons import find_missing_daemons
 from ddlrun.supervise.root_cause import EndReason
 
 TIMED_OUT = 124
@@ -16,8 +18,9 @@ NEVER = float("inf")
 class JobLimits:
     """A job's limits from its start on; times are those of time.monotonic()."""
 
-    def __init__(self, watch: SupervisionOptions, job: SupervisedJob) -> None:
-        self._watch, self._job = watch, job
+    def __init__(self, watch: SupervisionOptions, job: SupervisedJob, session: int) -> None:
+        """Start the clock of a job that runs in mpirun's session."""
+        self._watch, self._job, self._session = watch, job, session
         self.started_at = time.monotonic()
         self._started: set[int] = set()
         self._last_start = self.started_at
@@ -56,9 +59,14 @@ class JobLimits:
         missing = [rank for rank in range(self._job.ranks) if rank not in self._started]
         if missing:
             text = f"{self._job.describe(missing)} did not start in {self._watch.start:g} s (--start-timeout)"
-            return EndReason(UnreachableError.exit_code, text)
+            return EndReason(UnreachableError.exit_code, text + self._explain_late_start())
         self._last_start = NEVER
         return None
+
+    def _explain_late_start(self) -> str:
+        """Return the hosts whose daemons mpirun waits for before it starts any rank, in words; empty if unknown."""
+        hosts = [] if self._started else find_missing_daemons(self._session, self._job.host_names)
+        return f": no daemon on {fold(hosts)} has connected to mpirun" if hosts else ""
 
     def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:
         """Return a message, once, if some ranks have ended a while ago and others have not."""

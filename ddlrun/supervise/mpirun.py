@@ -8,6 +8,7 @@ from ddlrun.process_managers.openmpi import spawn_refused
 from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.remote.mpirun_process import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
+from ddlrun.supervise.root_cause import MpirunEnd
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
@@ -28,6 +29,7 @@ class MpirunProcess:
         self._output = b""
         self.terminated = False
         """Whether SIGTERM was sent to it."""
+        self._killed = False
         self.refused_spawn = False
         """Whether it has refused to start more processes for the job."""
         self._ended_at: float | None = None
@@ -68,6 +70,10 @@ class MpirunProcess:
             self.refused_spawn = spawn_refused(recent.decode(errors="replace"))
         return chunk
 
+    def end_report(self) -> MpirunEnd:
+        """Return its exit code, the last of its output, and whether ddlrun has ended it."""
+        return MpirunEnd(self.exit_code, self.output, ended_by_ddlrun=self.terminated or self._killed)
+
     def terminate(self) -> None:
         """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""
         if not self.terminated and self.running:
@@ -84,6 +90,7 @@ class MpirunProcess:
 
     def kill(self) -> None:
         """Kill its whole session on this host."""
+        self._killed = True
         end_session(self._process.pid)
 
     def end(self, now: float, *, term_at: float, kill_at: float) -> None:

@@ -27,8 +27,8 @@ RESET = "a firewall or another device on the way reset it, or the host was resta
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 
-class ResetConnection(NamedTuple):
-    """The connection of a rank's keeper that was reset."""
+class ClosedConnection(NamedTuple):
+    """The connection of a rank's keeper that closed, or was reset, while the program ran."""
 
     rank: int | None
     label: str
@@ -45,8 +45,21 @@ class EndReason(NamedTuple):
     """The signal that did it."""
     requested: bool = False
     """Whether the user or a limit requested the end."""
-    reset: "ResetConnection | None" = None
-    """The connection whose reset is the reason."""
+    closed: ClosedConnection | None = None
+    """The connection whose end is the reason; mpirun may know its cause."""
+    lost_host: str | None = None
+    """The host that mpirun lost."""
+
+
+class MpirunEnd(NamedTuple):
+    """The end of mpirun."""
+
+    exit_code: int
+    """Its exit code, or minus the signal that ended it; 0 while it runs."""
+    output: str
+    """The last of its output."""
+    ended_by_ddlrun: bool = False
+    """Whether ddlrun sent it SIGTERM or SIGKILL."""
 
 
 def explain_closed_connection(peer: KeeperConnection) -> EndReason:
@@ -55,26 +68,34 @@ def explain_closed_connection(peer: KeeperConnection) -> EndReason:
     code = UnreachableError.exit_code
     if peer.farewell:
         return EndReason(code, f"{label} had to end: {peer.farewell}")
+    connection = ClosedConnection(peer.rank, label)
     if peer.error is None:
-        return _killed(label)
+        return _killed(connection)
     text = f"the connection of {label} broke ({os.strerror(peer.error)})"
     if peer.error == errno.ECONNRESET:
-        return EndReason(code, f"{text}: {RESET}", reset=ResetConnection(peer.rank, label))
+        return EndReason(code, f"{text}: {RESET}", closed=connection)
     return EndReason(code, f"{text}: {UNREACHABLE}")
 
 
-def correct_reset(reason: EndReason, mpirun_output: str) -> EndReason:
-    """Return the reason for the end, corrected if mpirun reports that the keeper was killed.
+def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:
+    """Return the reason for the end, corrected if mpirun knows why a keeper's connection closed.
 
-    The kernel also resets the connection of a killed keeper that had not yet read everything.
+    - The kernel also resets the connection of a killed keeper that had not yet read everything.
+    - An mpirun that was killed or has lost a host kills the keepers of all hosts. Their connections may close before
+      its end is noticed, or before the keeper on the lost host has ended its program.
     """
-    if reason.reset is None or killed_rank(mpirun_output) != reason.reset.rank:
+    if reason.closed is None:
         return reason
-    return _killed(reason.reset.label)
+    if killed_rank(mpirun.output) == reason.closed.rank:
+        return _killed(reason.closed)
+    if lost_host(mpirun.output) is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
+        return ended_by_mpirun(mpirun, ends)
+    return reason
 
 
-def _killed(label: str) -> EndReason:
-    return EndReason(128 + signal.SIGKILL, f"{label} was killed by another process")
+def _killed(connection: ClosedConnection) -> EndReason:
+    text = f"{connection.label} was killed by another process"
+    return EndReason(128 + signal.SIGKILL, text, closed=connection)
 
 
 def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
@@ -94,30 +115,28 @@ def _is_collateral(end: RankEnd) -> bool:
     return end.exit_code == SOCKET_CLOSED or any(error in end.tail for error in COLLATERAL)
 
 
-def ended_by_mpirun(exit_code: int, output: str, ends: Mapping[int, RankEnd]) -> tuple[EndReason, str | None]:
+def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:
     """Return the reason why mpirun ended while ranks were running, or failed without a rank's failure.
 
     Args:
-        exit_code: mpirun's exit code, or minus the signal that ended it.
-        output: The last of its output.
+        mpirun: The end of mpirun.
         ends: The ends of ranks so far.
-
-    Returns:
-        The reason, and the host that mpirun lost, if it lost one.
     """
-    lost = lost_host(output)
+    lost = lost_host(mpirun.output)
     if lost is not None:
         host, connection = lost
         causes = "something there was killed, the host went down, or the network failed"
         code = UnreachableError.exit_code
-        return EndReason(code, f"mpirun lost host {host}, {connection}: {causes}"), host
-    improper = improper_end(output)
+        return EndReason(code, f"mpirun lost host {host}, {connection}: {causes}", lost_host=host)
+    improper = improper_end(mpirun.output)
     if improper is not None:
         rank, host = improper
         with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
         text = f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
-        return EndReason(exit_code or 1, text), None
-    if exit_code < 0:
-        number = -exit_code
-        return EndReason(128 + number, f"mpirun was killed by {signal_name(number)}", number), None
-    return EndReason(exit_code or 1, None if exit_code else "mpirun ended while ranks were still running"), None
+        return EndReason(mpirun.exit_code or 1, text)
+    if mpirun.exit_code < 0:
+        number = -mpirun.exit_code
+        return EndReason(128 + number, f"mpirun was killed by {signal_name(number)}", number)
+    if mpirun.exit_code == 0:
+        return EndReason(1, "mpirun ended while ranks were still running")
+    return EndReason(mpirun.exit_code)

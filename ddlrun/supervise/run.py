@@ -34,6 +34,10 @@ class FinishedJob(NamedTuple):
     """The reports of the ranks' bindings."""
     unswept: frozenset[str]
     """Hosts on which processes of the job may be left."""
+    without_keepers: frozenset[str]
+    """Hosts on which mpirun's daemon may be left, as it has not started any keeper."""
+    session_folder: str | None
+    """The folder of mpirun's session files, if it had one of its own."""
 
 
 def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJob, files: RunDir) -> FinishedJob:
@@ -71,6 +75,12 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
                     if process.poll() is None or process.returncode:
                         end_session(process.pid)
         record = supervision.record
-        return FinishedJob(outcome, tuple(record.bindings.values()), record.unswept_hosts())
+        return FinishedJob(
+            outcome=outcome,
+            bound=tuple(record.bindings.values()),
+            unswept=record.unswept_hosts(),
+            without_keepers=record.hosts_without_keepers(job.host_names),
+            session_folder=command.session_folder,
+        )
     finally:
         listener.close()

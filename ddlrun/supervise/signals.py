@@ -63,6 +63,8 @@ class Signals:
         for number in (*ENDING, *self._forward):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` in a script ignore some
                 self._earlier[number] = signal.signal(number, self._receive)
+        # Python ignores it. The kernel sends it for a stream that is no longer read, which ends the job anyway.
+        self._earlier[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, self._receive)
         self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         # A stopped ddlrun would neither read output nor send heartbeats.
         self._earlier[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
@@ -74,6 +76,10 @@ class Signals:
         signal.set_wakeup_fd(self._earlier_fd)
         os.close(self.wake)
         os.close(self._wake_writer)
+
+    def ignore_pipe(self) -> None:
+        """Ignore SIGPIPE from now on."""
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
     def take(self) -> list[int]:
         """Return the queued signals, oldest first, and empty the queue."""

@@ -31,7 +31,7 @@ class SupervisionState:
         self.console = Console(watch, job.ranks, files)
         self.mpirun = MpirunProcess(process)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
-        self.limits = JobLimits(watch, job)
+        self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)
         self.warnings = SignalWarnings()
         self.record = JobRecord()

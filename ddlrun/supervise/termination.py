@@ -93,6 +93,7 @@ class Termination:
         if self.ending:
             return
         self.reason = reason
+        self._record.ended_while_starting = not self._keepers.complete
         self.phase = Phase.ENDING
         self.since = time.monotonic()
         self._ranks_kill_at = self.since + self._grace + SLACK_SECONDS

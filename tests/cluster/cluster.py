@@ -24,6 +24,8 @@ from tests.cluster.host_group import HostGroup
 from tests.cluster.namespaces import SWITCH, ClusterError, missing, output, program
 
 PATIENCE = 300.0
+# An address that no host has, and a table of routes by way of it.
+NOBODY, NOWHERE = "10.77.255.254", 77
 PROGRAMS = {
     "ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
@@ -131,6 +133,33 @@ class Cluster(HostGroup):
             yield
         finally:
             links.ip(self.namespaces, SWITCH, [f"link set {host} up"])
+
+    @contextmanager
+    def blocked(self, host: str, ports: str) -> Iterator[None]:
+        """Drop what a host sends to TCP ports (`FIRST-LAST` or one) of other hosts, as a firewall does, until the end.
+
+        The packets take a route to a hardware address that no host has. Those of the host's own sshd arrive.
+        """
+        add = [
+            f"neigh replace {NOBODY} lladdr 02:00:00:00:00:01 dev eth0 nud permanent",
+            f"route replace default via {NOBODY} dev eth0 onlink table {NOWHERE}",
+            "rule add ipproto tcp sport 22 lookup main pref 1",
+            f"rule add ipproto tcp dport {ports} lookup {NOWHERE} pref 2",
+        ]
+        links.ip(self.namespaces, host, add)
+        try:
+            yield
+        finally:
+            links.ip(self.namespaces, host, ["rule del pref 1", "rule del pref 2"])
+
+    @contextmanager
+    def deaf(self, host: str) -> Iterator[None]:
+        """Lose all packets to a host, while those from it arrive."""
+        links.limit(self.namespaces, SWITCH, [host], "8bit", "1")  # no packet is as small as the bucket
+        try:
+            yield
+        finally:
+            output([*self.namespaces.as_root(SWITCH), program("tc"), "qdisc", "del", "dev", host, "root"])
 
     def uplink_bytes(self, rack: int) -> tuple[int, int]:
         """Return the bytes that left and that entered the rack, including Ethernet headers."""

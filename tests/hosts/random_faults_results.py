@@ -87,4 +87,6 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment is Moment.START and fault.kind is Kind.CUT:
-        yield Result(frozenset({3}), f"ranks? .* did not start in|mpirun lost host {host}|{host}.*timed out")
+        yield Result(
+            frozenset({3}), f"ranks? .* did not start in .* on {host} has|mpirun lost host {host}|{host}.*timed out"
+        )

@@ -16,10 +16,9 @@ from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line
 from tests.hosts.random_faults_results import allowed_results, first_line, is_decisive
 from tests.hosts.random_faults_scenario import ORDERLY, Fault, Kind, Moment, Scenario
-from tests.hosts.test_faults import Job, children, cmdline
+from tests.hosts.test_faults import Job, children, cmdline, programs_of
 
 RANK = Path(__file__).with_name("random_faults_rank.py")
-KEEPER = "/ddlrun/rank/start.py"
 MPIRUNS = ("mpirun", "prterun", "orterun", "orterun_wrapper")
 DAEMONS = ("orted", "prted")
 INTERVAL = 0.02
@@ -207,8 +206,8 @@ class Run:
         ddlrun = self._job.process.pid
         target = fault.kind.name.partition("_")[2]
         if target in ("RANK", "KEEPER"):
-            keeper = self._find(fault.host, lambda pid: KEEPER in " ".join(cmdline(pid)[:5]) and children(pid) != [])
-            victims = [keeper] if target == "KEEPER" else children(keeper)[:1]
+            keeper = self._find(fault.host, lambda pid: programs_of(pid) != [])
+            victims = [keeper] if target == "KEEPER" else programs_of(keeper)[:1]
         elif target == "DAEMON":
             victims = [self._find(fault.host, lambda pid: os.path.basename(command(pid)) in DAEMONS)]
         elif target == "MPIRUN":

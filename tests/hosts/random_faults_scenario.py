@@ -128,13 +128,16 @@ class Scenario:
 
     @property
     def timeout(self) -> float:
-        """The value of --timeout, which ends a job with a stopped rank."""
-        return 25.0 if Kind.STOP_RANK in self.kinds else LONG
+        """The value of --timeout, which ends a job with a stopped rank, but not before --start-timeout."""
+        if Kind.STOP_RANK not in self.kinds:
+            return LONG
+        return 25.0 if self.start_timeout == LONG else 45.0
 
     @property
     def start_timeout(self) -> float:
         """The value of --start-timeout, which ends the check and a job whose daemons cannot be started."""
-        return 30.0 if any(fault.moment in EARLY_MOMENTS for fault in self.faults) else LONG
+        early = {fault.kind for fault in self.faults if fault.moment in EARLY_MOMENTS}
+        return 30.0 if early & SILENT else LONG
 
     @property
     def bound(self) -> float:

@@ -161,14 +161,31 @@ def test_a_name_and_its_address(cluster: Cluster, mpirun: str, tmp_path: Path) -
     assert f"ddlrun: warning: host 10.77.0.2: {SAME_HOST}; the ranks of both share its cores" in done.stderr
 
 
-@pytest.mark.extra
-def test_a_name_that_leads_to_another_host(cluster: Cluster, tmp_path: Path) -> None:
+@contextmanager
+def leading(name: str, host: str, cluster: Cluster) -> Iterator[None]:
+    """Let a host's name lead to another host on h1, by ssh, too."""
     keys = cluster.known_hosts("h1")
     lines = {line.split(",")[0]: line.split() for line in keys.read_text().splitlines()}
-    lines["h3"] = ["h3", *lines["h2"][1:]]
-    names = keys.parents[1] / "hosts"
+    lines[name] = [name, *lines[host][1:]]
     known = "".join(f"{' '.join(words)}\n" for words in lines.values())
-    with instead(keys, known), instead(names, names.read_text().replace("10.77.1.1 h3", "10.77.0.2 h3")):
+    names = keys.parents[1] / "hosts"
+    text = names.read_text()
+    address = {row.split()[1]: row.split()[0] for row in text.splitlines() if row}
+    with instead(keys, known), instead(names, text.replace(f"{address[name]} {name}", f"{address[host]} {name}")):
+        yield
+
+
+@pytest.mark.extra
+def test_a_name_that_leads_to_a_host_that_is_not_listed(cluster: Cluster, tmp_path: Path) -> None:
+    with leading("h3", "h4", cluster):
+        done = cluster.run("h1", [*DDLRUN, "check", "h1,h3"], cwd=tmp_path)
+    text = "is h4, which resolves h3 to 10.77.1.1, not to one of its own addresses (10.77.1.2)"
+    assert (done.returncode, done.stdout.splitlines()[0]) == (5, f"names  h3  FAILURE  {text}"), done.stderr
+
+
+@pytest.mark.extra
+def test_a_name_that_leads_to_another_host(cluster: Cluster, tmp_path: Path) -> None:
+    with leading("h3", "h2", cluster):
         done = check(cluster, tmp_path)
         one_row(done, 5, ["identity", "h3", "FAILURE", SAME_HOST], "getent hosts h3")
         argv = [

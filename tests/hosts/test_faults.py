@@ -86,16 +86,9 @@ class Job:
 
     def started(self, host: str) -> list[int]:
         """Return the keeper and the program of the rank on a host, once they run."""
-        mark = "/ddlrun/rank/start.py"
         return wait_until(
             lambda: next(
-                (
-                    [pid, *children(pid)[:1]]
-                    for pid in pids(self.cluster, host)
-                    if any(word.endswith(mark) for word in cmdline(pid)[:5])
-                    and "python" in cmdline(pid)[0]
-                    and children(pid)
-                ),
+                ([pid, *programs_of(pid)[:1]] for pid in pids(self.cluster, host) if programs_of(pid)),
                 [],
             ),
             self.show,
@@ -109,6 +102,15 @@ class Job:
     def process_on_h1(self, condition: Callable[[list[str]], bool]) -> int:
         """Return the first process on h1 whose command line fulfils a condition, once there is one."""
         return wait_until(lambda: next((pid for pid in pids(self.cluster, "h1") if condition(cmdline(pid))), 0))
+
+    def port(self) -> str:
+        """Return the port to which the keepers connect, from the environment of mpirun; empty before its start."""
+        for pid in pids(self.cluster, "h1"):
+            with suppress(OSError):
+                environment = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+                if match := re.search(r"\0DDLRUN_CHANNEL=[^\0]*@[^\0]*?:(\d+)", environment):
+                    return match[1]
+        return ""
 
     def wait_for_output(self, text: str, count: int = 1) -> None:
         """Wait until the ranks have printed some text `count` times."""
@@ -166,6 +168,19 @@ def cmdline(pid: int) -> list[str]:
         return []
 
 
+def is_keeper(pid: int) -> bool:
+    """Return True for a keeper, for its guard, and for a program that is not yet executed."""
+    words = cmdline(pid)[:5]
+    return any(word.endswith("/ddlrun/rank/start.py") for word in words) and "python" in words[0]
+
+
+def programs_of(pid: int) -> list[int]:
+    """Return the program of a keeper, which is a child of its guard; none for another process."""
+    if not is_keeper(pid) or is_keeper(parent(pid)):
+        return []
+    return [program for guard in children(pid) if is_keeper(guard) for program in children(guard)]
+
+
 def children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -174,7 +189,11 @@ def children(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return a process's parent, 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
@@ -228,6 +247,48 @@ def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster,
         os.kill(keeper, signal.SIGKILL)
         code, _, err = job.end()
     assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_killed_keeper_with_hidden_processes(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    """Neither the environment nor the session of what its program has started is that of the run."""
+    hidden = ("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & echo started; sleep 3600")
+    with Job(cluster, mpirun, tmp_path, *hidden) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        os.kill(parent(keeper), signal.SIGSTOP)
+        os.kill(keeper, signal.SIGKILL)
+        code, _, err = job.end()
+    assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_blocked_port_of_the_keepers(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job, cluster.blocked("h3", wait_until(job.port, job.show)):
+        code, _, err = job.end()
+    assert code == 3, err
+    assert re.search(r"rank 2 on h3 cannot reach ddlrun: tried 10\.77\.0\.1:\d+ \(timed out\)", err), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(4)
+def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    options = ("--skip-checks", "--start-timeout", "5")
+    with cluster.blocked("h3", "1024-65534"), Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+        code, _, err = job.end()
+    assert (code, "no daemon on h3 has connected to mpirun" in err) == (3, True), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_reset_connections_of_a_host(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY) as job:
+        job.wait_for_output("started", RANKS)
+        cluster.administer("h3", ["ss", "-K", "-tn"])
+        code, _, err = job.end()
+    assert code == 3, err
 
 
 @pytest.mark.extra
@@ -303,6 +364,22 @@ def test_a_stopped_process_when_all_ranks_end(
 
 
 @pytest.mark.extra
+@pytest.mark.parametrize("major", [5], indirect=True, ids=["openmpi5"])  # the daemon of 4.1 is one process
+def test_a_stopped_parent_of_a_daemon(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    words = ("sh", "-c", f"echo started; until test -e {go}; do sleep 0.1; done")
+    with Job(cluster, mpirun, tmp_path, *words) as job:
+        job.wait_for_output("started", RANKS)
+        outer = parent(parent(job.started("h3")[0]))
+        assert Path(cmdline(outer)[0]).name == "prted", cmdline(outer)
+        os.kill(outer, signal.SIGSTOP)
+        go.touch()
+        code, _, err = job.end()
+    assert code == 0, err
+    assert f"ddlrun: prted on h3 (process {outer}) was stopped when the job was over, and was continued" in err
+
+
+@pytest.mark.extra
 @pytest.mark.parametrize("host", ["h1", "h3"])
 def test_a_killed_ddlrun_and_guard_with_a_stopped_process(
     cluster: Cluster, mpirun: str, tmp_path: Path, host: str
@@ -358,6 +435,69 @@ def test_a_cut_network(cluster: Cluster, mpirun: str, tmp_path: Path, *, chatty:
             code, _, err = job.end()
     assert code == 3, err
     assert "no sign of life from h3 for 4 s: the host is down, or its network is cut" in err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_host_that_receives_nothing(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "4")) as job:
+        job.wait_for_output("started", RANKS)
+        with cluster.deaf("h3"):
+            code, _, err = job.end()
+    assert code == 3, err
+    # Its keeper notices first; whether its message arrives depends on the packets that TCP repeats.
+    assert re.search("no sign of life from (h3|ddlrun) for 4 s", err), err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_reader_that_stops(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "output")
+    shown = tmp_path / "shown"
+    reader = subprocess.Popen(["sh", "-c", f"{{ head -c 99; sleep 3; cat; }} <{tmp_path}/output >{shown}"])
+    with Job(cluster, mpirun, tmp_path, "seq", "300000", options=("--no-tag-output",)) as job:
+        job.output = shown
+        reader.wait()
+        code, out, err = job.end()
+    assert (code, len(out)) == (0, RANKS * sum(len(f"{number}\n") for number in range(1, 300_001))), err
+
+
+SPAWN = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 2:
+    MPI.COMM_SELF.Spawn("/bin/true", maxprocs=1)
+MPI.COMM_WORLD.barrier()
+"""
+
+
+@pytest.mark.extra
+def test_a_spawn_without_slots(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWN)
+    with Job(cluster, mpirun, tmp_path, "train.py") as job:
+        code, _, err = job.end()
+    assert (code, "--spawn-slots N lets the job start N more" in err) == (4, True), err
+
+
+AGENT = """#!/bin/sh
+case "$*" in *h3*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
+exec ssh "$@"
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(4)
+def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT.format(folder=tmp_path))
+    agent.chmod(0o755)
+    options = ("--skip-checks", "--start-timeout", "5", "--mpi-args", f"--mca plm_rsh_agent {agent}")
+    with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+        wait_until((tmp_path / "calling").exists, job.show)
+        with cluster.cut("h3"):
+            (tmp_path / "cut").touch()
+            code, _, err = job.end()
+    assert code == 3, err
+    assert "did not start in 5 s (--start-timeout): no daemon on h3 has connected to mpirun" in err
 
 
 @pytest.mark.extra

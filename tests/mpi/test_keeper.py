@@ -244,12 +244,16 @@ def test_signals_are_as_without_ddlrun(line: list[str]) -> None:
 
 
 EARLY_SIGNAL = """
-import os, signal
+import os, signal, time
 from ddlrun.rank import program
+from ddlrun.rank.settings import KeeperSettings
 from ddlrun.rank.signals import SignalQueue
+settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
 SignalQueue()
-started = program.start(["true"], "rank 0", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-print(os.WTERMSIG(os.waitpid(started.pid, 0)[1]))
+started = program.start(["true"], settings, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+while not started.reap_children():
+    time.sleep(0.01)
+print(started.signal)
 """
 
 

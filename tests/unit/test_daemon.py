@@ -12,13 +12,14 @@ from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 
 DEADLINE = 300.0
 WATCHER = """
-import _socket, sys
+import _socket, os, sys
 from ddlrun.rank.authentication import SIZE, RunSecret
 from ddlrun.rank.connection import LauncherConnection, LauncherSocket
-from ddlrun.rank.daemon import DaemonWatcher
+from ddlrun.rank.daemon import Daemon, DaemonWatcher
 connected = LauncherSocket(_socket.socket(fileno=int(sys.argv[1])), RunSecret(sys.argv[3]), bytes(2 * SIZE))
 connection = LauncherConnection(connected, 0.0, lambda reason: None)
-DaemonWatcher(int(sys.argv[2]), "orted", connection, over=False).run()
+pid = int(sys.argv[2])
+DaemonWatcher(Daemon(pid, os.pidfd_open(pid), "orted"), connection, over_at=float("inf")).run()
 """
 
 

@@ -40,7 +40,7 @@ ALLOWED = {
     "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units", "wording"},
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
     "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
-    "supervise": {"errors", "plan", "process_managers", "rank", "remote", "runs", "schedulers", "wording"},
+    "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers", "wording"},
     "ddl": {"allreduce_algorithms", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "cli": {

@@ -5,7 +5,7 @@ import pytest
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.process_managers.openmpi import improper_end, lost_host
 from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, last_lines, render_end
-from ddlrun.supervise.root_cause import root_of
+from ddlrun.supervise.root_cause import ClosedConnection, EndReason, MpirunEnd, explain_by_mpirun, root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 
@@ -91,6 +91,20 @@ PRTE has lost communication with a remote daemon.
 """
 
 
+NO_DAEMON = """------------------------------------------------------------
+A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable, or the executable was unable to find its
+required supporting libraries. In some cases, the daemon was
+able to execute, but was unable to complete a TCP connection
+back to prterun:
+
+  Local host:    h1
+  Remote host:   h2
+  Daemon exit status: 255
+"""
+
+
 def test_messages_of_mpirun() -> None:
     assert find_hint(ABORT, MPI_HINTS) == "rank 1 called MPI_Abort with 5"
     assert improper_end(IMPROPER) == (1, "vm")
@@ -98,4 +112,32 @@ def test_messages_of_mpirun() -> None:
     assert lost_host(LOST) == ("h2", "the connection to its daemon")
     assert lost_host("Connection to h3 closed by remote host.\r\n") == ("h3", "the ssh session of its daemon")
     assert lost_host("ssh: connect to host h4 port 22: Connection refused\n") == ("h4", "the ssh session of its daemon")
+    assert lost_host(NO_DAEMON) == ("h2", "the ssh session of its daemon")
+    assert lost_host(NO_DAEMON.replace("255", "127")) is None
     assert lost_host("a rank said: Connection to the database closed by remote host\n") is None
+
+
+KILLED = """--------------------------------------------------------------------------
+mpirun noticed that process rank 2 with PID 29617 on node h3 exited on signal 9 (Killed).
+"""
+CLOSED = EndReason(137, "rank 2 on h3 was killed by another process", closed=ClosedConnection(2, "rank 2 on h3"))
+RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 broke")
+
+
+@pytest.mark.parametrize(
+    ("reason", "mpirun", "code", "text"),
+    [
+        (CLOSED, MpirunEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, MpirunEnd(1, LOST), 3, "mpirun lost host h2"),
+        (CLOSED, MpirunEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL"),
+        (CLOSED, MpirunEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, MpirunEnd(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, MpirunEnd(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
+        (EndReason(124, "the time limit"), MpirunEnd(1, LOST), 124, "the time limit"),
+    ],
+)
+def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunEnd, code: int, text: str) -> None:
+    corrected = explain_by_mpirun(reason, mpirun, {})
+    assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
+    assert corrected.lost_host == ("h2" if text.startswith("mpirun lost") else None)

@@ -81,7 +81,12 @@ def facts(number: int = 1, **changes: object) -> HostFacts:
 def bad(here: HostFacts | None = None, wanted: FactsRequest = WANTED, **changes: object) -> list[PreflightFinding]:
     """Judge three hosts of which h2 is changed; return the findings of checks that do not pass."""
     hosts = {"h1": facts(1), "h2": facts(2, **changes), "h3": facts(3)}
-    facts_of_all = PreflightFacts(hosts, here or hosts["h1"], "h1", wanted, "orted", (1700000000.0, 1700000000.5))
+    return bad_among(hosts, here or hosts["h1"], wanted)
+
+
+def bad_among(hosts: dict[str, HostFacts], here: HostFacts, wanted: FactsRequest = WANTED) -> list[PreflightFinding]:
+    """Judge hosts; return the findings of checks that do not pass."""
+    facts_of_all = PreflightFacts(hosts, here, "h1", wanted, "orted", (1700000000.0, 1700000000.5))
     return [finding for finding in judge(facts_of_all) if finding.level is not Level.OK]
 
 
@@ -224,11 +229,30 @@ def test_names_that_resolve_to_another_host() -> None:
     assert bad(here, names={"h2": ("10.0.0.2",), "h3": ("192.0.2.3",)}) == []
 
 
+def test_a_name_that_leads_to_a_host_that_is_not_listed() -> None:
+    here = facts(1, names={"h1": ("10.0.0.1",), "h3": ("10.0.0.4",)})
+    other = facts(4, names={"h1": ("10.0.0.1",), "h3": ("10.0.0.3",)})
+    (finding,) = bad_among({"h1": here, "h3": other}, here)
+    assert (finding.host, finding.code) == ("h3", FindingCode.LEADS_ELSEWHERE)
+    assert finding.message == "is h4, which resolves h3 to 10.0.0.3, not to one of its own addresses (10.0.0.4)"
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        pytest.param((), ("10.0.0.4",), id="an alias that only this machine knows"),
+        pytest.param(("127.0.1.1",), ("10.0.0.4",), id="the loopback address"),
+        pytest.param(("192.0.2.3",), ("192.0.2.3",), id="an address behind NAT"),
+    ],
+)
+def test_a_host_with_another_name_of_its_own(there: tuple[str, ...], here: tuple[str, ...]) -> None:
+    first = facts(1, names={"h3": here})
+    assert bad_among({"h1": first, "h3": facts(4, names={"h3": there})}, first) == []
+
+
 def test_a_host_under_two_names() -> None:
     second = facts(2)
-    hosts = {"h1": facts(1), "10.0.0.2": second, "h2": second, "h3": facts(3)}
-    of_all = PreflightFacts(hosts, facts(1), "h1", WANTED, "orted", (1700000000.0, 1700000000.5))
-    (finding,) = [finding for finding in judge(of_all) if finding.level is not Level.OK]
+    (finding,) = bad_among({"h1": facts(1), "10.0.0.2": second, "h2": second, "h3": facts(3)}, facts(1))
     assert (finding.host, finding.code) == ("10.0.0.2", FindingCode.SAME_HOST)
     assert finding.message == "is the same host as h2; its own name is h2"
     assert "getent hosts 10.0.0.2" in finding.remedy

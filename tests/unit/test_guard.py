@@ -1,0 +1,64 @@
+"""The guard of a rank, without a job: a keeper that is killed, and a guard that is killed or stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import processes
+from tests.support.processes import Started, running, started, wait_for
+
+KEEPER = """
+import os, sys, time
+from ddlrun.rank import program
+from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, load_prctl
+from ddlrun.rank.settings import KeeperSettings
+prctl = load_prctl()
+prctl(PR_SET_CHILD_SUBREAPER, 1)
+settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=0.0, heartbeat=0.0)
+running = program.start(sys.argv[1:], settings, prctl)
+print(running.guard.pid, flush=True)
+while not running.reap_children():
+    running.guard.resume()
+    time.sleep(0.01)
+print(running.status, flush=True)
+"""
+# Neither the environment nor the session nor the open files of the first process are those of the program.
+HIDDEN = "env -i setsid sleep {mark} <>/dev/null >&0 2>&0 & sleep {mark}"
+
+
+@pytest.fixture
+def mark() -> str:
+    return processes.mark()
+
+
+@pytest.fixture
+def keeper(mark: str) -> Iterator[Started]:
+    """Provide a process that starts a program as a keeper does, when the program and its child run."""
+    argv = [sys.executable, "-c", KEEPER, "sh", "-c", HIDDEN.format(mark=mark)]
+    with started(argv, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: len(running(mark)) == 2)
+        yield process
+
+
+def test_a_killed_keeper_leaves_no_hidden_process(keeper: Started, mark: str) -> None:
+    keeper.kill()
+    wait_for(lambda: running(mark) == [])
+
+
+def test_a_killed_guard_leaves_the_processes_to_the_keeper(keeper: Started, mark: str) -> None:
+    os.kill(int(keeper.stdout.readline()), signal.SIGKILL)
+    assert int(keeper.stdout.readline()) == signal.SIGKILL
+    keeper.wait()
+    for pid in running(mark):  # the keeper of this test has no escalation
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stopped_guard_is_continued(keeper: Started, mark: str) -> None:
+    os.kill(int(keeper.stdout.readline()), signal.SIGSTOP)
+    for pid in running(mark):
+        os.kill(pid, signal.SIGTERM)
+    assert os.WEXITSTATUS(int(keeper.stdout.readline())) == 128 + signal.SIGTERM
