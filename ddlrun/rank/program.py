@@ -10,11 +10,14 @@ import time
 from ddlrun.rank import protocol
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG
 from ddlrun.rank.processes import count_oom_kills, explain_kill
+from ddlrun.rank.program_streams import ProgramStreams, open_streams
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ddlrun.rank.program_input import InputRequest, ProgramInput
 
 CHUNK = 1 << 16
 TAIL = 16 << 10
@@ -24,19 +27,23 @@ HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 class Program:
     """The user's program, running or ended."""
 
-    def __init__(self, pid: int, pipes: dict[int, bytes], *, oom_kills: int, status: int | None = None) -> None:
+    def __init__(self, pid: int, streams: ProgramStreams, *, oom_kills: int, status: int | None = None) -> None:
         """Take charge of a process.
 
         Args:
             pid: The process; 0 if the program was refused.
-            pipes: Read end -> the kind of message for the data.
+            streams: Its standard streams.
             oom_kills: The value of `count_oom_kills` before the start.
             status: The wait status, if the program counts as ended.
         """
         self.pid = pid
-        self.pipes = pipes
+        self.pipes = streams.pipes
+        """Descriptor from which output is read -> the kind of message for the data."""
+        self.input: ProgramInput | None = streams.input
         self.status = status
         self._started_at = self._ended_at = time.monotonic()
+        self.terminal = streams.terminal
+        """Whether it has a pseudo terminal."""
         self._oom_kills_before = oom_kills
         self._error_tail = b""
         self._max_rss_kib = 0
@@ -65,6 +72,8 @@ class Program:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return b""
+        except OSError:  # EIO: no process has the terminal open any more
+            data = b""
         if not data:
             self.close_pipe(fd)
         elif self.pipes[fd] == protocol.ERR:
@@ -112,34 +121,37 @@ class Program:
 
 def refuse(code: int) -> Program:
     """Return the record of a program that was not started and counts as ended with an exit code."""
-    return Program(0, {}, oom_kills=count_oom_kills(), status=code << 8)
+    return Program(0, ProgramStreams({}, (None, 1, 2)), oom_kills=count_oom_kills(), status=code << 8)
 
 
-def start(argv: list[str], label: str, prctl: Callable[[int, int], object]) -> Program:
-    """Start the program in a process group of its own, its output in pipes; it dies with its keeper."""
+def start(
+    argv: list[str], label: str, prctl: Callable[[int, int], object], request: InputRequest | None = None
+) -> Program:
+    """Start the program in a process group of its own; it dies with its keeper.
+
+    Args:
+        argv: Its command line.
+        label: The rank and its host, for messages.
+        prctl: The function of libc.
+        request: The standard input that comes from ddlrun; None: it is the keeper's.
+    """
     oom_kills = count_oom_kills()
-    out, err = os.pipe(), os.pipe()
+    streams = open_streams(request)
     keeper = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     pid = os.fork()
     if pid == 0:
-        os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
+        streams.attach()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper:
             os._exit(1)
-        os.dup2(out[1], 1)
-        os.dup2(err[1], 2)
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
         become(argv, label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    pipes = {}
-    for kind, (read_end, write_end) in ((protocol.OUT, out), (protocol.ERR, err)):
-        os.close(write_end)
-        os.set_blocking(read_end, False)
-        pipes[read_end] = kind
-    return Program(pid, pipes, oom_kills=oom_kills)
+    streams.close_ends()
+    return Program(pid, streams, oom_kills=oom_kills)
 
 
 def become(argv: list[str], label: str) -> None:
