@@ -1,6 +1,7 @@
 """The supervision of a job from the start of its mpirun to its end: the event loop."""
 
 import select
+import signal
 import time
 
 from ddlrun.errors import PlacementError, UnreachableError
@@ -17,6 +18,7 @@ from ddlrun.supervise.mpirun import read_now
 from ddlrun.supervise.readers import Readers
 from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
 from ddlrun.supervise.signals import Signals
+from ddlrun.supervise.standard_input import STDIN
 from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Phase
 
@@ -62,10 +64,13 @@ class Supervision:
         """Stay until mpirun and all ranks have ended; return the outcome."""
         for fd in (signals.wake, *self._mpirun.pipes):
             self._epoll.register(fd, select.EPOLLIN)
-        while not self._is_over(time.monotonic()):
-            for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
-                self._on_event(fd, event, signals)
-            self._on_time(time.monotonic(), signals)
+        try:
+            while not self._is_over(time.monotonic()):
+                for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
+                    self._on_event(fd, event, signals)
+                self._on_time(time.monotonic(), signals)
+        finally:
+            self._reactions.input.close()
         for fd in self._mpirun.pipes:
             while self._read_mpirun(fd):
                 pass
@@ -87,6 +92,9 @@ class Supervision:
     def _on_event(self, fd: int, event: int, signals: Signals) -> None:
         if fd == signals.wake:
             read_now(fd)
+        elif fd == STDIN:
+            if self._reactions.input.event(fd):
+                self._on_signal(signal.SIGINT)
         elif fd not in self._mpirun.pipes:
             if not self._readers.lose(fd):
                 self._keepers.event(fd, event)

@@ -63,6 +63,9 @@ class RankOutput:
         """Print and store a rank's output to standard output (0) or standard error (1)."""
         key = rank, stream
         self._files.write(rank, stream, data)
+        if rank == self._style.raw:
+            self._print_raw(rank, stream, data)
+            return
         part = self._parts.get(key, b"")
         lines, rest = split_lines(part + data if part else data)
         if rest:
@@ -112,6 +115,13 @@ class RankOutput:
         part = self._parts.pop(key, b"")
         self._waiting_since.pop(key, None)
         self._print(*key, part)
+
+    def _print_raw(self, rank: int, stream: int, data: bytes) -> None:
+        """Print what a rank writes to its terminal, as it comes."""
+        console, log = self._sinks[stream]
+        log.write(log.lines.join(rank, data, self.tag(rank)))
+        self._before()
+        console.write(console.lines.join(rank, data, b""))
 
     def _print(self, rank: int, stream: int, lines: bytes) -> None:
         if not lines:
