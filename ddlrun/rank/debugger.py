@@ -5,7 +5,6 @@ The debugged rank's own Python runs this file, by its path, with the script or `
 """
 
 # ruff: noqa: PLC0415 - a debugger is imported after sys.path is that of the script
-# mypy: disable-error-code="import-not-found"
 
 import os
 import sys
@@ -78,9 +77,7 @@ def create_debugger() -> "Pdb":
     import pdb  # noqa: T100 - this is the debugger
 
     if importlib.util.find_spec("ipdb") is not None:
-        from IPython.terminal.debugger import TerminalPdb
-
-        debugger: Pdb = TerminalPdb()
+        debugger: Pdb = importlib.import_module("IPython.terminal.debugger").TerminalPdb()
         return debugger
     return pdb.Pdb()
 

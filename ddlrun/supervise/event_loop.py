@@ -74,8 +74,7 @@ class Supervision:
         for fd in self._mpirun.pipes:
             while self._read_mpirun(fd):
                 pass
-        unprinted = self._finish(signals)
-        return self._outcome()._replace(unprinted_bytes=unprinted)
+        return self._outcome()._replace(unprinted_bytes=self._finish(signals))
 
     def _is_over(self, now: float) -> bool:
         if self._mpirun.running:
@@ -183,7 +182,9 @@ class Supervision:
         """Write what is left, and close everything; return the number of bytes of output that were not printed."""
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
-                self._console.output.end(peer.rank)
+                end = self.record.ends.get(peer.rank)
+                self._console.output.end(peer.rank, failed=end is not None and end.exit_code != 0)
+        self._console.output.conclude(self._outcome())
         reason = self._termination.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         failed = reason is not None or self._mpirun.exit_code != 0

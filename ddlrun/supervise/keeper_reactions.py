@@ -89,7 +89,7 @@ class KeeperReactions:
     def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
         peer.state = PeerState.ENDED
         self.input.end(rank)
-        self._console.output.end(rank)
+        self._console.output.end(rank, failed=end.code != 0)
         self._stalls.end(rank)
         self._record.add_end(peer, rank, end)
         self._limits.rank_ended()

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
+from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import OutputStyle
+from ddlrun.supervise.held_tracebacks import HeldTracebacks
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
 
@@ -12,6 +14,7 @@ LONGEST = 1 << 16
 # Part of a line is printed after this time without its end.
 PATIENCE_SECONDS = 0.5
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+STDERR = 1
 STREAMS = 2
 
 
@@ -51,6 +54,7 @@ class RankOutput:
         self._parts: dict[tuple[int, int], bytes] = {}
         self._waiting_since: dict[tuple[int, int], float] = {}
         self._hosts: dict[int, str] = {}
+        self._tracebacks = HeldTracebacks()
         for _, log in sinks:
             log.write(b"")
 
@@ -76,13 +80,34 @@ class RankOutput:
             del self._parts[key], self._waiting_since[key]
         self._print(rank, stream, lines)
 
-    def end(self, rank: int) -> None:
-        """Print the rest of a rank's output, whose last line may be unfinished."""
+    def end(self, rank: int, *, failed: bool = False) -> None:
+        """Print the rest of a rank's output, whose last line may be unfinished.
+
+        Args:
+            rank: The rank.
+            failed: Whether it has failed, so that its traceback belongs to the report of the job.
+        """
+        if failed:
+            self._tracebacks.keep(rank)
         for stream in range(STREAMS):
             self._print_part((rank, stream))
+        if not failed:
+            self._show(rank, STDERR, self._tracebacks.release(rank))
         self._files.end(rank)
 
+    def conclude(self, outcome: Outcome) -> None:
+        """Print the tracebacks that were held back, as far as the report of the job does not cover them."""
+        for rank, text in self._tracebacks.conclude(outcome.root, outcome.ends):
+            self._show(rank, STDERR, text)
+
     def tick(self) -> float | None:
+        """Print what has waited long enough; return the seconds until the next part has."""
+        for rank in self._tracebacks.due():
+            self._show(rank, STDERR, self._tracebacks.release(rank))
+        delays = [delay for delay in (self._print_parts(), self._tracebacks.delay()) if delay is not None]
+        return min(delays, default=None)
+
+    def _print_parts(self) -> float | None:
         """Print parts of lines that have waited long enough; return the seconds until the next one has."""
         if not self._waiting_since:
             return None
@@ -126,8 +151,18 @@ class RankOutput:
     def _print(self, rank: int, stream: int, lines: bytes) -> None:
         if not lines:
             return
-        console, log = self._sinks[stream]
+        _, log = self._sinks[stream]
         log.write(log.lines.join(rank, lines, self.tag(rank)))
         if self._style.ranks is None or rank in self._style.ranks:
+            if stream == STDERR:
+                self._show(rank, stream, self._tracebacks.add(rank, lines))
+            else:  # the rank goes on after its traceback
+                self._show(rank, STDERR, self._tracebacks.go_on(rank))
+                self._show(rank, stream, lines)
+
+    def _show(self, rank: int, stream: int, lines: bytes) -> None:
+        """Print lines on the console."""
+        if lines:
+            console, _ = self._sinks[stream]
             self._before()
             console.write(console.lines.join(rank, lines, self.tag(rank, colour=console.colour)))
