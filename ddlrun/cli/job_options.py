@@ -176,6 +176,8 @@ job_options = option_group(
     ),
     option("Output", "--tag-output/--no-tag-output", "tag", default=None, show_default="on with several ranks",
            help="Begin every line with [rank@host]."),
+    option("Output", "--fold-output", is_flag=True,
+           help="Print equal lines of several ranks once, with [0-7] before them."),
     option("Output", "--timestamp-output", is_flag=True, help="Begin every line with the time."),
     option(
         "Output", "--ranks", "shown_ranks", metavar="LIST",

@@ -38,11 +38,13 @@ def read_supervision(
             ranks=parse_ranks(ranks, "--ranks") if ranks else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
             rank_logs=options["rank_logs"],
+            fold=options["fold_output"],
+            many_colours="256color" in os.environ.get("TERM", "") or "COLORTERM" in os.environ,
             raw=stdin.rank if stdin is not None and at_terminal else None,
         ),
         input=stdin,
         status_line=os.isatty(2) and not options.get("quiet") and smart and not at_terminal,
-        colour=os.isatty(1) and "NO_COLOR" not in os.environ and smart,
+        colour="NO_COLOR" not in os.environ and smart,
     )
 
 

@@ -24,8 +24,21 @@ class OutputStyle(NamedTuple):
     """Folder with files for each rank's output."""
     rank_logs: bool = True
     """Whether the run folder gets a log per rank."""
+    fold: bool = False
+    """Whether equal lines of several ranks are printed once."""
+    many_colours: bool = False
+    """Whether the terminal has 256 colours."""
     raw: int | None = None
     """The rank whose output is printed as it comes, without tags: it has the terminal."""
+
+
+def render_ranks(ranks: Iterable[int]) -> str:
+    """Return a list of ranks.
+
+    >>> render_ranks([3, 0, 1, 2, 7])
+    '0-3,7'
+    """
+    return cpu_list(ranks)
 
 
 class InputMode(enum.Enum):

@@ -14,6 +14,8 @@ from ddlrun.wording import printable, signal_name
 # Lines on ranks that failed later, and the characters of an exception in them.
 MOST_KINDS = 4
 MOST_CHARACTERS = 200
+# The colour of errors in Okabe and Ito's palette, which is not mistaken for green, and the nearest of eight colours.
+VERMILION, RED = "1;38;5;166", "1;31"
 TOO_LONG = os.strerror(errno.E2BIG)
 IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
@@ -96,6 +98,17 @@ def render_outcome(outcome: Outcome, plan: Plan) -> str:
     if outcome.exit_code or outcome.unprinted_bytes:
         lines.append(_last_line(outcome, plan))
     return "".join(f"ddlrun: {printable(line)}\n" for line in lines)
+
+
+def colour_report(report: str, *, many_colours: bool) -> str:
+    """Return a report whose first line, the failure, stands out on a terminal; its words say the same.
+
+    Args:
+        report: The report.
+        many_colours: Whether the terminal has 256 colours.
+    """
+    first, newline, rest = report.partition("\n")
+    return f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
 
 
 def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:

@@ -16,6 +16,8 @@ from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.console_lines import RankTags
+from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import RankFiles
@@ -259,3 +261,49 @@ def test_tracebacks_of_ranks_that_go_on_are_printed() -> None:
         output.write(2, 1, (traceback("ValueError: much") + "more\n" * 3000).encode())
         output.write(2, 1, b"more\n")
         assert (folder / "err").read_text().endswith("more\n")
+
+
+LINES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"a\n", b"b\n", b"50%\r", b"part"])), max_size=30)
+
+
+@given(LINES)
+def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[int, bytes]]) -> None:
+    folder = LineFolder()
+    folder.ranks = 3
+    folded = []
+    for rank, line in lines:
+        folder.add(rank, 0, line)
+        folded += folder.take()
+    folded += folder.take(everything=True)
+    assert folder.delay() is None
+    for rank in range(3):
+        assert [line.text for line in folded if rank in line.ranks] == [line for owner, line in lines if owner == rank]
+
+
+def test_a_folded_line_does_not_wait_for_ever() -> None:
+    folder = LineFolder()
+    folder.ranks = 2
+    for number in range(MOST_LINES + 1):
+        folder.add(0, 0, b"%d\n" % number)
+    assert [line.text for line in folder.take()] == [b"0\n"]
+
+
+def test_equal_lines_are_folded() -> None:
+    with collecting(OutputStyle(fold=True)) as (output, folder):
+        for rank in (2, 0, 1):
+            output.write(rank, 0, b"epoch 1\n")
+        for rank in (2, 0, 1):
+            output.write(rank, 0, b"loss %d\nepoch 2\n" % (rank // 2))
+        output.conclude(Outcome(0, None, 1.0))
+        assert (folder / "out").read_text().splitlines() == [
+            "[0-2] epoch 1", "[0-1] loss 0", "[2@h2] loss 1", "[0-2] epoch 2",
+        ]  # fmt: skip
+        assert (folder / "out.log").read_text().count("epoch 2") == 3
+
+
+def test_tags_have_colours_on_terminals_alone() -> None:
+    tags = RankTags(OutputStyle(), 3)
+    tags.hosts[2] = "h2"
+    assert tags.render((2,)) == b"[2@h2] "
+    assert tags.render((2,), colour=True) == b"\x1b[35m[2@h2]\x1b[0m "
+    assert RankTags(OutputStyle(many_colours=True), 3).render((1, 0), colour=True) == b"\x1b[38;5;208m[0-1]\x1b[0m "
