@@ -23,6 +23,8 @@ class RankTags:
         """Take the options, and the number of ranks."""
         self.hosts: dict[int, str] = {}
         """Rank -> its host, once it has started."""
+        self.ranks = ranks
+        """The number of ranks."""
         self._timestamp = style.timestamp
         self._tag = ranks > 1 if style.tag is None else style.tag
         self._colours = SAFE_COLOURS if style.many_colours else FEW_COLOURS
@@ -54,7 +56,8 @@ class ConsoleLines:
         """
         self._style, self._tags, self._streams, self._before = style, tags, streams, before
         self._tracebacks = HeldTracebacks()
-        self._folder = LineFolder() if style.fold else None
+        ranks = tags.ranks if style.ranks is None else len(style.ranks)
+        self._folder = LineFolder(ranks) if style.fold else None
 
     def add(self, rank: int, stream: int, lines: bytes) -> None:
         """Print a rank's lines; those that are held back, later."""
@@ -99,7 +102,6 @@ class ConsoleLines:
             self._write((rank,), stream, lines)
         else:
             self._folder.add(rank, stream, lines)
-            self._folder.ranks = len(self._tags.hosts if self._style.ranks is None else self._style.ranks)
             self._print_folded()
 
     def _print_folded(self, *, everything: bool = False) -> None:

@@ -268,8 +268,7 @@ LINES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"a\n", b"b\n", b
 
 @given(LINES)
 def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[int, bytes]]) -> None:
-    folder = LineFolder()
-    folder.ranks = 3
+    folder = LineFolder(3)
     folded = []
     for rank, line in lines:
         folder.add(rank, 0, line)
@@ -281,8 +280,7 @@ def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[in
 
 
 def test_a_folded_line_does_not_wait_for_ever() -> None:
-    folder = LineFolder()
-    folder.ranks = 2
+    folder = LineFolder(2)
     for number in range(MOST_LINES + 1):
         folder.add(0, 0, b"%d\n" % number)
     assert [line.text for line in folder.take()] == [b"0\n"]
