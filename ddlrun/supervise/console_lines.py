@@ -70,7 +70,7 @@ class ConsoleLines:
             self._print(rank, stream, lines)
 
     def add_raw(self, rank: int, stream: int, data: bytes) -> None:
-        """Print what a rank writes to its terminal, as it comes."""
+        """Print the output of a rank with a terminal, as it comes."""
         self._before()
         console = self._streams[stream]
         console.write(console.lines.join(rank, data, b""))
@@ -90,7 +90,7 @@ class ConsoleLines:
         self._print_folded(everything=True)
 
     def tick(self) -> float | None:
-        """Print what has waited long enough; return the seconds until the next part has, None: nothing waits."""
+        """Print lines that have waited long enough; return the seconds until the next one has, None: no line waits."""
         for rank in self._tracebacks.due():
             self._print(rank, STDERR, self._tracebacks.release(rank))
         self._print_folded()

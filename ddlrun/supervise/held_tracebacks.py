@@ -22,7 +22,7 @@ class HeldTracebacks:
         """Rank that still runs -> the time of its traceback."""
 
     def add(self, rank: int, lines: bytes) -> bytes:
-        """Hold back lines from a traceback on; return what is to be printed now."""
+        """Hold back lines from a traceback on; return the lines to print now."""
         if rank in self._held:
             self._held[rank] += lines
             return self.release(rank) if len(self._held[rank]) > MOST_BYTES else b""
@@ -33,12 +33,12 @@ class HeldTracebacks:
         return lines[: match.start()]
 
     def release(self, rank: int) -> bytes:
-        """Return what was held back, and hold it no longer."""
+        """Return the lines of a rank that were held back, and hold them no longer."""
         self._since.pop(rank, None)
         return self._held.pop(rank, b"")
 
     def go_on(self, rank: int) -> bytes:
-        """Return what was held back of a rank that still runs, as it goes on after its traceback."""
+        """Return the held lines of a rank that goes on after its traceback; none if the rank has ended."""
         return self.release(rank) if rank in self._since else b""
 
     def keep(self, rank: int) -> None:
@@ -57,7 +57,7 @@ class HeldTracebacks:
         return max(0.0, min(self._since.values()) + HOLD_SECONDS - time.monotonic())
 
     def conclude(self, root: RankEnd | None, ends: Iterable[RankEnd]) -> Iterator[tuple[int, bytes]]:
-        """Yield what has to be printed at the end of the job, by rank: tracebacks that its report does not cover.
+        """Yield ranks and their tracebacks that the report of the job does not cover.
 
         The report shows that of the root, and one line for the ranks that lost their connections.
 

@@ -95,11 +95,11 @@ class RankOutput:
         self._files.end(rank)
 
     def conclude(self, outcome: Outcome) -> None:
-        """Print what was held back, as far as the report of the job does not cover it."""
+        """Print the lines that were held back, but no traceback that the report of the job covers."""
         self._lines.conclude(outcome)
 
     def tick(self) -> float | None:
-        """Print what has waited long enough; return the seconds until the next part has."""
+        """Print lines that have waited long enough; return the seconds until the next one has."""
         delays = [delay for delay in (self._print_parts(), self._lines.tick()) if delay is not None]
         return min(delays, default=None)
 

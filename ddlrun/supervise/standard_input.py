@@ -31,7 +31,7 @@ class InputForwarder:
         """The attributes of the terminal before its keys became the rank's."""
 
     def request(self, peer: KeeperConnection) -> None:
-        """Send the rank what comes next. Raises ProtocolError if standard input is not this rank's."""
+        """Send the rank the next data. Raises ProtocolError if standard input is not this rank's."""
         if self._chosen is None or peer.rank != self._chosen.rank:
             raise ProtocolError("it wants standard input, which is not its rank's")
         if self._peer is not None:
