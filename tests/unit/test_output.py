@@ -47,6 +47,8 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
+        for rank in range(3):
+            files.end(rank)
         for log in logs:
             log.close()
         for fd in fds:
