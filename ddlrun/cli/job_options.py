@@ -176,6 +176,8 @@ job_options = option_group(
     ),
     option("Output", "--tag-output/--no-tag-output", "tag", default=None, show_default="on with several ranks",
            help="Begin every line with [rank@host]."),
+    option("Output", "--fold-output", is_flag=True,
+           help="Print equal lines of several ranks once, with [0-7] before them."),
     option("Output", "--timestamp-output", is_flag=True, help="Begin every line with the time."),
     option(
         "Output", "--ranks", "shown_ranks", metavar="LIST",
@@ -187,6 +189,22 @@ job_options = option_group(
     ),
     option("Output", "--rank-logs/--no-rank-logs", default=True, show_default="on",
            help="Write a log per rank to the run folder (see ddlrun logs --rank)."),
+    option(
+        "Debugging", "--debug-rank", type=click.IntRange(0), metavar="N",
+        help="Run rank N under pdb or ipdb at this terminal, a program in another language under gdb. Ctrl-\\ ends the "
+        "job.",
+    ),
+    option(
+        "Debugging", "--wrap", multiple=True, metavar="RANKS:COMMAND",
+        help="Put COMMAND before the program on ranks such as 0,3-5 or all; {run}, {rank}, {local_rank} and {host} are "
+        "replaced. May be repeated.",
+    ),
+    option(
+        "Debugging", "--pty", is_flag=True,
+        help="Give rank 0, or that of --stdin-rank, this terminal, for interactive programs. Ctrl-\\ ends the job.",
+    ),
+    option("Debugging", "--stdin-rank", type=click.IntRange(0), metavar="N", show_default="0",
+           help="Pass standard input on to rank N."),
     option("Termination", "--grace", type=SECONDS, metavar="TIME", default=10, show_default=True, help=GRACE_HELP),
     option(
         "Termination", "--timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,

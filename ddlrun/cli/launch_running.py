@@ -12,7 +12,7 @@ from ddlrun.cli.launch_planning import Attempt, Planned
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
-from ddlrun.report.outcome import find_port_in_use, render_outcome
+from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
@@ -127,8 +127,14 @@ def report_outcome(finished: Finished) -> Finished:
         with contextlib.suppress(OSError):  # as after `2>&1 | head`
             if outcome.unprinted_bytes:  # the output may have ended within a line
                 click.echo(err=True)
-            click.echo(report, nl=False, err=True)
+            click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
     return finished
+
+
+def _colour(report: str, settings: Settings) -> str:
+    """Return a report with colours for a terminal; click removes them elsewhere."""
+    watch = settings.supervision
+    return colour_report(report, many_colours=watch.style.many_colours) if watch.colour else report
 
 
 def allow_port_restart(finished: Finished) -> Finished:

@@ -40,7 +40,7 @@ def command(run: str | None, ranks: str | None, lines: int | None, *, follow: bo
     folder = find_run(run, state_folder(os.environ))
     if not os.path.exists(RunDir(folder).plan):
         raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
-    chosen = None if ranks is None else parse_ranks(ranks)
+    chosen = None if ranks is None else parse_ranks(ranks, "--rank")
     if not follow:
         _print_run(folder, chosen, lines)
         return

@@ -24,8 +24,8 @@ HOSTS_OPTION = "ddlrun.hosts_option"
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
-    "Large models", "Training step", "Measurement", "MPI", "Environment", "Run", "Checks", "Restarts", "Termination",
-    "Horovod", "Output", "Other",
+    "Large models", "Training step", "Measurement", "MPI", "Environment", "Run", "Debugging", "Checks", "Restarts",
+    "Termination", "Horovod", "Output", "Other",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
+from ddlrun.cli.read_debugging import read_input, read_wrappers
 from ddlrun.cli.read_supervision import read_supervision, requeued
 from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks
@@ -73,7 +74,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
             spawn_slots=options["spawn_slots"],
         ),
         check=_read_check(options),
-        supervision=read_supervision(options, allocation),
+        supervision=read_supervision(options, allocation, read_input(options, program)),
         run=_read_run(options, allocation),
     )
 
@@ -132,6 +133,7 @@ def _read_job(options: Options, layout: RackLayout, program: tuple[str, ...]) ->
         mode=options["mode"],
         frameworks=parse_frameworks(options["frameworks"]),
         profiles=_read_profiles(options, layout.hosts.names),
+        wrappers=read_wrappers(options, program),
     )
 
 

@@ -7,20 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.plan.supervision import OutputStyle, SupervisionOptions
+from ddlrun.plan.supervision import OutputStyle, RankInput, SupervisionOptions
 from ddlrun.schedulers import Allocation
 
 # These end the job, or cannot be caught.
 UNFORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 
 
-def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) -> SupervisionOptions:
-    """Return the supervision options.
+def read_supervision(
+    options: Mapping[str, Any], allocation: Allocation | None, stdin: RankInput | None
+) -> SupervisionOptions:
+    """Return the supervision options; `stdin` is the rank that gets standard input.
 
     Raises InputError on a wrong list of ranks or signals, and PreflightError where messages cannot be encrypted.
     """
     folder, ranks = options["output_filename"], options["shown_ranks"]
     smart = os.environ.get("TERM") != "dumb"
+    at_terminal = stdin is not None and stdin.terminal
     return SupervisionOptions(
         grace=options["grace"],
         heartbeat=options["heartbeat"],
@@ -32,12 +35,16 @@ def read_supervision(options: Mapping[str, Any], allocation: Allocation | None) 
         style=OutputStyle(
             tag=options["tag"],
             timestamp=options["timestamp_output"],
-            ranks=parse_ranks(ranks) if ranks else None,
+            ranks=parse_ranks(ranks, "--ranks") if ranks else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
             rank_logs=options["rank_logs"],
+            fold=options["fold_output"],
+            many_colours="256color" in os.environ.get("TERM", "") or "COLORTERM" in os.environ,
+            raw=stdin.rank if stdin is not None and at_terminal else None,
         ),
-        status_line=os.isatty(2) and not options.get("quiet") and smart,
-        colour=os.isatty(1) and "NO_COLOR" not in os.environ and smart,
+        input=stdin,
+        status_line=os.isatty(2) and not options.get("quiet") and smart and not at_terminal,
+        colour="NO_COLOR" not in os.environ and smart,
     )
 
 
@@ -54,13 +61,13 @@ def requeued(folder: str, allocation: Allocation | None) -> str:
     return f"{folder}/requeue-{allocation.restarts}" if allocation is not None and allocation.restarts else folder
 
 
-def parse_ranks(text: str) -> frozenset[int]:
+def parse_ranks(text: str, option: str) -> frozenset[int]:
     """Parse a list of ranks such as 0,3-5. Raises InputError."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise InputError(f"--ranks {text!r}: {part!r} is no rank; write a list such as 0,3-5")
+            raise InputError(f"{option} {text!r}: {part!r} is no rank; write a list such as 0,3-5")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
 

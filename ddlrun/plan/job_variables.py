@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.plan.placed_job import Contribution, PlacedJob
+from ddlrun.plan.wrappers import render_wrappers
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
 
 # The user's own settings of thread binding, which the plan does not read.
@@ -35,6 +36,10 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["DDLRUN_NARROW"] = "1"  # nothing binds the ranks beforehand: each binds itself
     if job.major is None:
         variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
+    variables |= render_wrappers(settings.job.wrappers)
+    stdin = settings.supervision.input
+    if stdin is not None and stdin.terminal and "TERM" in job.inherited:
+        variables["TERM"] = job.inherited["TERM"]
     if settings.placement.strict_binding:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]

@@ -11,7 +11,9 @@ from ddlrun.plan.job_placement import JobPlacement, place_job, rankfile_warnings
 from ddlrun.plan.placed_job import PlacedJob
 from ddlrun.plan.rank_environment import plan_environment
 from ddlrun.plan.settings import Settings
+from ddlrun.plan.supervision import InputMode
 from ddlrun.plan.survey import Survey
+from ddlrun.plan.wrappers import highest_rank
 from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.openmpi import (
     Transport,
@@ -31,14 +33,26 @@ def place_surveyed(settings: Settings, survey: Survey) -> JobPlacement:
     """Place every rank on the surveyed machines. Raises InputError, PlacementError or PreflightError."""
     major = survey.installation.mpirun.major
     placed = place_job(settings, survey.machines, major)
-    shown, size = settings.supervision.style.ranks, placed.placement.topology.size
-    if shown is not None and max(shown) >= size:
-        raise InputError(f"--ranks: there is no rank {max(shown)}; the job has 0 to {size - 1}")
+    _check_ranks(settings, placed.placement.topology.size)
     without_cores = [name for name, machine in survey.machines.items() if machine.cores_are_threads]
     if without_cores and major == 5:
         note = MachineNoteCode.CORES_ARE_THREADS.value
         raise PreflightError(f"host {without_cores[0]}: {note}; take Open MPI 4.1 (--mpirun)")
     return placed
+
+
+def _check_ranks(settings: Settings, size: int) -> None:
+    """Raise InputError for an option that names a rank which the job does not have."""
+    shown, stdin = settings.supervision.style.ranks, settings.supervision.input
+    named = [
+        ("--ranks", -1 if shown is None else max(shown)),
+        ("--debug-rank", stdin.rank if stdin is not None and stdin.mode is InputMode.DEBUGGER else -1),
+        ("--stdin-rank", -1 if stdin is None else stdin.rank),
+        ("--wrap", highest_rank(settings.job.wrappers)),
+    ]
+    for option, rank in named:
+        if rank >= size:
+            raise InputError(f"{option}: there is no rank {rank}; the job has 0 to {size - 1}")
 
 
 def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: range) -> Plan:
@@ -71,6 +85,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
             *unchecked_notes(survey.machines),
             *environment.warnings,
             *([UNSAFE_SPAWNS] if unsafe_spawns else []),
+            *_terminal_note(settings),
         ),
         rankfile=rankfile.text if rankfile else None,
         network=environment.network,
@@ -80,6 +95,13 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         own_address=survey.own_address,
         spawn_slots=settings.mpi.spawn_slots,
     )
+
+
+def _terminal_note(settings: Settings) -> tuple[str, ...]:
+    stdin = settings.supervision.input
+    if stdin is None or not stdin.terminal:
+        return ()
+    return (f"rank {stdin.rank} has this terminal; Ctrl-C is its own, Ctrl-\\ ends the job",)
 
 
 def _choose_transport(job: PlacedJob) -> Transport:

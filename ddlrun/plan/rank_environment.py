@@ -20,7 +20,7 @@ from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.precedence import merge_layers
 from ddlrun.process_managers.installation import mpi4py_variables
 from ddlrun.process_managers.openmpi import OVERRULING, Transport
-from ddlrun.rank import protocol
+from ddlrun.rank import program_input, protocol
 from ddlrun.remote.daemon_variables import CHOSEN_BY_SLURM, PARTS, DaemonRequest, daemon_variables
 from ddlrun.topology import UnequalTopology
 
@@ -81,6 +81,8 @@ def _unsupervised(job: PlacedJob) -> dict[str, str]:
     hosts = job.settings.hosts
     if job.major != 4 or hosts.hosts.names[0] in hosts.local:
         variables[STDIN] = os.devnull
+    if job.settings.supervision.input is not None:
+        variables[program_input.VARIABLE] = ""
     return variables
 
 

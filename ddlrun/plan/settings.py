@@ -14,6 +14,7 @@ from ddlrun.mapping.topology_request import TopologyRequest
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
+from ddlrun.plan.wrappers import Wrapper
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import RankOrder, Topology
@@ -33,6 +34,8 @@ class JobRequest(NamedTuple):
     frameworks: tuple[str, ...]
     """Frameworks that were named; empty: auto."""
     profiles: Profiles
+    wrappers: tuple[Wrapper, ...] = ()
+    """Programs such as profilers, which stand before the program on some ranks."""
 
     @property
     def python(self) -> str:

@@ -1,10 +1,12 @@
 """Supervision of a running job: its limits, its signals and its output."""
 
+import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
 
 LOOPBACK = ("127.0.0.1",)
@@ -22,6 +24,41 @@ class OutputStyle(NamedTuple):
     """Folder with files for each rank's output."""
     rank_logs: bool = True
     """Whether the run folder gets a log per rank."""
+    fold: bool = False
+    """Whether equal lines of several ranks are printed once."""
+    many_colours: bool = False
+    """Whether the terminal has 256 colours."""
+    raw: int | None = None
+    """The rank whose output is printed as it comes, without tags: it has the terminal."""
+
+
+def render_ranks(ranks: Iterable[int]) -> str:
+    """Return a list of ranks.
+
+    >>> render_ranks([3, 0, 1, 2, 7])
+    '0-3,7'
+    """
+    return cpu_list(ranks)
+
+
+class InputMode(enum.Enum):
+    """How a rank gets ddlrun's standard input."""
+
+    PIPE = program_input.PIPE
+    TERMINAL = program_input.TERMINAL
+    DEBUGGER = program_input.DEBUGGER
+
+
+class RankInput(NamedTuple):
+    """The rank whose standard input is ddlrun's."""
+
+    rank: int
+    mode: InputMode
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the rank gets a pseudo terminal."""
+        return self.mode is not InputMode.PIPE
 
 
 class SupervisionOptions(NamedTuple):
@@ -39,6 +76,8 @@ class SupervisionOptions(NamedTuple):
     encryption: str | None = None
     """Folder of the package cryptography, on all hosts; None: the keepers' connections are not encrypted."""
     style: OutputStyle = OutputStyle()
+    input: RankInput | None = None
+    """None: rank 0 has standard input, as mpirun passes it on."""
     status_line: bool = False
     colour: bool = False
 

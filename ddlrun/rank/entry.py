@@ -8,10 +8,12 @@ import signal
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.rank import program, protocol
 from ddlrun.rank.binding import bind_rank
+from ddlrun.rank.command_line import wrap
 from ddlrun.rank.connection import LauncherSocket, connect
 from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
+from ddlrun.rank.program_input import read_request
 from ddlrun.rank.settings import KeeperSettings
 from ddlrun.rank.signals import SignalQueue
 
@@ -42,6 +44,8 @@ def main(argv: list[str]) -> None:
     host = os.uname().nodename
     label = f"rank {rank} on {host}"
     problems += [f"{label}: {problem}" for problem in set_framework_variables(rank, local_rank, size)]
+    argv = wrap(argv, rank, local_rank)
+    request = read_request(rank)
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
@@ -51,13 +55,15 @@ def main(argv: list[str]) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
     settings = KeeperSettings(label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat)
-    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl)
+    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
     if report:
         keeper.send(protocol.BOUND, report)
     for problem in problems:
         keeper.send(protocol.NOTE, problem)
+    if running.input is not None:
+        keeper.send(protocol.INPUT_WANTED, "")
     keeper.run()
 
 

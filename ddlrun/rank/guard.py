@@ -51,8 +51,8 @@ class Guard:
         """Return the file descriptor that becomes readable when the guard has a report."""
         return self._link.fileno()
 
-    def read_end(self) -> tuple[int, float] | None:
-        """Return the wait status and the CPU seconds of the program, once, when it has ended."""
+    def read_end(self) -> tuple[int, float, int] | None:
+        """Return the program's wait status, CPU seconds and largest memory in KiB, once, when it has ended."""
         if self.silent:
             return None
         try:
@@ -62,8 +62,8 @@ class Guard:
         self.silent = True
         if not report:  # the guard was killed
             return None
-        status, seconds = report.split()
-        return int(status), float(seconds)
+        status, seconds, max_rss_kib = report.split()
+        return int(status), float(seconds), int(max_rss_kib)
 
     def resume(self) -> None:
         """Continue the guard if it was stopped."""
@@ -139,7 +139,7 @@ def _reap_children(program: int, link: _socket.socket) -> bool:
             return True
         if pid == program:
             try:
-                link.send(b"%d %f" % (status, usage.ru_utime + usage.ru_stime))
+                link.send(b"%d %f %d" % (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
             except OSError:  # the keeper was killed
                 continue
 

@@ -33,6 +33,7 @@ from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.program import Program
+    from ddlrun.rank.program_input import ProgramInput
     from ddlrun.rank.settings import KeeperSettings
     from ddlrun.rank.signals import SignalQueue
 
@@ -147,6 +148,8 @@ class Keeper:
         if self._connection.unsent < MOST_UNSENT:
             for fd in self._program.pipes:
                 poll.register(fd, select.POLLIN)
+        if self._program.input is not None and self._program.input.waiting:
+            poll.register(self._program.input.fd, select.POLLOUT)
         if self._connection.open:
             poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.unsent else 0))
         events = poll.poll(self._milliseconds_to_deadline())
@@ -170,6 +173,8 @@ class Keeper:
     def _on_event(self, fd: int, event: int) -> None:
         if fd in self._program.pipes:
             self._pass_on(fd)
+        elif self._program.input is not None and fd == self._program.input.fd:
+            self._feed_program(self._program.input)
         elif self._connection.open and fd == self._connection.fileno():
             if event & ~select.POLLOUT:
                 for kind, text in self._connection.receive():
@@ -181,6 +186,8 @@ class Keeper:
         if kind == protocol.SIGNAL:
             if not self._warnings.has(int(text), time.monotonic()):
                 self._signal_program(int(text))
+        elif kind in (protocol.INPUT, protocol.RESIZE) and self._program.input is not None:
+            self._on_input(self._program.input, kind, text)
         elif kind == protocol.TERMINATE:
             self._order_end(float(text))
         elif kind == protocol.LEAVE:
@@ -232,7 +239,20 @@ class Keeper:
             # A program that is exiting ends by itself, and its end may be the reason for the order.
             self._state = State.EXITING if is_exiting(self._program.pid) else State.TERMINATING
             self._escalation.terminate(self._program.pid)
+            if self._program.terminal:  # interactive shells ignore SIGTERM
+                send_signal(self._program.pid, signal.SIGHUP)
         self._escalation.kill_by(time.monotonic() + grace)
+
+    def _on_input(self, stdin: ProgramInput, kind: bytes, text: bytes) -> None:
+        if kind == protocol.RESIZE:
+            stdin.resize(*map(int, text.split()))
+        else:
+            stdin.add(text)
+            self._feed_program(stdin)
+
+    def _feed_program(self, stdin: ProgramInput) -> None:
+        if stdin.flush() and self._state in BEFORE_THE_END:
+            self.send(protocol.INPUT_WANTED, "")
 
     def _signal_program(self, number: int) -> None:
         if self._state in BEFORE_THE_END:

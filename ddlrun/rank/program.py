@@ -10,6 +10,7 @@ import time
 from ddlrun.rank import protocol
 from ddlrun.rank.guard import fork_program
 from ddlrun.rank.processes import count_oom_kills, explain_kill
+from ddlrun.rank.program_streams import ProgramStreams, open_streams
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddlrun.rank.guard import Guard
+    from ddlrun.rank.program_input import InputRequest, ProgramInput
     from ddlrun.rank.settings import KeeperSettings
 
 CHUNK = 1 << 16
@@ -28,21 +30,25 @@ class Program:
     """The user's program, running or ended."""
 
     def __init__(
-        self, guard: Guard | None, pipes: dict[int, bytes], *, oom_kills: int, status: int | None = None
+        self, guard: Guard | None, streams: ProgramStreams, *, oom_kills: int, status: int | None = None
     ) -> None:
         """Take charge of a process.
 
         Args:
             guard: The parent of the process; None if the program was refused.
-            pipes: Read end -> the kind of message for the data.
+            streams: Its standard streams.
             oom_kills: The value of `count_oom_kills` before the start.
             status: The wait status, if the program counts as ended.
         """
         self.guard = guard
         self.pid = 0 if guard is None else guard.program
-        self.pipes = pipes
+        self.pipes = streams.pipes
+        """Descriptor from which output is read -> the kind of message for the data."""
+        self.input: ProgramInput | None = streams.input
         self.status = status
         self._started_at = self._ended_at = time.monotonic()
+        self.terminal = streams.terminal
+        """Whether it has a pseudo terminal."""
         self._oom_kills_before = oom_kills
         self._error_tail = b""
         self._max_rss_kib = 0
@@ -71,6 +77,8 @@ class Program:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return b""
+        except OSError:  # EIO: no process has the terminal open any more
+            data = b""
         if not data:
             self.close_pipe(fd)
         elif self.pipes[fd] == protocol.ERR:
@@ -106,7 +114,9 @@ class Program:
     def _read_report(self) -> None:
         report = None if self.guard is None else self.guard.read_end()
         if report is not None:
-            self._end(*report)
+            status, cpu_seconds, max_rss_kib = report
+            self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
+            self._end(status, cpu_seconds)
 
     def _end(self, status: int, cpu_seconds: float) -> None:
         """Record the end of the program, unless that has been done."""
@@ -134,30 +144,36 @@ class Program:
 
 def refuse(code: int) -> Program:
     """Return the record of a program that was not started and counts as ended with an exit code."""
-    return Program(None, {}, oom_kills=count_oom_kills(), status=code << 8)
+    return Program(None, ProgramStreams({}, (None, 1, 2)), oom_kills=count_oom_kills(), status=code << 8)
 
 
-def start(argv: list[str], settings: KeeperSettings, prctl: Callable[[int, int], object]) -> Program:
-    """Start the program below a guard, in a process group of its own, its output in pipes; it dies with its keeper."""
+def start(
+    argv: list[str],
+    settings: KeeperSettings,
+    prctl: Callable[[int, int], object],
+    request: InputRequest | None = None,
+) -> Program:
+    """Start the program below a guard, in a process group of its own; it dies with its keeper.
+
+    Args:
+        argv: Its command line.
+        settings: The settings of the keeper.
+        prctl: The function of libc.
+        request: The standard input that comes from ddlrun; None: it is the keeper's.
+    """
     oom_kills = count_oom_kills()
-    out, err = os.pipe(), os.pipe()
+    streams = open_streams(request)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     guard = fork_program(prctl, settings)
     if guard is None:
-        os.setpgid(0, 0)  # mpirun signals the groups of its children; for the program the keeper does that
-        os.dup2(out[1], 1)
-        os.dup2(err[1], 2)
+        streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
         become(argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    pipes = {}
-    for kind, (read_end, write_end) in ((protocol.OUT, out), (protocol.ERR, err)):
-        os.close(write_end)
-        os.set_blocking(read_end, False)
-        pipes[read_end] = kind
-    return Program(guard, pipes, oom_kills=oom_kills)
+    streams.close_ends()
+    return Program(guard, streams, oom_kills=oom_kills)
 
 
 def become(argv: list[str], label: str) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.plan.tracebacks import exception_line, is_collateral, last_lines, without_numbers
 from ddlrun.wording import printable, signal_name
 
-MOST_LINES = 20
-
+# Lines on ranks that failed later, and the characters of an exception in them.
+MOST_KINDS = 4
+MOST_CHARACTERS = 200
+# The colour of errors in Okabe and Ito's palette, which is not mistaken for green, and the nearest of eight colours.
+VERMILION, RED = "1;38;5;166", "1;31"
 TOO_LONG = os.strerror(errno.E2BIG)
 IN_USE = r"(?i)Address already in use|EADDRINUSE"
 # Patterns in the output of a program or of mpirun -> the likely cause and the remedy.
@@ -96,6 +100,17 @@ def render_outcome(outcome: Outcome, plan: Plan) -> str:
     return "".join(f"ddlrun: {printable(line)}\n" for line in lines)
 
 
+def colour_report(report: str, *, many_colours: bool) -> str:
+    """Return a report whose first line, the failure, stands out on a terminal; its words say the same.
+
+    Args:
+        report: The report.
+        many_colours: Whether the terminal has 256 colours.
+    """
+    first, newline, rest = report.partition("\n")
+    return f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
+
+
 def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
     root = outcome.root
     if root is not None:
@@ -105,7 +120,7 @@ def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
         lines = last_lines(root.tail)
         if lines:
             yield "  last lines of its standard error:"
-            yield from (f"    {line}" for line in lines)
+            yield from (f"    {line}".rstrip() for line in lines)
     elif outcome.signal is not None and not outcome.reason:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
@@ -114,7 +129,7 @@ def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
     hint = _hint(outcome)
     if hint:
         yield f"  hint: {hint}"
-    yield from _others(outcome)
+    yield from render_others(outcome)
 
 
 def _last_line(outcome: Outcome, plan: Plan) -> str:
@@ -161,20 +176,6 @@ def find_port_in_use(outcome: Outcome, ports: range) -> int | None:
     return next((int(number) for number in numbers if int(number) in ports), None)
 
 
-def last_lines(tail: str) -> list[str]:
-    """Return the last Python traceback with the lines after it, shortened in its middle; or else the last lines.
-
-    A line that was rewritten, such as that of a progress bar, counts as it was last.
-    """
-    texts = tail.strip("\n").split("\n") if tail.strip() else []
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in texts]
-    starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    if starts:
-        traceback = lines[starts[-1] :]
-        return traceback if len(traceback) <= MOST_LINES else [*traceback[:3], "  ...", *traceback[4 - MOST_LINES :]]
-    return lines[-MOST_LINES:]
-
-
 def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
     """Return the hint of the first pattern that matches; None if none does."""
     for pattern, hint in hints:
@@ -184,20 +185,40 @@ def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
     return None
 
 
-def _others(outcome: Outcome) -> Iterator[str]:
+def render_others(outcome: Outcome) -> Iterator[str]:
+    """Yield a line for each way in which ranks other than the root have ended."""
     others = [end for end in outcome.ends if end is not outcome.root]
     early = [end for end in others if end.exit_code == 0]
     later = [end for end in others if end.exit_code and not end.ordered]
     ended = [end for end in others if end.exit_code and end.ordered]
-    if later:
-        first = ", ".join(f"rank {end.rank} on {end.host} ({render_end(end)})" for end in later[:4])
-        yield f"  also failed: {first}{_more(len(later) - 4)}"
+    yield from _later_failures(later, outcome.root)
     if early:
         yield f"  ended with exit code 0 before: {_ranks(early)}"
     if ended:
         yield f"  ended by ddlrun: {_ranks(ended)}"
     if outcome.lost_ranks:
         yield f"  lost: {', '.join(outcome.lost_ranks[:8])}{_more(len(outcome.lost_ranks) - 8)}"
+
+
+def _later_failures(ends: list[RankEnd], root: RankEnd | None) -> Iterator[str]:
+    """Yield a line for each kind of failure: ranks that only lost the root's connection, and others."""
+    kinds: dict[tuple[bool, int, str], list[RankEnd]] = {}
+    for end in ends:
+        lost_root = root is not None and is_collateral(end.exit_code, end.tail)
+        kinds.setdefault((lost_root, end.exit_code, without_numbers(exception_line(end.tail))), []).append(end)
+    for (lost_root, _, _), equal in list(kinds.items())[:MOST_KINDS]:
+        verb = f"lost their connection to rank {root.rank}" if root is not None and lost_root else "also failed"
+        host = f" on {equal[0].host}" if len(equal) == 1 else ""
+        yield f"  {verb}: {_ranks(equal)}{host} ({_failure(equal[0])})"
+    remaining = [end for equal in list(kinds.values())[MOST_KINDS:] for end in equal]
+    if remaining:
+        yield f"  also failed: {_ranks(remaining)}"
+
+
+def _failure(end: RankEnd) -> str:
+    """Return the end of a rank in words, with its exception, of which the log has the traceback."""
+    exception = exception_line(end.tail)
+    return f"{exception[:MOST_CHARACTERS]}, exit code {end.exit_code}" if exception else render_end(end)
 
 
 def _ranks(ends: list[RankEnd]) -> str:

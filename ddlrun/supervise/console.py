@@ -32,8 +32,8 @@ class Console:
     def __init__(self, watch: SupervisionOptions, ranks: int, files: RunDir) -> None:
         self._status = ""
         self._streams = (
-            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=watch.colour),
-            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=watch.colour),
+            OutputStream(1, Backlog(f"{files.stdout}.unread"), colour=watch.colour and os.isatty(1)),
+            OutputStream(2, Backlog(f"{files.stderr}.unread"), colour=watch.colour and os.isatty(2)),
         )
         if os.path.sameopenfile(1, 2):  # a line that is unfinished in one of them is unfinished in the other
             self._streams[1].lines = self._streams[0].lines

@@ -18,6 +18,7 @@ from ddlrun.supervise.mpirun import read_now
 from ddlrun.supervise.readers import Readers
 from ddlrun.supervise.root_cause import SPAWN_REFUSED, EndReason
 from ddlrun.supervise.signals import Signals
+from ddlrun.supervise.standard_input import STDIN
 from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Phase
 
@@ -63,15 +64,17 @@ class Supervision:
         """Stay until mpirun and all ranks have ended; return the outcome."""
         for fd in (signals.wake, *self._mpirun.pipes):
             self._epoll.register(fd, select.EPOLLIN)
-        while not self._is_over(time.monotonic()):
-            for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
-                self._on_event(fd, event, signals)
-            self._on_time(time.monotonic(), signals)
+        try:
+            while not self._is_over(time.monotonic()):
+                for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
+                    self._on_event(fd, event, signals)
+                self._on_time(time.monotonic(), signals)
+        finally:
+            self._reactions.input.close()
         for fd in self._mpirun.pipes:
             while self._read_mpirun(fd):
                 pass
-        unprinted = self._finish(signals)
-        return self._outcome()._replace(unprinted_bytes=unprinted)
+        return self._outcome()._replace(unprinted_bytes=self._finish(signals))
 
     def _is_over(self, now: float) -> bool:
         if self._mpirun.running:
@@ -88,6 +91,9 @@ class Supervision:
     def _on_event(self, fd: int, event: int, signals: Signals) -> None:
         if fd == signals.wake:
             read_now(fd)
+        elif fd == STDIN:
+            if self._reactions.input.event(fd):
+                self._on_signal(signal.SIGINT)
         elif fd not in self._mpirun.pipes:
             if not self._readers.lose(fd):
                 self._keepers.event(fd, event)
@@ -178,7 +184,9 @@ class Supervision:
         signals.ignore_pipe()
         for peer in self._keepers.peers.values():
             if peer.rank is not None:
-                self._console.output.end(peer.rank)
+                end = self.record.ends.get(peer.rank)
+                self._console.output.end(peer.rank, failed=end is not None and end.exit_code != 0)
+        self._console.output.conclude(self._outcome())
         reason = self._termination.reason
         seconds = REQUESTED_SECONDS if reason is not None and reason.requested else NEVER
         failed = reason is not None or self._mpirun.exit_code != 0

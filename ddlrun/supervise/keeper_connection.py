@@ -34,7 +34,7 @@ class PeerState(enum.Enum):
 ALLOWED = {
     PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
     PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
-    PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.ENDED},
+    PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.INPUT_WANTED, protocol.ENDED},
     PeerState.ENDED: AFTER_THE_END | {protocol.HANDOVER},
     PeerState.WATCHING: AFTER_THE_END - {protocol.OUT, protocol.ERR},
 }

@@ -10,6 +10,7 @@ from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerStat
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
 from ddlrun.supervise.root_cause import EndReason, explain_closed_connection
+from ddlrun.supervise.standard_input import InputForwarder
 from ddlrun.supervise.supervision_state import SupervisionState
 from ddlrun.supervise.termination import Termination
 from ddlrun.wording import printable
@@ -34,6 +35,7 @@ class KeeperReactions:
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self.keepers = Keepers(listener, state.epoll, events, ranks=state.job.ranks)
+        self.input = InputForwarder(state.watch.input, state.epoll, self.keepers)
         self.termination = Termination(
             self.keepers, state.mpirun, state.record, grace=state.watch.grace, tell=state.console.tell
         )
@@ -64,6 +66,8 @@ class KeeperReactions:
             peer.farewell = self._heartbeat.explain_farewell(_decode(text), peer.heard_at)
         elif kind == protocol.STATE:
             self._stalls.add_state(rank, _decode(text))
+        elif kind == protocol.INPUT_WANTED:
+            self.input.request(peer)
         elif kind == protocol.ENDED:
             self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
         elif kind == protocol.HANDOVER:
@@ -84,7 +88,8 @@ class KeeperReactions:
 
     def _on_rank_end(self, peer: KeeperConnection, rank: int, end: protocol.ProgramEnd) -> None:
         peer.state = PeerState.ENDED
-        self._console.output.end(rank)
+        self.input.end(rank)
+        self._console.output.end(rank, failed=end.code != 0)
         self._stalls.end(rank)
         self._record.add_end(peer, rank, end)
         self._limits.rank_ended()
@@ -125,6 +130,7 @@ class KeeperReactions:
         """Record a rank whose keeper will report nothing more."""
         self._record.add_lost(peer)
         if peer.rank is not None:
+            self.input.end(peer.rank)
             self._stalls.end(peer.rank)
             self._console.output.end(peer.rank)
 

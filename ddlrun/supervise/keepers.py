@@ -72,7 +72,11 @@ class Keepers:
 
     def send(self, peer: KeeperConnection, kind: bytes, text: str = "") -> None:
         """Send a message as soon as the other side takes it."""
-        peer.queue(kind, text.encode())
+        self.send_bytes(peer, kind, text.encode())
+
+    def send_bytes(self, peer: KeeperConnection, kind: bytes, text: bytes) -> None:
+        """Send a message whose text is in no encoding as soon as the other side takes it."""
+        peer.queue(kind, text)
         self._flush(peer)
 
     def send_all(self, kind: bytes, text: str = "") -> None:

@@ -12,6 +12,7 @@ from ddlrun.remote.mpirun_process import copy_stdin
 from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
+from ddlrun.supervise.standard_input import input_variable
 
 # Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
 SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
@@ -28,9 +29,9 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         addresses=_own_addresses(plan),
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
-    variables = {**environ, **dict(plan.variables), **names, **_stdin_variable(plan)}
+    variables = {**environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
-    through_mpirun = STDIN not in environ and not os.isatty(0)
+    through_mpirun = STDIN not in environ and options.input is None and not os.isatty(0)
     with _session_folder(plan, environ) as session, record_run(plan, environ):
         folder = next(iter(session.values()), None)
         command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun, folder)
@@ -98,8 +99,10 @@ def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _stdin_variable(plan: Plan) -> dict[str, str]:
-    """Return the variable that names rank 0's standard input; empty where mpirun passes it on."""
+def _stdin_variables(plan: Plan, options: SupervisionOptions) -> dict[str, str]:
+    """Return the variables that name the ranks' standard input; empty where mpirun passes it on."""
+    if options.input is not None:
+        return {**input_variable(options.input), **({STDIN: os.devnull} if STDIN in dict(plan.unsupervised) else {})}
     if STDIN not in dict(plan.unsupervised):
         return {}
     local = plan.placement.hosts.names[0] in plan.local_hosts

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
+from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import OutputStyle
+from ddlrun.supervise.console_lines import ConsoleLines, RankTags
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
 
@@ -11,7 +13,6 @@ from ddlrun.supervise.streams import MOST_WAITING, OutputLog, OutputStream
 LONGEST = 1 << 16
 # Part of a line is printed after this time without its end.
 PATIENCE_SECONDS = 0.5
-COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 STREAMS = 2
 
 
@@ -46,23 +47,28 @@ class RankOutput:
             files: The files of single ranks.
             before: Called before anything is printed.
         """
-        self._style, self._sinks, self._files, self._before = style, sinks, files, before
-        self._tag = ranks > 1 if style.tag is None else style.tag
+        self._style, self._files = style, files
+        self._streams, self._logs = zip(*sinks, strict=True)
+        self._tags = RankTags(style, ranks)
+        self._lines = ConsoleLines(style, self._tags, self._streams, before)
         self._parts: dict[tuple[int, int], bytes] = {}
         self._waiting_since: dict[tuple[int, int], float] = {}
-        self._hosts: dict[int, str] = {}
-        for _, log in sinks:
+        for log in self._logs:
             log.write(b"")
 
     def start(self, rank: int, host: str) -> None:
         """Set a rank's host, and create its files."""
-        self._hosts[rank] = host
+        self._tags.hosts[rank] = host
         self._files.start(rank)
 
     def write(self, rank: int, stream: int, data: bytes) -> None:
         """Print and store a rank's output to standard output (0) or standard error (1)."""
         key = rank, stream
         self._files.write(rank, stream, data)
+        if rank == self._style.raw:
+            self._log(rank, stream, data)
+            self._lines.add_raw(rank, stream, data)
+            return
         part = self._parts.get(key, b"")
         lines, rest = split_lines(part + data if part else data)
         if rest:
@@ -73,13 +79,31 @@ class RankOutput:
             del self._parts[key], self._waiting_since[key]
         self._print(rank, stream, lines)
 
-    def end(self, rank: int) -> None:
-        """Print the rest of a rank's output, whose last line may be unfinished."""
+    def end(self, rank: int, *, failed: bool = False) -> None:
+        """Print the rest of a rank's output, whose last line may be unfinished.
+
+        Args:
+            rank: The rank.
+            failed: Whether it has failed, so that its traceback belongs to the report of the job.
+        """
+        if failed:
+            self._lines.fail(rank)
         for stream in range(STREAMS):
             self._print_part((rank, stream))
+        if not failed:
+            self._lines.end(rank)
         self._files.end(rank)
 
+    def conclude(self, outcome: Outcome) -> None:
+        """Print the lines that were held back, but no traceback that the report of the job covers."""
+        self._lines.conclude(outcome)
+
     def tick(self) -> float | None:
+        """Print lines that have waited long enough; return the seconds until the next one has."""
+        delays = [delay for delay in (self._print_parts(), self._lines.tick()) if delay is not None]
+        return min(delays, default=None)
+
+    def _print_parts(self) -> float | None:
         """Print parts of lines that have waited long enough; return the seconds until the next one has."""
         if not self._waiting_since:
             return None
@@ -98,15 +122,7 @@ class RankOutput:
     @property
     def full(self) -> bool:
         """Whether the console lags so far behind that no more should be read."""
-        return any(console.waiting > MOST_WAITING for console, _ in self._sinks)
-
-    def tag(self, rank: int, *, colour: bool = False) -> bytes:
-        """Return the prefix of a rank's lines."""
-        prefix = time.strftime("%Y-%m-%dT%H:%M:%S ") if self._style.timestamp else ""
-        if self._tag:
-            name = f"[{rank}@{self._hosts.get(rank, '?')}]"
-            prefix += f"\x1b[{COLOURS[rank % len(COLOURS)]}m{name}\x1b[0m " if colour else f"{name} "
-        return prefix.encode()
+        return any(console.waiting > MOST_WAITING for console in self._streams)
 
     def _print_part(self, key: tuple[int, int]) -> None:
         part = self._parts.pop(key, b"")
@@ -114,10 +130,10 @@ class RankOutput:
         self._print(*key, part)
 
     def _print(self, rank: int, stream: int, lines: bytes) -> None:
-        if not lines:
-            return
-        console, log = self._sinks[stream]
-        log.write(log.lines.join(rank, lines, self.tag(rank)))
-        if self._style.ranks is None or rank in self._style.ranks:
-            self._before()
-            console.write(console.lines.join(rank, lines, self.tag(rank, colour=console.colour)))
+        if lines:
+            self._log(rank, stream, lines)
+            self._lines.add(rank, stream, lines)
+
+    def _log(self, rank: int, stream: int, lines: bytes) -> None:
+        log = self._logs[stream]
+        log.write(log.lines.join(rank, lines, self._tags.render((rank,))))

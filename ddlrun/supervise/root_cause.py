@@ -8,21 +8,14 @@ from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
+from ddlrun.plan.tracebacks import is_collateral
 from ddlrun.process_managers.openmpi import improper_end, killed_rank, lost_host
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.wording import signal_name
 
-# The exit code of a program that uses Open MPI 5's MPI when another rank's connection is gone.
-SOCKET_CLOSED = 14
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
 ORDERED_CODES = (130, 137, 143)
-# Errors of a rank that has lost another one, which is then the cause.
-COLLATERAL = (
-    "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
-    "remote process exited", "NCCL communicator was aborted", "Socket closed", "Horovod has been shut down",
-    "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
-)  # fmt: skip
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
@@ -112,7 +105,7 @@ def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
 
 
 def _is_collateral(end: RankEnd) -> bool:
-    return end.exit_code == SOCKET_CLOSED or any(error in end.tail for error in COLLATERAL)
+    return is_collateral(end.exit_code, end.tail)
 
 
 def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:

@@ -156,3 +156,23 @@ def test_encrypted_output_is_not_on_the_network(
     assert sorted(done.stdout.splitlines()) == [f"{host} wrote sxexcxrxext" for host in ("h1", "h2")], done.stderr
     assert done.returncode == 0, done.stderr
     assert (b"h2 wrote sxexcxrxext" in recorded.read_bytes()) == (not options)
+
+
+@pytest.mark.extra
+def test_a_rank_on_another_host_is_debugged(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    """ddlrun's standard input, output and Ctrl-C reach the debugger; nothing is left."""
+    before = hosts.processes()
+    (tmp_path / "train.py").write_text("import os\nname = os.uname().nodename\n")
+    line = launch_line(mpirun, tmp_path, "-H", "h1:1,h2:1", "--debug-rank", "1", str(tmp_path / "train.py"))
+    job = subprocess.Popen(
+        hosts.argv("h1", line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    with job:
+        assert job.stdin is not None
+        job.stdin.write("n\nn\np name * 2\nq\n")
+        job.stdin.close()
+        job.stdin = None
+        output, errors = finish(hosts, job, before)
+    assert (job.returncode, "'h2h2'" in output) == (1, True), output + errors
+    assert "rank 1 has this terminal" in errors

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ddlrun.plan.outcome import RankEnd
+from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.plan.tracebacks import CHAINS, last_lines
 from ddlrun.process_managers.openmpi import improper_end, lost_host
-from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, last_lines, render_end
+from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, render_end, render_others
 from ddlrun.supervise.root_cause import ClosedConnection, EndReason, MpirunEnd, explain_by_mpirun, root_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
@@ -51,6 +52,8 @@ def test_the_last_traceback_is_shown_whole() -> None:
     assert len(last_lines(deep)) == 20
     assert (last_lines(deep)[0], last_lines(deep)[-1]) == (TRACEBACK.splitlines()[0], "RecursionError")
     assert last_lines("") == []
+    chain = f"{TRACEBACK}KeyError: 1\n\n{CHAINS[0]}\n\n{TRACEBACK}ValueError: x\n"
+    assert last_lines(f"noise\n{TRACEBACK}OSError\nnoise\n{chain}") == chain.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -141,3 +144,20 @@ def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunE
     corrected = explain_by_mpirun(reason, mpirun, {})
     assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
     assert corrected.lost_host == ("h2" if text.startswith("mpirun lost") else None)
+
+
+def test_later_failures_are_folded() -> None:
+    root = end(1, 1, f"{TRACEBACK}ValueError: no\n")
+    lost = [end(rank, 1, f"{TRACEBACK}RuntimeError: Connection closed by peer [{rank}]\n") for rank in (0, 2, 3, 4)]
+    others = [end(5, 139, signal=11), *(end(rank, 1, f"{TRACEBACK}OSError: {rank}\n") for rank in (6, 7))]
+    outcome = Outcome(1, None, 1.0, root=root, ends=(root, *lost, *others))
+    assert list(render_others(outcome)) == [
+        "  lost their connection to rank 1: ranks 0,2-4 (RuntimeError: Connection closed by peer [0], exit code 1)",
+        "  also failed: rank 5 on h5 (killed by SIGSEGV (Segmentation fault))",
+        "  also failed: ranks 6-7 (OSError: 6, exit code 1)",
+    ]
+    many = tuple(end(rank, 10 + rank) for rank in range(2, 9))
+    assert list(render_others(Outcome(1, None, 1.0, root=root, ends=(root, *many))))[-2:] == [
+        "  also failed: rank 5 on h5 (exit code 15)",
+        "  also failed: ranks 6-8",
+    ]

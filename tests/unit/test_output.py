@@ -7,21 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.console_lines import RankTags
+from ddlrun.supervise.folding import MOST_LINES, LineFolder
 from ddlrun.supervise.listener import OTHER_FILES
 from ddlrun.supervise.output import RankOutput, split_lines
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.streams import OutputLog, OutputStream, tag_lines
 
+TRACEBACK = b"Traceback (most recent call last):\n"
 TEXT = st.one_of(
     st.binary(max_size=12),
-    st.sampled_from([b"\n", b"\r\n", b"\r", "ü\n".encode(), "é".encode()[:1], b"text", b"a\nb\n"]),
+    st.sampled_from([b"\n", b"\r\n", b"\r", "ü\n".encode(), "é".encode()[:1], b"text", b"a\nb\n", TRACEBACK]),
 )
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), TEXT), max_size=30)
 
@@ -42,6 +47,8 @@ def collecting(style: OutputStyle) -> Iterator[tuple[RankOutput, Path]]:
         for rank in range(3):
             output.start(rank, f"h{rank}")
         yield output, folder
+        for rank in range(3):
+            files.end(rank)
         for log in logs:
             log.close()
         for fd in fds:
@@ -68,7 +75,8 @@ def test_everything_arrives(pieces: list[tuple[int, int, bytes]]) -> None:
                 shown = shown.replace(tag, b"")
             written = b"".join(data for _, target, data in pieces if target == stream)
             assert sorted(shown.replace(b"\n", b"")) == sorted(written.replace(b"\n", b""))
-            assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
+            if TRACEBACK not in written:  # those are printed later
+                assert (folder / f"{name}.log").read_bytes() == (folder / name).read_bytes()
 
 
 @given(PIECES)
@@ -186,3 +194,116 @@ def test_a_stream_counts_what_it_could_not_write(tmp_path: Path) -> None:
         gone.write(b"x" * 100)
     os.close(writer)
     assert (gone.closed, gone.unwritten) == (True, 200)
+
+
+def traceback(error: str, line: int = 1) -> str:
+    return f'Traceback (most recent call last):\n  File "t.py", line {line}, in <module>\n{error}\n'
+
+
+CAUGHT = traceback("KeyError: 1", 7)
+
+
+def failure(rank: int, tail: str) -> RankEnd:
+    return RankEnd(
+        rank=rank,
+        host=f"h{rank}",
+        local_rank=0,
+        exit_code=1,
+        signal=None,
+        seconds=1.0,
+        max_rss_kib=0,
+        ordered=False,
+        reason="",
+        tail=tail,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tails", "printed"),
+    [
+        # The report shows the root's own; the others only lost it, in other words for each.
+        ([traceback("ValueError: no"), *(traceback(f"Connection closed by peer {n}") for n in (1, 2))], []),
+        # All fail in the same line.
+        (
+            [f"first\n{traceback(f'OSError: no file {n}')}" for n in range(3)],
+            ["[0@h0] first", "[1@h1] first", "[2@h2] first"],
+        ),
+        # Another error is news, but only once. An earlier exception of the root, which was caught, is printed.
+        (
+            [f"{CAUGHT}{traceback('ValueError: no')}", *(traceback(f"OSError: {n}") for n in (1, 2))],
+            [
+                *(f"[0@h0] {line}" for line in CAUGHT.splitlines()),
+                *(f"[1@h1] {line}" for line in traceback("OSError: 1").splitlines()),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_the_console_has_no_traceback_that_the_report_shows(tails: list[str], printed: list[str]) -> None:
+    ends = [failure(rank, tail) for rank, tail in enumerate(tails)]
+    with collecting(OutputStyle()) as (output, folder):
+        for end in ends:
+            output.write(end.rank, 1, end.tail.encode())
+            output.end(end.rank, failed=True)
+        output.conclude(Outcome(1, None, 1.0, root=ends[0], ends=tuple(ends)))
+        assert (folder / "err").read_text().splitlines() == printed
+        for end in ends:
+            tagged = "".join(f"[{end.rank}@h{end.rank}] {line}\n" for line in end.tail.splitlines())
+            assert tagged in (folder / "err.log").read_text()
+
+
+def test_tracebacks_of_ranks_that_go_on_are_printed() -> None:
+    with collecting(OutputStyle(tag=False)) as (output, folder):
+        output.write(0, 1, traceback("ValueError: caught").encode())
+        assert (folder / "err").read_text() == ""
+        output.write(0, 0, b"next step\n")
+        assert (folder / "err").read_text() == traceback("ValueError: caught")
+        output.write(1, 1, traceback("ValueError: last").encode())
+        output.end(1)
+        assert (folder / "err").read_text().endswith("ValueError: last\n")
+        output.write(2, 1, (traceback("ValueError: much") + "more\n" * 3000).encode())
+        output.write(2, 1, b"more\n")
+        assert (folder / "err").read_text().endswith("more\n")
+
+
+LINES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([b"a\n", b"b\n", b"50%\r", b"part"])), max_size=30)
+
+
+@given(LINES)
+def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[int, bytes]]) -> None:
+    folder = LineFolder(3)
+    folded = []
+    for rank, line in lines:
+        folder.add(rank, 0, line)
+        folded += folder.take()
+    folded += folder.take(everything=True)
+    assert folder.delay() is None
+    for rank in range(3):
+        assert [line.text for line in folded if rank in line.ranks] == [line for owner, line in lines if owner == rank]
+
+
+def test_a_folded_line_does_not_wait_for_ever() -> None:
+    folder = LineFolder(2)
+    for number in range(MOST_LINES + 1):
+        folder.add(0, 0, b"%d\n" % number)
+    assert [line.text for line in folder.take()] == [b"0\n"]
+
+
+def test_equal_lines_are_folded() -> None:
+    with collecting(OutputStyle(fold=True)) as (output, folder):
+        for rank in (2, 0, 1):
+            output.write(rank, 0, b"epoch 1\n")
+        for rank in (2, 0, 1):
+            output.write(rank, 0, b"loss %d\nepoch 2\n" % (rank // 2))
+        output.conclude(Outcome(0, None, 1.0))
+        assert (folder / "out").read_text().splitlines() == [
+            "[0-2] epoch 1", "[0-1] loss 0", "[2@h2] loss 1", "[0-2] epoch 2",
+        ]  # fmt: skip
+        assert (folder / "out.log").read_text().count("epoch 2") == 3
+
+
+def test_tags_have_colours_on_terminals_alone() -> None:
+    tags = RankTags(OutputStyle(), 3)
+    tags.hosts[2] = "h2"
+    assert tags.render((2,)) == b"[2@h2] "
+    assert tags.render((2,), colour=True) == b"\x1b[35m[2@h2]\x1b[0m "
+    assert RankTags(OutputStyle(many_colours=True), 3).render((1, 0), colour=True) == b"\x1b[38;5;208m[0-1]\x1b[0m "

@@ -1,0 +1,61 @@
+"""The options for debugging, wrappers and standard input, read from click's options."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ddlrun.cli.read_supervision import parse_ranks
+from ddlrun.errors import InputError
+from ddlrun.plan.supervision import InputMode, RankInput
+from ddlrun.plan.wrappers import Wrapper, make_debugger
+
+# Programs that are interactive if they have no arguments.
+INTERACTIVE = r"i?python[0-9.]*|ipdb3?|bash|dash|fish|ksh|sh|zsh|julia|R"
+
+
+def read_input(options: Mapping[str, Any], program: tuple[str, ...]) -> RankInput | None:
+    """Return the rank whose standard input is ddlrun's by an option; None: rank 0's, as mpirun passes it on.
+
+    Raises InputError where two options name different ranks.
+    """
+    chosen, debugged = options["stdin_rank"], options["debug_rank"]
+    if debugged is not None:
+        if chosen not in (None, debugged):
+            raise InputError(f"--debug-rank {debugged}: rank {debugged} has the terminal; omit --stdin-rank {chosen}")
+        return RankInput(debugged, InputMode.DEBUGGER)
+    if options["pty"] or (chosen is None and options["processes"] == 1 and _is_interactive(program)):
+        return RankInput(chosen or 0, InputMode.TERMINAL)
+    return None if chosen is None else RankInput(chosen, InputMode.PIPE)
+
+
+def _is_interactive(program: tuple[str, ...]) -> bool:
+    """Return True for an interpreter without a script that would be started at a terminal."""
+    named = len(program) == 1 and re.fullmatch(INTERACTIVE, os.path.basename(program[0]))
+    return bool(named) and os.isatty(0) and os.isatty(1)
+
+
+def read_wrappers(options: Mapping[str, Any], program: tuple[str, ...]) -> tuple[Wrapper, ...]:
+    """Return the wrappers of --wrap, and that of --debug-rank, which is innermost. Raises InputError."""
+    wrappers = [parse_wrapper(text) for text in options["wrap"]]
+    if options["debug_rank"] is not None:
+        wrappers.append(make_debugger(program, options["debug_rank"]))
+    return tuple(wrappers)
+
+
+def parse_wrapper(text: str) -> Wrapper:
+    """Parse RANKS:COMMAND. Raises InputError.
+
+    >>> parse_wrapper("all:perf record -o {run}/perf.{rank}")
+    Wrapper(ranks=None, words=('perf', 'record', '-o', '{run}/perf.{rank}'), replaced=0)
+    """
+    ranks, colon, command = text.partition(":")
+    example = "write RANKS:COMMAND, such as 0,3-5:'strace -o {run}/strace.{rank}'"
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(f"--wrap {text!r}: {error}; {example}") from error
+    if not colon or not words:
+        raise InputError(f"--wrap {text!r}: {'no command' if colon else 'no ranks'}; {example}")
+    return Wrapper(None if ranks == "all" else parse_ranks(ranks, "--wrap"), words)

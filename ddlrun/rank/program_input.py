@@ -1,0 +1,114 @@
+"""Standard input of a rank's program that comes from ddlrun, through a pipe or a pseudo terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+VARIABLE = "DDLRUN_INPUT"
+"""The variable `RANK MODE ROWS COLUMNS`: the rank whose standard input is ddlrun's, and the size of the terminal."""
+PIPE, TERMINAL, DEBUGGER = "pipe", "terminal", "debugger"
+"""The modes: a pipe; a pseudo terminal, for standard output and error too; the same with a debugger in it."""
+# The variable that makes breakpoint() do nothing if it is 0.
+BREAKPOINT = "PYTHONBREAKPOINT"
+# Ctrl-D, which ends the input of a program that reads lines.
+END_OF_TRANSMISSION = b"\x04"
+
+
+class InputRequest:
+    """The mode of a rank's standard input, and the size of its terminal."""
+
+    def __init__(self, mode: str, rows: int, columns: int) -> None:
+        self.mode, self.rows, self.columns = mode, rows, columns
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the program gets a pseudo terminal."""
+        return self.mode != PIPE
+
+
+def read_request(rank: int) -> InputRequest | None:
+    """Return the request for a rank; None for a rank whose standard input does not come from ddlrun.
+
+    While a rank is debugged, breakpoint() stops that rank alone, as the others have no terminal.
+    """
+    words = os.environ.pop(VARIABLE, "").split()
+    if not words:
+        return None
+    if int(words[0]) == rank:
+        if words[1] == DEBUGGER and os.environ.get(BREAKPOINT) == "0":
+            del os.environ[BREAKPOINT]
+        return InputRequest(words[1], int(words[2]), int(words[3]))
+    if words[1] == DEBUGGER:
+        os.environ.setdefault(BREAKPOINT, "0")
+    return None
+
+
+class ProgramInput:
+    """The descriptor from which the program reads, and the data that it has not taken yet."""
+
+    def __init__(self, fd: int, *, terminal: bool) -> None:
+        """Take over a descriptor.
+
+        Args:
+            fd: The write end of a pipe, or the keeper's side of a pseudo terminal.
+            terminal: Whether it is the latter.
+        """
+        self.fd, self._terminal = fd, terminal
+        self._waiting = b""
+        self._ended = False
+        os.set_blocking(fd, False)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether data waits for the program."""
+        return bool(self._waiting)
+
+    def add(self, data: bytes) -> None:
+        """Queue data; empty data is the end of the input."""
+        self._ended = not data
+        self._waiting += END_OF_TRANSMISSION if self._ended and self._terminal else data
+
+    def flush(self) -> bool:
+        """Write as much as the program takes now; return True if all is written, and more data may follow."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self.fd, self._waiting) :]
+        except BlockingIOError:
+            return False
+        except OSError:  # the program has closed its standard input
+            self.close()
+            return False
+        if self._ended and not self._terminal:
+            self.close()
+        return not self._ended
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the terminal, of which the kernel informs the program."""
+        if self._terminal and self.fd >= 0:
+            set_size(self.fd, rows, columns)
+
+    def close(self) -> None:
+        """Close the descriptor unless that has been done."""
+        self._waiting = b""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def set_size(fd: int, rows: int, columns: int) -> None:
+    """Set the size of a terminal."""
+    import fcntl  # noqa: PLC0415 - for terminals alone
+    import termios  # noqa: PLC0415
+
+    size = b"".join(number.to_bytes(2, sys.byteorder) for number in (rows, columns, 0, 0))
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
+
+
+def take_terminal(fd: int) -> None:
+    """Make a terminal that of this process, in a session of its own."""
+    import fcntl  # noqa: PLC0415 - for terminals alone
+    import termios  # noqa: PLC0415
+
+    os.setsid()
+    fcntl.ioctl(fd, termios.TIOCSCTTY, 0)

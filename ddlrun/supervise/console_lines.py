@@ -1,0 +1,115 @@
+"""The ranks' lines on the console: chosen ranks, tags, equal lines folded, tracebacks held back."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.supervision import OutputStyle, render_ranks
+from ddlrun.supervise.folding import LineFolder
+from ddlrun.supervise.held_tracebacks import HeldTracebacks
+from ddlrun.supervise.streams import OutputStream
+
+STDERR = 1
+# Okabe and Ito's colours, which people with any colour vision can tell apart, on terminals with 256 colours.
+SAFE_COLOURS = ("38;5;208", "38;5;74", "38;5;36", "38;5;220", "38;5;32", "38;5;166", "38;5;175")
+# Without red and green, on other terminals.
+FEW_COLOURS = ("36", "33", "35", "34", "96", "93", "95", "94")
+
+
+class RankTags:
+    """The prefixes of the ranks' lines."""
+
+    def __init__(self, style: OutputStyle, ranks: int) -> None:
+        """Take the options, and the number of ranks."""
+        self.hosts: dict[int, str] = {}
+        """Rank -> its host, once it has started."""
+        self.ranks = ranks
+        """The number of ranks."""
+        self._timestamp = style.timestamp
+        self._tag = ranks > 1 if style.tag is None else style.tag
+        self._colours = SAFE_COLOURS if style.many_colours else FEW_COLOURS
+
+    def render(self, ranks: Iterable[int], *, colour: bool = False) -> bytes:
+        """Return the prefix of a line that some ranks have printed."""
+        prefix = time.strftime("%Y-%m-%dT%H:%M:%S ") if self._timestamp else ""
+        if self._tag:
+            numbers = sorted(ranks)
+            first = numbers[0]
+            name = f"[{first}@{self.hosts.get(first, '?')}]" if len(numbers) == 1 else f"[{render_ranks(numbers)}]"
+            prefix += f"\x1b[{self._colours[first % len(self._colours)]}m{name}\x1b[0m " if colour else f"{name} "
+        return prefix.encode()
+
+
+class ConsoleLines:
+    """The lines of all ranks on their way to ddlrun's standard output and standard error."""
+
+    def __init__(
+        self, style: OutputStyle, tags: RankTags, streams: Sequence[OutputStream], before: Callable[[], None]
+    ) -> None:
+        """Print lines as an OutputStyle says.
+
+        Args:
+            style: The options.
+            tags: The prefixes of lines.
+            streams: Standard output and standard error.
+            before: Called before anything is printed.
+        """
+        self._style, self._tags, self._streams, self._before = style, tags, streams, before
+        self._tracebacks = HeldTracebacks()
+        ranks = tags.ranks if style.ranks is None else len(style.ranks)
+        self._folder = LineFolder(ranks) if style.fold else None
+
+    def add(self, rank: int, stream: int, lines: bytes) -> None:
+        """Print a rank's lines; those that are held back, later."""
+        if self._style.ranks is not None and rank not in self._style.ranks:
+            return
+        if stream == STDERR:
+            self._print(rank, stream, self._tracebacks.add(rank, lines))
+        else:
+            self._print(rank, STDERR, self._tracebacks.go_on(rank))
+            self._print(rank, stream, lines)
+
+    def add_raw(self, rank: int, stream: int, data: bytes) -> None:
+        """Print the output of a rank with a terminal, as it comes."""
+        self._before()
+        console = self._streams[stream]
+        console.write(console.lines.join(rank, data, b""))
+
+    def fail(self, rank: int) -> None:
+        """Hold back the traceback of a rank that has failed up to the end of the job."""
+        self._tracebacks.keep(rank)
+
+    def end(self, rank: int) -> None:
+        """Print the traceback of a rank that has ended without a failure."""
+        self._print(rank, STDERR, self._tracebacks.release(rank))
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Print everything that was held back, but no traceback that the report of the job covers."""
+        for rank, text in self._tracebacks.conclude(outcome.root, outcome.ends):
+            self._print(rank, STDERR, text)
+        self._print_folded(everything=True)
+
+    def tick(self) -> float | None:
+        """Print lines that have waited long enough; return the seconds until the next one has, None: no line waits."""
+        for rank in self._tracebacks.due():
+            self._print(rank, STDERR, self._tracebacks.release(rank))
+        self._print_folded()
+        delays = [self._tracebacks.delay(), None if self._folder is None else self._folder.delay()]
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    def _print(self, rank: int, stream: int, lines: bytes) -> None:
+        if self._folder is None:
+            self._write((rank,), stream, lines)
+        else:
+            self._folder.add(rank, stream, lines)
+            self._print_folded()
+
+    def _print_folded(self, *, everything: bool = False) -> None:
+        for line in () if self._folder is None else self._folder.take(everything=everything):
+            self._write(line.ranks, line.stream, line.text)
+
+    def _write(self, ranks: Iterable[int], stream: int, lines: bytes) -> None:
+        if lines:
+            console = self._streams[stream]
+            self._before()
+            console.write(console.lines.join(min(ranks), lines, self._tags.render(ranks, colour=console.colour)))

@@ -1,0 +1,94 @@
+"""Tracebacks that are held back until the report of the job shows them, or the rank goes on."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+from ddlrun.plan.outcome import RankEnd
+from ddlrun.plan.tracebacks import BEGIN, is_collateral, last_lines, without_numbers
+
+BEGINNING = re.compile(rb"(?m)^" + re.escape(BEGIN.encode()))
+# A rank whose traceback is the reason for its end ends within this time.
+HOLD_SECONDS = 5.0
+MOST_BYTES = 12 << 10
+
+
+class HeldTracebacks:
+    """The end of each rank's standard error, from its first traceback on."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, bytes] = {}
+        self._since: dict[int, float] = {}
+        """Rank that still runs -> the time of its traceback."""
+
+    def add(self, rank: int, lines: bytes) -> bytes:
+        """Hold back lines from a traceback on; return the lines to print now."""
+        if rank in self._held:
+            self._held[rank] += lines
+            return self.release(rank) if len(self._held[rank]) > MOST_BYTES else b""
+        match = BEGINNING.search(lines)
+        if match is None:
+            return lines
+        self._held[rank], self._since[rank] = lines[match.start() :], time.monotonic()
+        return lines[: match.start()]
+
+    def release(self, rank: int) -> bytes:
+        """Return the lines of a rank that were held back, and hold them no longer."""
+        self._since.pop(rank, None)
+        return self._held.pop(rank, b"")
+
+    def go_on(self, rank: int) -> bytes:
+        """Return the held lines of a rank that goes on after its traceback; none if the rank has ended."""
+        return self.release(rank) if rank in self._since else b""
+
+    def keep(self, rank: int) -> None:
+        """Hold back the traceback of a rank that has failed up to the end of the job."""
+        self._since.pop(rank, None)
+
+    def due(self) -> list[int]:
+        """Return the ranks that still run long after their tracebacks."""
+        now = time.monotonic()
+        return [rank for rank, since in self._since.items() if now >= since + HOLD_SECONDS]
+
+    def delay(self) -> float | None:
+        """Return the seconds until a rank is due; None: no rank will be."""
+        if not self._since:
+            return None
+        return max(0.0, min(self._since.values()) + HOLD_SECONDS - time.monotonic())
+
+    def conclude(self, root: RankEnd | None, ends: Iterable[RankEnd]) -> Iterator[tuple[int, bytes]]:
+        """Yield ranks and their tracebacks that the report of the job does not cover.
+
+        The report shows that of the root, and one line for the ranks that lost their connections.
+
+        Args:
+            root: The rank that failed first.
+            ends: The ends of all ranks.
+        """
+        by_rank = {end.rank: end for end in ends}
+        shown = set[str]()
+        if root is not None:
+            yield root.rank, _without_end(self.release(root.rank), root.tail)
+            shown.add(_signature(last_lines(root.tail)))
+        for rank in list(self._held):
+            text, end = self.release(rank), by_rank.get(rank)
+            signature = _signature(last_lines(text.decode(errors="replace")))
+            collateral = root is not None and end is not None and is_collateral(end.exit_code, end.tail)
+            if signature not in shown and not collateral:
+                shown.add(signature)
+                yield rank, text
+
+
+def _without_end(text: bytes, tail: str) -> bytes:
+    """Return a text without the lines at its end that the report shows of a rank's standard error."""
+    lines, shown = text.split(b"\n"), last_lines(tail)
+    while lines and not lines[-1]:
+        lines.pop()
+    if [line.decode(errors="replace") for line in lines[-len(shown) :]] != shown:
+        return text
+    return b"".join(line + b"\n" for line in lines[: -len(shown)])
+
+
+def _signature(lines: list[str]) -> str:
+    """Return a text that is equal for tracebacks of the same lines of the program."""
+    return "\n".join(line if line.startswith(" ") else without_numbers(line) for line in lines)
