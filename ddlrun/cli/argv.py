@@ -60,7 +60,7 @@ def match_option(word: str, options: Mapping[str, click.Option]) -> OptionMatch 
     option = options.get(name)
     if option is not None:
         return OptionMatch(option, 1 if equals or _is_switch(option) else 1 + option.nargs)
-    return None if word.startswith("--") else _match_letters(word, options)
+    return None if word == "-" or word.startswith("--") else _match_letters(word, options)
 
 
 def _match_letters(word: str, options: Mapping[str, click.Option]) -> OptionMatch | None:

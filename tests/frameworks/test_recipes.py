@@ -102,10 +102,10 @@ def test_the_stacks_of_a_hang_show_the_rank_that_is_elsewhere(tmp_path: Path) ->
 
 def test_each_rank_has_a_profile(tmp_path: Path) -> None:
     need_py_spy()
-    write_block(tmp_path, "profiled")
-    done = launch(tmp_path, "./profiled", "python", "-c", "import time; time.sleep(1)")
+    wrap = re.search(r"--wrap '(all:py-spy .*?)'", PAGE)
+    done = launch(tmp_path, "--wrap", wrap[1], "python", "-c", "import time; time.sleep(1)")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.glob("profile.*")) == ["profile.0.json", "profile.1.json"]
+    assert sorted(path.name for path in tmp_path.glob("run/rank*.json")) == ["rank0.json", "rank1.json"]
 
 
 def test_a_batch_job_logs_rank_0_and_keeps_the_output_of_all(tmp_path: Path) -> None:
