@@ -190,7 +190,7 @@ job_options = option_group(
     option("Output", "--rank-logs/--no-rank-logs", default=True, show_default="on",
            help="Write a log per rank to the run folder (see ddlrun logs --rank)."),
     option(
-        "Debugging", "--debug-rank", type=click.IntRange(0), metavar="N",
+        "Debugging", "--debug-rank", type=WholeNumber(min=0), metavar="N",
         help="Run rank N under pdb or ipdb at this terminal, a program in another language under gdb. Ctrl-\\ ends the "
         "job.",
     ),
@@ -203,7 +203,7 @@ job_options = option_group(
         "Debugging", "--pty", is_flag=True,
         help="Give rank 0, or that of --stdin-rank, this terminal, for interactive programs. Ctrl-\\ ends the job.",
     ),
-    option("Debugging", "--stdin-rank", type=click.IntRange(0), metavar="N", show_default="0",
+    option("Debugging", "--stdin-rank", type=WholeNumber(min=0), metavar="N", show_default="0",
            help="Pass standard input on to rank N."),
     option("Termination", "--grace", type=SECONDS, metavar="TIME", default=10, show_default=True, help=GRACE_HELP),
     option(
