@@ -90,10 +90,11 @@ def _read_set(files: Mapping[str, str], list_path: str, mask_path: str) -> Cpus 
 
 
 def _topology(files: Mapping[str, str], name: str, online: Cpus) -> set[Cpus]:
-    """Return the different sets of a file of each CPU."""
-    paths = (f"cpu/cpu{cpu}/topology/{name}" for cpu in online)
-    sets = (_read_set(files, f"{path}_list", path) for path in paths)
-    return {cpus & online for cpus in sets if cpus} - {frozenset()}
+    """Return the different sets of a file of each CPU; like hwloc, those alone that their first CPU has."""
+    paths = {cpu: f"cpu/cpu{cpu}/topology/{name}" for cpu in online}
+    read = {cpu: _read_set(files, f"{path}_list", path) for cpu, path in paths.items()}
+    sets = {cpu: cpus & online for cpu, cpus in read.items() if cpus}
+    return {cpus for cpu, cpus in sets.items() if cpus and min(cpus) == cpu}
 
 
 def _cores(threads: set[Cpus], files: Mapping[str, str], online: Cpus) -> set[Cpus]:
