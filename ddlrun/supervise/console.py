@@ -83,15 +83,16 @@ class Console:
             now: The time.
             reading: Whether the ranks' output is read now; otherwise the ends of lines cannot arrive.
         """
-        waiting = self.waiting
-        if not reading or waiting:
+        if not reading or self.waiting:
             self.output.hold()
         elif now >= self._tick_at:
             delay = self.output.tick()
             self._tick_at = now + (TICK_SECONDS if delay is None else max(TICK_SECONDS, delay))
             self._ticking = delay is not None
+        else:
+            self._ticking = True  # output since the last tick may have to wait
         next_tick = self._tick_at if self._ticking else float("inf")
-        return min(next_tick, now + FLUSH_SECONDS) if waiting else next_tick
+        return min(next_tick, now + FLUSH_SECONDS) if self.waiting else next_tick
 
     def flush(self) -> None:
         """Write as much as the streams take now."""
