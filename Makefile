@@ -18,10 +18,11 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not extra"
 
-# One process more than cores, as many of these tests wait for a cluster.
-test-all: WORKERS := $(shell expr $$(nproc) + 1)
-test-all: prepared
-	$(PYTEST) $(TESTS)
+# First `make test`, with nothing else installed; then the tests that it has left out.
+test-all:
+	$(MAKE) test
+	$(MAKE) prepared
+	$(PYTEST) $(TESTS) --rest
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 	$(MAKE) fuzz
 

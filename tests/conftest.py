@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,11 @@ FOLDER_MARKS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which `make test-all` runs what `make test` has left out."""
+    parser.addoption("--rest", action="store_true", help="run extra tests, and those that `make test` has skipped")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the kernel's autogroup from starving processes; xdist's workers inherit the cgroup."""
     if not hasattr(config, "workerinput"):
@@ -45,13 +51,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by their folder, and group them for `--dist loadgroup`: by file, and all busy tests together."""
     for item in items:
         for mark in FOLDER_MARKS.get(item.path.parent.name, []):
             item.add_marker(mark)
         file = item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group("busy" if item.get_closest_marker("busy") else file))
+    if config.getoption("rest"):
+        skipped = config.cache.get(SKIPPED, None)
+        if skipped is None:
+            raise pytest.UsageError("--rest: `make test` has not been run here")
+        items[:] = [
+            item
+            for item in items
+            if item.get_closest_marker("extra") or {item.nodeid, item.nodeid.partition("::")[0]} & {*skipped}
+        ]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -189,6 +204,10 @@ def pytest_make_collect_report(
     return report
 
 
+# The key in pytest's cache of the tests and modules that `make test` has skipped.
+SKIPPED = "ddlrun/skipped"
+# The end that xdist adds to the name of a test: its group.
+GROUP = re.compile(r"@(busy|[^@]*\.py)$")
 # pytest's text where it cannot import a module for its doctests, and the remedy.
 UNIMPORTED = "unable to import module"
 DOCTESTS = "doctests of modules for PyTorch: .venv/bin/pip install torch==2.13.0"
@@ -207,4 +226,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for number, reason, command in (header, *rows):
             terminalreporter.line(f"{number:>{widths[0]}}  {reason:{widths[1]}}  {command}".rstrip())
     if config.getoption("markexpr") == "not extra":
+        config.cache.set(SKIPPED, sorted({GROUP.sub("", report.nodeid) for report in skipped}))
         terminalreporter.line("Tests marked `extra` take long or need more: `make test-all` runs them.")
