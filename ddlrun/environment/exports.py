@@ -31,7 +31,7 @@ ESSENTIAL = tuple(
     "PATH LD_LIBRARY_PATH LD_PRELOAD PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LANG LC_* TZ".split()
 )
 _BOUND = tuple(name for group in HOST_BOUND for name in group.names.split())
-_SECRETIVE = r"(?i)TOKEN|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
+_SECRETIVE = r"(?i)TOKEN(?!IZER)|SECRET|PASS|KEY|CREDENTIAL|COOKIE|DSN|AUTH(?!OR)|[^D]PWD"
 _IN_A_URL = r"://[^/\s:@]*:[^/\s@]+@"  # user and password
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 REDACTED = "<redacted>"
