@@ -102,8 +102,8 @@ def test_the_stacks_of_a_hang_show_the_rank_that_is_elsewhere(tmp_path: Path) ->
 
 def test_each_rank_has_a_profile(tmp_path: Path) -> None:
     need_py_spy()
-    wrap = re.search(r"--wrap '(all:py-spy .*?)'", PAGE)
-    done = launch(tmp_path, "--wrap", wrap[1], "python", "-c", "import time; time.sleep(1)")
+    (wrap,) = re.findall(r"--wrap '(all:py-spy .*?)'", PAGE)
+    done = launch(tmp_path, "--wrap", wrap, "python", "-c", "import time; time.sleep(1)")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("run/rank*.json")) == ["rank0.json", "rank1.json"]
 
