@@ -540,7 +540,7 @@ def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> N
         if moment == "checks":
             job.process_on_h1(lambda words: words[:1] == ["ssh"] and "h3" in words)
         elif moment == "start":
-            job.process_on_h1(lambda words: words[:1] == [mpirun])
+            job.process_on_h1(lambda words: words[:1] in ([mpirun], [f"{Path(mpirun).parent}/prterun"]))
         else:
             job.wait_for_output("started", RANKS)
         os.kill(ours, signal.SIGINT)
