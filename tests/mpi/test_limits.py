@@ -60,7 +60,7 @@ def test_path_may_be_unset(line: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     "number", [signal.SIGQUIT, signal.SIGALRM, signal.SIGPIPE], ids=lambda number: signal.Signals(number).name
 )
 def test_signals_that_end_a_job(line: list[str], number: int) -> None:
-    argv = [*line, "sh", "-c", "echo up; exec sleep 3600"]
+    argv = ["env", "--default-signal", *line, "sh", "-c", "echo up; exec sleep 3600"]
     with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         assert job.stdout.readline() == "up\n"
         os.kill(job.pid, number)
