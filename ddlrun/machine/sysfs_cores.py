@@ -70,10 +70,7 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
 
 def _old_sets(sets: CpuSets, known: Sequence[Cpus], near: Sequence[Cpus]) -> CpuSets:
     """Return the objects that hwloc 2.0 reads: of NUMA nodes that overlap the first, and then no distances."""
-    nodes: dict[int, Cpus] = {}
-    for node, cpus in sets.nodes.items():
-        if cpus.isdisjoint(frozenset().union(*nodes.values())):
-            nodes[node] = cpus
+    nodes = _apart(sets.nodes)
     groups = [*known, *near] if len(nodes) == len(sets.nodes) else known
     return sets._replace(nodes=nodes, groups=groups, memory_nodes={})
 
@@ -123,10 +120,10 @@ def _nodes(files: Mapping[str, str], online: Cpus) -> dict[int, Cpus]:
 
 
 def _apart(nodes: Mapping[int, Cpus]) -> dict[int, Cpus]:
-    """Return the NUMA nodes that hwloc reads: those that are disjoint from each earlier one, or contain it."""
+    """Return the NUMA nodes without those that overlap an earlier one: hwloc ignores them."""
     apart: dict[int, Cpus] = {}
     for node, cpus in nodes.items():
-        if all(cpus >= other or cpus.isdisjoint(other) for other in apart.values()):
+        if cpus.isdisjoint(frozenset().union(*apart.values())):
             apart[node] = cpus
     return apart
 
