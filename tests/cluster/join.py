@@ -1,11 +1,13 @@
 """Join this network namespace to that of another process: python join.py ADDRESS[/BITS] [PID].
 
-With PID a pair of eth0 is created, one here and one there. In both cases lo and eth0 of this namespace are brought up.
+With PID a pair of eth0 is created, one here and one there. In both cases lo and eth0 of this namespace are brought up;
+without PID, when the other end is up already, the end of this program says that eth0 can be used.
 It needs pyroute2 alone, where the test cluster uses iproute2.
 """
 
 import ipaddress
 import sys
+import time
 
 from pyroute2 import IPRoute
 
@@ -21,6 +23,8 @@ def main() -> None:
         route.addr("add", index=eth0, address=str(interface.ip), prefixlen=interface.network.prefixlen)
         for index in (loopback, eth0):
             route.link("set", index=index, state="up")
+        while not sys.argv[2:] and route.get_links(eth0)[0].get_attr("IFLA_OPERSTATE") != "UP":
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,9 @@ class TwoHosts(HostGroup):
 
     def _write_ssh(self) -> None:
         cases = []
+        path = f"{self.folder}:{os.environ['PATH']}"  # daemons look for ssh, too
         for name in self._hosts:
-            hidden = ["env", "-i", f"PATH={os.environ['PATH']}", f"HOME={self.folder / name}"]  # as sshd does
+            hidden = ["env", "-i", f"PATH={path}", f"HOME={self.folder / name}"]  # as sshd does
             command = self._argv([*hidden, *self.namespaces.from_root(name)], name, ["sh", "-c"])
             cases.append(f'  {name}) exec {shlex.join(command)} "$*" ;;')
         ssh = self.folder / "ssh"

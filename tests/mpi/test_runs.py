@@ -16,12 +16,20 @@ from tests.support.processes import started, wait_for
 pytestmark = pytest.mark.openmpi(5)
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
-PRINT = 'echo out $OMPI_COMM_WORLD_RANK $DDLRUN_RUN $*; echo err >&2; [ "$1" = ok ]'
+# Fails without "ok", not before each rank has written: the first failure ends the others.
+PRINT = """
+echo out $OMPI_COMM_WORLD_RANK $DDLRUN_RUN $*; echo err >&2
+[ "$1" = ok ] && exit
+touch $DIR/$DDLRUN_RUN.$OMPI_COMM_WORLD_RANK
+until [ $(ls $DIR/$DDLRUN_RUN.* | wc -l) -eq $OMPI_COMM_WORLD_SIZE ]; do sleep 0.1; done
+exit 1
+"""
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a state folder that all commands use."""
+    """Return a state folder that all commands use; jobs find its parent as DIR."""
+    monkeypatch.setenv("DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "ddlrun"
 

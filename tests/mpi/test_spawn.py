@@ -1,6 +1,7 @@
 """Processes that a job starts with MPI_Comm_spawn, under both major versions of Open MPI."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,9 +76,13 @@ def test_processes_are_spawned_on_two_hosts(hosts: TwoHosts, mpirun: str, major:
     options = ["--no-tag-output", "-H", "h1:1,h2:1", "--spawn-slots", "2", f"{tmp_path}/children.py"]
     argv = hosts.argv("h1", launch_line(mpirun, tmp_path, *options))
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=300)
-    # mpirun of Open MPI 5.0 crashes in some of the runs, and ddlrun says so.
     assert ("note: MPI_Comm_spawn over several hosts sometimes crashes" in done.stderr) == (major == 5)
-    if major == 4 or not done.returncode:
+    if major == 5 and done.returncode:  # mpirun of Open MPI 5.0 releases a spawn request twice in some of the runs
+        assert re.search(r"PMIX ERROR: .*/pmix_server_dyn.c at line", done.stderr), done.stderr
+        assert re.search(r"mpirun, or its daemon on that host, is gone|mpirun was killed by SIG", done.stderr), (
+            done.stderr
+        )
+    else:
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["h1 h1 h2 h2", "h2"]), done.stderr
 
 
