@@ -38,11 +38,12 @@ def read_cores(output: ProbeOutput) -> SysfsCores:
     cores = _cores(threads, files, online)
     newer = [cpus for name in _NEWER_GROUPS for cpus in _topology(files, name, online) if cpus not in cores]
     known = [*_topology(files, "book_siblings", online), *_caches(files, online)]
-    near = [*_near_nodes(files, nodes)]
+    apart = _apart(nodes)
+    near = [*_near_nodes(files, apart, ignored=frozenset(nodes) - apart.keys())]
     sets = CpuSets(
         cores=cores,
         packages=packages or {online},
-        nodes=_apart(nodes),
+        nodes=apart,
         groups=[*newer, *known, *near],
         memory_nodes=_memory_nodes(files, nodes),
     )
@@ -136,11 +137,13 @@ def _distances(files: Mapping[str, str]) -> dict[int, list[int]]:
     return {node: [int(distance) for distance in rows[node]] for node in sorted(rows)}
 
 
-def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus]) -> Iterator[Cpus]:
+def _near_nodes(files: Mapping[str, str], nodes: Mapping[int, Cpus], *, ignored: frozenset[int]) -> Iterator[Cpus]:
     """Yield the CPUs of the groups of NUMA nodes that hwloc makes from their distances, if they are of several."""
     distances = _distances(files)
-    numbers = list(distances)
-    for group in near_groups([*distances.values()]) if numbers else ():
+    places = [place for place, number in enumerate(distances) if number not in ignored]
+    numbers = [number for number in distances if number not in ignored]
+    rows = [[distances[number][place] for place in places] for number in numbers]
+    for group in near_groups(rows) if numbers else ():
         cpus = frozenset[int]().union(*(nodes.get(numbers[place], frozenset()) for place in group))
         if cpus not in nodes.values():
             yield cpus
