@@ -152,6 +152,7 @@ class Supervision:
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._reactions.lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
+        self.record.unswept.update(keeper.peer.host for keeper in silent if keeper.reachable)
         if silent:
             reason = explain_silence(silent, self._watch.heartbeat)
             self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))

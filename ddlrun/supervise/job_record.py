@@ -24,7 +24,7 @@ class JobRecord:
         self.lost_hosts: set[str] = set()
         """Hosts that went away."""
         self.unswept: set[str] = set()
-        """Hosts on which a keeper was killed, so that its program's children may still run."""
+        """Hosts on which a keeper was killed or does not run, so that processes of its rank may still run."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
         self.pause: str | None = None
