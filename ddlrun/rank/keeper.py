@@ -20,6 +20,7 @@ from ddlrun.rank.connection import LauncherConnection, LauncherSocket
 from ddlrun.rank.daemon import end_daemon, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.keeper_state import BEFORE_THE_END, State
+from ddlrun.rank.process_stat import StopDetector
 from ddlrun.rank.processes import (
     find_signal_targets,
     has_children,
@@ -65,6 +66,8 @@ class Keeper:
         self._program = program
         self._signals = signals
         self._escalation = Escalation()
+        self._watches_daemon = settings.local_rank == 0 and is_daemon(settings.parent)
+        self._daemon_stop = StopDetector(settings.parent)
         self._state = State.RUNNING if program.status is None else State.DRAINING
         self._ordered = False
         self._may_leave = False
@@ -111,11 +114,16 @@ class Keeper:
         else:
             self._connection.finish_sending()
 
+    def _continue_daemon(self) -> None:
+        """Continue mpirun's daemon, which was stopped: MPI waits for it without a limit, in MPI_Init for example."""
+        self.send(protocol.NOTE, f"mpirun's daemon on {os.uname().nodename} was stopped, and was continued")
+        send_signal(self._settings.parent, signal.SIGCONT)
+
     def _leave_host(self) -> None:
         """See to the end of mpirun or its daemon on this host."""
         if os.getppid() != self._settings.parent:
             remove_session_folder()
-        elif self._handed_over or self._alone:
+        elif self._handed_over or self._alone or self._connection.timed_out:
             watch_daemon(self._settings.parent, self._connection, over=self._over)
 
     def _is_drained(self) -> bool:
@@ -225,6 +233,8 @@ class Keeper:
     def _on_time(self, now: float) -> None:
         self._connection.keep_alive(now)
         self._escalation.signal_due(now)
+        if self._watches_daemon and self._daemon_stop.stays_stopped(now):
+            self._continue_daemon()
         if self._state not in BEFORE_THE_END and not has_children():  # no process is left that could write more
             for fd in list(self._program.pipes):
                 while self._pass_on(fd):

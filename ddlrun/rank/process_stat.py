@@ -1,4 +1,4 @@
-"""A process's record in /proc/PID/stat."""
+"""A process's record in /proc/PID/stat, and the detection of a process that stays stopped."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -7,6 +7,11 @@ if TYPE_CHECKING:
 PF_EXITING: "Final" = 4
 STOPPED = "T"
 """The state of a process that has received SIGSTOP; one that a debugger has stopped is in another."""
+
+
+# A process is checked at this interval, and stays stopped if it was so each of some times in a row.
+CHECK_SECONDS = 3.0
+CHECKS = 4
 
 
 class ProcessStat:
@@ -35,3 +40,21 @@ def read_stat(pid: int) -> "ProcessStat | None":
             return ProcessStat(file.read())
     except OSError:
         return None
+
+
+class StopDetector:
+    """The detection of a process that stays stopped although this one runs: the job as a whole is not suspended."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._next_check = 0.0
+        self._times = 0
+
+    def stays_stopped(self, now: float) -> bool:
+        """Check the process if that is due; return True when it has been stopped each of the last times."""
+        if now < self._next_check:
+            return False
+        self._next_check = now + CHECK_SECONDS
+        stat = read_stat(self._pid)
+        self._times = self._times + 1 if stat is not None and stat.state == STOPPED else 0
+        return self._times >= CHECKS

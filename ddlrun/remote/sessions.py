@@ -3,45 +3,54 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 POLL_SECONDS = 0.1
+OVER = b"x"
 
 
 @contextmanager
-def guard_session(session: int, seconds: float, folder: str | None) -> Iterator[None]:
-    """Keep a process that ends a session, and removes its folder, if this process is killed.
+def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]]:
+    """Keep a process that ends mpirun's session, and removes its folder, if this process is killed.
 
     The keepers end the ranks within their grace then. PR_SET_PDEATHSIG would make mpirun kill the keepers
     at once, and no process would be left to end the ranks' own children.
 
     Args:
-        session: mpirun's session.
         seconds: The time that the session has after this process was killed.
-        folder: The folder of the session's files, if it has one of its own.
+        folder: The folder of the session's files, which need not exist yet, or ever.
+
+    Yields:
+        The function that takes the session, once mpirun was started.
     """
     watched, alive = os.pipe()
     guard = os.fork()
     if guard == 0:
         try:
-            if _outlives_launcher(watched):
+            session = _outlive_launcher(watched)
+            if session is not None:
                 _end_later(session, seconds)
                 _remove(folder)
         finally:
             os._exit(0)
     os.close(watched)
     try:
-        yield
+        yield lambda session: _write_session(alive, session)
     finally:
         with suppress(BrokenPipeError):  # the guard itself was killed
-            os.write(alive, b"x")
+            os.write(alive, OVER)
         os.close(alive)
         os.waitpid(guard, 0)
 
 
-def _outlives_launcher(watched: int) -> bool:
-    """Wait until the other end of a pipe is closed; return False if a byte was written before."""
+def _write_session(alive: int, session: int) -> None:
+    with suppress(BrokenPipeError):
+        os.write(alive, b"%d" % session)
+
+
+def _outlive_launcher(watched: int) -> int | None:
+    """Wait until the launcher ends; return its session, 0 if it has started none, None if all is over."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -51,18 +60,26 @@ def _outlives_launcher(watched: int) -> bool:
         os.dup2(null, fd)
     os.dup2(watched, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    return not os.read(3, 1)
+    session = 0
+    while message := os.read(3, 32):
+        if message.endswith(OVER):
+            return None
+        session = int(message)
+    return session
 
 
-def _remove(folder: str | None) -> None:
-    if folder is not None:
-        import shutil  # noqa: PLC0415 - after a SIGKILL alone
+def _remove(folder: str) -> None:
+    import shutil  # noqa: PLC0415 - after a SIGKILL alone
 
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_later(session: int, seconds: float) -> None:
+    """End a session after some seconds; 0: one that was perhaps just started, whose ranks do not find the launcher."""
     end = time.monotonic() + seconds
+    if not session:
+        time.sleep(seconds)
+        return
     while time.monotonic() < end:
         try:
             if os.getsid(session) != session:

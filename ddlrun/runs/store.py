@@ -112,9 +112,16 @@ def write_report(plan: Plan, report: str) -> None:
 
 
 def write_private(path: str, blocks: Iterable[str]) -> None:
-    """Write a file that only its user can read. Raises OSError."""
-    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.writelines(blocks)
+    """Write a file that only its user can read; readers find all of it or no file. Raises OSError."""
+    new = f"{path}.new"
+    try:
+        with open(new, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.writelines(blocks)
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:

@@ -66,7 +66,9 @@ class Supervision:
             self._epoll.register(fd, select.EPOLLIN)
         try:
             while not self._is_over(time.monotonic()):
-                for fd, event in self._epoll.poll(self._seconds_to_deadline(time.monotonic())):
+                events = self._epoll.poll(self._seconds_to_deadline(time.monotonic()))
+                self.record.pause = self._heartbeat.explain_pause(time.monotonic())
+                for fd, event in events:
                     self._on_event(fd, event, signals)
                 self._on_time(time.monotonic(), signals)
         finally:
@@ -127,6 +129,8 @@ class Supervision:
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)
+        if self._mpirun.stays_stopped(now) and self._mpirun.resume():
+            self._console.tell("mpirun was stopped while the job ran, and was continued")
         all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
         if self._watch.stall and not self._termination.ending:
@@ -148,6 +152,7 @@ class Supervision:
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._reactions.lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
+        self.record.unswept.update(keeper.peer.host for keeper in silent if keeper.reachable)
         if silent:
             reason = explain_silence(silent, self._watch.heartbeat)
             self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))

@@ -38,12 +38,16 @@ class Heartbeat:
         self._pause, self._paused_until = pause, now
         return True
 
+    def explain_pause(self, now: float) -> str | None:
+        """Return a text if this process did not run for a while until just now, None otherwise."""
+        self._note_pause(now)
+        if now >= self._paused_until + self._timeout:
+            return None
+        return f"ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
+
     def explain_farewell(self, farewell: str, now: float) -> str:
         """Return a keeper's reason for closing its connection, with the cause."""
-        self._note_pause(now)
-        if now < self._paused_until + self._timeout:
-            return f"{farewell}: ddlrun did not run for {self._pause:.0f} s (it was stopped, or this host is too busy)"
-        return f"{farewell}: {STARVED}"
+        return f"{farewell}: {self.explain_pause(now) or STARVED}"
 
     def deadline(self) -> float:
         """Return the time of the next heartbeat, infinity if there are none."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -23,9 +24,11 @@ class JobRecord:
         self.lost_hosts: set[str] = set()
         """Hosts that went away."""
         self.unswept: set[str] = set()
-        """Hosts on which a keeper was killed, so that its program's children may still run."""
+        """Hosts on which a keeper was killed or does not run, so that processes of its rank may still run."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
+        self.pause: str | None = None
+        """Why ddlrun itself may have lost ranks and mpirun just now: it did not run."""
         self.ended_while_starting = False
         """Whether the job was ended before all ranks had started."""
 
@@ -66,7 +69,12 @@ class JobRecord:
         self.lost_ranks.append(f"rank {peer.rank} on {peer.host}")
 
     def blame_mpirun(self, mpirun: MpirunProcess) -> EndReason:
-        """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost."""
+        """Return the reason why mpirun ended before its ranks, or failed; record the host that it lost.
+
+        Where ddlrun did not run, keepers took it for lost, and ended mpirun and its daemons.
+        """
+        if self.pause is not None:
+            return EndReason(UnreachableError.exit_code, self.pause)
         return self._record_lost_host(ended_by_mpirun(mpirun.end_report(), self.ends))
 
     def _record_lost_host(self, reason: EndReason) -> EndReason:
@@ -76,7 +84,7 @@ class JobRecord:
 
     def explain_end(self, mpirun: MpirunProcess, ranks: int) -> EndReason:
         """Return the reason for the end of a job that ddlrun did not end; exit code 0 for success."""
-        clean = mpirun.exit_code == 0 or mpirun.terminated
+        clean = mpirun.exit_code == 0 or mpirun.terminated or self.pause is not None
         if clean and len(self.ends) == ranks:
             return EndReason(0)
         reason = self.blame_mpirun(mpirun)
@@ -93,7 +101,8 @@ class JobRecord:
             until_end: The part of it before the job began to end.
             mpirun: The mpirun, which has ended unless it could not be killed.
         """
-        reason = self._record_lost_host(explain_by_mpirun(reason, mpirun.end_report(), self.ends))
+        if self.pause is None:
+            reason = self._record_lost_host(explain_by_mpirun(reason, mpirun.end_report(), self.ends))
         by_rank = reason.reason is None and reason.signal is None
         root = root_of(self.ends.values()) if by_rank else None
         return Outcome(

@@ -104,7 +104,8 @@ class KeeperReactions:
         """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
         own_name = os.uname().nodename
         mpirun_ended = self._mpirun.ends_within(MPIRUN_END_SECONDS if peer.host == own_name else 0.0)
-        lost = EndReason(UnreachableError.exit_code, f"rank {rank} on {peer.host} had to end: {reason}")
+        reason = f"rank {rank} on {peer.host} had to end: {self._record.pause or reason}"
+        lost = EndReason(UnreachableError.exit_code, reason)
         self.end_job(self._record.blame_mpirun(self._mpirun) if mpirun_ended else lost)
         if peer.host != own_name:
             self._record.lost_hosts.add(peer.host)
@@ -115,6 +116,7 @@ class KeeperReactions:
             return
         self._record.unswept.add(peer.host)
         self.lose_rank(peer)
+        peer.farewell = peer.farewell or self._record.pause or ""
         self.end_job(explain_closed_connection(peer))
 
     def _on_violation(self, peer: KeeperConnection, problem: str) -> None:

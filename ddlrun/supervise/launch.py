@@ -9,10 +9,12 @@ from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, SupervisedJob, SupervisionOptions
 from ddlrun.remote.mpirun_process import copy_stdin
+from ddlrun.remote.sessions import guard_session
 from ddlrun.runs.registry import record_run
 from ddlrun.schedulers import JobEnd
 from ddlrun.supervise.run import FinishedJob, MpirunCommand, run_job
 from ddlrun.supervise.standard_input import input_variable
+from ddlrun.supervise.termination import SLACK_SECONDS
 
 # Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
 SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
@@ -32,10 +34,16 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
     variables = {**environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
     through_mpirun = STDIN not in environ and options.input is None and not os.isatty(0)
-    with _session_folder(plan, environ) as session, record_run(plan, environ):
-        folder = next(iter(session.values()), None)
+    folder_names = _session_variables(plan, environ)
+    path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
+    with (
+        guard_session(options.grace + SLACK_SECONDS, path) as guard,
+        _session_folder(path if folder_names else None) as folder,
+        record_run(plan, environ),
+    ):
+        session = {} if folder is None else dict.fromkeys(folder_names, folder)
         command = MpirunCommand(plan.argv, {**environ, **session}, through_mpirun, folder)
-        return run_job(command, options, job, plan.run_dir)
+        return run_job(command, options, job, plan.run_dir, guard)
 
 
 def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
@@ -71,9 +79,8 @@ def _routed_addresses(hosts: list[str]) -> tuple[str, ...]:
     return tuple(addresses) or (os.uname().nodename,)
 
 
-@contextmanager
-def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Give mpirun, but not its daemons on other hosts, a new folder for its session, and remove it afterwards.
+def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that give mpirun, but not its daemons on other hosts, a folder of its own for its session.
 
     The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
@@ -82,17 +89,23 @@ def _session_folder(plan: Plan, environ: Mapping[str, str]) -> Iterator[dict[str
     # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
     spawns = plan.spawn_slots and plan.mpirun.major == 4 and not all_local
     if spawns or any(name in environ for name in (*SESSION_FOLDERS, *LOCAL_SESSION_FOLDERS)):
-        yield {}
-        return
-    names = SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
-    path = f"{environ.get('TMPDIR') or '/tmp'}/ddlrun-{os.getpid()}-{os.urandom(4).hex()}"  # noqa: S108
+        return ()
+    return SESSION_FOLDERS if all_local else LOCAL_SESSION_FOLDERS
+
+
+@contextmanager
+def _session_folder(path: str | None) -> Iterator[str | None]:
+    """Make the folder of mpirun's session, and remove it afterwards; None where there is none or it cannot be made."""
     try:
-        os.mkdir(path, 0o700)
+        if path is not None:
+            os.mkdir(path, 0o700)
     except OSError:  # mpirun then reports what is wrong with its temporary folder
-        yield {}
+        path = None
+    if path is None:
+        yield None
         return
     try:
-        yield dict.fromkeys(names, path)
+        yield path
     finally:
         import shutil  # noqa: PLC0415 - 2 ms that can wait to the end
 

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 
 from ddlrun.process_managers.openmpi import spawn_refused
-from ddlrun.rank.process_stat import STOPPED, read_stat
+from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.remote.mpirun_process import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.root_cause import MpirunEnd
@@ -22,6 +22,7 @@ class MpirunProcess:
 
     def __init__(self, process: Process) -> None:
         self._process = process
+        self._stop = StopDetector(process.pid)
         self.pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -79,6 +80,10 @@ class MpirunProcess:
         if not self.terminated and self.running:
             self.terminated = True
             self._process.terminate()
+
+    def stays_stopped(self, now: float) -> bool:
+        """Return True if it has been stopped for a while; call this at least every few seconds."""
+        return self._stop.stays_stopped(now)
 
     def resume(self) -> bool:
         """Continue it if it was stopped; return True if so."""

@@ -1,6 +1,6 @@
 """A job's mpirun and its supervision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.plan.outcome import Outcome
@@ -8,11 +8,10 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisedJob, SupervisionOptions
 from ddlrun.rank import protocol
 from ddlrun.remote.mpirun_process import start_mpirun
-from ddlrun.remote.sessions import end_session, guard_session
+from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.event_loop import Supervision
 from ddlrun.supervise.listener import Listener, allow_files, check_files
 from ddlrun.supervise.signals import Signals
-from ddlrun.supervise.termination import SLACK_SECONDS
 
 
 class MpirunCommand(NamedTuple):
@@ -40,7 +39,13 @@ class FinishedJob(NamedTuple):
     """The folder of mpirun's session files, if it had one of its own."""
 
 
-def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJob, files: RunDir) -> FinishedJob:
+def run_job(
+    command: MpirunCommand,
+    watch: SupervisionOptions,
+    job: SupervisedJob,
+    files: RunDir,
+    guard: Callable[[int], None],
+) -> FinishedJob:
     """Run mpirun and supervise its job: pass on the ranks' output, forward signals, end the job as a whole.
 
     The first signal of `signals.ENDING` ends the ranks within `watch.grace` seconds, the second at once.
@@ -50,6 +55,7 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
         watch: The options of the supervision.
         job: The ranks, their hosts, and the addresses for their keepers.
         files: The run folder.
+        guard: The function that is given mpirun's session: see guard_session.
 
     Raises:
         OSError: mpirun cannot be started.
@@ -65,9 +71,9 @@ def run_job(command: MpirunCommand, watch: SupervisionOptions, job: SupervisedJo
     try:
         with Signals(watch.forward) as signals:
             process = start_mpirun(command.argv, {**command.environ, **variables}, stdin=command.stdin)
+            guard(process.pid)
             allow_files(job.ranks)
-            guard = guard_session(process.pid, watch.grace + SLACK_SECONDS, command.session_folder)
-            with process, guard:
+            with process:
                 try:
                     supervision = Supervision(watch, job, files, listener, process)
                     outcome = supervision.run(signals)
