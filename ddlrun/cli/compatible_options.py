@@ -1,32 +1,33 @@
 """Options of other launchers (horovodrun, torchrun, mpirun, ...): translated, or rejected with a remedy."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import click
 
+from ddlrun.cli import torchrun_options
 from ddlrun.cli.argv import match_option, options_by_name
+from ddlrun.cli.torchrun_options import ELASTIC, Words
 from ddlrun.errors import InputError
 
-STARTED_ONCE = "ddlrun is started once for all hosts (-H HOST,HOST); leave the option out"
-RENDEZVOUS = (
-    "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank; leave the option out, or set them: --env MASTER_ADDR=..."
-)
-ELASTIC = "ddlrun restarts a failed job instead; use --restarts, --spare-hosts, --min-topology"
 PLACEMENT = "ddlrun plans the placement; use --topology, --bind, --rankfile, and see ddlrun show placement"
 # Foreign option -> option of ddlrun with the same value.
 RENAMED = {
+    **torchrun_options.RENAMED,
     "-hostfile": "--hostfile", "--machinefile": "--hostfile", "-machinefile": "--hostfile", "-host": "--host",
     "--npernode": "--accelerators", "-npernode": "--accelerators", "--slots-per-host": "--accelerators",
-    "--num-gpus": "--accelerators", "--num-processes": "-np", "--num-nodes": "--nnodes", "--num-machines": "--nnodes",
-    "--max-restarts": "--restarts", "--log-dir": "--output-filename",
+    "--num-gpus": "--accelerators", "--num-nodes": "--nnodes",
     "-output-filename": "--output-filename", "-rankfile": "--rankfile", "-rf": "--rankfile", "--rf": "--rankfile",
     "--network-interfaces": "--network-interface",
 }  # fmt: skip
 # Foreign switch -> words for ddlrun; none where ddlrun does the same without an option.
-SWITCHES: dict[str, tuple[str, ...]] = {
-    "--mpi": (), "--use-mpi": (), "--disable-cache": (), "--standalone": (), "--no-python": (), "--multi-gpu": (),
-    "--module": ("-m",), "-tag-output": ("--tag-output",), "-q": ("--quiet",), "-quiet": ("--quiet",),
+SWITCHES: dict[str, Words] = {
+    **torchrun_options.SWITCHES,
+    **dict.fromkeys(torchrun_options.SWITCHES_WITHOUT_EFFECT, ()),
+    **dict.fromkeys(("--mpi", "--use-mpi", "--disable-cache", "--gloo", "--use-gloo"), ()),
+    **dict.fromkeys(("--oversubscribe", "-oversubscribe"), ("--overload",)),
+    "-tag-output": ("--tag-output",), "-q": ("--quiet",), "-quiet": ("--quiet",),
     "-prefix-timestamp": ("--timestamp-output",), "--prefix-output-with-timestamp": ("--timestamp-output",),
     "-timestamp-output": ("--timestamp-output",), "--log-without-timestamp": ("--no-log-with-timestamp",),
     "-allow-run-as-root": ("--allow-run-as-root",),
@@ -34,22 +35,15 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Foreign option without an equivalent -> reason and remedy.
 UNSUPPORTED = {
-    **dict.fromkeys(("--node-rank", "--machine-rank"), STARTED_ONCE),
-    **dict.fromkeys(
-        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--local-addr", "--master-addr",
-         "--master-port", "--main-process-ip", "--main-process-port"), RENDEZVOUS),
+    **torchrun_options.UNSUPPORTED,
     **dict.fromkeys(
         ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--host-discovery-script", "--elastic-timeout",
          "--reset-limit", "--blacklist-cooldown-range"), ELASTIC),
     **dict.fromkeys(
-        ("--map-by", "-map-by", "--rank-by", "-rank-by", "--binding-args", "--cpus-per-proc", "--cpu-set",
+        ("--rank-by", "-rank-by", "--binding-args", "--cpus-per-proc", "--cpu-set",
          "--report-bindings", "-report-bindings", "--display-map", "-display-map"), PLACEMENT),
-    **dict.fromkeys(
-        ("--oversubscribe", "-oversubscribe"),
-        "use --overload, which lets ranks share cores, or --spawn-slots for MPI_Comm_spawn"),
-    **dict.fromkeys(("--gloo", "--use-gloo", "--jsrun"), "ddlrun starts ranks with MPI; leave the option out"),
+    "--jsrun": "ddlrun starts ranks with mpirun; leave the option out",
     **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in the current folder; cd there first"),
-    **dict.fromkeys(("--tee", "--redirects"), "the run folder has all output; see --output-filename and --ranks"),
     "-c": "use -np N for the number of ranks (mpirun), or --cores-per-rank N for their cores (srun)",
     "--debug": "use --verbose for all reasons and the command, and ddlrun show for parts of a plan",
     "-N": "use --accelerators N for ranks per host, or -H HOST,HOST for hosts",
@@ -60,68 +54,97 @@ BINDINGS = {
 }  # fmt: skip
 
 
-def _translate_nproc_per_node(_: str, value: str) -> tuple[str, ...]:
-    return {"auto": (), "cpu": ("--accelerators", "core")}.get(value, ("--accelerators", value))
-
-
-def _translate_nnodes(name: str, value: str) -> tuple[str, ...]:
-    low, _, high = value.partition(":")
-    if high and low != high:
-        raise InputError(f"{name} {value}: {ELASTIC}")
-    return "--nnodes", low
-
-
-def _translate_bind(name: str, value: str) -> tuple[str, ...]:
+def _translate_bind(name: str, value: str) -> Words:
     if value not in BINDINGS:
         raise InputError(f"{name} {value}: unknown binding; write one of {', '.join(BINDINGS)}, or use --rankfile")
     return "--bind", BINDINGS[value]
 
 
+def _translate_mapping(name: str, value: str) -> Words:
+    """Translate --map-by where it only names a number per host, or lets ranks share cores. Raises InputError."""
+    policy, _, modifiers = value.partition(":")
+    per_host = re.fullmatch(r"ppr:([1-9][0-9]*):node", value)
+    if per_host is not None:
+        return "--accelerators", per_host[1]
+    if policy in ("", "slot", "core") and modifiers.lower() in ("oversubscribe", "overload-allowed"):
+        return ("--overload",)
+    raise InputError(f"{name} {value}: {PLACEMENT}")
+
+
 # Foreign option -> function from its name and value to words for ddlrun.
-VALUES: dict[str, Callable[[str, str], tuple[str, ...]]] = {
-    "--nproc-per-node": _translate_nproc_per_node, "--nnodes": _translate_nnodes, "--bind-to": _translate_bind,
-    "-bind-to": _translate_bind,
+VALUES: dict[str, Callable[[str, str], Words]] = {
+    **torchrun_options.VALUES,
+    **dict.fromkeys(torchrun_options.WITHOUT_EFFECT.keys() - torchrun_options.VALUES.keys(), lambda _name, _value: ()),
+    **dict.fromkeys(("--bind-to", "-bind-to"), _translate_bind),
+    **dict.fromkeys(("--map-by", "-map-by"), _translate_mapping),
 }  # fmt: skip
 FOREIGN = frozenset((*MCA, *RENAMED, *SWITCHES, *UNSUPPORTED, *VALUES))
+OVER_MPI = "no effect: ddlrun starts Horovod over MPI"
+NOTES = dict.fromkeys(("--gloo", "--use-gloo"), OVER_MPI)
+
+
+class TranslatedArgv(NamedTuple):
+    """A command line in words of ddlrun, and notes on options that have no effect, or another one."""
+
+    words: list[str]
+    notes: tuple[str, ...]
+
+    def print_notes(self) -> None:
+        """Print the notes."""
+        for note in self.notes:
+            click.echo(f"ddlrun: note: {note}", err=True)
 
 
 class _Translation(NamedTuple):
-    """Words for ddlrun, and the number of words that they replace."""
+    """Words for ddlrun, the number of words that they replace, and a note."""
 
-    words: tuple[str, ...]
+    words: Words
     consumed: int
+    note: str | None = None
 
 
-def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> list[str]:
+def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> TranslatedArgv:
     """Return a command line with the foreign options before the script translated to ddlrun's.
 
     Raises InputError with a remedy for an option that has no equivalent.
     """
     options = options_by_name(params)
-    rest, translated = list(args), list[str]()
+    rest, translated, notes = list(args), list[str](), list[str]()
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         match = None if rest[0].partition("=")[0] in FOREIGN else match_option(rest[0], options)
         step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest)
         if step is None:
             break
         translated += step.words
+        notes += [step.note] if step.note else []
         del rest[: step.consumed]
-    return [*translated, *rest]
+    return TranslatedArgv([*translated, *rest], tuple(notes))
 
 
 def _translate_first(args: Sequence[str]) -> _Translation | None:
     """Translate the foreign option that the words begin with; None where it is unknown, or lacks its value."""
-    name, equals, joined = args[0].partition("=")
+    name, equals, joined = _split_value(args[0])
     plain = name.replace("_", "-") if name.startswith("--") else name
     if plain in MCA and len(args) > 2:
         mpi_args = (f"--{plain.lstrip('-')}", args[1], args[2])
         return _Translation(tuple(word for mpi_arg in mpi_args for word in ("--mpiarg", mpi_arg)), 3)
     if plain in SWITCHES and not equals:
-        return _Translation(SWITCHES[plain], 1)
+        return _Translation(SWITCHES[plain], 1, _find_note(name, plain, ""))
     if plain in UNSUPPORTED:
         raise InputError(f"{name}: {UNSUPPORTED[plain]}")
     if (plain in RENAMED or plain in VALUES) and (equals or len(args) > 1):
         value = joined if equals else args[1]
         words = VALUES[plain](name, value) if plain in VALUES else (RENAMED[plain], value)
-        return _Translation(words, 1 if equals else 2)
+        return _Translation(words, 1 if equals else 2, _find_note(name, plain, value))
     return None
+
+
+def _split_value(word: str) -> tuple[str, str, str]:
+    """Split a word at its =; a letter of torchrun's may stand before its value, as in -r3."""
+    letter = re.fullmatch(r"(-[rt])([0-9].*)", word)
+    return (letter[1], "=", letter[2]) if letter is not None else word.partition("=")
+
+
+def _find_note(name: str, plain: str, value: str) -> str | None:
+    note = NOTES.get(plain) or torchrun_options.find_note(plain, value)
+    return f"{name}: {note}" if note else None

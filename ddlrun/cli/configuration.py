@@ -121,11 +121,13 @@ def _find_above(folder: str, home: str) -> str | None:
 
 
 def _read_file(file: ConfigFile) -> Configuration:
-    from ddlrun.plan.config_file import config_places, parse_config  # noqa: PLC0415 - for config files alone
+    from ddlrun.plan.config_file import config_notes, config_places, parse_config  # noqa: PLC0415 - for config files alone
 
     where = f"config file {file.path}"
     text = read_text(file.path, "config file")
     content = parse_config(text, where)
+    for note in config_notes(text, where):
+        click.echo(f"ddlrun: note: {note}", err=True)
     assignments = content.pop("assignments", ())
     places = config_places(text, where)
     values = {name: OptionValue(value, file.source, places.get(name, where)) for name, value in content.items()}

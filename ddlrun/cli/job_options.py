@@ -55,7 +55,7 @@ def _value_type(setting: HorovodSetting) -> Any:  # noqa: ANN401 - a type of cli
 class AcceleratorsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """A number of ranks per host, or the unit that each rank stands for."""
 
-    name = "N|gpu|package|numa|core"
+    name = "N|gpu|package|numa|core|gpu-or-core"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401
         """Convert a value to a positive number or a unit; fail where it is neither."""
@@ -75,8 +75,9 @@ def load_config(ctx: click.Context, _param: click.Parameter, path: str | None) -
 
 
 accelerators_option = option(
-    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core",
-    help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host.",
+    "Topology", "--accelerators", type=AcceleratorsType(), metavar="N|gpu|package|numa|core|gpu-or-core",
+    help="Ranks per host: X, or one per GPU, package, NUMA node or core of each host; gpu-or-core: per core only where "
+    "a host has no GPUs.",
 )  # fmt: skip
 job_options = option_group(
     option(
@@ -183,6 +184,7 @@ job_options = option_group(
         "Output", "--ranks", "shown_ranks", metavar="LIST",
         help="Print the output of these ranks only, such as 0,3-5; the log files have all output.",
     ),
+    option("Output", "--local-ranks", "shown_local_ranks", metavar="LIST", hidden=True),  # torchrun's
     option(
         "Output", "--output-filename", metavar="DIR",
         help="Write the output of each rank to DIR/rank.N/stdout and DIR/rank.N/stderr.",

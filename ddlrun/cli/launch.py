@@ -46,6 +46,8 @@ from ddlrun.errors import DdlrunError, InputError, PreflightError
 from ddlrun.plan import shown_command
 from ddlrun.plan.settings import Settings
 
+# Key of click's context: the command line in words of ddlrun.
+TRANSLATED = "ddlrun.translated"
 # Variables with the value 1 by which root allows any Open MPI to start.
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
@@ -57,9 +59,10 @@ class Launch(Sections):
         """Translate options of other launchers, then parse."""
         if not ctx.resilient_parsing:
             set_base_early(ctx, args, os.environ)
-        words = translate(args, self.get_params(ctx))
-        ctx.meta[ARGUMENTS] = strip_secrets(words, self.get_params(ctx))
-        return super().parse_args(ctx, words)
+        translated = translate(args, self.get_params(ctx))
+        ctx.meta[TRANSLATED] = translated
+        ctx.meta[ARGUMENTS] = strip_secrets(translated.words, self.get_params(ctx))
+        return super().parse_args(ctx, translated.words)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: the usual options on one screen, or with --help-all every option."""
@@ -157,6 +160,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     forget_variables(ctx)
     settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
     if not options["quiet"]:
+        ctx.meta[TRANSLATED].print_notes()
         note_misplaced(script, args, ctx.command.params)
         note_excluded(ctx)
     attempt = check_settings(settings)

@@ -12,6 +12,7 @@ from ddlrun.cli.launch_planning import Attempt, Planned
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
+from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
@@ -73,7 +74,7 @@ def supervise_run(planned: Planned) -> Finished:
     settings = attempt.settings
     if not settings.run.quiet:
         _show_plan(settings, plan)
-    done = run_plan(plan, settings.supervision, os.environ)
+    done = run_plan(plan, _supervision(settings, plan), os.environ)
     if done.unswept:
         _end_orphans(sorted(done.unswept), settings)
     if done.session_folder is not None and done.without_keepers.difference(plan.local_hosts):
@@ -81,6 +82,14 @@ def supervise_run(planned: Planned) -> Finished:
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     return Finished(attempt, plan, outcome)
+
+
+def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
+    """Return the supervision options, with the shown local ranks as ranks."""
+    if settings.supervision.style.local_ranks is None:
+        return settings.supervision
+    local_ranks = {placed.rank: placed.binding.local_rank for placed in plan.placement.by_host()}
+    return settings.supervision._replace(style=choose_shown(settings.supervision.style, local_ranks))
 
 
 def _show_plan(settings: Settings, plan: Plan) -> None:

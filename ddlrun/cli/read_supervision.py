@@ -21,7 +21,7 @@ def read_supervision(
 
     Raises InputError on a wrong list of ranks or signals, and PreflightError where messages cannot be encrypted.
     """
-    folder, ranks = options["output_filename"], options["shown_ranks"]
+    folder, ranks, local = (options[name] for name in ("output_filename", "shown_ranks", "shown_local_ranks"))
     smart = os.environ.get("TERM") != "dumb"
     at_terminal = stdin is not None and stdin.terminal
     return SupervisionOptions(
@@ -36,6 +36,7 @@ def read_supervision(
             tag=options["tag"],
             timestamp=options["timestamp_output"],
             ranks=parse_ranks(ranks, "--ranks") if ranks else None,
+            local_ranks=parse_ranks(local, "--local-ranks") if local else None,
             folder=requeued(os.path.abspath(folder), allocation) if folder else None,
             rank_logs=options["rank_logs"],
             fold=options["fold_output"],

@@ -43,7 +43,9 @@ def command(changes: tuple[str, ...]) -> int:
 def translate_changes(words: tuple[str, ...]) -> list[str]:
     """Return the words after `ddlrun rerun` with the options of other launchers translated, after RUN, too."""
     leading = 1 if words and not words[0].startswith("-") else 0
-    return [*words[:leading], *translate(words[leading:], launch.params)]
+    translated = translate(words[leading:], launch.params)
+    translated.print_notes()
+    return [*words[:leading], *translated.words]
 
 
 def _read(text: str | None) -> PastRun:

@@ -74,7 +74,9 @@ class Show(Sections):
         """Remove WHAT from the arguments."""
         if args and args[0] in VIEWS:
             ctx.meta[VIEW_KEY] = args[0]
-            return super().parse_args(ctx, translate(args[1:], self.get_params(ctx)))
+            translated = translate(args[1:], self.get_params(ctx))
+            translated.print_notes()
+            return super().parse_args(ctx, translated.words)
         if not {"-h", "--help"} & set(args[:1]) and (args or not ctx.resilient_parsing):
             if not args:
                 raise click.UsageError(f"name one of {', '.join(VIEWS)}", ctx)

@@ -67,7 +67,9 @@ class Submit(Sections):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the topology, which may stand before the options, and keep every word as the user typed it."""
         leading = 1 if args and not args[0].startswith("-") else 0
-        args = [*args[:leading], *translate(args[leading:], self.get_params(ctx))]
+        translated = translate(args[leading:], self.get_params(ctx))
+        translated.print_notes()
+        args = [*args[:leading], *translated.words]
         argv = split_argv(args, self.get_params(ctx))
         ctx.meta[ARGV] = argv
         options = [word for _, words in argv.options for word in words]

@@ -21,10 +21,11 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    # torchrun's. No TORCHELASTIC_*: they promise an elastic agent, and there is none here.
+    # torchrun's. By TORCHELASTIC_RUN_ID, Lightning recognises that the ranks were started by a launcher, also in a job
+    # of Slurm; torch does not read it. No other TORCHELASTIC_*: they promise an elastic agent, and there is none here.
     "torch": Framework(
         "PyTorch",
-        {"MASTER_ADDR": "{address}", "MASTER_PORT": "{port}"},
+        {"MASTER_ADDR": "{address}", "MASTER_PORT": "{port}", "TORCHELASTIC_RUN_ID": "{run}"},
         {
             "RANK": "rank", "WORLD_SIZE": "size", "LOCAL_RANK": "local_rank", "LOCAL_WORLD_SIZE": "local_size",
             "GROUP_RANK": "host", "GROUP_WORLD_SIZE": "hosts", "ROLE_RANK": "rank", "ROLE_WORLD_SIZE": "size",
@@ -81,12 +82,14 @@ class Rendezvous(NamedTuple):
 
     addresses: tuple[str, ...]
     port: int
+    run: str = "ddlrun"
+    """The name of the run."""
 
     @property
     def words(self) -> dict[str, str]:
         """The words that stand in braces in FRAMEWORKS, with their values."""
         return {
-            "address": self.addresses[0], "port": str(self.port),
+            "address": self.addresses[0], "port": str(self.port), "run": self.run,
             "endpoint": f"{bracket_address(self.addresses[0])}:{self.port + 1}",
         }  # fmt: skip
 

@@ -19,6 +19,7 @@ UNITS: dict[str, Callable[[Machine], int]] = {
     "package": lambda machine: len({core.package for core in machine.cores if core.usable}),
     "numa": lambda machine: machine.numa_domains,
     "core": lambda machine: sum(core.usable for core in machine.cores),
+    "gpu-or-core": lambda machine: len(machine.gpus) or sum(core.usable for core in machine.cores),
 }
 
 
@@ -206,7 +207,7 @@ def _count(
         host = without if any(counts.values()) else str(hosts)
         machine = machines[without]
         raise InputError(f"{reason}: {host} has no {unit} ({machine}; {machine.source}); give a number")
-    allocated = request.gpus if unit == "gpu" else None
+    allocated = request.gpus if unit in ("gpu", "gpu-or-core") else None
     if allocated and allocated < max(counts.values()):
         limited = tuple(min(number, allocated) for number in counts.values())
         return _Claim(limited, f"{reason} that the scheduler allocated ({hosts.source})")

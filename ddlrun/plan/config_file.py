@@ -89,7 +89,7 @@ LISTS = (
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
-CONTROLLERS = ("mpi", "auto", None)
+CONTROLLERS = ("mpi", "auto", "gloo", None)
 
 
 def parse_config(text: str, where: str) -> dict[str, object]:
@@ -165,6 +165,14 @@ def config_places(text: str, where: str) -> dict[str, str]:
     """Return the place of each parameter's value: the file, the line and the key."""
     lines = parse_yaml(text, where).lines
     return {parameter: f"{where}, line {lines[key]}: {key}" for key, parameter in PARAMETERS.items() if key in lines}
+
+
+def config_notes(text: str, where: str) -> list[str]:
+    """Return a note on a key of a config file that has no effect."""
+    content, lines = parse_yaml(text, where)
+    if not isinstance(content, Mapping) or content.get("controller") != "gloo":
+        return []
+    return [f"{where}, line {lines['controller']}: controller: gloo: no effect: ddlrun starts Horovod over MPI"]
 
 
 def _scalar(value: object) -> str:

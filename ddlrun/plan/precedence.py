@@ -21,7 +21,9 @@ class EnvironmentLayer(NamedTuple):
 ENVIRONMENT_LAYERS = (
     EnvironmentLayer("network", "The subnet or the interfaces of MPI, NCCL, Gloo and UCX", yields=True),
     EnvironmentLayer(
-        "rendezvous", "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `JAX_COORDINATOR_ADDRESS`", yields=True
+        "rendezvous",
+        "Where ranks meet: `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID`, `JAX_COORDINATOR_ADDRESS`",
+        yields=True,
     ),
     EnvironmentLayer(
         "frameworks",

@@ -120,7 +120,7 @@ def _frameworks(job: PlacedJob, ports: range) -> tuple[str, FrameworkVariables]:
         raise InputError(f"MASTER_PORT={port}: it is no port; unset it, and a free one is taken")
     network = job.survey.network.addresses if job.survey.network is not None else {}
     addresses = tuple("127.0.0.1" if hosts.all_local else network.get(name, name) for name in hosts.hosts.names)
-    rendezvous = Rendezvous(addresses, ports.start)
+    rendezvous = Rendezvous(addresses, ports.start, settings.run.run_id)
     variables = plan_framework_variables(chosen, job.placement, rendezvous, settings.environment.names, job.inherited)
     return f"frameworks: {', '.join(chosen)} ({why})", variables
 

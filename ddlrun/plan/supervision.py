@@ -1,7 +1,7 @@
 """Supervision of a running job: its limits, its signals and its output."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ddlrun.hosts import fold
@@ -20,6 +20,8 @@ class OutputStyle(NamedTuple):
     timestamp: bool = False
     ranks: frozenset[int] | None = None
     """The ranks that the console shows; None: all."""
+    local_ranks: frozenset[int] | None = None
+    """The local ranks that the console shows, of each host; None: all."""
     folder: str | None = None
     """Folder with files for each rank's output."""
     rank_logs: bool = True
@@ -39,6 +41,18 @@ def render_ranks(ranks: Iterable[int]) -> str:
     '0-3,7'
     """
     return cpu_list(ranks)
+
+
+def choose_shown(style: OutputStyle, local_ranks: Mapping[int, int]) -> OutputStyle:
+    """Return a style whose shown ranks also have one of its shown local ranks.
+
+    Args:
+        style: The options.
+        local_ranks: Rank -> its local rank.
+    """
+    shown = style.local_ranks or frozenset()
+    chosen = frozenset(rank for rank, local_rank in local_ranks.items() if local_rank in shown)
+    return style._replace(ranks=chosen if style.ranks is None else chosen & style.ranks)
 
 
 class InputMode(enum.Enum):

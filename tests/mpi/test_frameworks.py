@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.cli.argv import split_argv
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch_command
 from ddlrun.environment.exports import MOST_CHARACTERS
@@ -370,7 +371,7 @@ def test_what_each_rank_sets_is_shown() -> None:
 
 def ours(*words: str) -> list[str]:
     context = click.Context(launch_command, **launch_command.context_settings)  # click keeps the -h that it first made
-    return translate(words, launch_command.get_params(context))
+    return translate(words, launch_command.get_params(context)).words
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,15 @@ def ours(*words: str) -> list[str]:
         ("-n 4 t.py", "-n 4 t.py"),
         ("--nproc-per-node 2 --nnodes 2 t.py", "--accelerators 2 --nnodes 2 t.py"),
         ("--nproc_per_node=gpu --standalone t.py", "--accelerators gpu t.py"),
-        ("--nproc_per_node auto --nnodes 1:1 -m t", "--nnodes 1 -m t"),
+        ("--nproc_per_node auto --nnodes 1:1 -m t", "--accelerators gpu-or-core --nnodes 1 -m t"),
+        ("--local_ranks_filter=0,1 --shutdown-timeout 5 -r3 t", "--local-ranks 0,1 --grace 5 t"),
+        ("--signals-to-handle SIGTERM,sigusr1 --tee 0:3 -t 3 t", "--forward-signals USR1 t"),
+        ("--signals-to-handle SIGTERM,SIGINT t", "t"),
+        ("--numa-binding exclusive --virtual-local-rank t", "--bind core --visible-gpus own --env LOCAL_RANK=0 t"),
+        ("--rdzv-id 7 --role trainer t", "--env TORCHELASTIC_RUN_ID=7 --env ROLE_NAME=trainer t"),
+        ("--rdzv_backend=c10d --rdzv-endpoint h:1 --run-path --node_rank=0 --master_port 1 t", "t"),
+        ("--oversubscribe --map-by :OVERSUBSCRIBE -map-by ppr:2:node t", "--overload --overload --accelerators 2 t"),
+        ("--gloo t", "t"),
         ("--nproc-per-node=cpu --max-restarts 3 t.py", "--accelerators core --restarts 3 t.py"),
         ("-n 2 -host a,b -x A --allow-run-as-root t", "-n 2 --host a,b -x A --allow-run-as-root t"),
         ("-npernode 2 -hostfile f --bind-to socket t", "--accelerators 2 --hostfile f --bind package t"),
@@ -401,16 +410,17 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--node-rank 0", "ddlrun is started once for all hosts"),
-        ("--node_rank=0", "--node_rank: ddlrun is started once"),
-        ("--master_addr h1", "ddlrun sets MASTER_ADDR and MASTER_PORT for every rank"),
-        ("--rdzv-backend c10d", "ddlrun sets MASTER_ADDR"),
+        ("--node-rank 1", "--node-rank 1: ddlrun is started once for all hosts"),
+        ("--nproc-per-node xpu", "--nproc-per-node xpu: ddlrun counts no Intel GPUs"),
+        ("--numa-binding gpu", "unknown binding; write one of node, socket, exclusive, core-complex"),
+        ("--tee all", "--tee all: write 0 to 3 for all local ranks"),
+        ("--duplicate_stdout_filters loss", "a log per rank, to search with grep"),
         ("--nnodes 1:4", "--restarts, --spare-hosts"),
         ("--min-np 2", "--min-topology"),
-        ("--map-by node", "ddlrun plans the placement"),
-        ("-pernode -map-by node", "-map-by: ddlrun plans the placement"),
+        ("--map-by node", "--map-by node: ddlrun plans the placement"),
+        ("-pernode -map-by node", "-map-by node: ddlrun plans the placement"),
         ("--bind-to l3cache", "--bind-to l3cache: unknown binding; write one of none, core"),
-        ("--gloo", "with MPI"),
+        ("--jsrun", "with mpirun"),
         ("-N 2", "--accelerators N"),
         ("-c 2", "--cores-per-rank N"),
     ],
@@ -418,6 +428,52 @@ def test_other_launchers_words(theirs: str, expected: str) -> None:
 def test_words_that_have_no_like(words: str, said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         ours(*words.split(), "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ("--rdzv_backend=c10d", "--rdzv_backend: no effect: ddlrun sets MASTER_ADDR and MASTER_PORT for every rank"),
+        ("--run-path", "--run-path: no effect: every rank is a Python of its own"),
+        ("--node-rank 0", "--node-rank: no effect: ddlrun is started once for all hosts"),
+        ("-r 3", "-r: the terminal shows all output, too; --ranks LIST limits it"),
+        ("--numa-binding core-complex", "--numa-binding: each rank gets an equal share of the cores"),
+        ("--use-gloo", "--use-gloo: no effect: ddlrun starts Horovod over MPI"),
+        ("--redirects 0 --tee 3 --standalone --numa-binding node", None),
+    ],
+)
+def test_notes_on_words_without_effect(words: str, note: str | None) -> None:
+    notes = translate([*words.split(), "t.py"], launch_command.params).notes
+    assert [text.startswith(note or " ") for text in notes] == ([] if note is None else [True]), notes
+
+
+# A value for each option of torchrun that takes another than a word.
+TORCHRUNS_VALUES = {
+    "--nnodes": "1", "--nproc-per-node": "2", "--max-restarts": "1", "--node-rank": "0", "--numa-binding": "node",
+    "-r": "3", "--redirects": "3", "-t": "3", "--tee": "3", "--local-ranks-filter": "0", "--shutdown-timeout": "5",
+    "--signals-to-handle": "SIGUSR1",
+}  # fmt: skip
+
+
+def test_every_spelling_of_torchruns_options_is_taken_or_refused_with_the_reason() -> None:
+    needs.package("torch", "torch==2.13.0")
+    from torch.distributed.run import get_args_parser  # noqa: PLC0415 - takes a second
+
+    every = get_args_parser()._actions  # noqa: SLF001 - argparse has no other list of them
+    actions = [action for action in every if action.option_strings and action.dest != "help"]
+    refused = set[str]()
+    for action in actions:
+        for spelling in action.option_strings:
+            plain = spelling.replace("_", "-") if spelling.startswith("--") else spelling
+            value = [] if action.nargs == 0 else [TORCHRUNS_VALUES.get(plain, "word")]
+            try:
+                words = ours(spelling, *value, "t.py")
+            except InputError as error:
+                assert error.problems[0].startswith(f"{spelling}: ddlrun "), spelling
+                refused.add(plain)
+                continue
+            assert split_argv(words, launch_command.params, has_topology=False).rest == ("t.py",), words
+    assert refused == {"--duplicate-stdout-filters", "--duplicate-stderr-filters", "--logs-specs"}
 
 
 @given(st.lists(st.text(max_size=4) | st.sampled_from(["-np", "2", "--mca", "-m", "--nnodes", "--bind-to", "core"])))

@@ -313,7 +313,7 @@ WRONG = [
     ("config", "placement: {bindd: core}", "$.placement", "key 'placement.bindd' is not known (did you mean"),
     ("config", "placement: {overload: [1]}", "$.placement.overload", "placement.overload: [1]; write true or false"),
     ("config", "env: {A: [1]}", "$.env.A", "env.A: one value is wanted"),
-    ("config", "controller: gloo", "$.controller", "controller: 'gloo'"),
+    ("config", "controller: nccl", "$.controller", "controller: 'nccl'"),
     ("config", "[1, 2]", "$", "a list of 'key: value' is wanted"),
     ("machine", "{packages: 2, cores_per_package: 0}", "$.cores_per_package", "`cores_per_package`"),
     ("machine", "{packages: [8, 0]}", "$.packages", "`packages["),
