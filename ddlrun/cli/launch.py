@@ -38,7 +38,7 @@ from ddlrun.cli.launch_planning import (
 )
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
-from ddlrun.cli.program import read_program
+from ddlrun.cli.programs import read_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.environment.frameworks import NAMES
@@ -158,7 +158,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         raise InputError("--json goes with --dry-run")
     _forget_outer_job()
     forget_variables(ctx)
-    settings = read_settings(ctx, options, read_program(script, args, is_module=options["is_module"]))
+    programs = read_programs(script, args, options)
+    settings = read_settings(ctx, programs.options, programs.first)
     if not options["quiet"]:
         ctx.meta[TRANSLATED].print_notes()
         note_misplaced(script, args, ctx.command.params)

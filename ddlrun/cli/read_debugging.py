@@ -37,11 +37,17 @@ def _is_interactive(program: tuple[str, ...]) -> bool:
 
 
 def read_wrappers(options: Mapping[str, Any], program: tuple[str, ...]) -> tuple[Wrapper, ...]:
-    """Return the wrappers of --wrap, and that of --debug-rank, which is innermost. Raises InputError."""
+    """Return the wrappers of --wrap, that of --debug-rank, and the programs that replace the first on some ranks.
+
+    The last one is innermost. Raises InputError.
+    """
     wrappers = [parse_wrapper(text) for text in options["wrap"]]
-    if options["debug_rank"] is not None:
-        wrappers.append(make_debugger(program, options["debug_rank"]))
-    return tuple(wrappers)
+    others: tuple[Wrapper, ...] = options.get("other_programs", ())
+    rank = options["debug_rank"]
+    if rank is not None:
+        debugged = next((other.words for other in others if rank in (other.ranks or ())), program)
+        wrappers.append(make_debugger(debugged, rank))
+    return (*wrappers, *others)
 
 
 def parse_wrapper(text: str) -> Wrapper:

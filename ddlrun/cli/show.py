@@ -23,7 +23,7 @@ from ddlrun.cli.launch_planning import (
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
-from ddlrun.cli.program import read_program
+from ddlrun.cli.programs import Programs, read_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
@@ -131,9 +131,9 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
     if script:
         note_misplaced(script, args, ctx.command.params)
     note_excluded(ctx)
-    program = read_program(script, args, is_module=options["is_module"]) if script else ("SCRIPT",)
+    programs = read_programs(script, args, options) if script else Programs(("SCRIPT",), options)
     forget_variables(ctx)
-    settings = read_settings(ctx, options, program)
+    settings = read_settings(ctx, programs.options, programs.first)
     check_distinct(settings.hosts.hosts, os.uname().nodename)
     if view == "machines":
         text, value = _machines(settings.hosts.hosts, read_machine_source(settings))

@@ -195,11 +195,15 @@ def _exports(job: PlacedJob, variables: Mapping[str, str]) -> _Exports:
     overruling = [name for name in OVERRULING if name in environ]
     parts = [name for name in PARTS if by_slurm and name in environ]
     notes = [f"{name}: left out, as it contradicts the rank file" for name in overruling]
+    sharing = [f"{name}={environ[name]}" for name in overruling if "oversubscribe" in environ[name].lower()]
     unset = [f"-x {name}" for name in user.passed if name not in environ]
     unset += [f"--export {name}" for name in user.export.names if name not in environ]
     return _Exports(
         exports=exports,
         removed=(*overruling, *parts, *sorted(left_out)),
         notes=tuple(notes),
-        warnings=tuple(f"{option}: the variable is not set" for option in unset),
+        warnings=(
+            *(f"{option}: the variable is not set" for option in unset),
+            *(f"{text}: left out; use --overload, or --spawn-slots for MPI_Comm_spawn" for text in sharing),
+        ),
     )

@@ -22,6 +22,8 @@ class Wrapper(NamedTuple):
     words: tuple[str, ...]
     replaced: int = 0
     """The number of the program's first words that they replace."""
+    literal: bool = False
+    """Whether the words are another program, without fields such as {rank}."""
 
 
 def make_debugger(program: tuple[str, ...], rank: int) -> Wrapper:
@@ -45,12 +47,28 @@ def highest_rank(wrappers: Iterable[Wrapper]) -> int:
     return max((rank for wrapper in wrappers for rank in wrapper.ranks or ()), default=-1)
 
 
+def _spans(ranks: Iterable[int]) -> list[list[int]]:
+    """Return the first and the last rank of each sequence of consecutive ranks."""
+    spans = list[list[int]]()
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return spans
+
+
 def render_wrappers(wrappers: tuple[Wrapper, ...]) -> dict[str, str]:
     """Return the variable that tells the keepers about wrappers."""
     if not wrappers:
         return {}
     records = [
-        {"ranks": None if ranks is None else sorted(ranks), "words": words, "replaced": replaced}
-        for ranks, words, replaced in wrappers
+        {
+            "ranks": None if wrapper.ranks is None else _spans(wrapper.ranks),
+            "words": wrapper.words,
+            "replaced": wrapper.replaced,
+            "literal": wrapper.literal,
+        }
+        for wrapper in wrappers
     ]
     return {WRAPPERS: json.dumps(records)}

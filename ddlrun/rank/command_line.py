@@ -22,8 +22,9 @@ def wrap(program: list[str], rank: int, local_rank: int) -> list[str]:
         "{run}": os.environ.get("DDLRUN_RUN_DIR", "."),
     }
     for wrapper in reversed(json.loads(text)):
-        if wrapper["ranks"] is None or rank in wrapper["ranks"]:
-            program = [*(_fill(word, fields) for word in wrapper["words"]), *program[wrapper["replaced"] :]]
+        if wrapper["ranks"] is None or any(first <= rank <= last for first, last in wrapper["ranks"]):
+            words = wrapper["words"] if wrapper["literal"] else [_fill(word, fields) for word in wrapper["words"]]
+            program = [*words, *program[wrapper["replaced"] :]]
     return program
 
 

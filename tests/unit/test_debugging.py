@@ -149,5 +149,5 @@ def test_the_debugger_runs_a_script_once(tmp_path: Path, target: list[str]) -> N
 
 def test_the_variable_is_json() -> None:
     (record,) = json.loads(render_wrappers((Wrapper(frozenset((2, 0)), ("a b", "é")),))[WRAPPERS])
-    assert record == {"ranks": [0, 2], "words": ["a b", "é"], "replaced": 0}
+    assert record == {"ranks": [[0, 0], [2, 2]], "words": ["a b", "é"], "replaced": 0, "literal": False}
     assert render_wrappers(()) == {}

@@ -1,0 +1,44 @@
+"""Several programs in one job, as for mpirun: `-np 1 A : -np 2 B`."""
+
+from pathlib import Path
+
+import pytest
+
+from ddlrun.cli.programs import Section, split_programs
+from ddlrun.rank.command_line import WRAPPERS, wrap
+from tests.conftest import launch_line
+from tests.support.launches import run
+
+
+@pytest.mark.parametrize(
+    ("args", "own", "sections"),
+    [
+        ("--lr 1", "--lr 1", []),
+        ("a : b", "a : b", []),  # a colon that is an argument
+        ("a : -np 2 b -n 3", "a", [Section(2, ("b", "-n", "3"))]),
+        (": -n 1 b : x : -c 2 d", "", [Section(1, ("b", ":", "x")), Section(2, ("d",))]),
+    ],
+)
+def test_colons_between_programs(args: str, own: str, sections: list[Section]) -> None:
+    assert split_programs(args.split()) == (tuple(own.split()), sections)
+
+
+def test_a_keeper_chooses_its_program_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrappers = '[{"ranks": [[2, 3], [5, 5]], "words": ["b", "{rank}"], "replaced": 2, "literal": true}]'
+    commands = []
+    for rank in range(6):
+        monkeypatch.setenv(WRAPPERS, wrappers)
+        commands.append(wrap(["a", "x"], rank, 0))
+    assert commands == [["a", "x"]] * 2 + [["b", "{rank}"]] * 2 + [["a", "x"], ["b", "{rank}"]]
+
+
+def test_programs_of_one_job(mpirun: str, tmp_path: Path) -> None:
+    program = (tmp_path / "b.py").resolve()
+    program.write_text("import os, sys; print('b', os.environ['RANK'], *sys.argv[1:], flush=True)")
+    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "--overload", "--wrap", "1:env RANK=one")
+    done = run(
+        argv, "-np", "1", "echo", "a", ":", "-np", "2", str(program), "{rank}", ":", "--", ":", "-n", "1", "echo"
+    )
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0, ["", "a", "b 2 {rank} : --", "b one {rank} : --"],
+    ), done.stderr  # fmt: skip

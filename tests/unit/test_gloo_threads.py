@@ -1,0 +1,68 @@
+"""The wait for threads of gloo at the end of a Python rank."""
+
+import importlib.util
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ddlrun.rank.program
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def hook() -> ModuleType:
+    """Return the start-up hook of Python ranks, which installs itself in a rank alone."""
+    spec = importlib.util.spec_from_file_location("rank_hook", Path(ddlrun.rank.program.HOOK, "sitecustomize.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def start_thread(name: str, lock: threading.Lock, seconds: float) -> threading.Thread:
+    """Start a thread that waits for a lock under a name that the kernel shows."""
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        named.set()
+        if lock.acquire(timeout=seconds):
+            lock.release()
+
+    named = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert named.wait(300)
+    return thread
+
+
+def test_a_thread_with_a_time_limit_is_busy(hook: ModuleType) -> None:
+    lock = threading.Lock()
+    with lock:
+        threads = [start_thread(hook.GLOO_THREAD, lock, 1000), start_thread("other", lock, 1000)]
+        assert hook.gloo_is_busy()
+    threads[0].join()
+    assert not hook.gloo_is_busy()
+    threads[1].join()
+
+
+def test_an_idle_thread_is_not_awaited(hook: ModuleType) -> None:
+    lock = threading.Lock()
+    with lock:
+        thread = start_thread(hook.GLOO_THREAD, lock, -1)
+        wait_until(lambda: not hook.gloo_is_busy())
+        hook.await_gloo()
+        assert thread.is_alive()
+    thread.join()
+
+
+def test_a_busy_thread_is_awaited(hook: ModuleType) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    thread = start_thread(hook.GLOO_THREAD, lock, 1000)
+    threading.Timer(0.1, lock.release).start()
+    hook.await_gloo()
+    assert not hook.gloo_is_busy()
+    thread.join()
