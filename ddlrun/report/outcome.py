@@ -54,6 +54,10 @@ HINTS = (
         r"environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|LOCAL_RANK) expected",
         "the script needs torchrun's variables, which --framework omits or --env overrides: add torch to --framework",
     ),
+    (
+        r"terminate called without an active exception|PyGILState_Release: |pt_gloo_runloop",
+        "a C++ thread was ended by force; where it is PyTorch's gloo: del the model, then destroy_process_group()",
+    ),
     (r"Permission denied", "this user may not read or execute a file there"),
 )
 LIMIT_HINTS = {

@@ -67,6 +67,7 @@ def main() -> None:
         for name, state in saved.items():
             parts[name].load_state_dict(state)
     if done >= options.epochs:
+        del model
         dist.destroy_process_group()
         sys.exit(f"{options.checkpoint} has {done} epochs already" if rank == 0 else 0)
 
@@ -89,7 +90,8 @@ def main() -> None:
             new = f"{options.checkpoint}.new"
             torch.save({name: part.state_dict() for name, part in parts.items()} | {"done": epoch + 1}, new)
             os.replace(new, options.checkpoint)  # so the file is complete at any time
-    dist.destroy_process_group()  # before Python ends: its threads would abort the rank
+    del model  # it keeps the process group, whose threads could abort the rank when Python ends
+    dist.destroy_process_group()
 
     if rank == 0:
         with torch.no_grad():

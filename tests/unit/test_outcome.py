@@ -69,6 +69,7 @@ def test_the_last_traceback_is_shown_whole() -> None:
         ("RuntimeError: NCCL error in: x.cpp:1, unhandled system error, ncclSystemError: x", "NCCL failed"),
         ("OSError: [Errno 28] No space left on device", "a disk, or shared memory, is full"),
         ("/usr/bin/python3: No module named torchh", "has no module torchh"),
+        ("terminate called without an active exception", "PyTorch's gloo: del the model, then destroy_process_group()"),
         ("all is well", None),
     ],
 )  # fmt: skip

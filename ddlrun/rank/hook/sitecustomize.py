@@ -1,9 +1,13 @@
-"""Start-up hook of a Python rank: a rank that fails does not wait in MPI_Finalize.
+"""Start-up hook of a Python rank: at its end, it neither waits in MPI_Finalize after a failure nor aborts in gloo.
 
 Python imports this module before the rank's script. After an uncaught exception or sys.exit(nonzero) Python
 finalizes, and mpi4py calls MPI_Finalize, which waits for the other ranks, which may wait for this one. The hook
 notices the failure and ends the process after the script's own atexit functions, before those of MPI. If threads
 or atexit functions block, it does so after GRACE_SECONDS.
+
+A thread of gloo that needs the interpreter lock while Python finalizes ends the process with SIGABRT: torch 2.13 drops
+the Python context of a collective call there, which may be long after the call has returned. The hook waits until these
+threads are idle.
 
 The hook starts nothing after the atexit functions: once Python finalizes, no other thread runs any more, and a
 start that waits for its thread blocks indefinitely.
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
 GRACE_SECONDS = 60.0
+# torch's name for the threads in which gloo runs collective calls.
+GLOO_THREAD = "pt_gloo_runloop"
+GLOO_SECONDS = 60.0
 # These end with MPI_Abort, which mpi4py calls at the end of the finalization.
 ABORTING_MODULES = ("mpi4py.run", "mpi4py.__main__", "mpi4py.futures.__main__")
 
@@ -144,6 +151,37 @@ def _at_end() -> None:
     _finalizing = True
     if _failed and not _mpi4py_aborts():
         _leave(_failed[0])
+    if "torch.distributed" in sys.modules:
+        await_gloo()
+
+
+def await_gloo() -> None:
+    """Wait until no thread of gloo has work to do or to drop; a call that waits for another rank is given up."""
+    import time
+
+    end = time.monotonic() + GLOO_SECONDS
+    quiet = 0
+    while quiet < 3 and time.monotonic() < end:
+        quiet = 0 if gloo_is_busy() else quiet + 1
+        time.sleep(0.001)  # without the interpreter lock
+
+
+def gloo_is_busy() -> bool:
+    """Return True if a thread of gloo is not in the wait for its next call, which is a futex without a time limit."""
+    import os
+
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                if file.read().rstrip() != GLOO_THREAD:
+                    continue
+            with open(f"/proc/self/task/{thread}/syscall") as file:
+                words = file.read().split()
+        except OSError:  # it has ended, or the kernel does not show it
+            continue
+        if words[0] == "running" or (len(words) > 4 and words[4] != "0x0"):
+            return True
+    return False
 
 
 def _mpi4py_aborts() -> bool:
