@@ -9,7 +9,7 @@ WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo dev test test-all release frameworks coverage check fuzz bench faults goldens reference docs clean apt \
+.PHONY: demo dev test test-all test-clients release frameworks coverage check fuzz bench faults goldens reference docs clean apt \
 	schedulers horovod announce prepared
 
 demo: $(VENV)/demo
@@ -26,6 +26,10 @@ test-all:
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 	$(MAKE) fuzz
 
+# Fetch test suites of other projects from PyPI, and run the quick ones under ddlrun and beside their own launchers.
+test-clients: $(VENV)/test-all
+	$(VENV)/bin/python -m tests.clients
+
 # Run all tests and report the line coverage of the launcher, which takes minutes longer.
 coverage: prepared
 	$(PYTEST) $(TESTS) --cov --cov-report=term
@@ -36,7 +40,8 @@ fuzz: $(VENV)/test-all
 
 # Install what all tests need, in parallel where possible.
 prepared: announce
-	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod $(VENV)/frameworks/done
+	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod $(VENV)/frameworks/done \
+		$(VENV)/clients/done
 
 announce:
 	@echo "make test-all installs into the system, with $(if $(SUDO),sudo )apt-get: $(MISSING)"
@@ -127,6 +132,11 @@ apt:
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
 	$(VENV)/frameworks/bin/python $(PIP) jax==0.10.2 tensorflow-cpu==2.21.0 -e '.[test]'
+	@touch $@
+
+# The test suites of other projects.
+$(VENV)/clients/done: $(VENV)/test-all
+	$(VENV)/bin/python -m tests.clients --install
 	@touch $@
 
 # Horovod with the Open MPI on PATH and the torch of $(VENV). The tests need no optimized build; CXX_LAST= makes one.

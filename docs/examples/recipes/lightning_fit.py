@@ -10,7 +10,6 @@ import os
 import lightning
 import torch
 from digits_data import accuracy, build, load
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -37,8 +36,8 @@ def main() -> None:
     size, local_size = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     trainer = lightning.Trainer(
         max_epochs=3, strategy="ddp", devices=local_size, num_nodes=size // local_size,
-        accelerator="gpu" if torch.cuda.is_available() else "cpu", plugins=[LightningEnvironment()],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="gpu" if torch.cuda.is_available() else "cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     model = Classifier()
     trainer.fit(model, DataLoader(load(), batch_size=32, shuffle=True))
