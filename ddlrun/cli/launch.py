@@ -38,7 +38,7 @@ from ddlrun.cli.launch_planning import (
 )
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
-from ddlrun.cli.programs import read_programs
+from ddlrun.cli.programs import read_programs, split_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.environment.frameworks import NAMES
@@ -162,7 +162,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     settings = read_settings(ctx, programs.options, programs.first)
     if not options["quiet"]:
         ctx.meta[TRANSLATED].print_notes()
-        note_misplaced(script, args, ctx.command.params)
+        note_misplaced(script, split_programs(args)[0], ctx.command.params)
         note_excluded(ctx)
     attempt = check_settings(settings)
     if settings.run.dry_run:

@@ -23,7 +23,7 @@ from ddlrun.cli.launch_planning import (
 from ddlrun.cli.option_notes import note_excluded, note_misplaced
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.output_files import write_atomically
-from ddlrun.cli.programs import Programs, read_programs
+from ddlrun.cli.programs import Programs, read_programs, split_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList, fold
@@ -129,7 +129,7 @@ def command(ctx: click.Context, /, script: str | None, args: tuple[str, ...], **
         show_schema(script, args, as_json=options["as_json"])
         return
     if script:
-        note_misplaced(script, args, ctx.command.params)
+        note_misplaced(script, split_programs(args)[0], ctx.command.params)
     note_excluded(ctx)
     programs = read_programs(script, args, options) if script else Programs(("SCRIPT",), options)
     forget_variables(ctx)
