@@ -18,6 +18,7 @@ from ddlrun.cli.launch import command as launch
 from ddlrun.cli.option_notes import note_misplaced
 from ddlrun.cli.options import Option, SchedulerType, Sections, argument, option, option_group
 from ddlrun.cli.program import read_program
+from ddlrun.cli.programs import split_programs
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.scheduler import has_gpus, print_start_estimate, select_scheduler, submit, write_message
 from ddlrun.cli.value_types import COUNT, Time, WholeNumber
@@ -137,7 +138,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     The options of ddlrun launch (ddlrun launch --help-all) are accepted, except for those that name hosts, and copied
     into the job script. Use the scheduler's own commands to query or cancel the job.
     """
-    note_misplaced(script, args, LAUNCH_OPTIONS)
+    note_misplaced(script, split_programs(args)[0], LAUNCH_OPTIONS)
     argv: SplitArgv = ctx.meta[ARGV]
     topology = _check(ctx, argv, (script, *args), options)
     scheduler = select_scheduler(options["queued_by"])
