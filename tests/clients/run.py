@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+from ddlrun.process_managers.installation import find_mpi_library
 from tests.clients.suites import SUITES, Suite
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import MPIRUNS
@@ -77,7 +78,7 @@ def run(suite: Suite, major: int, folder: Path, *, own: bool = False, hosts: Two
     command = (suite.own if own else "") or suite.command
     environ = {
         **os.environ, "PATH": path,
-        "MPI4PY_LIBMPI": str(next(Path(mpirun).parents[1].glob("lib/libmpi.so*"), "libmpi.so.40")),
+        "MPI4PY_LIBMPI": find_mpi_library(mpirun) or "",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **(OVERSUBSCRIBED if own else {}),
     }  # fmt: skip
     argv = shlex.split(command.format(hosts="-H h1,h2" if hosts else ""))
