@@ -1,6 +1,9 @@
 """The wait for threads of gloo at the end of a Python rank."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -66,3 +69,26 @@ def test_a_busy_thread_is_awaited(hook: ModuleType) -> None:
     hook.await_gloo()
     assert not hook.gloo_is_busy()
     thread.join()
+
+
+SCRIPT = """
+import sys, threading
+from pathlib import Path
+def work():
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_gloo_runloop")
+    named.set()
+    threading.Event().wait(0.2)
+    print("worker", flush=True)
+named = threading.Event()
+threading.Thread(target=work, daemon=True).start()
+named.wait()
+sys.modules["torch.distributed"] = sys
+print("main", flush=True)
+"""
+
+
+def test_a_rank_awaits_the_thread_before_python_ends() -> None:
+    environ = {**os.environ, "PYTHONPATH": ddlrun.rank.program.HOOK}
+    argv = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout.split()) == (0, ["main", "worker"]), done.stderr
