@@ -44,7 +44,7 @@ class Suite(NamedTuple):
         return f"{found['passed']} passed" if "passed" in found.groupdict() else "passed"
 
 
-PYTEST_COMMAND = "python -m pytest -q -p no:randomly -p no:cacheprovider"
+PYTEST_COMMAND = "python -m pytest -q"
 SUITES = {
     "mpi-pytest": Suite("mpi-pytest", "2026.0", f"{PYTEST_COMMAND} tests", folder="mpi_pytest-2026.0"),
     "mpi4py, demo/test-run": Suite(
