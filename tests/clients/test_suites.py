@@ -25,6 +25,7 @@ def test_results_of_suites(pattern: str, output: str, code: int, result: str) ->
 
 
 @pytest.mark.extra
+@pytest.mark.busy
 @pytest.mark.openmpi(5)
 def test_mpi4pys_test_of_its_run_module(major: int, tmp_path: Path) -> None:
     suite = SUITES["mpi4py, demo/test-run"]

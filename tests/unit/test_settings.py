@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddlrun.environment.horovod_settings import HOROVOD
 from ddlrun.errors import InputError
-from ddlrun.plan.config_file import LAUNCH_KEYS, parse_config
+from ddlrun.plan.config_file import LAUNCH_KEYS, config_notes, parse_config
 
 JOBS = Path(__file__).parents[2] / "configs" / "jobs"
 
@@ -53,7 +53,7 @@ def test_our_keys() -> None:
     [
         ("params: {fusion_treshold_mb: 1}", "'params.fusion_treshold_mb' is not known (did you mean params.fusion_thr"),
         ("topolgy: 4x2", "did you mean topology?"),
-        ("controller: gloo", "controller: 'gloo': ddlrun starts Horovod over MPI; leave it out"),
+        ("controller: nccl", "controller: 'nccl': ddlrun starts Horovod over MPI; leave it out"),
         ("topology: [4, 2]", "topology: [4, 2]; write one value"),
         ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True; write one value"),
         ("env: {A: [1, 2]}", "env.A: one value is wanted"),
@@ -72,6 +72,13 @@ def test_mistakes(text: str, part: str) -> None:
         re.match(r"config file F(, line \d+(, column \d+)?)?: ", problem) and "\n" not in problem
         for problem in caught.value.problems
     )
+
+
+def test_a_controller_without_effect_is_noted() -> None:
+    assert config_notes("# x\ncontroller: gloo\n", "f") == [
+        "f, line 2: controller: gloo: no effect: ddlrun starts Horovod over MPI"
+    ]
+    assert config_notes("controller: mpi\n", "f") == config_notes("", "f") == []
 
 
 def test_all_unknown_keys_come_together() -> None:
