@@ -49,7 +49,8 @@ def cells(name: str, suite: Suite, *, over_hosts: bool) -> list[str]:
     """Return the results of a suite: with its own launcher, and with ddlrun on one host and on two."""
     row = [cell(name, suite, 5, own=True), *(cell(name, suite, major) for major in sorted(MPIRUNS))]
     if not (over_hosts and suite.over_hosts):
-        return [*row, "", ""]
+        reason = "not run" if suite.over_hosts else "-"
+        return [*row, reason, reason]
     with TwoHosts() as hosts:
         return [*row, *(cell(name, suite, major, hosts=hosts) for major in sorted(MPIRUNS))]
 
