@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import click
 
+from ddlrun.cli import srun_options
 from ddlrun.cli.argv import match_option, options_by_name
 from ddlrun.errors import InputError
 
@@ -15,7 +16,7 @@ RENDEZVOUS = (
 ELASTIC = "ddlrun restarts a failed job instead; use --restarts, --spare-hosts, --min-topology"
 PLACEMENT = "ddlrun plans the placement; use --topology, --bind, --rankfile, and see ddlrun show placement"
 # Foreign option -> option of ddlrun with the same value.
-RENAMED = {
+RENAMED = srun_options.RENAMED | {
     "-hostfile": "--hostfile", "--machinefile": "--hostfile", "-machinefile": "--hostfile", "-host": "--host",
     "--npernode": "--accelerators", "-npernode": "--accelerators", "--slots-per-host": "--accelerators",
     "--num-gpus": "--accelerators", "--num-processes": "-np", "--num-nodes": "--nnodes", "--num-machines": "--nnodes",
@@ -24,7 +25,7 @@ RENAMED = {
     "--network-interfaces": "--network-interface",
 }  # fmt: skip
 # Foreign switch -> words for ddlrun; none where ddlrun does the same without an option.
-SWITCHES: dict[str, tuple[str, ...]] = {
+SWITCHES: dict[str, tuple[str, ...]] = srun_options.SWITCHES | {
     "--mpi": (), "--use-mpi": (), "--disable-cache": (), "--standalone": (), "--no-python": (), "--multi-gpu": (),
     "--module": ("-m",), "-tag-output": ("--tag-output",), "-q": ("--quiet",), "-quiet": ("--quiet",),
     "-prefix-timestamp": ("--timestamp-output",), "--prefix-output-with-timestamp": ("--timestamp-output",),
@@ -33,7 +34,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "--pernode": ("--accelerators", "1"), "-pernode": ("--accelerators", "1"),
 }  # fmt: skip
 # Foreign option without an equivalent -> reason and remedy.
-UNSUPPORTED = {
+UNSUPPORTED = srun_options.UNSUPPORTED | {
     **dict.fromkeys(("--node-rank", "--machine-rank"), STARTED_ONCE),
     **dict.fromkeys(
         ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--local-addr", "--master-addr",
@@ -98,9 +99,10 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> list[st
     Raises InputError with a remedy for an option that has no equivalent.
     """
     options = options_by_name(params)
+    foreign = FOREIGN - (options.keys() - VALUES.keys())
     rest, translated = list(args), list[str]()
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        match = None if rest[0].partition("=")[0] in FOREIGN else match_option(rest[0], options)
+        match = None if rest[0].partition("=")[0] in foreign else match_option(rest[0], options)
         step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest)
         if step is None:
             break
