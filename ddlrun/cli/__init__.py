@@ -253,7 +253,8 @@ def _describe(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and param is not None:
         return f"{param.metavar or param.human_readable_name} is missing"
     if param is not None:
-        return f"{', '.join(param.opts) if isinstance(param, click.Option) else param.human_readable_name}: {error.message}"
+        name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name
+        return f"{name}: {error.message}"
     return error.format_message()
 
 

@@ -56,7 +56,9 @@ class Config(Sections):
 
 
 @click.command("config", cls=Config, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("what", metavar="[show]", default="show", type=Choice(["show"], {"list": "show", "get": "show", "print": "show"}))
+@argument(
+    "what", metavar="[show]", default="show", type=Choice(["show"], {"list": "show", "get": "show", "print": "show"})
+)
 @option("Output", "--all", "show_all", is_flag=True, help="Also show the options that have ddlrun's default.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context

@@ -79,7 +79,9 @@ def read_hosts(
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
         if os.path.isfile(expression):
-            click.echo(f"ddlrun: note: {expression} counts as a host; the hosts in this file are @{expression}", err=True)
+            click.echo(
+                f"ddlrun: note: {expression} counts as a host; the hosts in this file are @{expression}", err=True
+            )
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
     if path is None:

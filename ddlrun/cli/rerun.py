@@ -25,7 +25,11 @@ class Rerun(Sections):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; a shell also completes launch's options and their values."""
         params = super().get_params(ctx)
-        return [*params, *(param for param in launch.params if isinstance(param, Option))] if ctx.resilient_parsing else params
+        return (
+            [*params, *(param for param in launch.params if isinstance(param, Option))]
+            if ctx.resilient_parsing
+            else params
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write launch's usual options, and the command's own."""
@@ -40,8 +44,9 @@ def command(changes: tuple[str, ...]) -> int:
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
-    OPTIONS are those of ddlrun launch; the usual ones are below, and ddlrun launch --help-all shows all. They replace options of RUN that mean the same; the other options stay. ARGS are
-    appended to the arguments of the script. The run gets a folder of its own.
+    OPTIONS are those of ddlrun launch; the usual ones are below, and ddlrun launch --help-all shows all. They replace
+    options of RUN that mean the same; the other options stay. ARGS are appended to the arguments of the script. The run
+    gets a folder of its own.
 
     The working folder is that of RUN, and paths are relative to it. The environment is the present one.
     """

@@ -63,8 +63,15 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
 @argument("runs", nargs=-1, required=True)
-@option("Hosts", "-H", "--host", "--hosts", "hosts", metavar="LIST",
-        help="Also end RUNS that were started on other computers, on these hosts; names must be whole.")
+@option(
+    "Hosts",
+    "-H",
+    "--host",
+    "--hosts",
+    "hosts",
+    metavar="LIST",
+    help="Also end RUNS that were started on other computers, on these hosts; names must be whole.",
+)
 @host_options
 @option("Termination", "--grace", type=SECONDS, default=10, show_default=True, metavar="TIME",
         help=GRACE_HELP)  # fmt: skip
@@ -101,8 +108,8 @@ def _choose_active(text: str, registered: Mapping[str, Run], hosts: Sequence[str
     name = choose_name(text, registered)
     if name is None and not hosts:
         raise InputError(
-            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS, and ddlrun "
-            "kill -H HOSTS ends one of them"
+            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS, and "
+            "ddlrun kill -H HOSTS ends one of them"
         )
     return name or text
 

@@ -37,7 +37,9 @@ def answer(*words: str) -> str:
 
 
 PAGE = "reference/refused-commands.md"
-REFUSED = [row for heading in re.findall(r"(?m)^## (.*)", (DOCS / PAGE).read_text()) for row in read_table(PAGE, heading)]
+REFUSED = [
+    row for heading in re.findall(r"(?m)^## (.*)", (DOCS / PAGE).read_text()) for row in read_table(PAGE, heading)
+]
 # The files of the page's folder.
 FILES = {
     "train.py": "import sys\n",
@@ -68,7 +70,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("line", "code", "answer"), REFUSED, ids=[line for line, *_ in REFUSED])
 def test_the_page_on_refused_commands(
-    line: str, code: str, answer: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str,
+    code: str,
+    answer: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = shlex.split(line.strip("`"))
     while "=" in words[0]:
