@@ -16,7 +16,7 @@ ARGUMENTS = "ddlrun.arguments"
 # Parameters whose values are NAME=VALUE, or NAME.
 VARIABLES = frozenset(("assignments", "named"))
 # Each run has its own.
-DROPPED = frozenset(("run_dir", "attempts_file"))
+DROPPED = frozenset(("run_dir", "attempts_file", "raises"))
 Words = tuple[str, ...]
 Options = Iterable[tuple[click.Option, Words]]
 
