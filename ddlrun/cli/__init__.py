@@ -67,6 +67,7 @@ SYNONYMS = {
     "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "runs", "history": "runs",
     "restart": "rerun", "rankfile": "gen-rankfile",
     "version": "--version", "-v": "--version", "-version": "--version", "-help": "--help", "-?": "--help",
+    "debug": "launch --debug-rank",
     "topo": "probe", "benchmark": "bench", "cleanup": "clean", "doctor": "check", "preflight": "check",
 }  # fmt: skip
 # Columns of a help text on a terminal that is wide enough.

@@ -31,6 +31,10 @@ class Rerun(Sections):
             else params
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; a -- that comes first is doubled, as click drops one."""
+        return super().parse_args(ctx, ["--", *args] if args[:1] == ["--"] else args)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write launch's usual options, and the command's own."""
         format_usual_options(formatter, HEADINGS)

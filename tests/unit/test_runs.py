@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
@@ -165,6 +166,11 @@ def test_the_last_lines_of_a_log(data: bytes, count: int) -> None:
     seek_last_lines(file, count)
     lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", data)
     assert file.read() == b"".join(lines[len(lines) - count :] if count < len(lines) else lines)
+
+
+@pytest.mark.parametrize("words", [["--", "--more"], ["last", "--", "--more"], ["-np", "2"], ["last"], []])
+def test_rerun_gets_every_word(words: list[str]) -> None:
+    assert rerun_command.make_context("rerun", [*words]).params["changes"] == tuple(words)
 
 
 def rerun(stored: str, changes: str) -> str:
