@@ -44,7 +44,7 @@ def record(steps: Sequence[Step], environ: Mapping[str, str], folder: Path) -> l
     shell = subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, env=environ, cwd=folder)
     os.close(terminal)
     started = time.monotonic()
-    events = []
+    events: list[Event] = []
     try:
         for step in steps:
             for key in step.keys.removesuffix("\n"):
