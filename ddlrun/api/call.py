@@ -49,8 +49,8 @@ def _read_function(folder: str) -> tuple[list[str], bytes]:
     except OSError as error:
         host = os.uname().nodename
         sys.stderr.write(
-            f"ddlrun: {folder} on {host}: {error.strerror}; call ddlrun.run in Python, in place of ddlrun rerun, and "
-            "name a folder that all hosts share with run_dir\n"
+            f"ddlrun: {folder} on {host}: {error.strerror}; ddlrun.run passes the function in a folder that all hosts "
+            "share: name one with run_dir=..., and call ddlrun.run again in place of ddlrun rerun\n"
         )
         sys.exit(EXIT_NO_FUNCTION)
     return paths, call

@@ -69,7 +69,7 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
     """
     with _call_folder(options.get("run_dir"), _pickle(function, args)) as folder:
         name = getattr(function, "__qualname__", type(function).__qualname__)  # for ddlrun ps and the like
-        job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True})
+        job = launch_job(("ddlrun.api.call", name, folder), {**options, "m": True}, raises=True)
         return _read_results(job, folder)
 
 

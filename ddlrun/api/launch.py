@@ -56,8 +56,14 @@ def launch(script: str, /, *args: str, **options: OptionValue) -> Outcome:
     return launch_job((script, *args), options).outcome
 
 
-def launch_job(program: Sequence[str], options: Mapping[str, OptionValue]) -> LaunchedJob:
-    """Launch a program, and return the ended job. Raises DdlrunError if it was not started."""
+def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, raises: bool = False) -> LaunchedJob:
+    """Launch a program, and return the ended job. Raises DdlrunError if it was not started.
+
+    Args:
+        program: The program and its arguments.
+        options: Options of `ddlrun launch`.
+        raises: Whether the caller raises the traceback of a rank that failed, so that it is not printed as well.
+    """
     words = render_options(options)
     environ = {**os.environ, **render_environment(options)}
     errors = bytearray()
@@ -71,7 +77,7 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue]) -> La
     with temporary_folder("ddlrun-launch-") as folder:
         attempts = f"{folder}/attempts"
         start = [sys.executable, "-m", ENTRY, str(os.getpid()), "launch", "--attempts-file", attempts]
-        argv = [*start, *words, "--", *program]
+        argv = [*start, *(["--raises"] if raises else []), *words, "--", *program]
         code = stream_command(argv, environ, (_printer("stdout"), keep))
         return _read_job(attempts) or _fail(code, errors.decode(errors="replace"))
 

@@ -66,6 +66,8 @@ SYNONYMS = {
     "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
     "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "runs", "history": "runs",
     "restart": "rerun", "rankfile": "gen-rankfile",
+    "version": "--version", "-v": "--version", "-version": "--version", "-help": "--help", "-?": "--help",
+    "debug": "launch --debug-rank",
     "topo": "probe", "benchmark": "bench", "cleanup": "clean", "doctor": "check", "preflight": "check",
 }  # fmt: skip
 # Columns of a help text on a terminal that is wide enough.
@@ -122,10 +124,14 @@ class LazyGroup(click.Group):
 
 
 def _check_option(ctx: click.Context, args: list[str], params: list[click.Parameter]) -> None:
-    """Raise UsageError where the first word is an option that only commands have."""
+    """Raise UsageError where the first word is an option that only commands have, or none at all."""
     name = args[0].partition("=")[0]
-    if name != "--" and not any(name in param.opts for param in params):
-        raise click.UsageError(f"no such option {name}; options come after a command, as in ddlrun launch {name}", ctx)
+    names = [option for param in params for option in param.opts]
+    if name == "--" or name in names:
+        return
+    hint = did_you_mean(name, (known for known in names if known.startswith("--")), SYNONYMS)
+    place = hint or f"; options come after a command, as in ddlrun launch {name}"
+    raise click.UsageError(f"no such option {name}{place}", ctx)
 
 
 def _summary(command: click.Command | None) -> str:
@@ -158,9 +164,14 @@ def main() -> NoReturn:
         from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
         _exit(complete_line(group, COMPLETION))
+    _exit(run_command(sys.argv[1:]))
+
+
+def run_command(args: list[str]) -> int:
+    """Run a command line and return its exit code; its errors are printed."""
     codes = ExitCodes()
     try:
-        code = group.main(sys.argv[1:] or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=codes)
+        code = group.main(args or ["--help"], prog_name="ddlrun", standalone_mode=False, obj=codes)
     except DdlrunError as error:
         code = codes.of_ddlrun(_fail(error.exit_code, *error.problems))
     except click.UsageError as error:
@@ -172,7 +183,7 @@ def main() -> NoReturn:
         code = codes.of_ddlrun(EXIT_INTERRUPTED)
     except _EndedError as error:
         code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
-    _exit(code or 0)
+    return code or 0
 
 
 def _exit(code: int) -> NoReturn:
@@ -238,9 +249,13 @@ def _message(error: click.UsageError) -> str:
 
 
 def _describe(error: click.UsageError) -> str:
-    """Return the message of an error, with the names of the option that has a wrong value."""
-    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
-        return f"{', '.join(error.param.opts)}: {error.message}"
+    """Return the message of an error, with the names of the option or argument that it is about."""
+    param = error.param if isinstance(error, click.BadParameter) else None
+    if isinstance(error, click.MissingParameter) and param is not None:
+        return f"{param.metavar or param.human_readable_name} is missing"
+    if param is not None:
+        name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name
+        return f"{name}: {error.message}"
     return error.format_message()
 
 

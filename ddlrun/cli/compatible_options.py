@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli import torchrun_options
+from ddlrun.cli import srun_options, torchrun_options
 from ddlrun.cli.argv import match_option, options_by_name
 from ddlrun.cli.torchrun_options import ELASTIC, Words
 from ddlrun.errors import InputError
@@ -14,6 +14,7 @@ from ddlrun.errors import InputError
 PLACEMENT = "ddlrun plans the placement; use --topology, --bind, --rankfile, and see ddlrun show placement"
 # Foreign option -> option of ddlrun with the same value.
 RENAMED = {
+    **srun_options.RENAMED,
     **torchrun_options.RENAMED,
     "-hostfile": "--hostfile", "--machinefile": "--hostfile", "-machinefile": "--hostfile", "-host": "--host",
     "--npernode": "--accelerators", "-npernode": "--accelerators", "--slots-per-host": "--accelerators",
@@ -23,6 +24,7 @@ RENAMED = {
 }  # fmt: skip
 # Foreign switch -> words for ddlrun; none where ddlrun does the same without an option.
 SWITCHES: dict[str, Words] = {
+    **srun_options.SWITCHES,
     **torchrun_options.SWITCHES,
     **dict.fromkeys(torchrun_options.SWITCHES_WITHOUT_EFFECT, ()),
     **dict.fromkeys(("--mpi", "--use-mpi", "--disable-cache", "--gloo", "--use-gloo"), ()),
@@ -35,6 +37,7 @@ SWITCHES: dict[str, Words] = {
 }  # fmt: skip
 # Foreign option without an equivalent -> reason and remedy.
 UNSUPPORTED = {
+    **srun_options.UNSUPPORTED,
     **torchrun_options.UNSUPPORTED,
     **dict.fromkeys(
         ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--host-discovery-script", "--elastic-timeout",
@@ -109,9 +112,10 @@ def translate(args: Sequence[str], params: Iterable[click.Parameter]) -> Transla
     Raises InputError with a remedy for an option that has no equivalent.
     """
     options = options_by_name(params)
+    foreign = FOREIGN - (options.keys() - VALUES.keys())
     rest, translated, notes = list(args), list[str](), list[str]()
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        match = None if rest[0].partition("=")[0] in FOREIGN else match_option(rest[0], options)
+        match = None if rest[0].partition("=")[0] in foreign else match_option(rest[0], options)
         step = _Translation(tuple(rest[: match.words]), match.words) if match else _translate_first(rest)
         if step is None:
             break

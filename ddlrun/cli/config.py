@@ -10,6 +10,7 @@ from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.options import Option, Sections, argument, option
 from ddlrun.cli.read_settings import source_of
+from ddlrun.cli.value_types import Choice
 from ddlrun.environment.exports import redact
 from ddlrun.plan.precedence import DEFAULT
 
@@ -55,7 +56,9 @@ class Config(Sections):
 
 
 @click.command("config", cls=Config, context_settings={"help_option_names": ["-h", "--help"]})
-@argument("what", metavar="show", type=click.Choice(["show"]))
+@argument(
+    "what", metavar="[show]", default="show", type=Choice(["show"], {"list": "show", "get": "show", "print": "show"})
+)
 @option("Output", "--all", "show_all", is_flag=True, help="Also show the options that have ddlrun's default.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context

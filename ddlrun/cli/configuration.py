@@ -16,7 +16,9 @@ PROJECT_NAME = "ddlrun.yaml"
 NO_FILES = "none"
 CONFIGURATION = "ddlrun.configuration"
 # Options of commands other than launch, show and submit that have values from here, too: how hosts are reached.
-SHARED = frozenset(("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun"))
+SHARED = frozenset(
+    ("ssh_port", "ssh_identity_file", "scheduler", "launcher", "mpirun", "network", "network_interface", "tcp")
+)
 
 
 class ConfigFile(NamedTuple):

@@ -68,7 +68,7 @@ SOURCES = ("machine", "packages", "probe", "load")
     type=Choice([order.value for order in RankOrder]),
     default=RankOrder.DDL.value,
     show_default=True,
-    help=f"{ORDER_HELP}.",
+    help=f"{ORDER_HELP}. Without --mode, ddlrun launch uses host.",
 )
 @option(
     "Output",

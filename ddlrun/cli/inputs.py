@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import click
+
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
 from ddlrun.machine import Machine, MachineNoteCode, machine_note
@@ -76,6 +78,10 @@ def read_hosts(
     if expression is not None and hostfile is not None:
         raise InputError(f"hosts are given twice: {expression!r} and --hostfile {hostfile}; leave one of them out")
     if expression is not None and not expression.startswith("@"):
+        if os.path.isfile(expression):
+            click.echo(
+                f"ddlrun: note: {expression} counts as a host; the hosts in this file are @{expression}", err=True
+            )
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]
     if path is None:

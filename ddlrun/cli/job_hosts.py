@@ -15,6 +15,7 @@ from ddlrun.remote.agent import apply_job_names
 from ddlrun.remote.probe import is_local
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import parse_topology
+from ddlrun.wording import counted
 
 Options = Mapping[str, Any]
 
@@ -32,7 +33,8 @@ def arrange_hosts(options: Options, allocation: Allocation | None) -> RackLayout
     )
     hosts = apply_job_names(find_hosts(options, allocation), allocation)
     if options["nnodes"] not in (None, len(hosts)):
-        raise InputError(f"--nnodes {options['nnodes']}, but {hosts.source} has {len(hosts)}; name them: -H HOST,HOST")
+        present = f"{counted(len(hosts), 'host')} ({hosts.source})"
+        raise InputError(f"--nnodes {options['nnodes']}, but the job has {present}; name the hosts: -H HOST,HOST")
     extra = options.get("spare_hosts") == "extra"
     if extra and request.topology is None:
         raise InputError("--spare-hosts extra: give the --topology, which says how many hosts it needs")

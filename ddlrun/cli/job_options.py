@@ -106,7 +106,7 @@ job_options = option_group(
 
     option(
         "Topology", "--rank-order", type=Choice(["auto", "host", "ddl"]), default="auto", show_default=True,
-        help=f"{ORDER_HELP}; auto: ddl with --mode, otherwise host.",
+        help=f"{ORDER_HELP}; auto: ddl with --mode, otherwise host. The default of gen-rankfile is ddl.",
     ),
     option(
         "Frameworks", "--framework", "frameworks", default="auto", show_default=True, metavar="NAME,...",

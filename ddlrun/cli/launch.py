@@ -79,6 +79,7 @@ class Launch(Sections):
 @check_options
 @check_build_option
 @option("Run", "--attempts-file", hidden=True)  # ddlrun.launch() reads the folders of the attempts there
+@option("Run", "--raises", is_flag=True, hidden=True)  # ddlrun.run() raises the traceback of a rank that failed
 @option(
     "Restarts",
     "--restarts",

@@ -5,16 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from ddlrun.cli.argv import SplitArgv, options_by_name, split_argv
+from ddlrun.cli.option_names import SYNONYMS
 from ddlrun.environment.exports import REDACTED, redact
 from ddlrun.errors import InputError
 from ddlrun.plan.precedence import EXCLUSIVE_GROUPS
+from ddlrun.wording import did_you_mean
 
 # The key of the words in click's context.
 ARGUMENTS = "ddlrun.arguments"
 # Parameters whose values are NAME=VALUE, or NAME.
 VARIABLES = frozenset(("assignments", "named"))
 # Each run has its own.
-DROPPED = frozenset(("run_dir", "attempts_file"))
+DROPPED = frozenset(("run_dir", "attempts_file", "raises"))
 Words = tuple[str, ...]
 Options = Iterable[tuple[click.Option, Words]]
 
@@ -87,5 +89,7 @@ def _explain_word(word: str, params: Iterable[click.Parameter]) -> str:
     """Return the reason for which a word cannot be parsed."""
     if not word.startswith("-"):
         return "this word is one too many"
-    is_known = word.partition("=")[0] in options_by_name(params)
-    return "the value of this option is missing" if is_known else "ddlrun launch has no such option"
+    options, name = options_by_name(params), word.partition("=")[0]
+    if name in options:
+        return "the value of this option is missing"
+    return f"ddlrun launch has no such option{did_you_mean(name, options, SYNONYMS)}"

@@ -1,5 +1,7 @@
 """The help of ddlrun launch on one screen: its usual options."""
 
+from collections.abc import Iterable
+
 import click
 
 from ddlrun.cli.options import option
@@ -57,10 +59,15 @@ def format_usual_help(command: click.Command, ctx: click.Context, formatter: cli
         for paragraph in paragraphs:
             formatter.write_paragraph()
             formatter.write_text(" ".join(paragraph.split()))
+    format_usual_options(formatter, USUAL_OPTIONS)
+
+
+def format_usual_options(formatter: click.HelpFormatter, headings: Iterable[str]) -> None:
+    """Write the usual options under some headings, all in the same columns."""
     width = max(len(names) for rows in USUAL_OPTIONS.values() for names, _ in rows)
-    for heading, rows in USUAL_OPTIONS.items():
+    for heading in headings:
         with formatter.section(heading):
-            formatter.write_dl([(names.ljust(width), text) for names, text in rows])
+            formatter.write_dl([(names.ljust(width), text) for names, text in USUAL_OPTIONS[heading]])
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, value: object) -> None:

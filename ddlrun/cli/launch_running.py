@@ -136,6 +136,8 @@ def report_outcome(finished: Finished) -> Finished:
         with contextlib.suppress(OSError):  # as after `2>&1 | head`
             if outcome.unprinted_bytes:  # the output may have ended within a line
                 click.echo(err=True)
+            if not finished.attempt.settings.run.print_tail:
+                report = render_outcome(outcome, plan, with_tail=False)
             click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
     return finished
 

@@ -16,7 +16,7 @@ HOSTS = ("hosts", "named_hosts")
 # Options of other programs -> option here.
 SYNONYMS = {
     "--nproc": "-np", "--np": "-np", "--ranks-per-host": "--accelerators", "--gpus-per-node": "--accelerators",
-    "--nodelist": "--host", "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
+    "--host-file": "--hostfile", "--rank-file": "--rankfile", "--config": "--config-file",
     "--binding": "--bind", "--walltime": "--timeout", "--dryrun": "--dry-run",
 }  # fmt: skip
 

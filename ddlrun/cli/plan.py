@@ -95,7 +95,7 @@ class PlanCommand(Sections):
 @option(
     "Network",
     "--links",
-    "network",
+    "links",
     old=("--network",),
     metavar="FILE|PRESETS",
     help="Links of the cluster: a YAML file, or presets for the links inside a host, of the NICs and of the uplinks, "
@@ -132,13 +132,13 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         raise InputError(f"--overlap {options['overlap']:g} is a share of the computing time; give --compute TIME")
     if options["batch"] and not options["images"]:
         raise InputError(f"--batch {options['batch']} divides the images of an epoch; give --images N")
-    described = _read_network(options["network"])
+    described = _read_network(options["links"])
     cluster = _cluster(options, described.hosts_per_rack if described else None)
     topology = cluster.topology
     if described is None:
         per_rack = topology.dims[1] if isinstance(topology, Topology) else topology.hosts
         racks_known = options["topology"] or options["racks"] or topology.hosts > per_rack
-        fabric = parse_links(options["network"], per_rack if racks_known else None)
+        fabric = parse_links(options["links"], per_rack if racks_known else None)
     else:
         fabric = described
     fabric = fabric._replace(hosts_per_rack=fabric.hosts_per_rack or cluster.per_rack)

@@ -13,6 +13,8 @@ MISTAKES = {
     r"^\d+(x\d+){1,3}$": "a topology is an option: --topology {0} SCRIPT",
     r",|\[\d|^@": "hosts are an option: -H {0} SCRIPT",
 }
+# The name of a Python interpreter, whose first argument is a script.
+PYTHON = r"python[0-9.]*"
 
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
@@ -28,13 +30,21 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
     if remedy is not None:
         _check_exists(script, remedy)
     if script.endswith(".py"):
-        hint = did_you_mean(os.path.basename(script), _scripts_beside(script))
-        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
+        _check_script(script)
     if os.path.isdir(script) and "/" in script:
         raise InputError(f"{script!r} is a folder; name the script or program in it")
     if os.path.isfile(f"{script}.py"):
         _check_exists(script, "did you mean {0}.py?")
+    if re.fullmatch(PYTHON, os.path.basename(script)) and args and args[0].endswith(".py"):
+        _check_script(args[0])
     return (script, *args)
+
+
+def _check_script(script: str) -> None:
+    """Raise InputError where there is no such script, with the nearest one beside it."""
+    if not os.path.isfile(script):
+        hint = did_you_mean(os.path.basename(script), _scripts_beside(script))
+        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
 
 
 def _check_module(name: str) -> None:

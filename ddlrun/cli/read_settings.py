@@ -196,6 +196,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         arguments=options["arguments"],
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
         exit_code_base=options.get("exit_code_base", 0),
+        print_tail=not options.get("raises", False),
     )
 
 

@@ -8,23 +8,49 @@ import click
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
-from ddlrun.cli.options import Sections, argument
+from ddlrun.cli.launch_help import USUAL_OPTIONS, format_usual_options
+from ddlrun.cli.options import Option, Sections, argument
 from ddlrun.errors import InputError
 from ddlrun.runs.history import PastRun, find_run, read_past_run
 from ddlrun.runs.store import state_folder
 
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+# Headings of launch's usual options that the help repeats.
+HEADINGS = [heading for heading in USUAL_OPTIONS if heading != "Other"]
 
 
-@click.command("rerun", cls=Sections, context_settings=CONTEXT, options_metavar="[RUN] [OPTIONS] [--")
+class Rerun(Sections):
+    """The rerun command, which takes launch's options after the name of a run."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; a shell also completes launch's options and their values."""
+        params = super().get_params(ctx)
+        return (
+            [*params, *(param for param in launch.params if isinstance(param, Option))]
+            if ctx.resilient_parsing
+            else params
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; a -- that comes first is doubled, as click drops one."""
+        return super().parse_args(ctx, ["--", *args] if args[:1] == ["--"] else args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write launch's usual options, and the command's own."""
+        format_usual_options(formatter, HEADINGS)
+        super().format_options(ctx, formatter)
+
+
+@click.command("rerun", cls=Rerun, context_settings=CONTEXT, options_metavar="[RUN] [OPTIONS] [--")
 @argument("changes", nargs=-1, type=click.UNPROCESSED, metavar="ARGS...]")
 def command(changes: tuple[str, ...]) -> int:
     """Launch an earlier run again, with changes.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
-    OPTIONS are those of ddlrun launch. They replace options of RUN that mean the same; the other options stay. ARGS are
-    appended to the arguments of the script. The run gets a folder of its own.
+    OPTIONS are those of ddlrun launch; the usual ones are below, and ddlrun launch --help-all shows all. They replace
+    options of RUN that mean the same; the other options stay. ARGS are appended to the arguments of the script. The run
+    gets a folder of its own.
 
     The working folder is that of RUN, and paths are relative to it. The environment is the present one.
     """

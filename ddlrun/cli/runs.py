@@ -63,6 +63,15 @@ def ps(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
 
 @click.command("kill", cls=Sections, context_settings=CONTEXT)
 @argument("runs", nargs=-1, required=True)
+@option(
+    "Hosts",
+    "-H",
+    "--host",
+    "--hosts",
+    "hosts",
+    metavar="LIST",
+    help="Also end RUNS that were started on other computers, on these hosts; names must be whole.",
+)
 @host_options
 @option("Termination", "--grace", type=SECONDS, default=10, show_default=True, metavar="TIME",
         help=GRACE_HELP)  # fmt: skip
@@ -73,12 +82,14 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     that remain on its hosts.
     """
     folder = state_folder(os.environ)
+    is_named = bool(options["hosts"] or options["hostfile"])
+    hosts = read_hosts(options["hosts"], options["hostfile"], "-H").names if is_named else ()
     registered = {run.run: run for run in sorted(read_runs(folder), key=lambda run: run.started)}
-    names = list(dict.fromkeys(_choose_active(text, registered, options["hostfile"]) for text in runs))
+    names = list(dict.fromkeys(_choose_active(text, registered, hosts) for text in runs))
     selected = [registered[name] for name in names if name in registered]
     for run in selected:
         _end_ddlrun(run, options["grace"])
-    runs_by_host = _runs_by_host(names, registered, options["hostfile"])
+    runs_by_host = _runs_by_host(names, registered, hosts)
     ended, failed = end_runs(runs_by_host, options["grace"], _target(options, options["grace"]))
     for run in selected:
         remove_record(folder, run)
@@ -87,7 +98,7 @@ def kill(runs: Sequence[str], **options: Any) -> int:  # noqa: ANN401 - click's 
     return 0
 
 
-def _choose_active(text: str, registered: Mapping[str, Run], hostfile: str | None) -> str:
+def _choose_active(text: str, registered: Mapping[str, Run], hosts: Sequence[str]) -> str:
     """Return the name of the run to end, among runs in the order of their starts; on other hosts, it is given whole.
 
     Raises InputError where there is no such run, or there are several.
@@ -95,18 +106,21 @@ def _choose_active(text: str, registered: Mapping[str, Run], hostfile: str | Non
     if text == LAST and registered:
         return list(registered)[-1]
     name = choose_name(text, registered)
-    if name is None and not hostfile:
+    if name is None and not hosts:
         raise InputError(
-            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS"
+            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS, and "
+            "ddlrun kill -H HOSTS ends one of them"
         )
     return name or text
 
 
-def _runs_by_host(names: Sequence[str], registered: Mapping[str, Run], hostfile: str | None) -> dict[str, list[str]]:
-    """Return the runs to end on each host: on a run's own hosts, or on those of the hostfile."""
+def _runs_by_host(
+    names: Sequence[str], registered: Mapping[str, Run], named_hosts: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the runs to end on each host: on a run's own hosts, or on those that the user names."""
     runs_by_host: dict[str, list[str]] = {}
     for name in names:
-        hosts = registered[name].hosts if name in registered else read_hosts(None, hostfile).names
+        hosts = registered[name].hosts if name in registered else named_hosts
         for host in hosts:
             runs_by_host.setdefault(host, []).append(name)
     return runs_by_host
@@ -118,7 +132,8 @@ def _runs_by_host(names: Sequence[str], registered: Mapping[str, Run], hostfile:
 @option("Termination", "--dry-run", is_flag=True, help="Print the processes that would be ended, and end nothing.")
 @option(
     "Termination",
-    "--older-than",
+    "--keep-days",
+    old=("--older-than",),
     type=Number(min=0),
     metavar="DAYS",
     help="Also remove the folders (plans, logs) of your ended runs that are older than DAYS.",
@@ -163,7 +178,7 @@ def _clean(
     over = [run for run in runs if run.alive() is False]
     for run in over:
         remove_record(folder, run)
-    retention = Retention(options["keep_runs"], options["older_than"])
+    retention = Retention(options["keep_runs"], options["keep_days"])
     removed = _remove_session_folders() + remove_old_runs(folder, retention)
     click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(over)}; removed folders: {removed}")
     return failed

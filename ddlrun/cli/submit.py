@@ -76,12 +76,12 @@ class Submit(Sections):
         options = [word for _, words in argv.options for word in words]
         if argv.topology is None:
             if not {"-h", "--help"} & {*options} and not argv.rest and not ctx.resilient_parsing:
-                raise click.UsageError("Missing argument 'TOPOLOGY' (XxYxZ, such as 4x2x3)", ctx)
+                raise click.UsageError("TOPOLOGY (XxYxZ, such as 4x2x3) is missing", ctx)
             return super().parse_args(ctx, [*options, *argv.rest])
         if "topology" in {param.name for param, _ in argv.options}:
             raise InputError(f"--topology: {UNSUPPORTED['topology']}")
         if not argv.topology[:1].isdigit():
-            raise click.UsageError(f"Missing argument 'TOPOLOGY' (XxYxZ, such as 4x2x3) before {argv.topology!r}", ctx)
+            raise click.UsageError(f"TOPOLOGY (XxYxZ, such as 4x2x3) is missing before {argv.topology!r}", ctx)
         parse_topology(argv.topology)
         return super().parse_args(ctx, ["--topology", argv.topology, *options, *argv.rest])
 

@@ -22,6 +22,7 @@ def share_notes(machine: Machine, bindings: Bindings, policy: PlacementPolicy) -
     yield from _kinds(machine, bindings, policy)
     yield from _distant_nodes(bindings)
     yield from _memory(machine, bindings, policy)
+    yield from _threads(machine, policy)
 
 
 def _unequal_shares(machine: Machine, bindings: Bindings, policy: PlacementPolicy) -> Iterator[str]:
@@ -86,6 +87,14 @@ def _distant_nodes(bindings: Bindings) -> Iterator[str]:
         if gpu.package in {core.package for core in binding.cores}:  # else the package is noted
             listed = cpu_list(node for node in nodes if node is not None)
             yield f"local rank {binding.local_rank} is on NUMA node {listed}, its GPU on NUMA node {gpu.numa_node}"
+
+
+def _threads(machine: Machine, policy: PlacementPolicy) -> Iterator[str]:
+    """Yield a note if no core has as many hardware threads as the policy asks for."""
+    most = max(len(core.pus) for core in machine.cores)
+    if policy.threads_per_core is not None and policy.threads_per_core > most:
+        threads = counted(most, "hardware thread")
+        yield f"a core has {threads}, so that --threads-per-core {policy.threads_per_core} is the same as {most}"
 
 
 def _memory(machine: Machine, bindings: Bindings, policy: PlacementPolicy) -> Iterator[str]:

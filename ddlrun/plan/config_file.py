@@ -88,6 +88,8 @@ LISTS = (
     "hosts", "framework", "export", "placement.gpu_order", "network.interfaces", "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
+# Names of options that are no keys -> key.
+SYNONYMS = {"host": "hosts", "x": "env", "environment": "env", "mpiarg": "mpi.args"}
 # Controllers that Horovod's own file may name: ddlrun starts Horovod over MPI in any case.
 CONTROLLERS = ("mpi", "auto", "gloo", None)
 
@@ -182,4 +184,8 @@ def _scalar(value: object) -> str:
 
 
 def _unknown(key: str, where: str) -> str:
-    return f"{where}: key {key!r} is not known{did_you_mean(key, [*PARAMETERS, 'env', 'controller'])}"
+    """Return the problem of an unknown key, with the key of the option that has this name, or else the nearest key."""
+    synonyms = {parameter: known for known, parameter in PARAMETERS.items()}
+    synonyms |= {known.rpartition(".")[2]: known for known in LAUNCH_KEYS} | SYNONYMS
+    hint = did_you_mean(key.replace("-", "_"), [*PARAMETERS, "env", "controller"], synonyms)
+    return f"{where}: key {key!r} is not known{hint}"

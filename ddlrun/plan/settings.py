@@ -174,6 +174,8 @@ class RunOptions(NamedTuple):
     retention: Retention = Retention()
     exit_code_base: int = 0
     """What is added to ddlrun's own exit codes."""
+    print_tail: bool = True
+    """Whether the traceback or the last lines of a rank that failed are printed again in the reason."""
 
 
 class Settings(NamedTuple):

@@ -28,7 +28,8 @@ def parse_yaml(text: str, where: str) -> YamlDocument:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise InputError(f"{where}{place}: {_describe(error)}") from error
+        remedy = "; indent with spaces" if mark is not None and text[mark.index : mark.index + 1] == "\t" else ""
+        raise InputError(f"{where}{place}: {_describe(error)}{remedy}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
     lines: dict[str, int] = {}

@@ -31,14 +31,14 @@ def main(words: "list[str]") -> None:
     try:
         exec(code, module.__dict__)  # noqa: S102 - the user's own script
     except BdbQuit:
-        raise SystemExit(QUIT_CODE) from None
+        sys.exit(QUIT_CODE)  # not SystemExit, which the start-up hook does not notice before Python 3.12
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as Python itself does
         sys.settrace(None)
         report(error, module.__dict__)
         inspect(debugger, error.__traceback__)
-        raise SystemExit(1) from None
+        sys.exit(QUIT_CODE)
 
 
 def load_script(path: str, args: "list[str]") -> "tuple[CodeType, dict[str, object]]":

@@ -93,12 +93,17 @@ MPI_HINTS = (
 )
 
 
-def render_outcome(outcome: Outcome, plan: Plan) -> str:
+def render_outcome(outcome: Outcome, plan: Plan, *, with_tail: bool = True) -> str:
     """Render the reason of a failure: the cause, its traceback or last lines, the other ranks, the path of the logs.
 
     Of a success only the last line is rendered, and only if output was not printed.
+
+    Args:
+        outcome: The outcome.
+        plan: The plan of the run.
+        with_tail: Whether the traceback or the last lines are part of the text.
     """
-    lines = [*_reason(outcome, plan)] if outcome.exit_code else []
+    lines = [*_reason(outcome, plan, with_tail=with_tail)] if outcome.exit_code else []
     if outcome.exit_code or outcome.unprinted_bytes:
         lines.append(_last_line(outcome, plan))
     return "".join(f"ddlrun: {printable(line)}\n" for line in lines)
@@ -115,14 +120,14 @@ def colour_report(report: str, *, many_colours: bool) -> str:
     return f"\x1b[{VERMILION if many_colours else RED}m{first}\x1b[0m{newline}{rest}"
 
 
-def _reason(outcome: Outcome, plan: Plan) -> Iterator[str]:
+def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
     root = outcome.root
     if root is not None:
         yield f"failed: {_describe(root, plan)}: {render_end(root)}, after {root.seconds:.1f} s"
         if root.reason:
             yield f"  because: {root.reason}"
         lines = last_lines(root.tail)
-        if lines:
+        if lines and with_tail:
             yield "  last lines of its standard error:"
             yield from (f"    {line}".rstrip() for line in lines)
     elif outcome.signal is not None and not outcome.reason:

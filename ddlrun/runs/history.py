@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, shift_own_code
 from ddlrun.plan import Plan
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.names import LAST, NAME, choose_name
@@ -39,7 +39,7 @@ class PastRun(NamedTuple):
     """The words after `ddlrun launch`, without secrets."""
     working_folder: str
     exit_code: int | None
-    """None: there is no outcome."""
+    """The exit code with which ddlrun ended; None: there is no outcome."""
     seconds: float | None
     """The duration of an ended run."""
     requested: bool
@@ -169,7 +169,7 @@ def read_past_run(folder: str) -> PastRun | None:
             folder=folder,
             arguments=tuple(start["arguments"]),
             working_folder=start["working_folder"],
-            exit_code=outcome.get("exit_code"),
+            exit_code=_final_code(outcome),
             seconds=outcome.get("seconds"),
             requested=bool(outcome.get("requested")),
         )
@@ -184,6 +184,13 @@ def _read_outcome(folder: str) -> Mapping[str, Any]:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}
+
+
+def _final_code(outcome: Mapping[str, Any]) -> int | None:
+    """Return the exit code of an outcome's record, with --exit-code-base; None for an empty record."""
+    code: int | None = outcome.get("exit_code")
+    is_own = outcome.get("exit_code_of") == "ddlrun"
+    return shift_own_code(code, outcome.get("exit_code_base", 0)) if is_own and code is not None else code
 
 
 def newest_first(above: str) -> list[str]:

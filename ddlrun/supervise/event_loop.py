@@ -126,6 +126,8 @@ class Supervision:
         self._keepers.read(now, reading=not self._console.output.full or self._termination.ending)
         for number in signals.take():
             self._on_signal(number)
+        if signals.take_resize():
+            self._reactions.input.resize()
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)

@@ -55,6 +55,7 @@ class Signals:
         """
         self._pending: list[int] = []
         self._forward = forward
+        self._resized = False
         self.wake, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._earlier: dict[int, object] = {}
 
@@ -66,6 +67,8 @@ class Signals:
         # Python ignores it. The kernel sends it for a stream that is no longer read, which ends the job anyway.
         self._earlier[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, self._receive)
         self._earlier[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        if signal.SIGWINCH not in self._earlier:
+            self._earlier[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
         # A stopped ddlrun would neither read output nor send heartbeats.
         self._earlier[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         return self
@@ -85,6 +88,14 @@ class Signals:
         """Return the queued signals, oldest first, and empty the queue."""
         pending, self._pending = self._pending, []
         return pending
+
+    def take_resize(self) -> bool:
+        """Return True if the terminal has got another size since the last call."""
+        resized, self._resized = self._resized, False
+        return resized
+
+    def _resize(self, _number: int, _frame: FrameType | None) -> None:
+        self._resized = True
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)

@@ -26,6 +26,8 @@ class InputForwarder:
         self._terminal = chosen is not None and chosen.terminal and os.isatty(STDIN)
         self._peer: KeeperConnection | None = None
         """The keeper that wants input."""
+        self._reader: KeeperConnection | None = None
+        """The keeper that has wanted input before, to the end of its rank."""
         self._size = terminal_size()
         self._attributes: list[int | list[bytes | int]] | None = None
         """The attributes of the terminal before its keys became the rank's."""
@@ -36,9 +38,10 @@ class InputForwarder:
             raise ProtocolError("it wants standard input, which is not its rank's")
         if self._peer is not None:
             return
-        self._peer = peer
+        self._peer = self._reader = peer
         if self._terminal and self._attributes is None:
             self._attributes = take_keys(STDIN)
+        self.resize()
         try:
             self._epoll.register(STDIN, select.EPOLLIN)
         except PermissionError:  # a regular file, which can always be read
@@ -53,6 +56,13 @@ class InputForwarder:
         self._epoll.unregister(STDIN)
         return self._forward(self._peer)
 
+    def resize(self) -> None:
+        """Pass on the size of the terminal if it has changed."""
+        size = terminal_size()
+        if self._terminal and self._reader is not None and size != self._size:
+            self._size = size
+            self._keepers.send(self._reader, protocol.RESIZE, f"{size.lines} {size.columns}")
+
     def end(self, rank: int) -> None:
         """Give the terminal back if this rank has ended, which had it."""
         if self._chosen is not None and rank == self._chosen.rank:
@@ -63,6 +73,7 @@ class InputForwarder:
         if self._attributes is not None:
             termios.tcsetattr(STDIN, termios.TCSADRAIN, self._attributes)
             self._attributes = None
+        self._reader = None
         if self._peer is not None:
             self._peer = None
             try:
@@ -78,10 +89,6 @@ class InputForwarder:
         if self._terminal and QUIT_KEY in data:
             self.close()
             return True
-        size = terminal_size()
-        if self._terminal and size != self._size:
-            self._size = size
-            self._keepers.send(peer, protocol.RESIZE, f"{size.lines} {size.columns}")
         self._send(peer, data)
         return False
 

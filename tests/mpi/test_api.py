@@ -58,6 +58,9 @@ def test_results_errors_and_output_of_a_function(
     assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0 7", "rank 1 7"]
     with pytest.raises(ddlrun.JobError, match=r"(?s)rank 1 on .*Traceback.*ValueError: factor -1\Z") as raised:
         run(-1)
+    printed = capsys.readouterr().err
+    assert "failed: rank 1" in printed
+    assert "last lines of its standard error" not in printed  # the error has them
     assert "api/call.py" not in str(raised.value)
     assert isinstance(raised.value.error, ValueError)
     assert (raised.value.rank, raised.value.outcome.exit_code) == (1, 1)

@@ -11,11 +11,13 @@ from tests.conftest import launch_line
 from tests.support.launches import run
 from tests.support.terminal import shell_at_terminal
 
-SCRIPT = """import os
-rank = int(os.environ["RANK"])
+# Rank 0 waits for rank 1, which MPI_Finalize at the exit of rank 1 would also do.
+SCRIPT = """from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
 breakpoint()
 if rank == 1:
     raise ValueError("no")
+MPI.COMM_WORLD.Barrier()
 """
 # Prints the rank, whether its output is a terminal, and the number of lines of its input.
 READER = "echo $OMPI_COMM_WORLD_RANK $(test -t 1 && echo terminal) $(wc -l)"
@@ -83,6 +85,12 @@ def test_interactive_programs_at_a_terminal(mpirun: str, tmp_path: Path) -> None
         terminal.wait_for(r">>> $")
         terminal.send("import os; os.get_terminal_size()\n")
         terminal.wait_for(r"columns=99, lines=33[\s\S]*>>> $")
+        terminal.send(
+            "import signal; signal.signal(signal.SIGWINCH, lambda *_: print('now', os.get_terminal_size()))\n"
+        )
+        terminal.wait_for(r">>> $")
+        terminal.resize(40, 111)
+        terminal.wait_for(r"now os.terminal_size\(columns=111, lines=40\)")
         terminal.send("while True: print('spinning')\n\n")
         terminal.wait_for(r"spinning\s+spinning")
         terminal.send("\x03")

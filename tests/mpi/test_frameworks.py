@@ -509,7 +509,7 @@ def test_torchruns_hosts_must_be_named(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ddlrun", "launch", "--dry-run", "--machine", "ac922-4gpu", "--nproc-per-node=2"]
     one = subprocess.run([*argv, "--nnodes=2", "x.sh"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (one.returncode, one.stderr) == (
-        2, "ddlrun: error: --nnodes 2, but this machine has 1; name them: -H HOST,HOST\n",
+        2, "ddlrun: error: --nnodes 2, but the job has 1 host (this machine); name the hosts: -H HOST,HOST\n",
     )  # fmt: skip
     argv += ["--nnodes=2", "-H", "a,b", "x.sh"]
     two = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)

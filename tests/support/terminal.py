@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ddlrun.rank.program_input import set_size
+
 DEADLINE_SECONDS = 60.0
 CHUNK = 1 << 14
 
@@ -25,6 +27,11 @@ class Terminal:
         """Send key strokes; what was printed before no longer counts for `wait_for`."""
         self.output = ""
         os.write(self._fd, keys.encode())
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the terminal; what was printed before no longer counts for `wait_for`."""
+        self.output = ""
+        set_size(self._fd, rows, columns)
 
     def wait_for(self, pattern: str) -> None:
         """Wait until the output since the last key stroke has a match. Raises AssertionError with the output."""

@@ -1,5 +1,8 @@
 """Mistakes of users on the command line, and the answer to each; former names of options; the help."""
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddlrun.cli import COMMANDS, OTHER, SECTIONS, group
+from ddlrun.cli import COMMANDS, OTHER, SECTIONS, group, run_command
 from ddlrun.cli.argv import options_by_name
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_help import USUAL_OPTIONS
@@ -17,6 +20,7 @@ from ddlrun.cli.option_notes import find_misplaced
 from ddlrun.cli.options import Option
 from ddlrun.cli.value_types import SECONDS, Choice, Kilobytes, Number, Time, WholeNumber
 from ddlrun.errors import DdlrunError
+from docs.reference.tables import DOCS, read_table
 
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 
@@ -32,56 +36,74 @@ def answer(*words: str) -> str:
     raise AssertionError(words)
 
 
-# Words -> a part of the answer.
+PAGE = "reference/refused-commands.md"
+REFUSED = [
+    row for heading in re.findall(r"(?m)^## (.*)", (DOCS / PAGE).read_text()) for row in read_table(PAGE, heading)
+]
+# The files of the page's folder.
+FILES = {
+    "train.py": "import sys\n",
+    "hosts": "n1\nn2\n",
+    "bad-hosts": "n1\nn2 slots=x\n",
+    "twice.yaml": "topology: 2x1x1\ntopology: 1x1x1\n",
+    "keys.yaml": "bind: numa\n",
+    "list.yaml": "env: [A=1]\n",
+    "values.yaml": "placement:\n  bind: socket\n",
+    "tab.yaml": "placement:\n\tbind: numa\n",
+    "ranks": "rank 0=localhost slot=0:0\nrank 0=localhost slot=0:1\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide the page's folder as the current one, with an empty home directory beside it."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # launch forgets the variables of options
+    return folder
+
+
+@pytest.mark.parametrize(("line", "code", "answer"), REFUSED, ids=[line for line, *_ in REFUSED])
+def test_the_page_on_refused_commands(
+    line: str,
+    code: str,
+    answer: str,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = shlex.split(line.strip("`"))
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    assert run_command(words[1:]) == int(code)
+    kind = "note" if code == "0" else "error"
+    printed = capsys.readouterr().err.replace(str(project), "/home/ada/train")
+    assert printed == f"ddlrun: {kind}: {answer.strip('`')}\n"
+
+
+# Words -> a part of the answer, for mistakes that are not on the page.
 MISTAKES = [
-    ("lunch train.py", "no such command 'lunch' (did you mean launch?)"),
-    ("run train.py", "(did you mean launch?)"),
-    ("status", "(did you mean ps?)"),
-    ("train.py", "(did you mean ddlrun launch train.py?)"),
-    ("-H a,b python train.py", "no such option -H; options come after a command, as in ddlrun launch -H"),
-    ("help lunch", "(did you mean launch?)"),
-    ("show placment", "topology, schema (did you mean placement?)"),
-    ("launch --topolgy 2x1x1 train.py", "no such option --topolgy (did you mean --topology?)"),
-    ("launch -topology 2x1x1 train.py", "no such option -topology (did you mean --topology?)"),
     ("launch -framework=torch train.py", "no such option -framework (did you mean --framework?)"),
-    ("launch --nproc 2 train.py", "(did you mean -np?)"),
     ("launch -Z train.py", "no such option -Z"),
-    ("launch --debug train.py", "--debug: use --verbose"),
-    ("launch -c 2 train.py", "-c: use -np N for the number of ranks (mpirun), or --cores-per-rank N"),
-    ("launch -np two train.py", "'two' is not a whole number of at least 1"),
     ("launch -p 70000 train.py", "'70000' is not a whole number from 1 to 65535"),
     ("launch --lms-frac 70 train.py", "'70' is not a number from 0 to 1"),
     ("launch --lms 1x train.py", "'1x' is not a whole number of at least 0"),
-    ("launch --timeout 5x train.py", "'5x' is not a time, such as 90, 90s or 5m"),
     ("launch --start-timeout 0 train.py", "'0' is not a time of at least 1s"),
-    ("launch --bind socket train.py", "'socket' is none of core, numa, package, none (did you mean package?)"),
-    ("launch --scheduler slrum train.py", "(did you mean slurm?)"),
-    ("launch --framework pytorch true", "--framework 'pytorch' (did you mean torch?): there are auto, torch"),
-    ("launch --gpu-order 0,a true", "--gpu-order '0,a' is not a list of different numbers"),
-    ("show placement --machine dgx1 --gpu-order 77", "no GPU 77 of --gpu-order; its GPUs are 0, 1, 2, 3, 4"),
     ("gen-rankfile 1 a --packages 2 --cores-per-package 2 --gpu-order 1", "no GPU 1 of --gpu-order; it has none"),
     ("show topology --machine dgx1 --nodes 2", "--nodes 2 makes 2 hosts or a multiple, but 1 is there"),
-    ("launch 4x2 hostname", "there is no program '4x2'; a topology is an option: --topology 4x2 SCRIPT"),
-    ("launch n1,n2 hostname", "hosts are an option: -H n1,n2 SCRIPT"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
-    ("launch trian.py", "script 'trian.py' is not there"),
     ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
-    ("launch --bind", "Option '--bind' requires an argument"),
-    ("launch --only-checks tpc true", "unknown check 'tpc' (did you mean tcp?); the checks are"),
-    (
-        "launch --accelerators gpus true",
-        "'gpus' is neither a positive number nor one of gpu, package, numa, core, gpu-or-core",
-    ),
     ("launch -np 1 true : -np two true", "': -np two true': -np takes a number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -np 1", "': -np 1': the program is missing"),
     ("launch -np 1 true : -n 1 -x A true", "-x: options but -np hold for all programs; write them before the first"),
     ("launch true : -n 1 true", "the first of several programs has no number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -n 1 x.py", "script 'x.py' is not there"),
-    ("launch --network 10.0 true", "--network '10.0' is no subnet"),
-    ("gen-rankfile a,b 4x2", "the topology comes first: ddlrun gen-rankfile 4x2 a,b"),
     ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
-    ("check a -H b", "hosts are given twice: 'a' and -H b; leave one of them out"),
-    ("gen-rankfile 1 --packages 2", "--packages and --cores-per-package go together"),
     ("plan --topology 4x4", "--links is missing"),
 ]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
@@ -103,6 +104,15 @@ def test_runs_are_found(tmp_path: Path) -> None:
             find_run(text, state)
 
 
+def test_the_history_has_the_final_exit_codes(tmp_path: Path) -> None:
+    for name, of in (("20261120-a", "ddlrun"), ("20261120-b", "program")):
+        folder = make_run(tmp_path, name)
+        outcome = {"exit_code": 3, "exit_code_of": of, "exit_code_base": 200, "seconds": 1.0, "requested": False}
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+    codes = {past.run.run: past.exit_code for past in read_history(str(tmp_path))}
+    assert codes == {"20261120-a": 203, "20261120-b": 3}
+
+
 def test_the_history_has_states(tmp_path: Path) -> None:
     make_run(tmp_path, "20261120-a", age=5)
     make_run(tmp_path, "20261120-b", age=4, exit_code=3)
@@ -156,6 +166,11 @@ def test_the_last_lines_of_a_log(data: bytes, count: int) -> None:
     seek_last_lines(file, count)
     lines = re.findall(rb"[^\n]*\n|[^\n]+\Z", data)
     assert file.read() == b"".join(lines[len(lines) - count :] if count < len(lines) else lines)
+
+
+@pytest.mark.parametrize("words", [["--", "--more"], ["last", "--", "--more"], ["-np", "2"], ["last"], []])
+def test_rerun_gets_every_word(words: list[str]) -> None:
+    assert rerun_command.make_context("rerun", [*words]).params["changes"] == tuple(words)
 
 
 def rerun(stored: str, changes: str) -> str:

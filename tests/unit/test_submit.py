@@ -336,9 +336,9 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "Missing argument 'TOPOLOGY'"),
-        (["4x2"], "Missing argument 'SCRIPT'"),
-        (["train.py"], "Missing argument 'TOPOLOGY'"),
+        ([], "TOPOLOGY (XxYxZ, such as 4x2x3) is missing"),
+        (["4x2"], "SCRIPT is missing"),
+        (["train.py"], "TOPOLOGY (XxYxZ, such as 4x2x3) is missing"),
         (["4x0", "train.py"], "is 0; it must be at least 1"),
         (["4", "no.py"], "script 'no.py' is not there"),
         (["4", "-H", "a,b", "train.py"], "-H: the hosts come from the scheduler"),
