@@ -1,5 +1,6 @@
 """ddlrun rerun: an earlier run again, with changes."""
 
+import itertools
 import os
 import shlex
 
@@ -13,10 +14,21 @@ from ddlrun.errors import InputError
 from ddlrun.runs.history import PastRun, find_run, read_past_run
 from ddlrun.runs.store import state_folder
 
+HELP = {"-h", "--help"}
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
 
 
-@click.command("rerun", cls=Sections, context_settings=CONTEXT, options_metavar="[RUN] [OPTIONS] [--")
+class Rerun(Sections):
+    """The rerun command, whose words are those of `ddlrun launch` up to a --, which click would drop."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; take all words, with the --, unless they ask for help."""
+        if HELP.intersection(itertools.takewhile(lambda word: word != "--", args)):
+            return super().parse_args(ctx, ["--help"])
+        return super().parse_args(ctx, args if ctx.resilient_parsing else ["--", *args])
+
+
+@click.command("rerun", cls=Rerun, context_settings=CONTEXT, options_metavar="[RUN] [OPTIONS] [--")
 @argument("changes", nargs=-1, type=click.UNPROCESSED, metavar="ARGS...]")
 def command(changes: tuple[str, ...]) -> int:
     """Launch an earlier run again, with changes.
