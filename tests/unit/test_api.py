@@ -41,11 +41,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"topology": "4x2x3"}, ["--topology", "4x2x3"]),
+        ({"topology": "4x2x3"}, ["--topology=4x2x3"]),
         ({"H": ["n1", "n2"]}, ["-H", "n1,n2"]),
-        ({"cores_per_rank": 2, "grace": 0.5}, ["--cores-per-rank", "2", "--grace", "0.5"]),
-        ({"mpiarg": ["--mca", "btl"]}, ["--mpiarg", "--mca", "--mpiarg", "btl"]),
+        ({"cores_per_rank": 2, "grace": 0.5}, ["--cores-per-rank=2", "--grace=0.5"]),
+        ({"mpiarg": ["--mca", "btl"]}, ["--mpiarg=--mca", "--mpiarg=btl"]),
         ({"x": "SEED"}, ["-x", "SEED"]),
+        ({"quiet": "yes"}, ["--quiet=yes"]),
         ({"env": {"A": "1", "B": "2"}}, ["-x", "A", "-x", "B"]),
         ({"quiet": True, "bind_threads": False, "hostfile": None}, ["--quiet", "--no-bind-threads"]),
     ],
@@ -69,6 +70,21 @@ def test_options_that_start_no_job_are_refused(name: str) -> None:
 def test_variables_are_a_mapping() -> None:
     with pytest.raises(InputError, match="env='A=1': give a mapping"):
         ddlrun.launch("train.py", env="A=1")
+
+
+def test_a_variable_without_a_value_is_refused() -> None:
+    with pytest.raises(InputError, match="env: A is None; give a string"):
+        render_environment({"env": {"A": None}})  # type: ignore[dict-item]
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(InputError, match="5 is no function"):
+        ddlrun.run(5)  # type: ignore[arg-type]
+
+
+def test_arguments_of_a_script_are_strings() -> None:
+    with pytest.raises(InputError, match="3: the script and its arguments are strings; write '3'"):
+        ddlrun.launch("train.py", "--epochs", 3)  # type: ignore[arg-type]
 
 
 def test_a_function_that_cannot_be_pickled_is_refused() -> None:
