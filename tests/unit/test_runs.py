@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddlrun.cli.launch import command as launch
 from ddlrun.cli.launch_arguments import merge_arguments, parse_changes, strip_secrets
+from ddlrun.cli.rerun import command as rerun_command
 from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
@@ -22,6 +23,7 @@ from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_da
 from ddlrun.runs.orphans import parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.store import state_folder
 
 DAY = 86400
 
@@ -158,8 +160,26 @@ def test_the_last_lines_of_a_log(data: bytes, count: int) -> None:
     assert file.read() == b"".join(lines[len(lines) - count :] if count < len(lines) else lines)
 
 
+def test_a_relative_state_folder_is_ignored() -> None:
+    """As the XDG specification demands: runs of another working folder would not be found."""
+    assert state_folder({"HOME": "/h", "XDG_STATE_HOME": "state"}) == "/h/.local/state/ddlrun"
+    assert state_folder({"HOME": "/h", "XDG_STATE_HOME": "/state"}) == "/state/ddlrun"
+
+
 def rerun(stored: str, changes: str) -> str:
     return " ".join(merge_arguments(stored.split(), parse_changes(changes.split(), launch.params), launch.params))
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        (["--", "y", "--z"], ("--", "y", "--z")),
+        (["--spread", "--", "last"], ("--spread", "--", "last")),
+        (["last", "--", "-h"], ("last", "--", "-h")),
+    ],
+)
+def test_arguments_of_the_script_follow_two_dashes(words: list[str], changes: tuple[str, ...]) -> None:
+    assert rerun_command.make_context("rerun", words).params["changes"] == changes
 
 
 @pytest.mark.parametrize(
