@@ -17,6 +17,8 @@ MISTAKES = {
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
     """Return the command line of each rank. Raises InputError where a .py file does not exist."""
+    if not script:
+        raise InputError("the script is an empty word; is a variable of the command line unset?")
     if is_module:
         _check_module(script)
         return (sys.executable, "-m", script, *args)
@@ -30,7 +32,7 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
     if script.endswith(".py"):
         hint = did_you_mean(os.path.basename(script), _scripts_beside(script))
         raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
-    if os.path.isdir(script) and "/" in script:
+    if os.path.isdir(script) and ("/" in script or script in (".", "..")):
         raise InputError(f"{script!r} is a folder; name the script or program in it")
     if os.path.isfile(f"{script}.py"):
         _check_exists(script, "did you mean {0}.py?")

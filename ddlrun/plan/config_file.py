@@ -174,4 +174,8 @@ def _scalar(value: object) -> str:
 
 
 def _unknown(key: str, where: str) -> str:
-    return f"{where}: key {key!r} is not known{did_you_mean(key, [*PARAMETERS, 'env', 'controller'])}"
+    name = key.rpartition(".")[2].replace("-", "_")
+    by_name = {known.rpartition(".")[2]: known for known in LAUNCH_KEYS}
+    by_name |= {parameter: known for known, parameter in LAUNCH_KEYS.items()}  # an option of that name
+    hint = did_you_mean(name, (), by_name) or did_you_mean(key, [*PARAMETERS, "env", "controller"])
+    return f"{where}: key {key!r} is not known{hint}"

@@ -64,6 +64,8 @@ MISTAKES = [
     ("launch 4x2 hostname", "there is no program '4x2'; a topology is an option: --topology 4x2 SCRIPT"),
     ("launch n1,n2 hostname", "hosts are an option: -H n1,n2 SCRIPT"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
+    ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
+    ("launch .", "'.' is a folder; name the script or program in it"),
     ("launch trian.py", "script 'trian.py' is not there"),
     ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
     ("launch --bind", "Option '--bind' requires an argument"),
@@ -91,6 +93,17 @@ def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pyt
     assert answer("launch", "train").endswith("there is no program 'train'; did you mean train.py?")
     (tmp_path / "no-such-program").touch()
     assert answer("launch", "no-such-program").endswith("the file in this folder is ./no-such-program")
+
+
+def test_an_empty_script_is_refused() -> None:
+    assert answer("launch", "", "x") == "the script is an empty word; is a variable of the command line unset?"
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*DDLRUN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    problem = "ddlrun: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, problem)
 
 
 @pytest.mark.parametrize(

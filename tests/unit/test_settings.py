@@ -53,6 +53,9 @@ def test_our_keys() -> None:
     [
         ("params: {fusion_treshold_mb: 1}", "'params.fusion_treshold_mb' is not known (did you mean params.fusion_thr"),
         ("topolgy: 4x2", "did you mean topology?"),
+        ("bind: numa", "'bind' is not known (did you mean placement.bind?)"),
+        ("run-dir: x", "'run-dir' is not known (did you mean run_dir?)"),
+        ("output: {output_filename: x}", "(did you mean output.folder?)"),
         ("controller: gloo", "controller: 'gloo': ddlrun starts Horovod over MPI; leave it out"),
         ("topology: [4, 2]", "topology: [4, 2]; write one value"),
         ("params: {cycle_time_ms: true}", "params.cycle_time_ms: True; write one value"),
