@@ -75,6 +75,8 @@ def run(function: Callable[..., T], /, *args: Any, **options: OptionValue) -> li
 
 def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Return the call, and the paths of modules that it needs. Raises InputError."""
+    if not callable(function):
+        raise InputError(f"{function!r} is no function; give the function and its arguments: run(train, 0.5)")
     pickler = find_pickler()
     if pickler is pickle and getattr(function, "__module__", None) == "__main__":
         raise InputError(

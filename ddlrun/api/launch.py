@@ -64,6 +64,7 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, ra
         options: Options of `ddlrun launch`.
         raises: Whether the caller raises the traceback of a rank that failed, so that it is not printed as well.
     """
+    _check_words(program)
     words = render_options(options)
     environ = {**os.environ, **render_environment(options)}
     errors = bytearray()
@@ -80,6 +81,15 @@ def launch_job(program: Sequence[str], options: Mapping[str, OptionValue], *, ra
         argv = [*start, *(["--raises"] if raises else []), *words, "--", *program]
         code = stream_command(argv, environ, (_printer("stdout"), keep))
         return _read_job(attempts) or _fail(code, errors.decode(errors="replace"))
+
+
+def _check_words(program: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise InputError where the script or one of its arguments is no string or path."""
+    for word in program:
+        if not isinstance(word, str | os.PathLike):
+            raise InputError(f"{word!r}: the script and its arguments are strings; write {str(word)!r}")
+        if "\0" in os.fspath(word):
+            raise InputError(f"{word!r}: an argument cannot have a null character")
 
 
 def _read_job(attempts: str) -> LaunchedJob | None:

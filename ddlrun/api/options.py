@@ -16,7 +16,7 @@ def render_options(options: Mapping[str, OptionValue]) -> list[str]:
     """Return the words for options, in which a dash is an underscore. Raises InputError.
 
     >>> render_options({"np": 2, "hosts": ["a", "b"], "share_gpus": True, "tag_output": False, "timeout": None})
-    ['-np', '2', '--hosts', 'a,b', '--share-gpus', '--no-tag-output']
+    ['-np', '2', '--hosts=a,b', '--share-gpus', '--no-tag-output']
     >>> render_options({"env": {"SEED": "1"}, "m": True})
     ['-x', 'SEED', '-m']
     """
@@ -28,6 +28,9 @@ def render_environment(options: Mapping[str, OptionValue]) -> dict[str, str]:
     variables = options.get("env") or {}
     if not isinstance(variables, Mapping):
         raise InputError(f"env={variables!r}: give a mapping of names to values, such as env={{'SEED': '1'}}")
+    unset = [name for name, value in variables.items() if value is None]
+    if unset:
+        raise InputError(f"env: {unset[0]} is None; give a string, or leave the variable out")
     return {name: str(value) for name, value in variables.items()}
 
 
@@ -40,15 +43,20 @@ def _words(name: str, value: OptionValue) -> Iterator[str]:
         yield from _repeat(name, value)
     elif value is False:
         yield f"--no-{name.replace('_', '-')}"
-    elif value is not None:
+    elif value is True:
         yield _option(name)
-        if value is not True:
-            yield _text(value)
+    elif value is not None:
+        yield from _with_value(_option(name), _text(value))
+
+
+def _with_value(option: str, value: str) -> tuple[str, ...]:
+    """Return the words of an option; a switch that got a value by mistake must not leave it to the script's place."""
+    return (f"{option}={value}",) if option.startswith("--") else (option, value)
 
 
 def _repeat(name: str, values: Sequence[str | int] | Mapping[str, str]) -> Iterator[str]:
     for value in values:
-        yield from (_option(name), str(value))
+        yield from _with_value(_option(name), str(value))
 
 
 def _option(name: str) -> str:

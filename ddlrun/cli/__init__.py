@@ -7,6 +7,7 @@ import gc
 gc.disable()  # start-up creates no garbage, and collections take 4 ms of every start
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # The variable by which the completion script of a shell requests completions.
 COMPLETION = "_DDLRUN_COMPLETE"
+# The exit code where standard output cannot be written.
+EXIT_UNWRITTEN = 1
 # A dropped exception of a signal is raised again after this time.
 RAISE_SECONDS = 0.001
 # Command -> module, with the function's name if it is not `command`. Imported only for its own use, or for --help.
@@ -156,10 +159,7 @@ def main() -> NoReturn:
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # Open MPI 5 does not start without it,
     os.environ.setdefault("PATH", os.defpath)  # nor without this one, for which shells have a default, too
     _open_standard_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
-    sys.unraisablehook = _raise_again
+    _handle_signals()
     if COMPLETION in os.environ:
         from ddlrun.cli.completion import complete_line  # noqa: PLC0415 - only for a shell's completion
 
@@ -183,7 +183,20 @@ def run_command(args: list[str]) -> int:
         code = codes.of_ddlrun(EXIT_INTERRUPTED)
     except _EndedError as error:
         code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
+        code = codes.of_ddlrun(_fail(EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}"))
     return code or 0
+
+
+def _handle_signals() -> None:
+    """Let the signals that end a process raise an exception."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+    sys.unraisablehook = _raise_again
 
 
 def _exit(code: int) -> NoReturn:

@@ -62,11 +62,12 @@ def _print_run(folder: str, ranks: frozenset[int] | None, lines: int | None, *, 
 def _print(reader: LogReader, sources: Sequence[Source]) -> bool:
     """Print what the logs have; return False if that is nothing."""
     printed = False
-    streams = (sys.stdout.buffer, sys.stderr.buffer)
+    streams = (sys.stdout, sys.stderr)
     for index, block in reader.read():
         stream = streams[sources[index].stream]
-        stream.write(block)
-        stream.flush()
+        if stream is not None:  # it is closed
+            stream.buffer.write(block)
+            stream.flush()
         printed = True
     return printed
 
@@ -96,6 +97,6 @@ def _await_restart(folder: str) -> str | None:
 
 def _has_ended(folder: str) -> bool:
     past = read_past_run(folder)
-    if past is None:
-        return os.path.exists(RunDir(folder).outcome)
+    if past is None:  # it is not yet written, or the folder is gone
+        return os.path.exists(RunDir(folder).outcome) or not os.path.exists(RunDir(folder).plan)
     return past.state not in (PastRunState.RUNNING, PastRunState.UNKNOWN)

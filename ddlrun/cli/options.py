@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Key of click's context: the hosts of -H.
 HOSTS_OPTION = "ddlrun.hosts_option"
+# Parameters for which an empty value means something: no arguments, no signals.
+MAY_BE_EMPTY = frozenset(("mpi_args", "forward_signals"))
 # The headings of a command's help, in this order.
 HEADINGS = (
     "Scheduler", "Job", "Resources", "Software", "Hosts", "Network", "Topology", "Placement", "Frameworks",
@@ -89,6 +91,12 @@ class Option(CompletedParameter, click.Option):
         self.section = section
         self.old = tuple(old)
         """Former names, which work with a note."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's own
+        """Convert a value; refuse an empty one, as of an unset variable of a shell, where it would be ignored."""
+        if value == "" and isinstance(self.type, click.types.StringParamType) and self.name not in MAY_BE_EMPTY:
+            raise click.BadParameter("the value is empty; give one, or leave the option out", ctx, self)
+        return super().type_cast_value(ctx, value)
 
 
 class Argument(CompletedParameter, click.Argument):

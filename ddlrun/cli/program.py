@@ -19,6 +19,8 @@ PYTHON = r"python[0-9.]*"
 
 def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
     """Return the command line of each rank. Raises InputError where a .py file does not exist."""
+    if not script:
+        raise InputError("the script is an empty word; is a variable of the command line unset?")
     if is_module:
         _check_module(script)
         return (sys.executable, "-m", script, *args)
@@ -31,7 +33,7 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
         _check_exists(script, remedy)
     if script.endswith(".py"):
         _check_script(script)
-    if os.path.isdir(script) and "/" in script:
+    if os.path.isdir(script) and ("/" in script or script in (".", "..")):
         raise InputError(f"{script!r} is a folder; name the script or program in it")
     if os.path.isfile(f"{script}.py"):
         _check_exists(script, "did you mean {0}.py?")

@@ -1,5 +1,6 @@
 """ddlrun rerun: an earlier run again, with changes."""
 
+import itertools
 import os
 import shlex
 
@@ -14,6 +15,7 @@ from ddlrun.errors import InputError
 from ddlrun.runs.history import PastRun, find_run, read_past_run
 from ddlrun.runs.store import state_folder
 
+HELP = {"-h", "--help"}
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
 # Headings of launch's usual options that the help repeats.
 HEADINGS = [heading for heading in USUAL_OPTIONS if heading != "Other"]
@@ -32,8 +34,10 @@ class Rerun(Sections):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; a -- that comes first is doubled, as click drops one."""
-        return super().parse_args(ctx, ["--", *args] if args[:1] == ["--"] else args)
+        """Parse; take all words, with the -- that click would drop, unless they ask for help."""
+        if HELP.intersection(itertools.takewhile(lambda word: word != "--", args)):
+            return super().parse_args(ctx, ["--help"])
+        return super().parse_args(ctx, args if ctx.resilient_parsing else ["--", *args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write launch's usual options, and the command's own."""

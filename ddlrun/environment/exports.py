@@ -77,12 +77,13 @@ class ExportPolicy(NamedTuple):
 
 
 def parse_exports(text: str) -> ExportPolicy:
-    """Parse ALL, NONE or a list of names and patterns. Raises InputError.
+    """Parse ALL, NONE (in any case) or a list of names and patterns. Raises InputError.
 
-    >>> parse_exports("ALL"), parse_exports("NCCL_*,SEED")
+    >>> parse_exports("all"), parse_exports("NCCL_*,SEED")
     (ExportPolicy(everything=True, patterns=()), ExportPolicy(everything=False, patterns=('NCCL_*', 'SEED')))
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
+    stripped = [word.strip() for word in text.split(",") if word.strip()]
+    words = [word.upper() if word.upper() in ("ALL", "NONE") else word for word in stripped]
     patterns = tuple(dict.fromkeys(word for word in words if word not in ("ALL", "NONE")))
     if not words or ("NONE" in words and len(words) > 1):
         raise InputError(f"--export {text!r}: write ALL, NONE, or names such as SEED,NCCL_*")

@@ -187,5 +187,6 @@ def _unknown(key: str, where: str) -> str:
     """Return the problem of an unknown key, with the key of the option that has this name, or else the nearest key."""
     synonyms = {parameter: known for known, parameter in PARAMETERS.items()}
     synonyms |= {known.rpartition(".")[2]: known for known in LAUNCH_KEYS} | SYNONYMS
-    hint = did_you_mean(key.replace("-", "_"), [*PARAMETERS, "env", "controller"], synonyms)
+    name = key.rpartition(".")[2].replace("-", "_")
+    hint = did_you_mean(name, (), synonyms) or did_you_mean(key, [*PARAMETERS, "env", "controller"], synonyms)
     return f"{where}: key {key!r} is not known{hint}"

@@ -282,4 +282,6 @@ class Keeper:
         if kind is not None and data:
             self._connection.send(kind, data)
             self._connection.flush()
+            if self._program.input is not None:
+                self._program.input.end_again()
         return data != b""

@@ -83,6 +83,15 @@ class ProgramInput:
             self.close()
         return not self._ended
 
+    def end_again(self) -> None:
+        """End the input once more for a program that has printed and now reads single keys, as readline does.
+
+        The end that was sent while the terminal still had lines is another character to it.
+        """
+        if self._ended and self._terminal and self.fd >= 0 and not self._waiting and _reads_keys(self.fd):
+            self._waiting = END_OF_TRANSMISSION
+            self.flush()
+
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal, of which the kernel informs the program."""
         if self._terminal and self.fd >= 0:
@@ -94,6 +103,14 @@ class ProgramInput:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _reads_keys(fd: int) -> bool:
+    """Return True if a terminal passes on single keys, without an echo, which would be output again."""
+    import termios  # noqa: PLC0415 - for terminals alone
+
+    flags: int = termios.tcgetattr(fd)[3]
+    return not flags & (termios.ICANON | termios.ECHO)
 
 
 def set_size(fd: int, rows: int, columns: int) -> None:

@@ -23,8 +23,12 @@ if TYPE_CHECKING:  # for the annotations alone
 
 
 def state_folder(environ: Mapping[str, str]) -> str:
-    """Return the folder of ddlrun's state: $XDG_STATE_HOME/ddlrun, by default in ~/.local/state."""
-    return (environ.get("XDG_STATE_HOME") or f"{environ['HOME']}/.local/state") + "/ddlrun"
+    """Return the folder of ddlrun's state: $XDG_STATE_HOME/ddlrun, by default in ~/.local/state.
+
+    As the XDG specification demands, a relative path is ignored.
+    """
+    above = environ.get("XDG_STATE_HOME", "")
+    return (above if os.path.isabs(above) else f"{environ['HOME']}/.local/state") + "/ddlrun"
 
 
 def choose_run_name(folder: str | None, environ: Mapping[str, str]) -> str:
@@ -53,11 +57,16 @@ def write_run_dir(plan: Plan, check: str | None = None) -> None:
     """Write the run folder: rank file, hostfile, plan, command, names of variables, and the check's result.
 
     Raises:
-        InputError: The folder holds an earlier run or cannot be written.
+        InputError: The folder holds an earlier run, or files that a run would overwrite, or cannot be written.
     """
     files = plan.run_dir
     if os.path.exists(files.plan):
         raise InputError(f"run folder {files.path} holds an earlier run; name another with --run-dir")
+    written = (files.rankfile, files.hostfile, files.command, files.environment, files.check)
+    others = [os.path.basename(path) for path in written if os.path.lexists(path)]
+    if others:
+        problem = f"it has {', '.join(others)}, which a run would overwrite"
+        raise InputError(f"run folder {files.path}: {problem}; name another with --run-dir")
     topology = plan.placement.topology
     hosts = (
         Host(host.name, topology.local_size(index) + plan.spawn_slots)
@@ -112,10 +121,17 @@ def write_report(plan: Plan, report: str) -> None:
 
 
 def write_private(path: str, blocks: Iterable[str]) -> None:
-    """Write a file that only its user can read; readers find all of it or no file. Raises OSError."""
+    """Write a file that only its user can read; readers find all of it or no file. Raises OSError.
+
+    Bytes of arguments that are not UTF-8 stay.
+    """
+
+    def open_private(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
     new = f"{path}.new"
     try:
-        with open(new, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with open(new, "w", encoding="utf-8", errors="surrogateescape", opener=open_private) as file:
             file.writelines(blocks)
         os.replace(new, path)
     except OSError:

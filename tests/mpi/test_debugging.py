@@ -42,6 +42,15 @@ def test_a_rank_is_debugged(line: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.openmpi(5)
+def test_a_debugger_ends_with_its_input(line: list[str], tmp_path: Path) -> None:
+    """Without a terminal, as in a batch job: the end of the input arrives before the first prompt."""
+    (tmp_path / "work.py").write_text(SCRIPT)
+    argv = [*line, "--debug-rank", "1", str(tmp_path / "work.py")]
+    done = subprocess.run(argv, input="", capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout.count("(Pdb) ")) == (1, 1), done.stderr
+
+
+@pytest.mark.openmpi(5)
 def test_wrappers_stand_before_the_program(line: list[str], tmp_path: Path) -> None:
     record = """sh -c 'echo $A >"$1"; shift; exec "$@"' - {run}/wrapped.{rank}"""
     done = run(line, "--wrap", "1:env A={rank}{local_rank}", "--wrap", f"all:{record}", "sh", "-c", "echo -$A-")

@@ -58,7 +58,7 @@ def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
     assert (sorted(of_rank.stdout.splitlines()), of_rank.stderr) == (["err", f"out 1 {name}"], "")
     assert run(DDLRUN, "logs", "--rank", "0-1", "-n", "0").stdout == ""
     assert "rank 2: the run has 2 ranks, numbered from 0" in run(DDLRUN, "logs", "--rank", "2").stderr
-    again = run(DDLRUN, "rerun", word, "-n", "1", "--no-rank-logs", "--", "ok")
+    again = run(DDLRUN, "rerun", "-n", "1", "--no-rank-logs", "--", "ok")
     second = list_runs()[0]
     assert (again.returncode, again.stdout) == (0, f"out 0 {second['run']} ok\n"), again.stderr
     assert f"ddlrun: rerun of {name} in {os.getcwd()}: ddlrun launch --mpirun {mpirun} " in again.stderr

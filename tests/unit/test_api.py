@@ -41,11 +41,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"topology": "4x2x3"}, ["--topology", "4x2x3"]),
+        ({"topology": "4x2x3"}, ["--topology=4x2x3"]),
         ({"H": ["n1", "n2"]}, ["-H", "n1,n2"]),
-        ({"cores_per_rank": 2, "grace": 0.5}, ["--cores-per-rank", "2", "--grace", "0.5"]),
-        ({"mpiarg": ["--mca", "btl"]}, ["--mpiarg", "--mca", "--mpiarg", "btl"]),
+        ({"cores_per_rank": 2, "grace": 0.5}, ["--cores-per-rank=2", "--grace=0.5"]),
+        ({"mpiarg": ["--mca", "btl"]}, ["--mpiarg=--mca", "--mpiarg=btl"]),
         ({"x": "SEED"}, ["-x", "SEED"]),
+        ({"quiet": "yes"}, ["--quiet=yes"]),
         ({"env": {"A": "1", "B": "2"}}, ["-x", "A", "-x", "B"]),
         ({"quiet": True, "bind_threads": False, "hostfile": None}, ["--quiet", "--no-bind-threads"]),
     ],
@@ -71,6 +72,21 @@ def test_variables_are_a_mapping() -> None:
         ddlrun.launch("train.py", env="A=1")
 
 
+def test_a_variable_without_a_value_is_refused() -> None:
+    with pytest.raises(InputError, match="env: A is None; give a string"):
+        render_environment({"env": {"A": None}})  # type: ignore[dict-item]
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(InputError, match="5 is no function"):
+        ddlrun.run(5)  # type: ignore[arg-type]
+
+
+def test_arguments_of_a_script_are_strings() -> None:
+    with pytest.raises(InputError, match="3: the script and its arguments are strings; write '3'"):
+        ddlrun.launch("train.py", "--epochs", 3)  # type: ignore[arg-type]
+
+
 def test_a_function_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be pickled"):
         ddlrun.run(len, sys._getframe())  # noqa: SLF001 - no pickler takes a frame
@@ -87,7 +103,9 @@ def test_a_host_without_the_function_is_named(tmp_path: Path) -> None:
     environ = os.environ | {"OMPI_COMM_WORLD_RANK": "1"}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"ddlrun: {tmp_path} on {os.uname().nodename}: No such file or directory; call")
+    assert done.stderr.startswith(
+        f"ddlrun: {tmp_path} on {os.uname().nodename}: No such file or directory; ddlrun.run passes the function"
+    )
 
 
 ENDS = st.builds(RankEnd, rank=st.integers(0, 99), signal=st.none() | st.integers(1, 64), seconds=st.floats(0, 1e6))

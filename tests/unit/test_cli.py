@@ -245,6 +245,19 @@ def test_a_dry_run_writes_only_to_run_dir(tmp_path: Path) -> None:
     assert (second.returncode, "holds an earlier run" in second.stderr) == (2, True)
 
 
+def test_files_of_the_user_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text("n1\n")
+    done = ddlrun("launch", "--dry-run", "--run-dir", ".", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "it has hostfile, which a run would overwrite; name another with --run-dir" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["hostfile"]
+
+
+def test_arguments_that_are_not_utf_8(tmp_path: Path) -> None:
+    plan("--run-dir", "r", "-np", "1", "true", "caf\udce9", cwd=tmp_path)
+    assert b"caf\xe9" in (tmp_path / "r" / "command").read_bytes()
+
+
 def test_large_model_support_has_its_defaults_from_the_launcher(tmp_path: Path) -> None:
     arguments = ("--machine", "s822lc", "--topology", "4x1x1", "true")
     plain = plan(*arguments)["variables"]

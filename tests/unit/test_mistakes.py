@@ -97,6 +97,8 @@ MISTAKES = [
     ("gen-rankfile 1 a --packages 2 --cores-per-package 2 --gpu-order 1", "no GPU 1 of --gpu-order; it has none"),
     ("show topology --machine dgx1 --nodes 2", "--nodes 2 makes 2 hosts or a multiple, but 1 is there"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
+    ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
+    ("launch .", "'.' is a folder; name the script or program in it"),
     ("launch -m pkg/train.py", "-m takes the name of a module, such as pkg.train; leave -m out for a file"),
     ("launch -np 1 true : -np two true", "': -np two true': -np takes a number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -np 1", "': -np 1': the program is missing"),
@@ -121,6 +123,17 @@ def test_a_quoted_command_line_is_several_words(tmp_path: Path, monkeypatch: pyt
     assert answer("launch", "train").endswith("there is no program 'train'; did you mean train.py?")
     (tmp_path / "no-such-program").touch()
     assert answer("launch", "no-such-program").endswith("the file in this folder is ./no-such-program")
+
+
+def test_an_empty_script_is_refused() -> None:
+    assert answer("launch", "", "x") == "the script is an empty word; is a variable of the command line unset?"
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*DDLRUN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    problem = "ddlrun: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, problem)
 
 
 @pytest.mark.parametrize(

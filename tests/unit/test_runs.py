@@ -23,6 +23,7 @@ from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_da
 from ddlrun.runs.orphans import parse_processes
 from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
+from ddlrun.runs.store import state_folder
 
 DAY = 86400
 
@@ -173,8 +174,26 @@ def test_rerun_gets_every_word(words: list[str]) -> None:
     assert rerun_command.make_context("rerun", [*words]).params["changes"] == tuple(words)
 
 
+def test_a_relative_state_folder_is_ignored() -> None:
+    """As the XDG specification demands: runs of another working folder would not be found."""
+    assert state_folder({"HOME": "/h", "XDG_STATE_HOME": "state"}) == "/h/.local/state/ddlrun"
+    assert state_folder({"HOME": "/h", "XDG_STATE_HOME": "/state"}) == "/state/ddlrun"
+
+
 def rerun(stored: str, changes: str) -> str:
     return " ".join(merge_arguments(stored.split(), parse_changes(changes.split(), launch.params), launch.params))
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        (["--", "y", "--z"], ("--", "y", "--z")),
+        (["--spread", "--", "last"], ("--spread", "--", "last")),
+        (["last", "--", "-h"], ("last", "--", "-h")),
+    ],
+)
+def test_arguments_of_the_script_follow_two_dashes(words: list[str], changes: tuple[str, ...]) -> None:
+    assert rerun_command.make_context("rerun", words).params["changes"] == changes
 
 
 @pytest.mark.parametrize(
