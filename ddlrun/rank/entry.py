@@ -28,8 +28,13 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE
 CONNECTIONS_PER_SECOND = 2000
 
 
-def main(argv: list[str]) -> None:
-    """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started."""
+def main(argv: list[str], link: int = -1) -> None:
+    """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
+
+    Args:
+        argv: The command line of the program.
+        link: A descriptor that the program inherits, and this process closes; -1: none.
+    """
     prctl = load_prctl()
     parent = os.getppid()
     rank, local_rank, size = map(_number, os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI).split())
@@ -47,6 +52,8 @@ def main(argv: list[str]) -> None:
     argv = wrap(argv, rank, local_rank)
     request = read_request(rank)
     channel = os.environ.pop(protocol.ADDRESSES, "")
+    if link >= 0:
+        os.set_inheritable(link, True)
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
@@ -56,6 +63,8 @@ def main(argv: list[str]) -> None:
     signals = SignalQueue()
     settings = KeeperSettings(label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat)
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
+    if link >= 0:
+        os.close(link)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
     if report:

@@ -1,0 +1,114 @@
+"""The ranks of an agent's own host: their keepers, which are forks of the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from ddlrun.rank.daemon import close_files
+from ddlrun.rank.signals import HANDLED, restore_defaults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from ddlrun.agent.job import Job
+    from ddlrun.agent.pmi import PmiServer
+
+# The variables in which each rank finds its number, its local rank and the number of ranks.
+RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
+# The time beyond the grace after which keepers that are left are killed.
+SLACK_SECONDS = 3.0
+
+
+class LocalRanks:
+    """The keepers of the ranks of this host."""
+
+    def __init__(self) -> None:
+        self._keepers: dict[int, int] = {}
+        """Process id -> rank."""
+        self._kill_at = float("inf")
+
+    @property
+    def running(self) -> bool:
+        """Whether a keeper is left."""
+        return bool(self._keepers)
+
+    @property
+    def deadline(self) -> float:
+        """The time at which `kill_due` has something to do."""
+        return self._kill_at if self._keepers else float("inf")
+
+    def start(self, job: Job, ranks: Sequence[int], pmi: PmiServer | None, needed: Sequence[int]) -> None:
+        """Fork the keepers.
+
+        Args:
+            job: The job.
+            ranks: The ranks in the order of their local ranks.
+            pmi: The PMI server of this host.
+            needed: Descriptors that keepers leave open.
+        """
+        for local_rank, rank in enumerate(ranks):
+            variables = dict(zip(RANK_VARIABLES, map(str, (rank, local_rank, job.size))))
+            link = -1
+            if pmi is not None:
+                link = pmi.open(rank)
+                variables.update({"PMI_FD": str(link), "PMI_RANK": str(rank), "PMI_SIZE": str(job.size)})
+            self._keepers[_fork_keeper(job.program, variables, link, needed)] = rank
+            if link >= 0:
+                os.close(link)
+
+    def reap(self, pid: int, status: int) -> tuple[int, int] | None:
+        """Return the rank and the exit code of a keeper that has ended; None for another process."""
+        rank = self._keepers.pop(pid, None)
+        if rank is None:
+            return None
+        return rank, 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def terminate(self, grace: float) -> None:
+        """Send SIGTERM to the keepers, which end their programs within the grace; a second order changes nothing."""
+        if self._kill_at == float("inf"):
+            self._kill_at = time.monotonic() + grace + SLACK_SECONDS
+            self._signal(signal.SIGTERM)
+
+    def kill_due(self, now: float) -> None:
+        """Kill the keepers if their time is over."""
+        if now > self._kill_at:
+            self._kill_at = now + SLACK_SECONDS
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._keepers:  # children that are not reaped: the numbers are theirs
+            os.kill(pid, number)
+
+
+def _fork_keeper(program: list[str], variables: dict[str, str], link: int, needed: Sequence[int]) -> int:
+    """Fork the keeper of a rank; return its process id."""
+    agent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_keeper(program, variables, agent, mask, (0, 1, 2, link, *needed))
+        finally:
+            os._exit(1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _become_keeper(
+    program: list[str], variables: dict[str, str], agent: int, mask: set[signal.Signals], needed: Sequence[int]
+) -> NoReturn:
+    """Go on as the keeper of a rank, in a new child of the agent."""
+    from ddlrun.rank.entry import main  # noqa: PLC0415 - imported by the agent while it waits for the job
+
+    close_files(*needed)
+    restore_defaults()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if os.getppid() != agent:
+        os._exit(1)
+    os.environ.update(variables)
+    main(program, link=int(variables.get("PMI_FD", "-1")))
+    os._exit(1)  # never reached
