@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ddlrun.rank.connection import LauncherConnection
 
-# The names of mpirun where ddlrun does not run.
-DAEMONS = frozenset(("orted", "prted"))
+# The names of mpirun where ddlrun does not run, and of ddlrun's own agents there.
+DAEMONS = frozenset(("orted", "prted", "ddlrun-agent"))
 # The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
 # user into another one.
 SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")

@@ -19,6 +19,9 @@ from tests.support.launches import run
 from tests.support.processes import Started, command_line, mpirun_of, running, started, wait_for
 
 
+pytestmark = pytest.mark.own
+
+
 @pytest.fixture
 def line(mpirun: str, tmp_path: Path) -> list[str]:
     return launch_line(mpirun, tmp_path, "--quiet", "--overload")

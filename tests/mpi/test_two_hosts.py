@@ -14,6 +14,7 @@ from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import launch_line
 from tests.support.waiting import PATIENCE, wait_until
 
+pytestmark = pytest.mark.own
 SCRIPT = """
 import os, sys, time
 from mpi4py import MPI
