@@ -12,7 +12,6 @@ from ddlrun.rank.signals import HANDLED, restore_defaults
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
     from ddlrun.agent.job import Job
     from ddlrun.agent.pmi import PmiServer
@@ -52,12 +51,12 @@ class LocalRanks:
         """
         for local_rank, rank in enumerate(ranks):
             variables = dict(zip(RANK_VARIABLES, map(str, (rank, local_rank, job.size))))
-            link = -1
+            link = None
             if pmi is not None:
                 link = pmi.open(rank)
                 variables.update({"PMI_FD": str(link), "PMI_RANK": str(rank), "PMI_SIZE": str(job.size)})
             self._keepers[_fork_keeper(job.program, variables, link, needed)] = rank
-            if link >= 0:
+            if link is not None:
                 os.close(link)
 
     def reap(self, pid: int, status: int) -> tuple[int, int] | None:
@@ -84,31 +83,27 @@ class LocalRanks:
             os.kill(pid, number)
 
 
-def _fork_keeper(program: list[str], variables: dict[str, str], link: int, needed: Sequence[int]) -> int:
+def _fork_keeper(program: list[str], variables: dict[str, str], link: int | None, needed: Sequence[int]) -> int:
     """Fork the keeper of a rank; return its process id."""
     agent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
-            _become_keeper(program, variables, agent, mask, (0, 1, 2, link, *needed))
+            close_files(0, 1, 2, *needed, *([] if link is None else [link]))
+            restore_defaults()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if os.getppid() == agent:
+                _become_keeper(program, variables, link)
         finally:
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
-def _become_keeper(
-    program: list[str], variables: dict[str, str], agent: int, mask: set[signal.Signals], needed: Sequence[int]
-) -> NoReturn:
+def _become_keeper(program: list[str], variables: dict[str, str], link: int | None) -> None:
     """Go on as the keeper of a rank, in a new child of the agent."""
     from ddlrun.rank.entry import main  # noqa: PLC0415 - imported by the agent while it waits for the job
 
-    close_files(*needed)
-    restore_defaults()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if os.getppid() != agent:
-        os._exit(1)
     os.environ.update(variables)
-    main(program, link=int(variables.get("PMI_FD", "-1")))
-    os._exit(1)  # never reached
+    main(program, link, "ddlrun's agent on that host")

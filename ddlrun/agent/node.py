@@ -15,7 +15,8 @@ from ddlrun.agent.child import Child
 from ddlrun.agent.job import HostRanks, Job, divide
 from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.agent.pmi_service import PmiService
-from ddlrun.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
+from ddlrun.errors import EXIT_PREFLIGHT, EXIT_SIGNAL, EXIT_UNREACHABLE
+from ddlrun.rank import protocol
 from ddlrun.rank.signals import ENDING, SignalQueue
 
 TYPE_CHECKING = False
@@ -29,6 +30,8 @@ LONGEST_WAIT = 5.0
 MOST_STARTING = 64
 # The programs that lead to other hosts have this long to end once all ranks have ended.
 FAREWELL_SECONDS = 2.0
+# After the first failure, the keepers of other ranks may have been told to leave, too.
+LEAVE_SECONDS = 1.0
 NEVER = float("inf")
 
 
@@ -50,9 +53,12 @@ class Node:
         self._waiting: list[list[HostRanks]] = []
         """The parts of the hosts whose agents are not started yet, the first one last."""
         self._job: Job | None = None
+        self._own: HostRanks | None = None
         self._pmi: PmiService | None = None
         self._grace = 10.0
         self._give_up_at = NEVER
+        self._leave_at = NEVER
+        """The time at which the root ends even if ranks are left, which notice that."""
         self.exit_code = 0
         """That of the first rank that failed, or 3 if a host was lost."""
         self._epoll = select.epoll()
@@ -71,7 +77,7 @@ class Node:
             own: This host; None if the root's host has no ranks.
             others: The other hosts of this part of the job.
         """
-        self._job = job
+        self._job, self._own = job, own
         self._grace = float(job.environ.get("DDLRUN_GRACE", self._grace))
         self._pmi = PmiService(own, [own, *others] if own else others, job, root=self._parent is None)
         self._waiting = divide(others, job.fan_out)[::-1]
@@ -90,14 +96,21 @@ class Node:
         """Stay until all ranks have ended; return the exit code."""
         while not self._is_over():
             self._wait(LONGEST_WAIT)
-        self._dismiss()
+        if not self._must_leave:
+            self._dismiss()
         if self._parent is not None and self._parent.open:
             self._parent.send(frames.DONE)
             os.set_blocking(self._parent.write_fd, True)
             self._parent.flush()
         return self.exit_code
 
+    @property
+    def _must_leave(self) -> bool:
+        return time.monotonic() >= self._leave_at
+
     def _is_over(self) -> bool:
+        if self._must_leave:
+            return True
         if self._job is None:  # it has not arrived, or never will
             return self._parent is not None and not self._parent.open
         return not (self._ranks.running or self._waiting) and all(child.over for child in self._children)
@@ -117,7 +130,7 @@ class Node:
     def _wait(self, seconds: float) -> None:
         """Wait for the next event or deadline, and react to it."""
         self._watch_pmi()
-        deadline = min(self._ranks.deadline, self._give_up_at) - time.monotonic()
+        deadline = min(self._ranks.deadline, self._give_up_at, self._leave_at) - time.monotonic()
         for fd, event in self._epoll.poll(max(0.0, min(seconds, deadline))):
             if event & select.EPOLLOUT or fd in self._blocked:
                 self._flush(fd)
@@ -155,8 +168,9 @@ class Node:
             self._epoll.unregister(fd)
 
     def _on_signals(self) -> None:
-        if any(number in ENDING for number in self._signals.take()):
-            self._terminate(self._grace)
+        for number in self._signals.take():
+            if number in ENDING:
+                self._on_order(number)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -165,6 +179,14 @@ class Node:
             if pid == 0:
                 return
             self._on_process_end(pid, status)
+
+    def _on_order(self, number: int) -> None:
+        """React to a signal that ends this process."""
+        if self._parent is None:
+            self._fail(EXIT_SIGNAL + number, 0.0)
+        elif self._own is not None:
+            self._send(self._parent, frames.LOST, f"{self._own.name}\tits agent received signal {number}".encode())
+            self._terminate(self._grace)
 
     def _on_process_end(self, pid: int, status: int) -> None:
         end = self._ranks.reap(pid, status)
@@ -247,7 +269,7 @@ class Node:
         if self._parent is not None:
             self._send(self._parent, frames.EXITED, b"%d %d" % (rank, code))
         elif code:
-            self._fail(code)
+            self._fail(code, LEAVE_SECONDS)
 
     def _check_loss(self, child: Child) -> None:
         """Report the host of an agent that is gone before its ranks have ended."""
@@ -260,11 +282,20 @@ class Node:
         elif not self._ending:
             host, _, reason = text.decode(errors="replace").partition("\t")
             complain(f"lost host {host}: {reason}")
-            self._fail(EXIT_UNREACHABLE)
+            self._fail(EXIT_UNREACHABLE, 0.0)
 
-    def _fail(self, code: int) -> None:
+    def _fail(self, code: int, seconds: float) -> None:
+        """End the job with an exit code. A ddlrun that supervises it notices the end of the root, and ends the ranks.
+
+        Args:
+            code: The exit code.
+            seconds: The time in which ranks may end by themselves.
+        """
         self.exit_code = self.exit_code or code
-        self._terminate(self._grace)
+        if os.environ.get(protocol.ADDRESSES):
+            self._leave_at = min(self._leave_at, time.monotonic() + seconds)
+        else:
+            self._terminate(self._grace)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -105,10 +105,13 @@ def inherit_daemon(daemon: Daemon, grace: float) -> None:
 
 
 def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
-    """Return a process if it has one of some names, so that its number stays its own; None before Linux 5.3."""
+    """Return a process if it has one of some names, so that its number stays its own.
+
+    None before Linux 5.3, and before Python 3.9.
+    """
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, AttributeError):
         return None
     stat = read_stat(pid)
     return Daemon(pid, pidfd, stat.name) if stat is not None and stat.name in names else None

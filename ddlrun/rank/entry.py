@@ -14,7 +14,7 @@ from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import KeeperSettings
+from ddlrun.rank.settings import MPIRUN, KeeperSettings
 from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
@@ -28,12 +28,13 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE
 CONNECTIONS_PER_SECOND = 2000
 
 
-def main(argv: list[str], link: int = -1) -> None:
+def main(argv: list[str], link: int | None = None, manager: str = MPIRUN) -> None:
     """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
 
     Args:
         argv: The command line of the program.
-        link: A descriptor that the program inherits, and this process closes; -1: none.
+        link: A descriptor that the program inherits, and this process closes; None: there is none.
+        manager: The process that started this one, for messages.
     """
     prctl = load_prctl()
     parent = os.getppid()
@@ -52,7 +53,7 @@ def main(argv: list[str], link: int = -1) -> None:
     argv = wrap(argv, rank, local_rank)
     request = read_request(rank)
     channel = os.environ.pop(protocol.ADDRESSES, "")
-    if link >= 0:
+    if link is not None:
         os.set_inheritable(link, True)
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
@@ -61,9 +62,11 @@ def main(argv: list[str], link: int = -1) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
-    settings = KeeperSettings(label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat)
+    settings = KeeperSettings(
+        label=label, local_rank=local_rank, parent=parent, manager=manager, grace=grace, heartbeat=heartbeat
+    )
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
-    if link >= 0:
+    if link is not None:
         os.close(link)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")

@@ -217,7 +217,7 @@ class Keeper:
             self.send(protocol.SIGNALLED, str(number))
             return
         if os.getppid() != self._settings.parent:
-            self._reason = self._reason or "mpirun, or its daemon on that host, is gone"
+            self._reason = self._reason or f"{self._settings.manager} is gone"
         self._order_end(self._settings.grace)
 
     def _on_loss(self, reason: str) -> None:

@@ -169,7 +169,8 @@ def start(
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        if os.path.isdir(HOOK):  # it is not where an agent's modules come from an archive
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
         become(argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
