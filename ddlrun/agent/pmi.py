@@ -95,6 +95,11 @@ class PmiServer:
             "MPI_LOCALNRANKS": str(len(self._ranks)),
         }
 
+    def close(self) -> None:
+        """Close the connections of all ranks."""
+        while self._clients:
+            self._clients.popitem()[1].socket.close()
+
     def readable(self) -> list[int]:
         """Return the descriptors to poll for input."""
         return list(self._clients)
