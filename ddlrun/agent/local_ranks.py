@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddlrun.agent.job import Job
-    from ddlrun.agent.pmi import PmiServer
+    from ddlrun.agent.pmi import Abort, PmiServer
 
 # The variables in which each rank finds its number, its local rank and the number of ranks.
 RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
@@ -29,6 +29,8 @@ class LocalRanks:
         self._keepers: dict[int, int] = {}
         """Process id -> rank."""
         self._kill_at = float("inf")
+        self._orders: dict[int, int] = {}
+        """Rank -> the write end of the pipe for the order to end as MPI_Abort asks."""
 
     @property
     def running(self) -> bool:
@@ -40,7 +42,7 @@ class LocalRanks:
         """The time at which `kill_due` has something to do."""
         return self._kill_at if self._keepers else float("inf")
 
-    def start(self, job: Job, ranks: Sequence[int], pmi: PmiServer | None, needed: Sequence[int]) -> None:
+    def start(self, job: Job, ranks: Sequence[int], pmi: PmiServer, needed: Sequence[int]) -> None:
         """Fork the keepers.
 
         Args:
@@ -51,20 +53,29 @@ class LocalRanks:
         """
         for local_rank, rank in enumerate(ranks):
             variables = dict(zip(RANK_VARIABLES, map(str, (rank, local_rank, job.size))))
-            link = None
-            if pmi is not None:
-                link = pmi.open(rank)
-                variables.update({"PMI_FD": str(link), "PMI_RANK": str(rank), "PMI_SIZE": str(job.size)})
-            self._keepers[_fork_keeper(job.program, variables, link, needed)] = rank
-            if link is not None:
-                os.close(link)
+            link, orders = pmi.open(rank), os.pipe()
+            variables.update(pmi.variables(rank, link))
+            files = KeeperFiles(link, orders[0], needed)
+            self._keepers[_fork_keeper(job.program, variables, files)] = rank
+            self._orders[rank] = orders[1]
+            os.close(link)
+            os.close(orders[0])
 
     def reap(self, pid: int, status: int) -> tuple[int, int] | None:
         """Return the rank and the exit code of a keeper that has ended; None for another process."""
         rank = self._keepers.pop(pid, None)
         if rank is None:
             return None
+        os.close(self._orders.pop(rank))
         return rank, 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def abort(self, abort: Abort) -> None:
+        """Order the keeper of a rank that has called MPI_Abort to end the program with the exit code."""
+        if abort.rank in self._orders:
+            try:
+                os.write(self._orders[abort.rank], b"%d\n" % abort.code)
+            except OSError:  # the program ends already
+                return
 
     def terminate(self, grace: float) -> None:
         """Send SIGTERM to the keepers, which end their programs within the grace; a second order changes nothing."""
@@ -83,27 +94,34 @@ class LocalRanks:
             os.kill(pid, number)
 
 
-def _fork_keeper(program: list[str], variables: dict[str, str], link: int | None, needed: Sequence[int]) -> int:
+class KeeperFiles:
+    """The descriptors that a keeper inherits: that of its program, that of orders, and those of others to be kept."""
+
+    def __init__(self, link: int, orders: int, needed: Sequence[int]) -> None:
+        self.link, self.orders, self.needed = link, orders, needed
+
+
+def _fork_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> int:
     """Fork the keeper of a rank; return its process id."""
     agent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     pid = os.fork()
     if pid == 0:
         try:
-            close_files(0, 1, 2, *needed, *([] if link is None else [link]))
+            close_files(0, 1, 2, files.link, files.orders, *files.needed)
             restore_defaults()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if os.getppid() == agent:
-                _become_keeper(program, variables, link)
+                _become_keeper(program, variables, files)
         finally:
             os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
 
 
-def _become_keeper(program: list[str], variables: dict[str, str], link: int | None) -> None:
+def _become_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> None:
     """Go on as the keeper of a rank, in a new child of the agent."""
     from ddlrun.rank.entry import main  # noqa: PLC0415 - imported by the agent while it waits for the job
 
     os.environ.update(variables)
-    main(program, link, "ddlrun's agent on that host")
+    main(program, files.link, "ddlrun's agent on that host", files.orders)

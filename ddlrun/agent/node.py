@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddlrun.agent.frames import Channel
+    from ddlrun.agent.pmi import PmiServer
 
 LONGEST_WAIT = 5.0
 # The number of agents that are being started at the same time.
@@ -90,7 +91,9 @@ class Node:
             complain(f"host {own.name}: working folder {job.folder}: {error.strerror}")
             self._on_rank_end(own.ranks[0], EXIT_PREFLIGHT)
             return
-        self._ranks.start(job, own.ranks, self._pmi.server, self._needed)
+        if self._pmi.server is not None:
+            self._ranks.start(job, own.ranks, self._pmi.server, self._needed)
+            self._watch_pmi(self._pmi.server)
 
     def run(self) -> int:
         """Stay until all ranks have ended; return the exit code."""
@@ -129,7 +132,6 @@ class Node:
 
     def _wait(self, seconds: float) -> None:
         """Wait for the next event or deadline, and react to it."""
-        self._watch_pmi()
         deadline = min(self._ranks.deadline, self._give_up_at, self._leave_at) - time.monotonic()
         for fd, event in self._epoll.poll(max(0.0, min(seconds, deadline))):
             if event & select.EPOLLOUT or fd in self._blocked:
@@ -318,20 +320,21 @@ class Node:
 
     # -- PMI --------------------------------------------------------------------------------------
 
-    def _watch_pmi(self) -> None:
-        """Watch the connections of the ranks to this host's PMI server, which come and go."""
-        if self._pmi is None:
-            return
-        opened, closed = self._pmi.update()
-        for fd in closed:
-            self._forget(fd)
-        for fd in opened:
-            self._watch(fd, lambda fd=fd: self._on_pmi(fd))
+    def _watch_pmi(self, server: PmiServer) -> None:
+        """Watch the connections of the ranks to this host's PMI server."""
+        for fd in server.readable():
+            self._watch(fd, lambda fd=fd: self._on_pmi(server, fd))
 
-    def _on_pmi(self, fd: int) -> None:
-        if self._pmi is not None:
-            for message in self._pmi.read(fd):
-                self._send_pmi_up(message)
+    def _on_pmi(self, server: PmiServer, fd: int) -> None:
+        if not server.on_readable(fd):
+            self._forget(fd)
+            server.close(fd)
+        for note in server.take_notes():
+            complain(note)
+        for abort in server.take_aborts():
+            self._ranks.abort(abort)
+        for message in self._pmi.take_messages() if self._pmi is not None else ():
+            self._send_pmi_up(message)
 
     def _send_pmi_up(self, message: bytes) -> None:
         """Pass a message of a PMI server on to the root."""

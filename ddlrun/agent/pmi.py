@@ -95,31 +95,29 @@ class PmiServer:
             "MPI_LOCALNRANKS": str(len(self._ranks)),
         }
 
-    def close(self) -> None:
-        """Close the connections of all ranks."""
-        while self._clients:
-            self._clients.popitem()[1].socket.close()
+    def close(self, fd: int) -> None:
+        """Close the connection of a rank."""
+        self._clients.pop(fd).socket.close()
 
     def readable(self) -> list[int]:
         """Return the descriptors to poll for input."""
         return list(self._clients)
 
-    def on_readable(self, fd: int) -> None:
-        """Answer what a rank has sent."""
+    def on_readable(self, fd: int) -> bool:
+        """Answer what a rank has sent; return False if its connection is over, and `close` is due."""
         client = self._clients[fd]
         try:
             data = client.socket.recv(CHUNK)
             for line in client.lines.feed(data):
                 self._on_line(client, line)
         except BlockingIOError:
-            return
+            return True
         except WireError as error:
             self._note(f"rank {client.rank} {error}: its connection is closed")
             data = b""
         except OSError:  # the rank has ended
             data = b""
-        if not data:
-            self._clients.pop(fd).socket.close()
+        return data != b""
 
     def take_messages(self) -> list[bytes]:
         """Return the new messages for the root: one per barrier."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import binascii
+import os
+
 from ddlrun.agent.frames import pack_words, unpack_words
+from ddlrun.agent.pmi import PmiServer
+from ddlrun.agent.pmi_mapping import process_mapping
+from ddlrun.agent.pmi_root import PmiRoot
+from ddlrun.rank.host_position import all_places
+from ddlrun.rank.protocol import ADDRESSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ddlrun.agent.job import HostRanks, Job
-    from ddlrun.agent.pmi import PmiRoot, PmiServer
 
 
 class PmiService:
@@ -27,30 +34,17 @@ class PmiService:
         self._number = -1 if own is None else own.number
         self.server: PmiServer | None = None
         self._root: PmiRoot | None = None
-        self._watched: set[int] = set()
-        try:
-            from ddlrun.agent.pmi import PmiRoot, PmiServer  # noqa: PLC0415
-        except ImportError:
-            return
-        name = job.environ.get("DDLRUN_RUN") or "ddlrun"
         if own is not None:
-            self.server = PmiServer(own.ranks, job.size, name)
+            places = all_places(job.size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
+            mapping = process_mapping([host for host, _ in places])
+            self.server = PmiServer(own.ranks, job.size, _name_job(os.environ), mapping)
         if root:
             self._root = PmiRoot([host.number for host in hosts])
 
-    def update(self) -> tuple[set[int], set[int]]:
-        """Return the connections that were opened and closed since the last call."""
-        readable = set(self.server.readable()) if self.server is not None else set()
-        opened, closed = readable - self._watched, self._watched - readable
-        self._watched = readable
-        return opened, closed
-
-    def read(self, fd: int) -> Iterator[bytes]:
-        """Read from a connection; yield messages to the root."""
-        if self.server is not None:
-            self.server.on_readable(fd)
-            for message in self.server.take_messages():
-                yield pack_words([b"%d" % self._number, message])
+    def take_messages(self) -> Iterator[bytes]:
+        """Yield the server's new messages to the root."""
+        for message in [] if self.server is None else self.server.take_messages():
+            yield pack_words([b"%d" % self._number, message])
 
     def merge(self, message: bytes) -> Iterator[bytes]:
         """Give a message of a server to the root; yield its messages to servers."""
@@ -66,3 +60,9 @@ class PmiService:
             return False
         self.server.on_message(text)
         return True
+
+
+def _name_job(environ: Mapping[str, str]) -> str:
+    """Return a name for the job's key-value space, which all agents of this attempt, and no others, have."""
+    names = (environ.get(name, "") for name in ("DDLRUN_RUN", ADDRESSES))
+    return "-".join(("ddlrun", *(f"{binascii.crc32(name.encode(errors='surrogateescape')):08x}" for name in names)))

@@ -28,13 +28,14 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE
 CONNECTIONS_PER_SECOND = 2000
 
 
-def main(argv: list[str], link: int | None = None, manager: str = MPIRUN) -> None:
+def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders: int | None = None) -> None:
     """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
 
     Args:
         argv: The command line of the program.
         link: A descriptor that the program inherits, and this process closes; None: there is none.
         manager: The process that started this one, for messages.
+        orders: See KeeperSettings.
     """
     prctl = load_prctl()
     parent = os.getppid()
@@ -63,7 +64,13 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN) -> Non
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
     settings = KeeperSettings(
-        label=label, local_rank=local_rank, parent=parent, manager=manager, grace=grace, heartbeat=heartbeat
+        label=label,
+        local_rank=local_rank,
+        parent=parent,
+        manager=manager,
+        grace=grace,
+        heartbeat=heartbeat,
+        orders=orders,
     )
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
     if link is not None:

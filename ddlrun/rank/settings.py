@@ -7,7 +7,15 @@ class KeeperSettings:
     """The facts about a rank and its job that the keeper needs."""
 
     def __init__(
-        self, *, label: str, local_rank: int, parent: int, grace: float, heartbeat: float, manager: str = MPIRUN
+        self,
+        *,
+        label: str,
+        local_rank: int,
+        parent: int,
+        grace: float,
+        heartbeat: float,
+        manager: str = MPIRUN,
+        orders: int | None = None,
     ) -> None:
         self.label = label
         """The rank and its host, for messages."""
@@ -21,3 +29,5 @@ class KeeperSettings:
         """Seconds from SIGTERM to SIGKILL where no message gives them."""
         self.heartbeat = heartbeat
         """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
+        self.orders = orders
+        """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""

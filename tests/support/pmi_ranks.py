@@ -45,7 +45,8 @@ class PmiHosts:
             poll.register(fd, select.POLLIN)
         ready = poll.poll(seconds * 1000) if readers else []
         for fd, _ in ready:
-            readers[fd].on_readable(fd)
+            if not readers[fd].on_readable(fd):
+                readers[fd].close(fd)
         self._pass_on()
         return bool(ready)
 

@@ -36,7 +36,8 @@ class Job:
         """Let the servers read what is there, once."""
         for server in self.servers.values():
             for fd in server.readable():
-                server.on_readable(fd)
+                if not server.on_readable(fd):
+                    server.close(fd)
 
     def meet(self) -> None:
         """Pass on the messages of the servers."""
@@ -63,7 +64,8 @@ class Job:
         for rank in self.ranks:
             rank.close()
         for server in self.servers.values():
-            server.close()
+            for fd in server.readable():
+                server.close(fd)
 
 
 @pytest.fixture
@@ -224,7 +226,8 @@ def test_variables_name_the_place_of_a_rank() -> None:
         "PMI_FD": str(fd), "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"
     }  # fmt: skip
     os.close(fd)
-    server.close()
+    [own] = server.readable()
+    server.close(own)
 
 
 @given(st.lists(st.one_of(st.binary(), st.sampled_from([f"{line}\n".encode() for line in REPLIES]))))
