@@ -122,7 +122,7 @@ class Channel:
         while b"\n" in self._received:
             line, _, rest = bytes(self._received).partition(b"\n")
             self._received[:] = rest
-            before, mark, words = line.partition(start)
+            _, mark, words = line.partition(start)
             if mark:
                 return words
         return None

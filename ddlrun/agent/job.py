@@ -81,7 +81,7 @@ class Job:
             fan_out=fan_out,
             python=python,
             script=script,
-            environ=dict(zip(variables[::2], variables[1::2])),
+            environ={variables[at]: variables[at + 1] for at in range(0, len(variables), 2)},
         )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddlrun.agent.pmi import Abort, PmiServer
 
 # The variables in which each rank finds its number, its local rank and the number of ranks.
-RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
+RANK, LOCAL_RANK, SIZE = "DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE"
 # The time beyond the grace after which keepers that are left are killed.
 SLACK_SECONDS = 3.0
 
@@ -52,7 +52,7 @@ class LocalRanks:
             needed: Descriptors that keepers leave open.
         """
         for local_rank, rank in enumerate(ranks):
-            variables = dict(zip(RANK_VARIABLES, map(str, (rank, local_rank, job.size))))
+            variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
             link, orders = pmi.open(rank), os.pipe()
             variables.update(pmi.variables(rank, link))
             files = KeeperFiles(link, orders[0], needed)

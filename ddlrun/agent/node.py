@@ -323,7 +323,10 @@ class Node:
     def _watch_pmi(self, server: PmiServer) -> None:
         """Watch the connections of the ranks to this host's PMI server."""
         for fd in server.readable():
-            self._watch(fd, lambda fd=fd: self._on_pmi(server, fd))
+            self._watch(fd, self._pmi_reader(server, fd))
+
+    def _pmi_reader(self, server: PmiServer, fd: int) -> Callable[[], None]:
+        return lambda: self._on_pmi(server, fd)
 
     def _on_pmi(self, server: PmiServer, fd: int) -> None:
         if not server.on_readable(fd):

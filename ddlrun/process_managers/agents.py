@@ -27,8 +27,8 @@ def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
     others = [name for name in job.hosts.names if name not in job.local]
     if others and not job.launcher:
         raise PreflightError(
-            f"host {others[0]}: the launcher that is named in OMPI_MCA_plm_rsh_agent passes no standard input on, which "
-            "ddlrun's own process manager needs; take --process-manager openmpi, or --launcher ssh"
+            f"host {others[0]}: ddlrun's own process manager needs a launcher that passes standard input on, unlike the "
+            "agent in OMPI_MCA_plm_rsh_agent; take --process-manager openmpi, or --launcher ssh"
         )
     return (
         sys.executable,
@@ -44,9 +44,7 @@ def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
     )
 
 
-AGENTS = ProcessManager(
-    title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES
-)
+AGENTS = ProcessManager(title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES)
 
 
 def lost_agent(output: str) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.process_managers import AUTO, MANAGERS, OPEN_MPI, OWN
+from ddlrun.process_managers import AUTO, OPEN_MPI, OWN
 from ddlrun.process_managers.agents import own_manager
 from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query
 from ddlrun.process_managers.openmpi import Mpirun
@@ -66,6 +66,7 @@ class PendingManager:
             return self._mpirun.result()
         python = _python_of(self._request.program)
         if not self._packages():
+            self._mpirun.discard()
             return own_manager(f"{python} has neither {' nor '.join(MPI_PACKAGES)}")
         return self._mpirun.result()
 

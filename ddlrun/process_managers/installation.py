@@ -39,6 +39,10 @@ class PendingMpirun:
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
         self._mpirun: Mpirun | None = None
 
+    def discard(self) -> None:
+        """Wait for the end of the query, whose result is not needed."""
+        self._finish()
+
     def result(self) -> Mpirun:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._mpirun is None:
