@@ -94,7 +94,7 @@ def check_settings(settings: Settings) -> Attempt:
 
 
 def _manager_request(settings: Settings) -> ManagerRequest:
-    """Return what the choice of the process manager depends on."""
+    """Return the facts on which the choice of the process manager depends."""
     mpi, hosts = settings.mpi, settings.hosts
     options = {"--mpi-args": mpi.args, "--spawn-slots": mpi.spawn_slots}
     return ManagerRequest(

@@ -27,8 +27,8 @@ def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
     others = [name for name in job.hosts.names if name not in job.local]
     if others and not job.launcher:
         raise PreflightError(
-            f"host {others[0]}: ddlrun's own process manager needs a launcher that passes standard input on, unlike the "
-            "agent in OMPI_MCA_plm_rsh_agent; take --process-manager openmpi, or --launcher ssh"
+            f"host {others[0]}: ddlrun's own process manager needs a launcher that passes standard input on, unlike "
+            "the agent in OMPI_MCA_plm_rsh_agent; take --process-manager openmpi, or --launcher ssh"
         )
     return (
         sys.executable,
