@@ -18,7 +18,6 @@ from tests.support import processes
 from tests.support.launches import run
 from tests.support.processes import Started, command_line, mpirun_of, running, started, wait_for
 
-
 pytestmark = pytest.mark.own
 
 
