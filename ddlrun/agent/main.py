@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from ddlrun import __version__
@@ -57,6 +58,7 @@ def _run_agent(archive: int) -> NoReturn:
 def _run_root(words: list[str]) -> NoReturn:
     """Run the job of the command line."""
     _name_process(ROOT_NAME)
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)  # ddlrun ignores it; the ranks' programs must not inherit that
     try:
         options, program = _parse(words)
         job, own, others = _read_job(options, program, os.environ)
