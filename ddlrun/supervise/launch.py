@@ -88,8 +88,7 @@ def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
     if is_own(plan.mpirun):  # it has none
-        yield {}
-        return
+        return ()
     all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
     # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
     spawns = plan.spawn_slots and plan.mpirun.major == 4 and not all_local
