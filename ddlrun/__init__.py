@@ -1,5 +1,7 @@
 """ddlrun: the launcher for distributed training on MPI clusters that knows where every rank is."""
 
+from __future__ import annotations
+
 __version__ = "0.1.0"
 
 # The functions and classes that a program imports from here, and their modules. They are imported at their first use,

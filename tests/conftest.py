@@ -27,6 +27,10 @@ MPIRUNS = {
     5: os.environ.get("MPIRUN5", str(Path(sys.prefix) / "bin/mpirun")),
 }
 
+# ddlrun's own process manager, in place of an mpirun and of a major version of Open MPI.
+OWN = "ddlrun"
+OWN_MAJOR = 0
+
 # Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
 # after the other, so all of them run in one process. Other test files are distributed one by one.
 FOLDER_MARKS = {
@@ -103,12 +107,20 @@ def session_folders() -> Iterator[None]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test with each major version of Open MPI, or with those of its `openmpi` marker."""
+    """Run a test with each major version of Open MPI, or with those of its `openmpi` marker.
+
+    A test with the marker `own` also runs with ddlrun's own process manager, in `make test` only with `quick`.
+    """
     parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "major" in metafunc.fixturenames and not any("major" in names for names in parametrized):
         marker = metafunc.definition.get_closest_marker("openmpi") if "EVERY_MPI" not in os.environ else None
         numbers = sorted(MPIRUNS) if marker is None else list(marker.args)
-        metafunc.parametrize("major", numbers, ids=[f"openmpi{number}" for number in numbers], indirect=True)
+        values = [pytest.param(number, id=f"openmpi{number}") for number in numbers]
+        own = metafunc.definition.get_closest_marker("own")
+        if own is not None:
+            marks = () if own.kwargs.get("quick") else pytest.mark.extra
+            values.append(pytest.param(OWN_MAJOR, id="without-mpi", marks=marks))
+        metafunc.parametrize("major", values, indirect=True)
 
 
 @pytest.fixture
@@ -119,6 +131,8 @@ def major(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def mpirun(major: int) -> str:
+    if major == OWN_MAJOR:
+        return OWN
     path = MPIRUNS[major]
     if shutil.which(path) is None:
         pytest.fail(f"no Open MPI {major} at {path}: `make test` installs both majors")
@@ -137,7 +151,12 @@ def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
     program = [sys.executable, "-m", "ddlrun", "launch"]
     # A busy machine may give a process no time for longer than the defaults of 30 s.
     patient = ["--heartbeat", "300", "--start-timeout", "300"]
-    return [*program, "--mpirun", mpirun, "--run-dir", f"{folder}/run", *patient, *options]
+    return [*program, *manager_options(mpirun), "--run-dir", f"{folder}/run", *patient, *options]
+
+
+def manager_options(mpirun: str) -> list[str]:
+    """Return the options that choose an mpirun, or ddlrun's own process manager."""
+    return ["--process-manager", OWN] if mpirun == OWN else ["--mpirun", mpirun]
 
 
 @pytest.fixture(scope="session")

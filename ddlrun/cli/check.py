@@ -16,6 +16,7 @@ from ddlrun.cli.options import (
     mpirun_option,
     network_options,
     option,
+    process_manager_option,
     scheduler_options,
     ssh_options,
     start_timeout_option,
@@ -30,7 +31,8 @@ from ddlrun.preflight.identity import check_identity
 from ddlrun.preflight.judge import NAMES
 from ddlrun.preflight.run import PreflightReport, PreflightRequest, preflight
 from ddlrun.preflight.table import render_report, report_json
-from ddlrun.process_managers.installation import start_mpirun_query
+from ddlrun.process_managers.agents import is_own
+from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import check_distinct
@@ -48,6 +50,7 @@ from ddlrun.wording import did_you_mean
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
+@process_manager_option
 @mpirun_option
 @option("Output", "--all", "everything", is_flag=True, help="Also show checks that passed.")
 @option("Output", "--json", "as_json", is_flag=True, help="Print the findings and the network as JSON.")
@@ -61,14 +64,15 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     """
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)
-    mpirun = start_mpirun_query(options["mpirun"], os.environ).result()
+    choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))
+    manager = PendingManager(choice, os.environ).result()
     request = PreflightRequest(
-        mpirun=mpirun.path,
-        major=mpirun.major,
+        mpirun=manager.path,
+        major=manager.major,
         program=options["script"],
         network=options["network"],
         interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
-        only=parse_checks(options["only_checks"]),
+        only=parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)),
         seconds=options["start_timeout"],
         path=os.environ.get("PATH"),
     )
@@ -88,10 +92,18 @@ def run_checks(hosts: HostList, launcher: AgentLauncher, request: PreflightReque
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left))
 
 
+def _needless_checks(manager: Mpirun, program: Sequence[str]) -> frozenset[str]:
+    """Return the checks of what a job does not need: ddlrun's own process manager needs no MPI."""
+    if not is_own(manager):
+        return frozenset()
+    return frozenset({"mpi"}) if program[0] == sys.executable else frozenset({"mpi", "python"})
+
+
 def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     """Probe a job's hosts and check them, with warnings on standard error."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
+    only -= _needless_checks(mpirun, settings.job.program)
     request = PreflightRequest(
         mpirun=mpirun.path,
         major=mpirun.major,

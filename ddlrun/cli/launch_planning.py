@@ -20,15 +20,14 @@ from ddlrun.plan.job_placement import JobPlacement
 from ddlrun.plan.planner import make_plan, place_surveyed
 from ddlrun.plan.settings import Settings, reassign_hosts
 from ddlrun.plan.survey import Survey
+from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.process_managers.installation import (
     Installation,
-    PendingMpirun,
     find_mpi_library,
     has_hwloc_2_0,
     mpi4py_variables,
     probe_horovod,
     read_mca_files,
-    start_mpirun_query,
 )
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.probe import PendingProbe, await_names, check_distinct
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class Attempt(NamedTuple):
-    """One attempt at the job: checked settings, and the mpirun that is being asked for its version."""
+    """One attempt at the job: checked settings, and the process manager that is being chosen."""
 
     settings: Settings
-    mpirun: PendingMpirun
+    mpirun: PendingManager
     restarts: int
     """Number of restarts that are allowed in all."""
     probe: PendingProbe | None = None
@@ -86,12 +85,25 @@ def check_settings(settings: Settings) -> Attempt:
 
     Raises InputError, PlacementError or PreflightError.
     """
-    mpirun = start_mpirun_query(settings.mpi.mpirun, os.environ)
+    mpirun = PendingManager(_manager_request(settings), os.environ)
     hosts = settings.hosts.hosts
     check_names(hosts.names)
     check_distinct(hosts, os.uname().nodename)
     check_request(settings.job.topology, hosts)
     return Attempt(settings, mpirun, settings.run.restarts)
+
+
+def _manager_request(settings: Settings) -> ManagerRequest:
+    """Return the facts on which the choice of the process manager depends."""
+    mpi, hosts = settings.mpi, settings.hosts
+    options = {"--mpi-args": mpi.args, "--spawn-slots": mpi.spawn_slots}
+    return ManagerRequest(
+        manager=mpi.process_manager,
+        mpirun=mpi.mpirun,
+        program=settings.job.program,
+        openmpi_options=tuple(name for name, value in options.items() if value),
+        foreign_launcher=not hosts.all_local and not hosts.launcher.shell,
+    )
 
 
 def survey_hosts(attempt: Attempt) -> Surveyed:
@@ -128,7 +140,7 @@ def start_probe(attempt: Attempt) -> Attempt:
     return attempt._replace(probe=PendingProbe(hosts.hosts, reach(hosts.launcher)))
 
 
-def survey_machines(settings: Settings, mpirun: PendingMpirun, probe: PendingProbe | None = None) -> Survey:
+def survey_machines(settings: Settings, mpirun: PendingManager, probe: PendingProbe | None = None) -> Survey:
     """Return the survey of hosts that need no check: each is this machine, or described."""
     machines = probe.result() if probe is not None else read_machine_source(settings)  # while mpirun prints its version
     installation = inspect_installation(settings, mpirun.result())

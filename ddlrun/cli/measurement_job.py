@@ -137,6 +137,7 @@ def measure(hosts: HostList, options: dict[str, Any], words: Sequence[str], prog
                 )
             )
         argv = [sys.executable, "-m", "ddlrun", "launch", "--quiet", "--no-tag-output", "--ranks", "0"]
+        argv += ["--process-manager", "openmpi"]  # all of them use MPI
         argv += ["--profile", "none", "--framework", FRAMEWORKS[program[0]], "--run-dir", run_dir]
         argv += ["--hostfile", hostfile, *_passed(options), *words, "-m", "ddlrun.measure", *program]
         try:

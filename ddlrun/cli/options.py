@@ -12,6 +12,7 @@ from ddlrun.cli.value_types import COUNT, Choice, Time, WholeNumber
 from ddlrun.errors import InputError, PlacementError
 from ddlrun.mapping.policy import BINDINGS, CORE_KINDS, PlacementPolicy
 from ddlrun.plugins import plugin_names
+from ddlrun.process_managers import AUTO, MANAGERS
 from ddlrun.remote.agent import LAUNCHERS
 from ddlrun.schedulers import GROUP, READERS
 
@@ -264,6 +265,11 @@ check_options = option_group(
 mpirun_option = option(
     "MPI", "--mpirun", metavar="FILE", show_default="the one beside this Python, otherwise the first on PATH",
     help="Use this mpirun.",
+)  # fmt: skip
+process_manager_option = option(
+    "MPI", "--process-manager", type=Choice(MANAGERS), default=AUTO, show_default=True,
+    help="Program that starts the ranks. auto: Open MPI's mpirun where it is installed and the program may use it, "
+    "otherwise ddlrun itself.",
 )  # fmt: skip
 allow_root_option = option(
     "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."

@@ -72,6 +72,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
             tcp=options.get("tcp", False),
             allow_root=options["allow_run_as_root"],
             spawn_slots=options["spawn_slots"],
+            process_manager=options["process_manager"],
         ),
         check=_read_check(options),
         supervision=read_supervision(options, allocation, read_input(options, program)),

@@ -59,6 +59,7 @@ LAUNCH_KEYS = {
     "ddl.mode": "mode",
     "ddl.lms": "lms",
     "ddl.lms_frac": "lms_frac",
+    "mpi.process_manager": "process_manager",
     "mpi.mpirun": "mpirun",
     "mpi.args": "mpi_args",
     "mpi.spawn_slots": "spawn_slots",

@@ -15,7 +15,9 @@ from ddlrun.plan.supervision import InputMode
 from ddlrun.plan.survey import Survey
 from ddlrun.plan.wrappers import highest_rank
 from ddlrun.process_managers import MpirunJob
+from ddlrun.process_managers.agents import is_own
 from ddlrun.process_managers.openmpi import (
+    Mpirun,
     Transport,
     choose_transport,
     find_transport_choice,
@@ -107,12 +109,16 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
 def _choose_transport(job: PlacedJob) -> Transport:
     settings, files = job.settings, job.survey.installation.mca_files
     if job.major is None:
-        return Transport((), f"left to {job.survey.installation.mpirun.manager.title}")
+        return Transport((), f"left to {_transport_owner(job.survey.installation.mpirun)}")
     if settings.mpi.tcp:
         variables = tuple(tcp_variables(job.major).items())
         return Transport(variables, "--tcp: TCP, and shared memory inside of hosts")
     chosen = find_transport_choice(settings.mpi.args, job.environ, files)
     return choose_transport(settings.hosts.hosts, job.placement.machines, chosen, parse_site_excludes(files))
+
+
+def _transport_owner(manager: Mpirun) -> str:
+    return "the program" if is_own(manager) else manager.manager.title
 
 
 def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
@@ -130,4 +136,6 @@ def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
         program=(sys.executable, "-I", "-S", START, *map(pack_word, settings.job.program)),
         overload=job.placement.shares_cores,
         spawns=settings.mpi.spawn_slots > 0,
+        local=settings.hosts.local,
+        launcher=launcher.shell,
     )

@@ -15,6 +15,7 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
 from ddlrun.plan.wrappers import Wrapper
+from ddlrun.process_managers import AUTO
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
 from ddlrun.topology import RankOrder, Topology
@@ -130,6 +131,8 @@ class MpiOptions(NamedTuple):
     allow_root: bool
     spawn_slots: int = 0
     """Processes per host that the job may start with MPI_Comm_spawn."""
+    process_manager: str = AUTO
+    """What starts the processes of the job: one of MANAGERS."""
 
 
 class CheckOptions(NamedTuple):

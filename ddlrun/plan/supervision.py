@@ -103,6 +103,13 @@ class SupervisedJob(NamedTuple):
     order: RankOrder
     host_names: tuple[str, ...]
     addresses: tuple[str, ...] = LOOPBACK
+    own_manager: bool = False
+    """Whether ddlrun's own process manager starts the ranks; else it is mpirun."""
+
+    @property
+    def manager(self) -> str:
+        """The name of the process manager in messages."""
+        return "the process manager" if self.own_manager else "mpirun"
 
     @property
     def ranks(self) -> int:

@@ -12,8 +12,8 @@ from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.network.addresses import Address, parse_addresses
 
 START, END = "@facts begin", "@facts end"
-# A part of the command line of every keeper.
-KEEPER = "/ddlrun/rank/start.py"
+# Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
+KEEPERS = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
 # The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.
 NAMESPACES = 4
 
@@ -52,7 +52,7 @@ class LeftoverProcess(NamedTuple):
     @property
     def is_keeper(self) -> bool:
         """Whether it is the keeper of a rank: the run is then not over."""
-        return KEEPER in self.command
+        return any(part in self.command for part in KEEPERS)
 
 
 class KernelInstance(NamedTuple):

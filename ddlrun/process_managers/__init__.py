@@ -7,6 +7,9 @@ from ddlrun.hosts import HostList
 
 # The entry points of plug-ins; each is a ProcessManager.
 GROUP = "ddlrun.process_managers"
+# The values of --process-manager.
+AUTO, OPEN_MPI, OWN = "auto", "openmpi", "ddlrun"
+MANAGERS = (AUTO, OPEN_MPI, OWN)
 OPEN_MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 
 
@@ -33,6 +36,11 @@ class MpirunJob(NamedTuple):
     """Whether ranks share cores."""
     spawns: bool = False
     """Whether the job may start more processes with MPI_Comm_spawn; the hostfile has slots for them."""
+    local: frozenset[str] = frozenset()
+    """Names of hosts that mean this machine."""
+    launcher: tuple[str, ...] = ()
+    """The command line of a shell on another host, which reads its script from standard input; the word @host stands
+    for the host. Empty: there is none."""
 
 
 class ProcessManager(NamedTuple):

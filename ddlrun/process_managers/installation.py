@@ -39,6 +39,10 @@ class PendingMpirun:
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
         self._mpirun: Mpirun | None = None
 
+    def discard(self) -> None:
+        """Wait for the end of the query, whose result is not needed."""
+        self._finish()
+
     def result(self) -> Mpirun:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._mpirun is None:
@@ -46,11 +50,18 @@ class PendingMpirun:
         return self._mpirun
 
 
-def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
-    """Find mpirun and ask for its version: --mpirun, else beside this Python, else on PATH.
+class FoundMpirun(NamedTuple):
+    """The path of an mpirun, and why this one."""
+
+    path: str
+    reason: str
+
+
+def find_mpirun(named: str | None, environ: Mapping[str, str]) -> FoundMpirun | None:
+    """Find mpirun: --mpirun, else beside this Python, else on PATH; None where there is none.
 
     The one beside this Python comes first: mpi4py loads the MPI of its own environment, and ranks that
-    another mpirun starts would not find each other. Raises PreflightError where there is no mpirun.
+    another mpirun starts would not find each other.
     """
     beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
     if named is not None:
@@ -59,9 +70,15 @@ def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> Pending
         path, reason = beside, "beside this Python, whose mpi4py loads the same MPI"
     else:
         path, reason = _which("mpirun", environ), "first on PATH"
-    if path is None:
+    return None if path is None else FoundMpirun(os.path.abspath(path), reason)
+
+
+def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
+    """Find mpirun and ask for its version. Raises PreflightError where there is no mpirun."""
+    mpirun = find_mpirun(named, environ)
+    if mpirun is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return PendingMpirun(os.path.abspath(path), reason)
+    return PendingMpirun(mpirun.path, mpirun.reason)
 
 
 def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:

@@ -125,7 +125,7 @@ def _select_gpus(planned: RankBinding) -> str | None:
     if not planned.gpus:
         return None
     names = [gpu if gpu.isdigit() else _read_uuid(planned.vendor, gpu) for gpu in planned.gpus]
-    missing = [gpu for gpu, name in zip(planned.gpus, names, strict=True) if name is None]
+    missing = [planned.gpus[index] for index, name in enumerate(names) if name is None]
     if missing:
         return f"GPU {','.join(missing)} of the plan is not there, or has no driver"
     if any(gpu.isdigit() for gpu in planned.gpus):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ddlrun.rank.connection import LauncherConnection
 
-# The names of mpirun where ddlrun does not run.
-DAEMONS = frozenset(("orted", "prted"))
+# The names of mpirun where ddlrun does not run, and of ddlrun's own agents there.
+DAEMONS = frozenset(("orted", "prted", "ddlrun-agent"))
 # The names of session folders, up to the first dot: of mpirun and its daemons. Open MPI 4 puts those of all jobs of a
 # user into another one.
 SESSION_FOLDERS = ("pid", "jf", "ompi", "prted")
@@ -105,10 +105,13 @@ def inherit_daemon(daemon: Daemon, grace: float) -> None:
 
 
 def open_daemon(pid: int, names: Container[str] = DAEMONS) -> Daemon | None:
-    """Return a process if it has one of some names, so that its number stays its own; None before Linux 5.3."""
+    """Return a process if it has one of some names, so that its number stays its own.
+
+    None before Linux 5.3, and before Python 3.9.
+    """
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, AttributeError):
         return None
     stat = read_stat(pid)
     return Daemon(pid, pidfd, stat.name) if stat is not None and stat.name in names else None

@@ -14,7 +14,7 @@ from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import KeeperSettings
+from ddlrun.rank.settings import MPIRUN, KeeperSettings
 from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
@@ -28,8 +28,15 @@ OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE
 CONNECTIONS_PER_SECOND = 2000
 
 
-def main(argv: list[str]) -> None:
-    """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started."""
+def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders: int | None = None) -> None:
+    """Set up this rank and run the program; exit with its code, or with 127 or 126 if it cannot be started.
+
+    Args:
+        argv: The command line of the program.
+        link: A descriptor that the program inherits, and this process closes; None: there is none.
+        manager: The process that started this one, for messages.
+        orders: See KeeperSettings.
+    """
     prctl = load_prctl()
     parent = os.getppid()
     rank, local_rank, size = map(_number, os.environ.pop("DDLRUN_RANK_VARIABLES", OPEN_MPI).split())
@@ -47,6 +54,8 @@ def main(argv: list[str]) -> None:
     argv = wrap(argv, rank, local_rank)
     request = read_request(rank)
     channel = os.environ.pop(protocol.ADDRESSES, "")
+    if link is not None:
+        os.set_inheritable(link, True)
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
@@ -54,8 +63,18 @@ def main(argv: list[str]) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()
-    settings = KeeperSettings(label=label, local_rank=local_rank, parent=parent, grace=grace, heartbeat=heartbeat)
+    settings = KeeperSettings(
+        label=label,
+        local_rank=local_rank,
+        parent=parent,
+        manager=manager,
+        grace=grace,
+        heartbeat=heartbeat,
+        orders=orders,
+    )
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
+    if link is not None:
+        os.close(link)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
     if report:

@@ -46,6 +46,8 @@ def framework_values(environ: Mapping[str, str], rank: int, local_rank: int, siz
         # JAX only checks that it is set.
         "uri": environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),
     }  # fmt: skip
+    if ["OMPI_MCA_orte_hnp_uri", "uri"] in requests:  # JAX then takes these from Open MPI, which may not be there
+        requests += [["OMPI_COMM_WORLD_" + name.upper(), name] for name in ("rank", "size", "local_rank")]
     return {name: str(values[field]) for name, field in requests if values.get(field) is not None}
 
 

@@ -45,6 +45,7 @@ LONGEST_WAIT = 5.0
 # The interval at which an ended program's children and pipes are checked.
 DRAIN_INTERVAL = 0.05
 INSPECTION_SECONDS = 15.0
+LONGEST_ORDER = 16
 
 
 class Keeper:
@@ -75,6 +76,7 @@ class Keeper:
         self._handed_over = self._over = False
         self._warnings = ReceivedWarnings()
         self._reason = ""
+        self._orders = settings.orders
 
     def send(self, kind: bytes, text: str) -> None:
         """Queue a message to ddlrun."""
@@ -153,9 +155,8 @@ class Keeper:
         guard = self._program.guard
         if guard is not None and not guard.silent:
             poll.register(guard.fileno(), select.POLLIN)
-        if self._connection.unsent < MOST_UNSENT:
-            for fd in self._program.pipes:
-                poll.register(fd, select.POLLIN)
+        for fd in self._input_fds():
+            poll.register(fd, select.POLLIN)
         if self._program.input is not None and self._program.input.waiting:
             poll.register(self._program.input.fd, select.POLLOUT)
         if self._connection.open:
@@ -171,6 +172,11 @@ class Keeper:
             self._on_program_end()
         self._on_time(time.monotonic())
 
+    def _input_fds(self) -> list[int]:
+        """Return the descriptors of the program's output, unless too much of it waits to be sent, and of orders."""
+        pipes = [*self._program.pipes] if self._connection.unsent < MOST_UNSENT else []
+        return pipes if self._orders is None else [self._orders, *pipes]
+
     def _milliseconds_to_deadline(self) -> float:
         now = time.monotonic()
         deadline = min(now + LONGEST_WAIT, self._connection.deadline(), self._escalation.deadline())
@@ -183,6 +189,8 @@ class Keeper:
             self._pass_on(fd)
         elif self._program.input is not None and fd == self._program.input.fd:
             self._feed_program(self._program.input)
+        elif fd == self._orders:
+            self._on_abort(fd)
         elif self._connection.open and fd == self._connection.fileno():
             if event & ~select.POLLOUT:
                 for kind, text in self._connection.receive():
@@ -217,8 +225,17 @@ class Keeper:
             self.send(protocol.SIGNALLED, str(number))
             return
         if os.getppid() != self._settings.parent:
-            self._reason = self._reason or "mpirun, or its daemon on that host, is gone"
+            self._reason = self._reason or f"{self._settings.manager} is gone"
         self._order_end(self._settings.grace)
+
+    def _on_abort(self, fd: int) -> None:
+        """Kill the program, which has called MPI_Abort: some MPI libraries would go on after that."""
+        code = os.read(fd, LONGEST_ORDER)
+        os.close(fd)
+        self._orders = None
+        if code and self._state in BEFORE_THE_END:
+            self._reason = f"it called MPI_Abort with code {int(code)}"
+            self._program.abort(int(code))
 
     def _on_loss(self, reason: str) -> None:
         self._alone = self._state is not State.LEAVING

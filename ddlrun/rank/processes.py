@@ -8,7 +8,9 @@ import signal
 from ddlrun.rank.process_stat import ProcessStat, read_stat
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
-LAUNCHERS = frozenset(("mpirun", "orterun", "orterun_wrapper", "prterun", "orted", "prted", "ssh"))
+LAUNCHERS = frozenset(
+    ("mpirun", "orterun", "orterun_wrapper", "prterun", "orted", "prted", "ssh", "ddlrun-root", "ddlrun-agent")
+)
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
 

@@ -9,7 +9,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.guard import fork_program
-from ddlrun.rank.processes import count_oom_kills, explain_kill
+from ddlrun.rank.processes import count_oom_kills, explain_kill, send_signal
 from ddlrun.rank.program_streams import ProgramStreams, open_streams
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
@@ -53,6 +53,7 @@ class Program:
         self._error_tail = b""
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
+        self._abort_code = 0
 
     @property
     def signal(self) -> int:
@@ -84,6 +85,11 @@ class Program:
         elif self.pipes[fd] == protocol.ERR:
             self._error_tail = (self._error_tail + data)[-TAIL:]
         return data
+
+    def abort(self, code: int) -> None:
+        """Kill the program; it counts as ended with an exit code."""
+        self._abort_code = code
+        send_signal(self.pid, signal.SIGKILL)
 
     def close_pipe(self, fd: int) -> None:
         """Close a pipe unless that has been done."""
@@ -121,7 +127,8 @@ class Program:
     def _end(self, status: int, cpu_seconds: float) -> None:
         """Record the end of the program, unless that has been done."""
         if self.status is None:
-            self.status = status
+            killed = self._abort_code and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            self.status = self._abort_code << 8 if killed else status
             self._cpu_seconds = cpu_seconds
             self._ended_at = time.monotonic()
 
@@ -169,7 +176,8 @@ def start(
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        if os.path.isdir(HOOK):  # it is not where an agent's modules come from an archive
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
         become(argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()

@@ -1,17 +1,33 @@
 """The settings of a keeper."""
 
+MPIRUN = "mpirun, or its daemon on that host,"
+
 
 class KeeperSettings:
     """The facts about a rank and its job that the keeper needs."""
 
-    def __init__(self, *, label: str, local_rank: int, parent: int, grace: float, heartbeat: float) -> None:
+    def __init__(
+        self,
+        *,
+        label: str,
+        local_rank: int,
+        parent: int,
+        grace: float,
+        heartbeat: float,
+        manager: str = MPIRUN,
+        orders: int | None = None,
+    ) -> None:
         self.label = label
         """The rank and its host, for messages."""
         self.local_rank = local_rank
         """The rank's number on its host."""
         self.parent = parent
-        """The process that started the keeper: mpirun or its daemon."""
+        """The process that started the keeper: mpirun, its daemon, or an agent."""
+        self.manager = manager
+        """The name of that process, for messages."""
         self.grace = grace
         """Seconds from SIGTERM to SIGKILL where no message gives them."""
         self.heartbeat = heartbeat
         """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
+        self.orders = orders
+        """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""

@@ -40,6 +40,21 @@ class AgentLauncher(NamedTuple):
             "qrsh": ("qrsh", "-inherit"),
         }.get(self.launcher, self.words)
 
+    @property
+    def shell(self) -> tuple[str, ...]:
+        """The command line of a shell that reads its script from standard input; the word @host stands for the host.
+
+        Empty for an agent: that of Kubernetes passes no standard input on.
+        """
+        step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
+        one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
+        return {
+            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", "exec", "sh", "-s"),
+            "srun": ("srun", *self.words, *step, *one_task),
+            "blaunch": ("blaunch", "@host", "sh", "-s"),
+            "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),
+        }.get(self.launcher, ())
+
 
 def apply_job_names(hosts: HostList, job: Allocation | None) -> HostList:
     """Return the hosts with the job's names for them: n1.site for n1, if no other host of the job begins so."""

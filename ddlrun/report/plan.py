@@ -10,6 +10,8 @@ from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.placement_notes import placement_notes
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan import Plan
+from ddlrun.process_managers.agents import is_own
+from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.topology import Topology
 from ddlrun.wording import counted
 
@@ -26,7 +28,7 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
         lines += [
             f"hosts:      {plan.placement.hosts.source}",
             f"rank order: {plan.placement.order.value}: {plan.order_reason}",
-            f"mpirun:     {plan.mpirun.path} ({plan.mpirun.manager.title} {plan.mpirun.version}): {plan.mpirun.reason}",
+            _describe_manager(plan.mpirun),
             f"daemons:    {plan.launcher}",
             f"transport:  {plan.transport.reason}",
             f"network:    {plan.network}",
@@ -35,6 +37,13 @@ def render_plan(plan: Plan, command: str, *, full: bool) -> str:
             f"command:    {command}",
         ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _describe_manager(manager: Mpirun) -> str:
+    """Return the line about the process manager."""
+    if is_own(manager):
+        return f"mpirun:     none, ddlrun starts the ranks itself: {manager.reason}"
+    return f"mpirun:     {manager.path} ({manager.manager.title} {manager.version}): {manager.reason}"
 
 
 def _placement_lines(placement: Placement, reason: TopologyReason) -> Iterator[str]:

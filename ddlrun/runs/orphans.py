@@ -18,7 +18,8 @@ grep -lsaz '^DDLRUN_RUN=.' /proc/[0-9]*/environ | while IFS= read -r file; do
   pid=${pid%/environ}
   [ -O "/proc/$pid" ] || continue
   run=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_RUN=//p')
-  rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+  rank=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^\(OMPI_COMM_WORLD\|DDLRUN\)_RANK=//p' |
+    head -n 1)
   ddlrun=$(tr '\0' '\n' 2>/dev/null <"$file" | sed -n 's/^DDLRUN_PID=//p')
   parent=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status" 2>/dev/null)
   command=$(tr '\0\n\t' '   ' 2>/dev/null <"/proc/$pid/cmdline" | cut -c 1-300)
@@ -66,8 +67,9 @@ class OrphanProcess(NamedTuple):
 
     @property
     def keeper(self) -> bool:
-        """Whether it is a rank's keeper."""
-        return "/ddlrun/rank/start.py" in self.command and " -I -S " in self.command
+        """Whether it is a rank's keeper, or an agent of ddlrun's own, of which keepers are forks."""
+        scripts = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
+        return " -I -S " in self.command and any(script in self.command for script in scripts)
 
 
 def parse_processes(text: str) -> list[OrphanProcess]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from ddlrun.plan import STDIN, Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.supervision import LOOPBACK, SupervisedJob, SupervisionOptions
+from ddlrun.process_managers.agents import is_own
 from ddlrun.remote.mpirun_process import copy_stdin
 from ddlrun.remote.sessions import guard_session
 from ddlrun.runs.registry import record_run
@@ -29,6 +30,7 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         order=placement.order,
         host_names=placement.hosts.names,
         addresses=_own_addresses(plan),
+        own_manager=is_own(plan.mpirun),
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
     variables = {**environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
@@ -85,6 +87,8 @@ def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...
     The default folder in /tmp is named after mpirun's process number. An mpirun that was killed leaves it
     behind, and one of Open MPI 5 that later gets the same number stops ("listener thread failed to start").
     """
+    if is_own(plan.mpirun):  # it has none
+        return ()
     all_local = plan.local_hosts.issuperset(plan.placement.hosts.names)
     # Under Open MPI 4.1, ranks stop if the variable is set. Keepers remove it, but spawned processes have none.
     spawns = plan.spawn_slots and plan.mpirun.major == 4 and not all_local

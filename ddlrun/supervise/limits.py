@@ -65,7 +65,9 @@ class JobLimits:
 
     def _explain_late_start(self) -> str:
         """Return the hosts whose daemons mpirun waits for before it starts any rank, in words; empty if unknown."""
-        hosts = [] if self._started else find_missing_daemons(self._session, self._job.host_names)
+        if self._started or self._job.own_manager:  # which prints what it knows of a host
+            return ""
+        hosts = find_missing_daemons(self._session, self._job.host_names)
         return f": no daemon on {fold(hosts)} has connected to mpirun" if hosts else ""
 
     def report_early_ends(self, now: float, ended: Collection[int]) -> str | None:

@@ -20,9 +20,11 @@ LONGEST_REFUSAL = 100
 class MpirunProcess:
     """A running mpirun, or one that has ended."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, name: str = "mpirun") -> None:
+        """Take charge of a process; `name` is that of the process manager in messages."""
         self._process = process
         self._stop = StopDetector(process.pid)
+        self.name = name
         self.pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -73,7 +75,8 @@ class MpirunProcess:
 
     def end_report(self) -> MpirunEnd:
         """Return its exit code, the last of its output, and whether ddlrun has ended it."""
-        return MpirunEnd(self.exit_code, self.output, ended_by_ddlrun=self.terminated or self._killed)
+        ended_by_ddlrun = self.terminated or self._killed
+        return MpirunEnd(self.exit_code, self.output, ended_by_ddlrun=ended_by_ddlrun, name=self.name)
 
     def terminate(self) -> None:
         """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.plan.tracebacks import is_collateral
+from ddlrun.process_managers.agents import lost_agent
 from ddlrun.process_managers.openmpi import improper_end, killed_rank, lost_host
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
@@ -53,6 +54,8 @@ class MpirunEnd(NamedTuple):
     """The last of its output."""
     ended_by_ddlrun: bool = False
     """Whether ddlrun sent it SIGTERM or SIGKILL."""
+    name: str = "mpirun"
+    """The name of the process manager in messages."""
 
 
 def explain_closed_connection(peer: KeeperConnection) -> EndReason:
@@ -81,7 +84,8 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
         return reason
     if killed_rank(mpirun.output) == reason.closed.rank:
         return _killed(reason.closed)
-    if lost_host(mpirun.output) is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
+    lost = lost_agent(mpirun.output) or lost_host(mpirun.output)
+    if lost is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
         return ended_by_mpirun(mpirun, ends)
     return reason
 
@@ -115,6 +119,10 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
         mpirun: The end of mpirun.
         ends: The ends of ranks so far.
     """
+    agent = lost_agent(mpirun.output)
+    if agent is not None:
+        host, reason = agent
+        return EndReason(UnreachableError.exit_code, f"host {host} was lost: {reason}", lost_host=host)
     lost = lost_host(mpirun.output)
     if lost is not None:
         host, connection = lost
@@ -129,7 +137,7 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
         return EndReason(mpirun.exit_code or 1, text)
     if mpirun.exit_code < 0:
         number = -mpirun.exit_code
-        return EndReason(128 + number, f"mpirun was killed by {signal_name(number)}", number)
+        return EndReason(128 + number, f"{mpirun.name} was killed by {signal_name(number)}", number)
     if mpirun.exit_code == 0:
-        return EndReason(1, "mpirun ended while ranks were still running")
+        return EndReason(1, f"{mpirun.name} ended while ranks were still running")
     return EndReason(mpirun.exit_code)

@@ -157,7 +157,7 @@ class Termination:
 
     def _end_mpirun(self, now: float) -> None:
         if now > self._mpirun_resume_at and self._mpirun.resume():
-            self._tell("mpirun was stopped when the job was over, and was continued")
+            self._tell(f"{self._mpirun.name} was stopped when the job was over, and was continued")
             self._mpirun_resume_at = now + RESUME_SECONDS
         self._mpirun.end(now, term_at=self._mpirun_term_at, kill_at=self._mpirun_kill_at)
 

@@ -32,6 +32,7 @@ def fifo(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.own
 def test_children_of_a_rank_end_with_it(line: list[str]) -> None:
     mark = processes.mark()
     starts = ["{} &", "setsid {} &", "nohup {} >/dev/null 2>&1 &", "(setsid sh -c '{} & exit' &)"]
@@ -48,6 +49,7 @@ def test_output_of_a_child_after_the_end_of_its_rank_is_read(line: list[str]) ->
     assert (done.returncode, done.stdout) == (0, "first\nsecond\n")
 
 
+@pytest.mark.own
 def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
     script = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up'); time.sleep(60)"
@@ -63,6 +65,7 @@ def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
     assert (job.returncode, out.count("saved")) == (143, 2)
 
 
+@pytest.mark.own
 def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(line: list[str]) -> None:
     mark = processes.mark()
     script = f"trap '' TERM INT; echo up; while :; do sleep {mark}; done"
@@ -177,6 +180,7 @@ def test_a_killed_ddlrun_leaves_the_ranks_their_grace(line: list[str], tmp_path:
     wait_for(lambda: (tmp_path / "saved").exists() and (tmp_path / "saved").read_text() == "saved\n" * 2)
 
 
+@pytest.mark.own
 def test_a_killed_ddlrun_leaves_no_process_that_ignores_sigterm(line: list[str]) -> None:
     """Rank 1 ends at once with a failure; that does not end the keeper of rank 0 before its grace is over."""
     mark = processes.mark()
@@ -206,6 +210,7 @@ def test_clean_spares_a_job_whose_mpirun_stays(line: list[str], tmp_path: Path) 
 
 
 @pytest.mark.extra  # it is continued after 2 s
+@pytest.mark.own
 def test_an_mpirun_that_stays_is_ended(line: list[str]) -> None:
     mark = processes.mark()
     argv = [*line, "-np", "2", "sh", "-c", "echo up; cat", mark]
@@ -221,14 +226,21 @@ def stop_mpirun(job: Started, mark: str) -> int:
     mpirun = mpirun_of(job.pid)
     os.kill(mpirun, signal.SIGSTOP)
     job.stdin.close()
-    keeper = re.compile(rf"[^\x00]+\x00-I\x00-S\x00[^\x00]*/rank/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
+    keeper = re.compile(rf"[^\x00]+\x00-I\x00-S\x00[^\x00]*/(?:rank|agent)/start\.py\x00.*\x00{mark}\x00", re.DOTALL)
     wait_for(
-        lambda: not any(keeper.match(command_line(path.name)) for path in Path("/proc").glob("[0-9]*")),
+        lambda: (
+            not any(
+                keeper.match(command_line(path.name))
+                for path in Path("/proc").glob("[0-9]*")
+                if path.name != str(mpirun)
+            )
+        ),
         lambda: processes.listed(mark),
     )
     return mpirun
 
 
+@pytest.mark.own
 def test_signals_are_as_without_ddlrun(line: list[str]) -> None:
     # The tests themselves may be started by nohup, or in the background of a script.
     program = ["env", "--default-signal", "bash", "-c"]

@@ -11,9 +11,10 @@ import pytest
 
 from ddlrun.rank import protocol
 from tests.cluster.two_hosts import TwoHosts
-from tests.conftest import launch_line
+from tests.conftest import OWN, launch_line, manager_options
 from tests.support.waiting import PATIENCE, wait_until
 
+pytestmark = pytest.mark.own
 SCRIPT = """
 import os, sys, time
 from mpi4py import MPI
@@ -22,6 +23,12 @@ print(world.rank, os.uname().nodename, world.allreduce(world.rank + 1), flush=Tr
 if sys.argv[1] == "stay":
     time.sleep(3600)
 sys.exit(int(sys.argv[1]) if world.rank == 1 else 0)
+"""
+WITHOUT_MPI = """
+class World:
+    rank = int(os.environ["RANK"])
+    allreduce = lambda self, number: sum(range(1, int(os.environ["WORLD_SIZE"]) + 1))
+world = World()
 """
 PRINT_ENVIRONMENT = """
 import json, os
@@ -36,7 +43,9 @@ VARIABLE = f"{protocol.ADDRESSES}="
 
 def start(hosts: TwoHosts, mpirun: str, folder: Path, how: str) -> subprocess.Popen[str]:
     """Start a launch on h1, with one rank per host."""
-    (folder / "train.py").write_text(SCRIPT)
+    mpi, _, rest = SCRIPT.partition("world = MPI.COMM_WORLD\n")
+    own = mpi.replace("from mpi4py import MPI\n", "") + WITHOUT_MPI + rest
+    (folder / "train.py").write_text(own if mpirun == OWN else SCRIPT)
     line = launch_line(mpirun, folder, "--no-tag-output", "-H", "h1:1,h2:1", str(folder / "train.py"), how)
     return subprocess.Popen(
         ["env", "--default-signal=INT", *hosts.argv("h1", line)],
@@ -89,7 +98,7 @@ def test_ranks_on_two_hosts_find_the_variables_that_are_shown(hosts: TwoHosts, m
     variables = {"SEED": "a b;c\n'd'", "MY_TOKEN": "geheim", "SSH_TTY": "here", "NOT_THIS": "1", "EMPTY": ""}
     options = ["-H", "h1:1,h2:1", "--export", "SEED,EMPTY", "-x", "MY_TOKEN"]
     line = launch_line(mpirun, tmp_path, "--no-tag-output", *options, str(tmp_path / "train.py"))
-    show = [sys.executable, "-m", "ddlrun", "show", "env", "--json", "--mpirun", mpirun, *options]
+    show = [sys.executable, "-m", "ddlrun", "show", "env", "--json", *manager_options(mpirun), *options]
     launched, shown = (
         subprocess.run(
             hosts.argv("h1", ["env", *(f"{name}={value}" for name, value in variables.items()), *argv]),

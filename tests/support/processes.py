@@ -12,6 +12,7 @@ from typing import IO, Any
 import psutil
 
 DEADLINE_SECONDS = 300.0
+MANAGER = r"[^\0]*(mpi|orte|prte)run\0|[^\0]*\0-I\0-S\0[^\0]*/ddlrun/agent/start\.py\0"
 
 
 def wait_for(condition: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
@@ -50,9 +51,9 @@ def listed(word: str) -> str:
 
 
 def mpirun_of(ddlrun: int) -> int:
-    """Return the mpirun that a ddlrun has started."""
+    """Return the mpirun, or the root of ddlrun's own process manager, that a ddlrun has started."""
     children = Path(f"/proc/{ddlrun}/task/{ddlrun}/children").read_text().split()
-    (pid,) = [int(child) for child in children if re.match(r"[^\0]*(mpi|orte|prte)run\0", command_line(child))]
+    (pid,) = [int(child) for child in children if re.match(MANAGER, command_line(child))]
     return pid
 
 

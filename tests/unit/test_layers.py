@@ -31,13 +31,16 @@ ALLOWED = {
     "environment": {"errors", "machine", "mapping", "topology", "wording"},
     "network": {"allreduce_algorithms", "environment", "errors", "hosts", "topology", "units"},
     "rank": {"errors"},
+    "agent": {"errors", "rank"},
     "remote": {"errors", "hosts", "machine", "rank", "schedulers", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
         "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
         "rank", "remote", "schedulers", "topology", "units", "wording",
     },
-    "report": {"errors", "hosts", "machine", "mapping", "network", "plan", "topology", "units", "wording"},
+    "report": {
+        "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
+    },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
     "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
     "supervise": {"errors", "hosts", "plan", "process_managers", "rank", "remote", "runs", "schedulers", "wording"},
@@ -52,6 +55,9 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip
+
+# The import of the version.
+VERSION = {"ddlrun", "ddlrun.__version__"}
 
 # A module that keepers import for --encrypt alone.
 ENCRYPTION = PACKAGE / "rank/encryption.py"
@@ -132,7 +138,7 @@ def test_each_touch_of_the_world_stands_alone(path: Path) -> None:
     for what, where in ALONE.items():
         used = {name for name in imports(path) if name == what or name.startswith(f"{what}.")}
         assert not used or part(path) in where
-    assert "environ" not in names(path) or part(path) in {"cli", "rank", "ddl", "measure", "api"}
+    assert "environ" not in names(path) or part(path) in {"cli", "rank", "agent", "ddl", "measure", "api"}
     assert not {name for name in names(path) if name.startswith("exec")} or part(path) == "rank"
 
 
@@ -152,16 +158,17 @@ def test_each_framework_stands_in_a_module_of_its_own(framework: str) -> None:
 
 
 def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
-    own = ("ddlrun.rank", "ddlrun.errors")
-    for path in (*(PACKAGE / "rank").rglob("*.py"), PACKAGE / "errors.py"):
-        others = {name.split(".")[0] for name in imports(path) if not name.startswith(own)}
+    own = ("ddlrun.rank", "ddlrun.errors", "ddlrun.agent")
+    on_hosts = [path for folder in ("rank", "agent") for path in (PACKAGE / folder).rglob("*.py")]
+    for path in (*on_hosts, PACKAGE / "errors.py"):
+        others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
         optional = {"cryptography"} if path == ENCRYPTION else set()
         assert others <= {*sys.stdlib_module_names, "sitecustomize", *optional}
-    modules = [path for path in sorted((PACKAGE / "rank").glob("*.py")) if path != ENCRYPTION]
+    modules = [path for path in on_hosts if path.parent.name in ("rank", "agent") and path != ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     # signal itself imports enum.
-    assert {name for name in every_time if not name.startswith(own)} == {
-        "__future__", "_operator", "_socket", "enum", "os", "select", "signal", "sys", "time",
+    assert {name for name in every_time if not name.startswith((*own, "ddlrun"))} == {
+        "__future__", "_operator", "_socket", "binascii", "enum", "itertools", "os", "select", "signal", "sys", "time",
     }  # fmt: skip
 
 

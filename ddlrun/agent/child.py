@@ -1,0 +1,152 @@
+"""An agent on another host, as the agent that has started it sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ddlrun.agent import frames
+from ddlrun.agent.archive import BOOTSTRAP, build_archive
+from ddlrun.agent.frames import Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddlrun.agent.job import HostRanks, Job
+
+GREETING = b"@ddlrun-agent "
+"""The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
+WANTED = b"archive"
+"""The greeting of a host without ddlrun, which waits for the archive of the agent's modules."""
+
+
+class Child:
+    """An agent on another host, which leads a part of the job's hosts."""
+
+    def __init__(self, job: Job, hosts: Sequence[HostRanks], version: str) -> None:
+        """Start the agent on the first of the hosts; it starts those of the others.
+
+        Args:
+            job: The job.
+            hosts: The hosts.
+            version: The version of ddlrun, which the agent must have too.
+        """
+        self._job, self.hosts = job, list(hosts)
+        self._version = version.encode()
+        self.ready = False
+        """Whether the agent runs and has the job."""
+        self.done = False
+        """Whether all its ranks have ended."""
+        self.status: int | None = None
+        """The wait status of the program that leads to the host, once it has ended."""
+        self._given_up = False
+        self._start(ship=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the agent's host."""
+        return self.hosts[0].name
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is expected from it."""
+        return self.done or self.gone or (self._given_up and self.status is not None)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the program that leads to the host has ended, and all that it has passed on is read."""
+        return self.status is not None and not self.channel.open
+
+    @property
+    def _via(self) -> str:
+        """The name of the program that leads to the host."""
+        return os.path.basename(self._job.launcher[0])
+
+    def _start(self, *, ship: bool) -> None:
+        words = [self.name if word == "@host" else word for word in self._job.launcher]
+        self.pid, self.channel = _start_program(words)
+        self.channel.send_bytes(_script(self._job, ship=ship).encode(errors="surrogateescape"))
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """Read what has arrived; yield the complete messages."""
+        self.channel.receive()
+        if not self.ready:
+            self._greet()
+        if self.ready:
+            yield from self.channel.messages()
+
+    def _greet(self) -> None:
+        """Answer the agent's greeting: send the archive of its modules if it asks for that, or the job."""
+        greeting = self.channel.take_line(GREETING)
+        if greeting is None:
+            return
+        if greeting == WANTED:
+            archive = build_archive()
+            self.channel.send_bytes(b"%d\n" % len(archive) + archive)
+            self._greet()
+        elif greeting != self._version:
+            self._replace()
+        else:
+            self.ready = True
+            hosts = frames.pack_words(host.pack() for host in self.hosts)
+            self.channel.send(frames.JOB, frames.pack_words([self._job.pack(), hosts]))
+
+    def _replace(self) -> None:
+        """Start the agent again with our modules: another version of ddlrun is installed at the same path."""
+        self.channel.close()
+        self._start(ship=True)
+
+    def close(self) -> None:
+        """Close the connection: the agent ends its ranks, and itself."""
+        self.channel.finish_sending()
+
+    def leads_to(self, number: int) -> bool:
+        """Return True if a host, by its number, is in this part of the job."""
+        return any(host.number == number for host in self.hosts)
+
+    def describe_loss(self) -> str:
+        """Return the reason why the agent is gone."""
+        status = self.status or 0
+        end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+        return (
+            f"{'the connection to its agent ended' if self.ready else 'its agent did not start'} ({self._via}: {end})"
+        )
+
+    def give_up(self) -> None:
+        """Kill the program that leads to the host, and expect nothing more."""
+        self._given_up = True
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the program that leads to the host."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _start_program(words: list[str]) -> tuple[int, Channel]:
+    """Start a program with pipes as its standard input and output; return its process id and the pipes."""
+    stdin, stdout = os.pipe(), os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, stdin[0], 0), (os.POSIX_SPAWN_DUP2, stdout[1], 1)]
+    signals = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and an exec would not change that
+    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=signals)
+    for fd in (stdin[0], stdout[1]):
+        os.close(fd)
+    return pid, Channel(stdout[0], stdin[1])
+
+
+def _script(job: Job, *, ship: bool) -> str:
+    """Return the sh script that becomes the agent: that of the host's ddlrun, or one that waits for the archive."""
+    run = _quote(job.environ.get("DDLRUN_RUN", ""))
+    python, script = _quote(job.python), _quote(job.script)
+    installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
+    return (
+        f'python={python}; [ -x "$python" ] || python=python3\n'
+        f"DDLRUN_RUN={run}; export DDLRUN_RUN\n"
+        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n'
+    )
+
+
+def _quote(word: str) -> str:
+    """Return a word as sh reads it; shlex takes 5 ms to import."""
+    return "'" + word.replace("'", "'\\''") + "'"

@@ -1,0 +1,186 @@
+"""The PMI-1 server of a host: MPI libraries of its ranks use it to find those of all others.
+
+Each rank puts its address under a key, all ranks meet in a barrier, and then each gets the addresses that it needs. At
+a barrier a server sends the root one message with all that its ranks have put; the root sends all servers the values
+of all ranks.
+"""
+
+from __future__ import annotations
+
+import _socket  # socket itself takes 6 ms to import
+import os
+
+from ddlrun.agent.pmi_values import VERSION, KeyValues
+from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddlrun.agent.pmi_wire import Words
+
+CHUNK = 1 << 16
+MOST_NOTES = 100
+
+
+class Abort:
+    """A rank's call of MPI_Abort."""
+
+    def __init__(self, rank: int, code: int, message: str) -> None:
+        self.rank, self.code, self.message = rank, code, message
+
+
+class Client:
+    """A rank of this host: its connection."""
+
+    def __init__(self, rank: int, connected: _socket.socket) -> None:
+        self.rank, self.socket = rank, connected
+        self.socket.setblocking(False)
+        self.lines = Lines()
+        self.spawns = False
+        """Whether a request of several lines goes on, which only MPI_Comm_spawn sends."""
+
+    def reply(self, text: bytes) -> None:
+        """Send a line.
+
+        Raises:
+            WireError: The rank does not read its replies. An MPI library waits for each of them.
+            OSError: The rank has ended.
+        """
+        data = b"cmd=" + text + b"\n"
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            raise WireError("does not read the replies to its PMI requests")
+
+
+class PmiServer:
+    """The PMI-1 server of one host's ranks. No call of it blocks."""
+
+    def __init__(self, ranks: Sequence[int], size: int, name: str, mapping: str = "") -> None:
+        """Create a server.
+
+        Args:
+            ranks: The global ranks on this host, in the order of their local ranks.
+            size: The number of ranks of the job.
+            name: A name of at most 255 bytes. No other job, and no other attempt of this one, has it: MPICH names its
+                shared memory after it, and would use that of a job that was killed.
+            mapping: The value of `process_mapping`.
+        """
+        self._ranks, self._size = list(ranks), size
+        self._values = KeyValues(name, size, mapping)
+        self._clients: dict[int, Client] = {}
+        self._waiting: list[Client] = []
+        self._messages: list[bytes] = []
+        self._aborts: list[Abort] = []
+        self._notes: list[str] = []
+        self._noted: set[str] = set()
+
+    def open(self, rank: int) -> int:
+        """Return the descriptor that the program of a rank inherits; the caller closes its own copy."""
+        own, programs = _socket.socketpair()
+        self._clients[own.fileno()] = Client(rank, own)
+        os.set_inheritable(programs.fileno(), True)
+        return programs.detach()
+
+    def variables(self, rank: int, fd: int) -> dict[str, str]:
+        """Return the variables from which a rank's MPI library learns its place; `fd` is that of `open`."""
+        return {
+            "PMI_FD": str(fd),
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(self._size),
+            "MPI_LOCALRANKID": str(self._ranks.index(rank)),
+            "MPI_LOCALNRANKS": str(len(self._ranks)),
+        }
+
+    def close(self, fd: int) -> None:
+        """Close the connection of a rank."""
+        self._clients.pop(fd).socket.close()
+
+    def readable(self) -> list[int]:
+        """Return the descriptors to poll for input."""
+        return list(self._clients)
+
+    def on_readable(self, fd: int) -> bool:
+        """Answer what a rank has sent; return False if its connection is over, and `close` is due."""
+        client = self._clients[fd]
+        try:
+            data = client.socket.recv(CHUNK)
+            for line in client.lines.feed(data):
+                self._on_line(client, line)
+        except BlockingIOError:
+            return True
+        except WireError as error:
+            self._note(f"rank {client.rank} {error}: its connection is closed")
+            data = b""
+        except OSError:  # the rank has ended
+            data = b""
+        return data != b""
+
+    def take_messages(self) -> list[bytes]:
+        """Return the new messages for the root: one per barrier."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_aborts(self) -> list[Abort]:
+        """Return the new calls of MPI_Abort. The programs go on until they are ended."""
+        aborts, self._aborts = self._aborts, []
+        return aborts
+
+    def take_notes(self) -> list[str]:
+        """Return the new texts for the user."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def on_message(self, message: bytes) -> None:
+        """Take the root's message, which ends a barrier."""
+        self._values.add(message)
+        waiting, self._waiting = self._waiting, []
+        for client in waiting:
+            try:
+                client.reply(b"barrier_out rc=0")
+            except (OSError, WireError):  # the rank has ended, which the next read finds
+                continue
+
+    def _on_line(self, client: Client, line: bytes) -> None:
+        if client.spawns or line.startswith(b"mcmd="):
+            self._on_spawn(client, line)
+            return
+        words = parse_words(line)
+        command = words.get(b"cmd")
+        if command == b"barrier_in":
+            self._on_barrier(client)
+        elif command == b"abort":
+            message = words.get(b"message", b"").decode(errors="replace")
+            self._aborts.append(Abort(client.rank, parse_exit_code(words), message))
+        else:
+            if command == b"init":
+                self._check_version(client, words)
+            client.reply(self._values.reply(client.rank, words))
+
+    def _on_barrier(self, client: Client) -> None:
+        if client in self._waiting:
+            raise WireError("entered a barrier twice")
+        self._waiting.append(client)
+        if len(self._waiting) == len(self._ranks):
+            self._messages.append(self._values.take_put())
+
+    def _on_spawn(self, client: Client, line: bytes) -> None:
+        client.spawns = line != b"endcmd"
+        if not client.spawns:
+            self._note(f"rank {client.rank}: ddlrun's process manager does not offer MPI_Comm_spawn")
+            client.reply(b"spawn_result rc=-1 msg=not_supported")
+
+    def _check_version(self, client: Client, words: Words) -> None:
+        version = words.get(b"pmi_version", b"")
+        if version != VERSION:
+            text = version[:8].decode(errors="replace")
+            self._note(f"rank {client.rank}: its MPI library speaks PMI {text}, ddlrun's process manager PMI 1")
+
+    def _note(self, text: str) -> None:
+        """Add a text for the user, once, and not without end: it comes from a program."""
+        if text not in self._noted and len(self._noted) < MOST_NOTES:
+            self._noted.add(text)
+            self._notes.append(text)

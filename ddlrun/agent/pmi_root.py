@@ -1,0 +1,25 @@
+"""The meeting point of the PMI-1 servers of all hosts."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PmiRoot:
+    """A barrier of hosts that gives each the values of all."""
+
+    def __init__(self, hosts: Iterable[int]) -> None:
+        """Create a root for the hosts of these numbers."""
+        self._hosts = tuple(hosts)
+        self._arrived: dict[int, bytes] = {}
+
+    def on_message(self, host: int, message: bytes) -> list[tuple[int, bytes]]:
+        """Take a server's message; return those to send, each with the number of its host: none until all have met."""
+        self._arrived[host] = message
+        if len(self._arrived) < len(self._hosts):
+            return []
+        values = b"".join(self._arrived[number] for number in self._hosts)
+        self._arrived.clear()
+        return [(number, values) for number in self._hosts]

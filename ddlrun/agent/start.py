@@ -1,0 +1,11 @@
+"""The script of ddlrun's own process manager, and of its agents: it imports the modules beside it."""
+
+import os
+import sys
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, _ROOT)
+from ddlrun.agent.main import main
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,67 @@
+"""ddlrun's own process manager, which needs no MPI on any host: the command that starts a job."""
+
+import os
+import re
+import sys
+
+from ddlrun import __version__
+from ddlrun.errors import PreflightError
+from ddlrun.process_managers import MpirunJob, ProcessManager
+from ddlrun.process_managers.openmpi import Mpirun
+
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
+# The beginning of the line by which the process manager reports a lost host.
+LOST = "ddlrun: lost host "
+# The variables in which each process finds its rank, its local rank and the number of ranks.
+RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
+
+
+def _parse_version(text: str) -> str | None:
+    """Return the version from the output of `start.py --version`; None for another program."""
+    name, _, version = text.strip().partition(" ")
+    return version if name == "ddlrun" else None
+
+
+def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
+    """Return the argv that starts a job. Raises PreflightError where agents cannot be started on its hosts."""
+    others = [name for name in job.hosts.names if name not in job.local]
+    if others and not job.launcher:
+        raise PreflightError(
+            f"host {others[0]}: ddlrun's own process manager needs a launcher that passes standard input on, unlike "
+            "the agent in OMPI_MCA_plm_rsh_agent; take --process-manager openmpi, or --launcher ssh"
+        )
+    return (
+        sys.executable,
+        "-I",
+        "-S",
+        path,
+        f"--hostfile={job.hostfile}",
+        *(f"--local={name}" for name in job.hosts.names if name in job.local),
+        *(f"--via={word}" for word in job.launcher if others),
+        *([f"--export={','.join(job.exports)}"] if others else []),
+        "--",
+        *job.program,
+    )
+
+
+AGENTS = ProcessManager(title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES)
+
+
+def lost_agent(output: str) -> tuple[str, str] | None:
+    r"""Return the host whose agent was lost, and the reason, from what the process manager has printed; None: none.
+
+    >>> lost_agent("ddlrun: lost host h2: the connection to its agent ended (ssh: exit code 255)\n")
+    ('h2', 'the connection to its agent ended (ssh: exit code 255)')
+    """
+    match = re.search(rf"(?m)^{re.escape(LOST)}(\S+): (.+)$", output)
+    return (match[1], match[2]) if match else None
+
+
+def is_own(manager: Mpirun) -> bool:
+    """Return True for ddlrun's own process manager."""
+    return manager.manager == AGENTS
+
+
+def own_manager(reason: str) -> Mpirun:
+    """Return ddlrun's own process manager, and why it was chosen."""
+    return Mpirun(START, __version__, reason, AGENTS)

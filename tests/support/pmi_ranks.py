@@ -1,0 +1,90 @@
+"""Ranks of an MPI library with PMI-1 servers, one per simulated host, in one process: no agent, no connection."""
+
+import os
+import select
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ddlrun.agent.pmi import Abort, PmiServer
+from ddlrun.agent.pmi_mapping import process_mapping
+from ddlrun.agent.pmi_root import PmiRoot
+
+SECONDS = 300
+
+
+class PmiHosts:
+    """The servers of all hosts of a job, and the root."""
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        """Create the servers; `hosts` has the number of the host of each rank."""
+        self.hosts = hosts
+        name = f"ddlrun-{uuid.uuid4().hex}"
+        self.servers = {
+            number: PmiServer([rank for rank, at in enumerate(hosts) if at == number], len(hosts), name, mapping)
+            for mapping in [process_mapping(hosts)]
+            for number in sorted(set(hosts))
+        }
+        self._root = PmiRoot(self.servers)
+        self.aborts: list[Abort] = []
+        self.notes: list[str] = []
+
+    def open(self, rank: int) -> tuple[int, dict[str, str]]:
+        """Return a rank's descriptor and variables."""
+        server = self.servers[self.hosts[rank]]
+        fd = server.open(rank)
+        return fd, server.variables(rank, fd)
+
+    def serve(self, seconds: float) -> bool:
+        """Answer what ranks have sent; return False if all have ended, or if nothing comes within the time."""
+        readers = {fd: server for server in self.servers.values() for fd in server.readable()}
+        poll = select.poll()
+        for fd in readers:
+            poll.register(fd, select.POLLIN)
+        ready = poll.poll(seconds * 1000) if readers else []
+        for fd, _ in ready:
+            if not readers[fd].on_readable(fd):
+                readers[fd].close(fd)
+        self._pass_on()
+        return bool(ready)
+
+    def _pass_on(self) -> None:
+        for number, server in self.servers.items():
+            self.aborts += server.take_aborts()
+            self.notes += server.take_notes()
+            for message in server.take_messages():
+                for host, reply in self._root.on_message(number, message):
+                    self.servers[host].on_message(reply)
+
+
+class Ended(NamedTuple):
+    """The end of a job."""
+
+    codes: list[int]
+    output: str
+    aborts: list[Abort]
+    notes: list[str]
+
+
+def run_ranks(program: Sequence[str], hosts: Sequence[int], environ: Mapping[str, str], folder: Path) -> Ended:
+    """Run a program as the ranks of a job, to its end or to the first abort."""
+    job = PmiHosts(hosts)
+    processes = []
+    with (folder / "output").open("w+b") as output:
+        for rank in range(len(hosts)):
+            fd, variables = job.open(rank)
+            started = subprocess.Popen(
+                program, env={**os.environ, **environ, **variables}, pass_fds=[fd], stdout=output, stderr=output
+            )
+            processes.append(started)
+            os.close(fd)
+        while not job.aborts and job.serve(SECONDS):
+            pass
+        for process in processes:
+            if job.aborts:
+                process.kill()
+        codes = [process.wait(SECONDS) for process in processes]
+    text = (folder / "output").read_text(errors="replace")
+    return Ended(codes, text, job.aborts, job.notes)

@@ -1,0 +1,209 @@
+"""ddlrun's own process manager: its command line, its messages, and jobs that it runs on this machine by itself."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.agent.archive import build_archive
+from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
+from ddlrun.agent.job import HostRanks, Job, divide
+from ddlrun.errors import InputError, PreflightError
+from ddlrun.hosts import parse_hosts
+from ddlrun.process_managers import MpirunJob
+from ddlrun.process_managers.agents import START, is_own, own_manager
+from ddlrun.process_managers.choice import ManagerRequest, PendingManager
+
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+PYTHON = (sys.executable, "train.py")
+
+
+@given(st.lists(st.binary(max_size=300)))
+def test_words_survive(words: list[bytes]) -> None:
+    assert unpack_words(pack_words(words)) == words
+
+
+@given(st.lists(WORDS, max_size=4), st.dictionaries(WORDS, WORDS, max_size=4), WORDS)
+def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) -> None:
+    job = Job(
+        program=words, launcher=words, folder=folder, size=7, fan_out=2, python="p", script="s", environ=environ
+    )  # fmt: skip
+    assert vars(Job.parse(job.pack())) == vars(job)
+
+
+@given(st.integers(0, 200), st.integers(1, 64))
+def test_hosts_are_divided_evenly_and_in_order(count: int, fan_out: int) -> None:
+    hosts = [HostRanks(number, f"h{number}", [number]) for number in range(count)]
+    parts = divide(hosts, fan_out)
+    assert [host for part in parts for host in part] == hosts
+    assert len(parts) == min(count, fan_out)
+    assert max(map(len, parts), default=0) - min(map(len, parts), default=0) <= 1
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"J", b"P"]), st.binary(max_size=100)), max_size=5), st.integers(1, 30))
+def test_messages_arrive_in_any_pieces_after_a_login_shell_has_printed(
+    messages: list[tuple[bytes, bytes]], size: int
+) -> None:
+    data = b"Welcome!\nno newline@agent 1.0\n" + b"".join(pack(*message) for message in messages)
+    reading, writing = os.pipe()
+    channel = Channel(reading, os.open(os.devnull, os.O_WRONLY))
+    received, greeting = [], None
+    for at in range(0, len(data), size):
+        os.write(writing, data[at : at + size])
+        channel.receive()
+        greeting = greeting or channel.take_line(b"@agent ")
+        received += list(channel.messages()) if greeting else []
+    os.close(writing)
+    channel.receive()
+    assert (greeting, received, channel.open) == (b"1.0", messages, False)
+    channel.close()
+
+
+def command(hosts: str, local: set[str], launcher: tuple[str, ...]) -> tuple[str, ...]:
+    job = MpirunJob(
+        ranks=2, hosts=parse_hosts(hosts), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=("A", "B"),
+        extra=(), program=("python", "-I", "-S", "start.py", "x"), local=frozenset(local), launcher=launcher,
+    )  # fmt: skip
+    return own_manager("").command(job)
+
+
+def test_the_command_names_the_way_to_other_hosts_alone() -> None:
+    shell = ("ssh", "@host", "exec", "sh", "-s")
+    begin = (sys.executable, "-I", "-S", START, "--hostfile=hf", "--local=a")
+    end = ("--", "python", "-I", "-S", "start.py", "x")
+    assert command("a", {"a"}, shell) == (*begin, *end)
+    assert command("a,b", {"a"}, shell) == (*begin, *(f"--via={word}" for word in shell), "--export=A,B", *end)
+    with pytest.raises(PreflightError, match="host b: ddlrun's own process manager needs"):
+        command("a,b", {"a"}, ())
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (ManagerRequest(program=PYTHON), "no mpirun is installed"),
+        (ManagerRequest("ddlrun", program=PYTHON), "--process-manager ddlrun"),
+    ],
+)
+def test_without_an_mpirun_ddlrun_starts_the_ranks_itself(
+    request_: ManagerRequest, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))  # nothing is beside it
+    manager = PendingManager(request_, {"PATH": str(tmp_path)}).result()
+    assert (is_own(manager), manager.reason) == (True, reason)
+
+
+@pytest.fixture
+def mpirun(tmp_path: Path) -> Path:
+    """Return a stand-in of an mpirun that prints the version of Open MPI 5."""
+    path = tmp_path / "mpirun"
+    path.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("packages", "major"), [("", None), ("mpi4py", 5)])
+def test_the_packages_of_the_programs_python_decide(
+    packages: str, major: int | None, mpirun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = mpirun.with_name("python3")
+    python.write_text(f"#!/bin/sh\necho {packages}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    request = ManagerRequest(program=(str(python), "train.py"))
+    assert PendingManager(request, {"PATH": f"{mpirun.parent}:/bin"}).result().major == major
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ManagerRequest(program=("./a.out",)),
+        ManagerRequest(program=PYTHON, openmpi_options=("--mpi-args",)),
+        ManagerRequest("openmpi", program=PYTHON),
+        ManagerRequest(program=PYTHON, foreign_launcher=True),
+    ],
+)
+def test_an_mpirun_is_used_where_the_job_may_need_it(
+    request_: ManagerRequest, mpirun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert PendingManager(request_, {"PATH": f"{mpirun.parent}:/bin"}).result().major == 5
+
+
+def test_options_of_open_mpi_do_not_go_with_ddlruns_own_process_manager() -> None:
+    with pytest.raises(InputError, match="--mpi-args is for Open MPI"):
+        PendingManager(ManagerRequest("ddlrun", openmpi_options=("--mpi-args",)), {})
+    with pytest.raises(InputError, match="--mpirun is for Open MPI"):
+        PendingManager(ManagerRequest("ddlrun", mpirun="mpirun"), {})
+
+
+def by_hand(folder: Path, script: str, *, via: Path | None = None, python: str = sys.executable) -> list[str]:
+    """Return the command line of a job by hand: two ranks here, or one here and one on the stand-in of a host."""
+    hosts = "here\n" if via is None else "here\nthere\n"
+    (folder / "hosts").write_text(hosts)
+    environ = {
+        "DDLRUN_TOPOLOGY": "2x1" if via is None else "1x2",
+        "DDLRUN_RANK_ORDER": "host",
+        "DDLRUN_RANK_VARIABLES": "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE",
+    }
+    names = ",".join([*environ, "DDLRUN_GRACE"])
+    launcher = [] if via is None else [f"--via={via}", "--via=@host", f"--export={names}"]
+    return [
+        "env", "DDLRUN_GRACE=60", *(f"{name}={value}" for name, value in environ.items()),
+        python, "-I", "-S", START, f"--hostfile={folder}/hosts", "--local=here", *launcher,
+        "--", python, "-I", "-S", "start.py", "sh", "-c", script,
+    ]  # fmt: skip
+
+
+def shell(folder: Path, hidden: str = "") -> Path:
+    """Return the stand-in of a program that leads to a host; `hidden` is a path that does not exist there."""
+    path = folder / "shell"
+    replace = f" | sed -u 's#{hidden}#/nowhere#g'" if hidden else ""
+    path.write_text(f"#!/bin/sh\necho Welcome to $1\ncat{replace} | env -i PATH=$PATH sh -s\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_ranks_know_their_numbers_and_the_first_failure_is_the_exit_code(tmp_path: Path) -> None:
+    script = "echo $DDLRUN_RANK $DDLRUN_LOCAL_RANK $DDLRUN_SIZE; exit $((DDLRUN_RANK * 3))"
+    done = subprocess.run(by_hand(tmp_path, script), capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (3, ["0 0 2", "1 1 2"])
+
+
+def test_a_rank_behind_a_shell_gets_the_environment_and_the_folder(tmp_path: Path) -> None:
+    script = "echo $DDLRUN_RANK $DDLRUN_SIZE $PWD >&2; exit $((DDLRUN_RANK * 3))"
+    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 2 {tmp_path}", f"1 2 {tmp_path}"])
+
+
+def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
+    script = "exec >&2; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        assert [job.stderr.readline() for _ in range(2)] == ["up\n"] * 2
+        job.send_signal(signal.SIGTERM)
+        job.stderr.read()
+    assert job.returncode == 128 + signal.SIGTERM
+
+
+def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "shell"
+    path.write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
+    path.chmod(0o755)
+    line = by_hand(tmp_path, "sleep 300", via=path)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 3
+    assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
+
+
+def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:
+    names = zipfile.ZipFile(io.BytesIO(build_archive())).namelist()
+    assert {"ddlrun/__init__.py", "ddlrun/errors.py", "ddlrun/agent/node.py", "ddlrun/rank/keeper.py"} <= set(names)
