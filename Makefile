@@ -10,7 +10,7 @@ PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
 .PHONY: demo dev test test-all test-clients release frameworks coverage check fuzz bench faults goldens reference docs clean apt \
-	schedulers horovod announce prepared
+	schedulers horovod mpis announce prepared
 
 demo: $(VENV)/demo
 	$(VENV)/bin/ddlrun launch $(AS_ROOT) --accelerators core docs/examples/digits.py
@@ -40,12 +40,12 @@ fuzz: $(VENV)/test-all
 
 # Install what all tests need, in parallel where possible.
 prepared: announce
-	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod $(VENV)/frameworks/done \
+	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod mpis $(VENV)/frameworks/done \
 		$(VENV)/clients/done
 
 announce:
 	@echo "make test-all installs into the system, with $(if $(SUDO),sudo )apt-get: $(MISSING)"
-	@echo "make test-all installs into $(VENV): PyTorch, Horovod, TensorFlow, JAX, Slurm and Grid Engine (not started)"
+	@echo "make test-all installs into $(VENV): PyTorch, Horovod, TensorFlow, JAX, MPICH, Intel MPI, Slurm and Grid Engine (not started)"
 
 # Regenerate the table of docs/how-to/frameworks.md from runs of the examples.
 frameworks: prepared
@@ -162,6 +162,14 @@ $(UNPACKED)/done: | apt $(VENV)/bin/python
 	for name in slurmctld slurmd slurmstepd; do ln -s $$name-wlm $(UNPACKED)/usr/sbin/$$name || exit 1; done
 	rm -r $(UNPACKED)/archives
 	touch $@
+
+# MPICH (13 MB to download, 31 MB) and Intel MPI (129 MB, 300 MB), whose libraries mpi4py loads by MPI4PY_LIBMPI.
+MPIS = mpich==5.0.2 impi-rt==2021.18.1
+mpis: $(addprefix $(VENV)/,$(addsuffix /done,$(foreach mpi,$(MPIS),$(firstword $(subst ==, ,$(mpi))))))
+$(VENV)/mpich/done $(VENV)/impi-rt/done: $(VENV)/%/done: | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(VENV)/$*
+	$(VENV)/bin/python -m pip --python $(VENV)/$*/bin/python install --quiet --disable-pip-version-check $(filter $*==%,$(MPIS))
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build/site dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

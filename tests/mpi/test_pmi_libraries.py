@@ -1,0 +1,104 @@
+"""MPICH and Intel MPI without their mpiexec: ddlrun's agents serve PMI-1."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.two_hosts import TwoHosts
+from tests.support import needs
+from tests.support.pmi_ranks import run_ranks
+from tests.support.waiting import PATIENCE, wait_until
+
+pytestmark = [pytest.mark.extra, pytest.mark.busy]
+ROOT = Path(__file__).parents[2]
+RANKS = str(Path(__file__).with_name("pmi_ranks.py"))
+# The packages of PyPI.
+LIBRARIES = ("mpich", "impi-rt")
+
+
+@pytest.fixture(params=LIBRARIES)
+def environ(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Provide the variables with which mpi4py loads an MPI library."""
+    library = Path(sys.prefix) / request.param / "lib/libmpi.so.12"
+    if not library.exists():
+        needs.skip(f"no {request.param}", "make mpis")
+    return {"MPI4PY_LIBMPI": str(library), "PYTHONPATH": str(ROOT)}
+
+
+def launch(environ: dict[str, str], folder: Path, *words: str, enter: Sequence[str] = ()) -> tuple[int, list[str], str]:
+    """Run a launch; return its exit code, its lines of output, and its errors."""
+    patient = ("--heartbeat", "300", "--start-timeout", "300", "--run-dir", f"{folder}/run")
+    line = [
+        sys.executable,
+        "-m",
+        "ddlrun",
+        "launch",
+        "--process-manager",
+        "ddlrun",
+        "--no-tag-output",
+        *patient,
+        *words,
+    ]
+    variables = [f"{name}={value}" for name, value in environ.items()]
+    done = subprocess.run(
+        [*enter, "env", *variables, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1, 0, 1], [0, 0, 0, 1]], ids=["one", "ddl", "unequal"])
+def test_ranks_find_each_other_and_their_hosts(environ: dict[str, str], tmp_path: Path, hosts: list[int]) -> None:
+    ended = run_ranks([sys.executable, RANKS], hosts, environ, tmp_path)
+    assert (ended.codes, ended.aborts, ended.notes) == ([0] * len(hosts), [], []), ended.output
+    lines = [line.split() for line in sorted(ended.output.splitlines())]
+    total = sum(range(len(hosts) + 1))
+    assert [(line[0], line[2], line[3]) for line in lines] == [
+        (str(rank), str(total), str(hosts.count(host))) for rank, host in enumerate(hosts)
+    ]
+    assert len({line[4] for line in lines}) == 1
+    assert {line[5] for line in lines} == {"1"}
+
+
+def test_an_abort_ends_the_job_with_its_code(environ: dict[str, str], tmp_path: Path) -> None:
+    code, _, errors = launch(environ, tmp_path, "-np", "2", RANKS, "abort")
+    assert code == 7, errors
+    assert "failed: rank 1 on" in errors
+    assert "because: it called MPI_Abort with code 7" in errors
+
+
+def test_spawn_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    if "impi-rt" in environ["MPI4PY_LIBMPI"]:
+        pytest.skip("Intel MPI crashes in MPI_Comm_spawn before it asks its process manager")
+    code, output, errors = launch(environ, tmp_path, "-np", "1", RANKS, "spawn")
+    assert (code, output) == (0, ["refused"]), errors
+    assert "rank 0: ddlrun's process manager does not offer MPI_Comm_spawn" in errors
+
+
+def test_ranks_on_two_hosts(environ: dict[str, str], hosts: TwoHosts, tmp_path: Path) -> None:
+    before = hosts.processes()
+    sums = {}
+    for order in ("host", "ddl"):
+        words = ("-H", "h1:2,h2:2", "--rank-order", order, "--run-dir", f"{tmp_path}/{order}", "-x", "MPI4PY_LIBMPI")
+        code, output, errors = launch(environ, tmp_path, *words, RANKS, enter=hosts.argv("h1", []))
+        assert code == 0, errors
+        places = ["h1", "h1", "h2", "h2"] if order == "host" else ["h1", "h2", "h1", "h2"]
+        assert [line.split()[:4] for line in output] == [
+            [str(rank), name, "10", "2"] for rank, name in enumerate(places)
+        ]
+        sums[order] = {line.split()[4] for line in output}
+    assert [len(found) for found in sums.values()] == [1, 1]
+    wait_until(lambda: hosts.processes() <= before, lambda: hosts.processes() - before)
+
+
+def test_ddl_sums_to_the_same_bits_as_under_open_mpi(environ: dict[str, str], tmp_path: Path) -> None:
+    _, own, errors = launch(environ, tmp_path, "-np", "2", RANKS)
+    openmpi = [sys.executable, "-m", "ddlrun", "launch", "--process-manager", "openmpi", "--no-tag-output"]
+    done = subprocess.run(
+        [*openmpi, "--run-dir", f"{tmp_path}/openmpi", "-np", "2", RANKS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert own == sorted(done.stdout.splitlines()), errors
