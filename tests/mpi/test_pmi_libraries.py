@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[2]
 RANKS = str(Path(__file__).with_name("pmi_ranks.py"))
 # The packages of PyPI.
 LIBRARIES = ("mpich", "impi-rt")
+LAUNCH = (sys.executable, "-m", "ddlrun", "launch", "--process-manager")
+# The hosts of ranks 0 to 3.
+PLACES = {"host": ("h1", "h1", "h2", "h2"), "ddl": ("h1", "h2", "h1", "h2")}
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -32,17 +35,7 @@ def environ(request: pytest.FixtureRequest) -> dict[str, str]:
 def launch(environ: dict[str, str], folder: Path, *words: str, enter: Sequence[str] = ()) -> tuple[int, list[str], str]:
     """Run a launch; return its exit code, its lines of output, and its errors."""
     patient = ("--heartbeat", "300", "--start-timeout", "300", "--run-dir", f"{folder}/run")
-    line = [
-        sys.executable,
-        "-m",
-        "ddlrun",
-        "launch",
-        "--process-manager",
-        "ddlrun",
-        "--no-tag-output",
-        *patient,
-        *words,
-    ]
+    line = [*LAUNCH, "ddlrun", "--no-tag-output", *patient, *words]
     variables = [f"{name}={value}" for name, value in environ.items()]
     done = subprocess.run(
         [*enter, "env", *variables, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -81,24 +74,21 @@ def test_spawn_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
 def test_ranks_on_two_hosts(environ: dict[str, str], hosts: TwoHosts, tmp_path: Path) -> None:
     before = hosts.processes()
     sums = {}
-    for order in ("host", "ddl"):
+    for order, places in PLACES.items():
         words = ("-H", "h1:2,h2:2", "--rank-order", order, "--run-dir", f"{tmp_path}/{order}", "-x", "MPI4PY_LIBMPI")
         code, output, errors = launch(environ, tmp_path, *words, RANKS, enter=hosts.argv("h1", []))
         assert code == 0, errors
-        places = ["h1", "h1", "h2", "h2"] if order == "host" else ["h1", "h2", "h1", "h2"]
-        assert [line.split()[:4] for line in output] == [
-            [str(rank), name, "10", "2"] for rank, name in enumerate(places)
-        ]
+        found = [line.split()[:4] for line in output]
+        assert found == [[str(rank), name, "10", "2"] for rank, name in enumerate(places)]
         sums[order] = {line.split()[4] for line in output}
-    assert [len(found) for found in sums.values()] == [1, 1]
+    assert [len(different) for different in sums.values()] == [1, 1]
     wait_until(lambda: hosts.processes() <= before, lambda: hosts.processes() - before)
 
 
 def test_ddl_sums_to_the_same_bits_as_under_open_mpi(environ: dict[str, str], tmp_path: Path) -> None:
     _, own, errors = launch(environ, tmp_path, "-np", "2", RANKS)
-    openmpi = [sys.executable, "-m", "ddlrun", "launch", "--process-manager", "openmpi", "--no-tag-output"]
     done = subprocess.run(
-        [*openmpi, "--run-dir", f"{tmp_path}/openmpi", "-np", "2", RANKS],
+        [*LAUNCH, "openmpi", "--no-tag-output", "--run-dir", f"{tmp_path}/openmpi", "-np", "2", RANKS],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert own == sorted(done.stdout.splitlines()), errors
