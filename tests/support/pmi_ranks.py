@@ -50,6 +50,12 @@ class PmiHosts:
         self._pass_on()
         return bool(ready)
 
+    def close(self) -> None:
+        """Close the connections of all ranks."""
+        for server in self.servers.values():
+            for fd in server.readable():
+                server.close(fd)
+
     def _pass_on(self) -> None:
         for number, server in self.servers.items():
             self.aborts += server.take_aborts()
@@ -86,5 +92,6 @@ def run_ranks(program: Sequence[str], hosts: Sequence[int], environ: Mapping[str
             if job.aborts:
                 process.kill()
         codes = [process.wait(SECONDS) for process in processes]
+        job.close()
     text = (folder / "output").read_text(errors="replace")
     return Ended(codes, text, job.aborts, job.notes)
