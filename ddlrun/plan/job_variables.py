@@ -27,6 +27,8 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     variables |= BIND_THREADS[settings.placement.bind_threads]
     variables["DDLRUN_RUN_DIR"] = settings.run.run_dir.path
     variables["DDLRUN_RESTART"] = str(_restarts(job))
+    mpirun = job.survey.installation.mpirun
+    variables["DDLRUN_STARTED_BY"] = f"{mpirun.manager.title} {mpirun.version} ({mpirun.path})"  # for rank/hook
     if job.major == 5:  # its own TERM leads to a KILL after 1 s; 4.1 would sleep that long in any case
         seconds = min(int(settings.supervision.grace + 5), 1 << 30)
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)

@@ -11,7 +11,10 @@ from ddlrun.rank.framework_environment import framework_values
 # Encodings that the keeper of a rank decodes, and variables for mpirun alone.
 INTERNAL = frozenset(
     f"DDLRUN_{name}"
-    for name in "OWN WORKERS PORTS SEATS SPARES NARROW IFNAMES PATH RANK_VARIABLES STRICT_BINDING STDIN".split()
+    for name in (
+        *("OWN", "WORKERS", "PORTS", "SEATS", "SPARES", "NARROW", "IFNAMES", "PATH"),
+        *("RANK_VARIABLES", "STARTED_BY", "STRICT_BINDING", "STDIN"),
+    )
 )
 FOR_MPIRUN = ("PRTE_MCA_", "SLURM_", "OMPI_MCA_plm_", "OMPI_MCA_ras")
 

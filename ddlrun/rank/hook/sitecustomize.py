@@ -11,6 +11,8 @@ threads are idle.
 
 The hook starts nothing after the atexit functions: once Python finalizes, no other thread runs any more, and a
 start that waits for its thread blocks indefinitely.
+
+The hook also has the number of processes checked, once a library is imported that knows it (ddlrun_world_size.py).
 """
 
 # ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
@@ -20,7 +22,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, TracebackType
+    from types import CodeType, ModuleType, TracebackType
 
 GRACE_SECONDS = 60.0
 # torch's name for the threads in which gloo runs collective calls.
@@ -28,6 +30,16 @@ GLOO_THREAD = "pt_gloo_runloop"
 GLOO_SECONDS = 60.0
 # These end with MPI_Abort, which mpi4py calls at the end of the finalization.
 ABORTING_MODULES = ("mpi4py.run", "mpi4py.__main__", "mpi4py.futures.__main__")
+# The modules that ddlrun_world_size.py watches.
+WORLD_MODULES = frozenset(
+    (
+        "mpi4py.MPI",
+        "torch.distributed.distributed_c10d",
+        "horovod.common.basics",
+        "jax._src.distributed",
+        "tensorflow.python.distribute.collective_all_reduce_strategy",
+    )
+)
 
 _failed: "list[int]" = []  # the exit code; quoted, so that old versions of Python can import this module
 _finalizing = False
@@ -207,6 +219,34 @@ def _watch_exits() -> None:
             setattr(builtins, name, _exit)
 
 
+class _WorldFinder:
+    """The first finder of modules; it finds none itself, and has those in WORLD_MODULES watched."""
+
+    folder = ""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+        """Return what the next finder that knows the module returns; None for any other module."""
+        if name not in WORLD_MODULES:
+            return None
+        others = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not cls)
+        specs = (find(name, path, target) for find in others if find is not None)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if hasattr(getattr(spec, "loader", None), "exec_module"):
+            _import_world_size(cls.folder).watch(name, spec.loader, _leave)
+        return spec
+
+
+def _import_world_size(folder: str) -> "ModuleType":
+    """Import the module of this folder, which the script does not have on its path."""
+    sys.path.insert(0, folder)
+    try:
+        import ddlrun_world_size
+    finally:
+        sys.path.remove(folder)
+    return ddlrun_world_size
+
+
 def _install() -> None:
     global _main_thread  # noqa: PLW0603 - a module of its own in each process
     import _thread
@@ -223,6 +263,8 @@ def _install() -> None:
     if not paths:
         del os.environ["PYTHONPATH"]
     sys.path[:] = [path for path in sys.path if path != folder]
+    _WorldFinder.folder = folder
+    sys.meta_path.insert(0, _WorldFinder)
     atexit.register(_at_end)  # the first to be registered is the last to run
     sys.excepthook = _hook
     _watch_exits()
