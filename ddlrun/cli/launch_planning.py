@@ -162,7 +162,7 @@ def read_machine_source(settings: Settings) -> dict[str, Machine]:
 
 def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:
     """Return the software that starts the job; Horovod is imported only where a setting depends on its build."""
-    library = find_mpi_library(mpirun.path)
+    library = find_mpi_library(mpirun.path) if mpirun.major is not None else None
     environ = {**os.environ, **settings.environment.variables}
     horovod = {}
     if active_hierarchical(settings.environment.horovod):

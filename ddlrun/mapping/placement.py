@@ -43,6 +43,20 @@ class Placement(NamedTuple):
             for rank, binding in zip(self.topology.ranks_of(index, self.order), self.bindings[index], strict=True):
                 yield PlacedRank(rank, host, (binding.local_rank, *coords), binding)
 
+    def rank_hosts(self) -> tuple[str, ...]:
+        """Return the name of each rank's host."""
+        return tuple(placed.host.name for placed in sorted(self.by_host(), key=lambda placed: placed.rank))
+
+    def common_cpus(self) -> tuple[tuple[int, ...], ...]:
+        """Return the OS indexes of each local rank's PUs; empty where hosts differ, or were not measured."""
+        per_host = {
+            tuple(tuple(pu.os_index for core in binding.cores for pu in core.pus) for binding in bindings)
+            for _, machine, bindings in self.groups()
+            if machine.measured
+        }
+        measured = all(machine.measured for machine in self.machines)
+        return per_host.pop() if measured and len(per_host) == 1 else ()
+
     @property
     def shares_cores(self) -> bool:
         """Whether two ranks may run on the same core."""

@@ -138,4 +138,7 @@ def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
         spawns=settings.mpi.spawn_slots > 0,
         local=settings.hosts.local,
         launcher=launcher.shell,
+        rank_hosts=job.placement.rank_hosts(),
+        cpus=job.placement.common_cpus(),
+        step=launcher.words if launcher.launcher == "srun" else (),
     )

@@ -41,6 +41,12 @@ class MpirunJob(NamedTuple):
     launcher: tuple[str, ...] = ()
     """The command line of a shell on another host, which reads its script from standard input; the word @host stands
     for the host. Empty: there is none."""
+    rank_hosts: tuple[str, ...] = ()
+    """The host of each rank."""
+    cpus: tuple[tuple[int, ...], ...] = ()
+    """The CPUs of each local rank; empty where they are not known, or where hosts differ."""
+    step: tuple[str, ...] = ()
+    """The first arguments of srun in a Slurm job over whose hosts ddlrun starts steps; empty elsewhere."""
 
 
 class ProcessManager(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddlrun.environment.framework_builds import PROGRAM, FrameworkBuild, parse_build
 from ddlrun.errors import PreflightError
 from ddlrun.plugins import load_plugins
-from ddlrun.process_managers import GROUP, ProcessManager
+from ddlrun.process_managers import GROUP, ProcessManager, slurm
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun, find_version, parse_version
 from ddlrun.remote.processes import FinishedProcess, start_command
 
@@ -33,9 +33,9 @@ class Installation(NamedTuple):
 class PendingMpirun:
     """An mpirun that was asked for its version, so that other work can go on until the reply is needed."""
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, environ: Mapping[str, str]) -> None:
         """Start `mpirun --version`."""
-        self._path, self._reason = path, reason
+        self._path, self._reason, self._environ = path, reason, environ
         self._finish: Callable[[], FinishedProcess] = start_command([path, "--version"])
         self._mpirun: Mpirun | None = None
 
@@ -46,7 +46,13 @@ class PendingMpirun:
     def result(self) -> Mpirun:
         """Wait for the version. Raises PreflightError where mpirun fails or is of an unknown kind."""
         if self._mpirun is None:
-            self._mpirun = _parse_reply(self._finish(), self._path, self._reason)
+            reply = self._finish()
+            version = slurm.parse_version(reply.out) if reply.code == 0 else None
+            if version is not None:
+                srun = slurm.start_query(self._path, self._environ)()
+                self._mpirun = Mpirun(self._path, version, self._reason, srun)
+            else:
+                self._mpirun = _parse_reply(reply, self._path, self._reason)
         return self._mpirun
 
 
@@ -78,7 +84,7 @@ def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> Pending
     mpirun = find_mpirun(named, environ)
     if mpirun is None:
         raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
-    return PendingMpirun(mpirun.path, mpirun.reason)
+    return PendingMpirun(mpirun.path, mpirun.reason, environ)
 
 
 def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:

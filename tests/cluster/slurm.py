@@ -6,7 +6,7 @@
 
 `run` and `argv` set SLURM_CONF, so sbatch, salloc, squeue and scontrol work on each host; ssh does not pass
 it on. Nodes claim 2 sockets of 10 cores and 2 GPUs, which nothing checks: all hosts share the machine's few
-cores, and task/none binds no process.
+cores, and task/none binds no process. With `binds`, nodes have the machine's cores, and Slurm binds processes to them.
 """
 
 import itertools
@@ -25,6 +25,7 @@ CONTROLLER, NODE, MUNGE = "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/
 GPUS = 2
 
 # KillWait: seconds from TERM to KILL. config_overrides: allow more cores and memory than the machine has.
+# TmpFS: all hosts share /tmp, where the plugin for PMIx makes a folder that it wants for itself.
 # MinJobAge keeps its default of 300 s, during which a finished job can be queried.
 CONF = """ClusterName=ddl
 SlurmctldHost=h1
@@ -36,7 +37,8 @@ SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdSpoolDir={folder}/spool.%n
 StateSaveLocation={folder}/state
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{task}
+TmpFS={folder}/%n/tmp
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -51,7 +53,7 @@ AccountingStorageType=accounting_storage/none
 JobRequeue=1
 SlurmdTimeout=30
 KillWait=5
-NodeName=h[1-{count}] Sockets=2 CoresPerSocket=10 ThreadsPerCore=1 RealMemory=1000000 Gres=gpu:{gpus} State=UNKNOWN
+NodeName=h[1-{count}] {cores} ThreadsPerCore=1 RealMemory=1000000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 
@@ -64,10 +66,20 @@ def why_not() -> str:
 class SlurmCluster(SchedulerCluster):
     """A cluster whose hosts are Slurm's nodes, idle when `with` begins; racks are rack0, rack1, ... under spine."""
 
-    def __init__(self, hosts_per_rack: int, racks: int, *, around: Sequence[str] = (), link: str | None = None) -> None:
+    def __init__(
+        self,
+        hosts_per_rack: int,
+        racks: int,
+        *,
+        around: Sequence[str] = (),
+        link: str | None = None,
+        binds: bool = False,
+    ) -> None:
         """Prepare the cluster; the command `around` starts each slurmd, and `link` is the rate of uplinks and NICs."""
         super().__init__(hosts_per_rack, racks, uplink=link, nic=link)
         self._around = around
+        self._task = "affinity" if binds else "none"
+        self._cores = f"Sockets=1 CoresPerSocket={os.cpu_count()}" if binds else "Sockets=2 CoresPerSocket=10"
 
     def argv(self, host: str, command: Sequence[str], *, cwd: Path | None = None) -> list[str]:
         """Return the command line that runs `command` on `host` with SLURM_CONF set."""
@@ -146,7 +158,8 @@ class SlurmCluster(SchedulerCluster):
     def _write_slurm(self) -> None:
         for name in ("state", "munge"):
             (self.folder / name).mkdir(mode=0o700)
-        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder, count=len(self.hosts), gpus=GPUS))
+        values = {"folder": self.folder, "count": len(self.hosts), "gpus": GPUS}
+        (self.folder / "slurm.conf").write_text(CONF.format(**values, task=self._task, cores=self._cores))
         for number in range(GPUS):
             os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # one device per GPU
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")

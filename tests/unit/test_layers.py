@@ -163,7 +163,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     for path in (*on_hosts, PACKAGE / "errors.py"):
         others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
         optional = {"cryptography"} if path == ENCRYPTION else set()
-        assert others <= {*sys.stdlib_module_names, "sitecustomize", *optional}
+        assert others <= {*sys.stdlib_module_names, "sitecustomize", "ddlrun_world_size", *optional}
     modules = [path for path in on_hosts if path.parent.name in ("rank", "agent") and path != ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     # signal itself imports enum.

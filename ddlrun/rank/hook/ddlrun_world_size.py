@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXIT_CODE = 5  # of a failed check, as in ddlrun.errors
 # Where a process manager says how many processes it has started, and the number of one of them.
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
+RANKS = ("DDLRUN_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 LIBRARIES = ("libmpi.so", "libmpi_cray", "libmpi_abi", "libmpich")
 # The libraries that no Open MPI has: MPICH's, Intel's and Cray's.
 MPICH_LIBRARIES = ("libmpi.so.12", "libmpi_cray", "libmpich")
@@ -78,8 +78,9 @@ def _watch_mpi4py(mpi: "Any", leave: "Callable[[int], None]") -> None:
 def _check_library(user: str, leave: "Callable[[int], None]") -> None:
     """Check the MPI library before it is initialized: MPICH, for one, would end this process with other words."""
     libraries, starter = _mapped_libraries(), os.environ.get("DDLRUN_STARTED_BY", "")
-    by_other = any(name in os.environ for name in ("PMI_RANK", "PMI_FD"))  # the rank has started it by mpiexec
-    if not libraries or not starter.startswith("Open MPI") or by_other or not _is_short(1):
+    by_pmi = any(name in os.environ for name in ("PMI_RANK", "PMI_FD"))  # the rank may have started it by mpiexec
+    by_pmix = starter.startswith("Open MPI") or _srun_type().startswith("pmix")
+    if not libraries or by_pmi or not by_pmix or not _is_short(1):
         return
     rank = f"rank {_rank()}: {user} uses"
     if all(os.path.basename(path).startswith(MPICH_LIBRARIES) for path in libraries):
@@ -207,7 +208,15 @@ def _sees(title: str, size: int) -> str:
 
 
 def _starter() -> str:
-    return f"but {os.environ.get('DDLRUN_STARTED_BY', 'another MPI')} started it"
+    mpi_type = _srun_type()
+    how = f" with --mpi={mpi_type}" if mpi_type else ""
+    return f"but {os.environ.get('DDLRUN_STARTED_BY', 'another MPI')} started it{how}"
+
+
+def _srun_type() -> str:
+    """Return how Slurm connects the ranks; empty if it did not start this one."""
+    by_srun = os.environ.get("DDLRUN_STARTED_BY", "").startswith("srun ")
+    return os.environ.get("SLURM_MPI_TYPE", "none") if by_srun else ""
 
 
 def _maps(part: str) -> "list[str]":
@@ -249,6 +258,9 @@ def first_words(version: str) -> str:
 def _remedy(libraries: "list[str]") -> str:
     """Return the remedy, from the libraries that mpi4py has loaded and the variables that choose one."""
     library = libraries[0] if libraries else ""
+    if _srun_type():
+        mpich = os.path.basename(library).startswith(MPICH_LIBRARIES)
+        return f"use --mpi-args --mpi={'pmi2' if mpich else 'pmix'}"
     prefix = os.path.dirname(os.path.dirname(library))
     paths = [f"{folder}/bin/mpirun" for folder in (prefix, os.path.dirname(prefix)) if "libmpi.so.40" in library]
     own = next((f", or --mpirun {path}" for path in paths if os.path.exists(path)), "")

@@ -1,0 +1,95 @@
+"""Jobs whose ranks are started by srun itself, in a real Slurm: no mpirun, no daemon."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm import SlurmCluster, why_not
+from tests.conftest import launch_line
+from tests.support.slurm_jobs import Launch, leftovers, run, wait_for_output
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+# Each rank prints its number, its host, its CPUs and the number of ranks that MPI sees.
+RANK_REPORT = """
+import os, sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(world.rank, os.uname().nodename, *sorted(os.sched_getaffinity(0)), world.allreduce(1), flush=True)
+sys.exit(7 if "fail" in sys.argv and world.rank == 2 else 0)
+"""
+ENDLESS = """
+import os, signal, time
+rank = os.environ["SLURM_PROCID"]
+signal.signal(signal.SIGUSR1, lambda *_: print("warned", rank, flush=True))
+print("up", rank, flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def srun(tmp_path: Path) -> Launch:
+    """Return a function from Python code and the name of a run folder to the line that launches it by srun."""
+
+    def line(text: str, folder: str, *options: str, arguments: str = "") -> str:
+        script = tmp_path / f"{folder}-script.py"
+        script.write_text(text)
+        argv = launch_line("srun", tmp_path, "--no-tag-output", "--quiet", *options, str(script))
+        return " ".join(argv).replace(f"{tmp_path}/run", f"{tmp_path}/{folder}", 1) + f" {arguments}"
+
+    return line
+
+
+def planned_reports(folder: Path) -> list[str]:
+    """Return what each rank prints if its host and its CPUs are those of the plan."""
+    plan = json.loads((folder / "plan.json").read_text())
+    size = len(plan["ranks"])
+    cpus = [word.split("@")[1] for word in plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")]
+    return [f"{rank['rank']} {rank['host']} {cpus[rank['local_rank']]} {size}" for rank in plan["ranks"]]
+
+
+def test_ranks_are_where_the_plan_has_them(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:
+    """Open MPI by PMIx in both rank orders; a rank that fails; and Open MPI where Slurm speaks PMI-2 alone."""
+    lines = [
+        srun(RANK_REPORT, "host"),
+        srun(RANK_REPORT, "ddl", "--rank-order", "ddl"),
+        srun(RANK_REPORT, "failed", arguments="fail") + "; echo code $?",
+        srun(RANK_REPORT, "alone", "--mpi-args", "--mpi=pmi2") + "; echo code $?",
+    ]
+    output = run(slurm, tmp_path, "\n".join([*lines, "true"]), "-N2", "--ntasks-per-node=2")[1]
+    for name in ("host", "ddl"):
+        reports = planned_reports(tmp_path / name)
+        assert sorted(reports) == sorted(set(reports))
+        assert set(reports) <= set(output), output
+        binding = json.loads((tmp_path / name / "binding.json").read_text())
+        assert (binding["reported"], binding["different"]) == (4, [])
+    assert [line for line in output if line.startswith("code")] == ["code 7", "code 5"]
+    assert json.loads((tmp_path / "failed" / "outcome.json").read_text())["root"]["rank"] == 2
+    alone = [line for line in output if "MPI sees 1 process, the job has 4: mpi4py uses Open MPI" in line]
+    assert alone[0].endswith(" started it with --mpi=pmi2; use --mpi-args --mpi=pmix"), output
+
+
+def test_a_job_that_slurm_warns_and_cancels(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:
+    job = slurm.submit(srun(ENDLESS, "run"), f"--output={tmp_path}/out", "-N2", "--ntasks-per-node=2", cwd=tmp_path)
+    wait_for_output(tmp_path, "up", 4)
+    slurm.run("h1", ["scancel", "--signal=USR1", job], check=True)
+    wait_for_output(tmp_path, "warned", 4)
+    slurm.run("h1", ["scancel", job], check=True)
+    wait_for_output(tmp_path, "exit code")
+    slurm.wait_for(job)
+    warned = [line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("warned")]
+    assert sorted(warned) == [f"warned {rank}" for rank in range(4)]
+    outcome = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    assert (outcome["exit_code"], outcome["reason"]) == (143, f"Slurm job {job} was cancelled")
+    wait_until(lambda: not leftovers(slurm, tmp_path), lambda: leftovers(slurm, tmp_path))
+
+
+def test_slurm_binds_each_rank(srun: Launch, tmp_path: Path) -> None:
+    with SlurmCluster(hosts_per_rack=1, racks=2, binds=True) as slurm:
+        options = ("-N2", "--ntasks-per-node=2", "--exclusive")
+        state, output = run(slurm, tmp_path, srun(RANK_REPORT, "run", "--overload"), *options)
+    assert state == "COMPLETED", output
+    assert set(planned_reports(tmp_path / "run")) <= set(output), output
+    assert " --cpu-bind=mask_cpu:0x" in (tmp_path / "run" / "command").read_text()
