@@ -14,6 +14,9 @@ from ddlrun.network.addresses import Address, parse_addresses
 START, END = "@facts begin", "@facts end"
 # Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
 KEEPERS = ("/ddlrun/rank/start.py", "/ddlrun/agent/start.py")
+# The MPI libraries for which mpi4py may be built: Open MPI's, MPICH's and Intel's, Cray's.
+OPEN_MPI_LIBRARY = "libmpi.so.40"
+MPI_LIBRARIES = (OPEN_MPI_LIBRARY, "libmpi.so.12", "libmpi_cray.so.12")
 # The number of a host's namespaces in its facts. That of mounts is not one of them: a login may have its own.
 NAMESPACES = 4
 
@@ -97,6 +100,8 @@ class HostFacts(NamedTuple):
     kernel: KernelInstance | None = None
     encryption: bool = False
     """Whether its Python can import cryptography from the folder that was requested."""
+    mpi_libraries: tuple[str, ...] = ()
+    """The MPI libraries for which mpi4py is built; its wheel is built for several."""
 
 
 def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
@@ -135,6 +140,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         ports=parse_ports(first.get("ports", "")),
         kernel=_kernel(first.get("kernel", "").split()),
         encryption="encryption" in records,
+        mpi_libraries=tuple(first.get("libraries", "").split()),
     )
 
 

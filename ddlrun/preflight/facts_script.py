@@ -5,7 +5,7 @@ import shlex
 from ddlrun.environment.rendezvous_ports import SCRIPT as PORTS
 from ddlrun.machine.sysfs_script import SCRIPT as MACHINE
 from ddlrun.network.addresses import SCRIPT as NETWORK
-from ddlrun.preflight.facts import END, START, FactsRequest
+from ddlrun.preflight.facts import END, MPI_LIBRARIES, START, FactsRequest
 
 PACKAGES = ("mpi4py", "torch", "horovod")
 
@@ -18,6 +18,7 @@ def facts_script(request: FactsRequest, daemon: str) -> str:
     values = {
         "mpirun": request.mpirun, "python": request.python, "folder": request.folder, "daemon": daemon,
         "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
+        "libraries": " ".join(MPI_LIBRARIES),
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
@@ -47,13 +48,17 @@ if [ -x "$python" ]; then
 import importlib.metadata as m, site, sys
 sys.path.append(site.getusersitepackages())
 print("@python", sys.version.split()[0])
+libraries = sys.argv.pop(1)
 for name in sys.argv[1:]:
     try:
         package = m.distribution(name)
         print("@package", name, package.version, package.locate_file(""))
+        if name == "mpi4py":
+            parts = [part.read_bytes() for part in package.locate_file(name).glob("MPI*.so")]
+            print("@libraries", *(word for word in libraries.split() if any(word.encode() in part for part in parts)))
     except m.PackageNotFoundError:
         pass
-' $packages </dev/null 2>/dev/null
+' "$libraries" $packages </dev/null 2>/dev/null
   [ -z "$encryption" ] || "$python" -I -S -c '
 import sys
 sys.path.append(sys.argv[1])

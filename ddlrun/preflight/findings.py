@@ -81,6 +81,11 @@ class FindingCode(Enum):
         "{mpirun} is {version}, here it is {expected}", "install the same version, or name one that all have: --mpirun"
     )
 
+    OTHER_MPI4PY = _warning(
+        "mpi4py of {python} is built for {library}, and mpirun is Open MPI's: each rank would be alone",
+        "{python} -m pip install --force-reinstall 'mpi4py>=4.1', which loads the MPI that started it",
+    )
+
     NO_PYTHON = _failure(
         "{python} does not exist or cannot be run", "install it there, or put it on a file system that all hosts share"
     )

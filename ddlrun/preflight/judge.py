@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ddlrun.hosts import fold
-from ddlrun.preflight.facts import FactsRequest, FileDigest, HostFacts, LeftoverProcess
+from ddlrun.preflight.facts import OPEN_MPI_LIBRARY, FactsRequest, FileDigest, HostFacts, LeftoverProcess
 from ddlrun.preflight.findings import FindingCode, PreflightFinding
 from ddlrun.preflight.identity import CHECK as IDENTITY
 from ddlrun.preflight.identity import check_identity
@@ -20,6 +20,7 @@ LEAST_FILES = 1024
 LEAST_MEMLOCK = 64 << 10
 MOST_CLOCK = 1.0
 MOST_SHOWN = 60
+OPEN_MPI_DAEMONS = ("orted", "prted")
 T = TypeVar("T", bound=Hashable)
 
 
@@ -75,6 +76,10 @@ def check_mpi(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         elif host_facts.mpirun != facts.here.mpirun:
             versions = {"version": repr(host_facts.mpirun), "expected": repr(facts.here.mpirun)}
             yield PreflightFinding(host, "mpi", FindingCode.OTHER_MPIRUN, {**values, **versions})
+        libraries = host_facts.mpi_libraries
+        if facts.daemon in OPEN_MPI_DAEMONS and libraries and OPEN_MPI_LIBRARY not in libraries:
+            names = {"python": facts.request.python, "library": " or ".join(libraries)}
+            yield PreflightFinding(host, "mpi", FindingCode.OTHER_MPI4PY, names)
 
 
 def check_python(facts: PreflightFacts) -> Iterator[PreflightFinding]:

@@ -164,6 +164,27 @@ def test_the_script_imports_cryptography_from_the_folder(tmp_path: Path, *, exis
     assert parse_facts(done.stdout, "h1").encryption == exists
 
 
+def test_an_mpi4py_that_is_not_built_for_open_mpi() -> None:
+    assert bad(mpi_libraries=()) == bad(mpi_libraries=("libmpi.so.40", "libmpi.so.12")) == []
+    (finding,) = bad(mpi_libraries=("libmpi.so.12",))
+    assert (finding.code, finding.level) == (FindingCode.OTHER_MPI4PY, Level.WARNING)
+    assert "is built for libmpi.so.12, and mpirun is Open MPI's: each rank would be alone" in finding.message
+
+
+def test_the_script_finds_the_libraries_of_mpi4py(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py-4.1.dist-info").mkdir()
+    (tmp_path / "mpi4py-4.1.dist-info" / "METADATA").write_text("Name: mpi4py\nVersion: 4.1\n")
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "MPI.cpython.so").write_bytes(b"\0libmpi.so.12\0libc.so.6\0")
+    python = tmp_path / "python"  # it starts before the isolated Python, whose path has the package
+    code = f"import sys; del sys.argv[1]; sys.path.insert(0, {str(tmp_path)!r}); exec(sys.argv.pop(1))"
+    python.write_text(f'#!/bin/sh\nshift 2; exec {sys.executable} -I -c "{code}" -c "$@"\n')
+    python.chmod(0o755)
+    script = facts_script(FactsRequest("mpirun", str(python), "/"), "orted")
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert parse_facts(done.stdout, "h1").mpi_libraries == ("libmpi.so.12",), done.stdout
+
+
 def test_versions_are_compared() -> None:
     assert [finding.message for finding in bad(packages={"mpi4py": "3.1.4 /x"})] == ["mpi4py 3.1.4, h[1,3] have 4.1.0"]
     findings = bad(packages={})

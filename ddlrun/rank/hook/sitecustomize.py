@@ -22,7 +22,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType, TracebackType
+    from typing import Any
 
 GRACE_SECONDS = 60.0
 # torch's name for the threads in which gloo runs collective calls.
@@ -225,19 +228,22 @@ class _WorldFinder:
     folder = ""
 
     @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+    def find_spec(
+        cls, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         """Return what the next finder that knows the module returns; None for any other module."""
         if name not in WORLD_MODULES:
             return None
-        others = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not cls)
+        own: object = cls
+        others = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not own)
         specs = (find(name, path, target) for find in others if find is not None)
         spec = next((spec for spec in specs if spec is not None), None)
-        if hasattr(getattr(spec, "loader", None), "exec_module"):
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             _import_world_size(cls.folder).watch(name, spec.loader, _leave)
         return spec
 
 
-def _import_world_size(folder: str) -> "ModuleType":
+def _import_world_size(folder: str) -> "Any":  # noqa: ANN401 - a module that mypy cannot import
     """Import the module of this folder, which the script does not have on its path."""
     sys.path.insert(0, folder)
     try:
