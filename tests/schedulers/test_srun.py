@@ -1,12 +1,14 @@
 """Jobs whose ranks are started by srun itself, in a real Slurm: no mpirun, no daemon."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.slurm import SlurmCluster, why_not
 from tests.conftest import launch_line
+from tests.support import needs
 from tests.support.slurm_jobs import Launch, leftovers, run, wait_for_output
 from tests.support.waiting import wait_until
 
@@ -69,6 +71,16 @@ def test_ranks_are_where_the_plan_has_them(slurm: SlurmCluster, srun: Launch, tm
     assert json.loads((tmp_path / "failed" / "outcome.json").read_text())["root"]["rank"] == 2
     alone = [line for line in output if "MPI sees 1 process, the job has 4: mpi4py uses Open MPI" in line]
     assert alone[0].endswith(" started it with --mpi=pmi2; use --mpi-args --mpi=pmix"), output
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "impi-rt"])
+def test_mpich_and_intel_mpi_by_pmi_2(slurm: SlurmCluster, srun: Launch, tmp_path: Path, mpi: str) -> None:
+    library = Path(sys.prefix, mpi, "lib", "libmpi.so.12")
+    if not library.exists():
+        needs.skip(f"no {mpi}", "make mpis")
+    line = f"MPI4PY_LIBMPI={library} {srun(RANK_REPORT, 'run')}"
+    state, output = run(slurm, tmp_path, line, "-N2", "--ntasks-per-node=2")
+    assert (state, sorted(output)) == ("COMPLETED", sorted(planned_reports(tmp_path / "run")))
 
 
 def test_a_job_that_slurm_warns_and_cancels(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:

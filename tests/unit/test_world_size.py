@@ -1,6 +1,7 @@
 """The check of a rank's world: real libraries in a process that is alone, and the hook that watches them."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -50,6 +51,26 @@ def test_a_rank_that_mpi_leaves_alone_does_not_train() -> None:
     line = done.stderr.splitlines()[-1]
     assert line.startswith("ddlrun: rank 3: MPI sees 1 process, the job has 4: mpi4py uses Open MPI ")
     assert f"/libmpi.so.40), but {STARTED_BY} started it; pip install" in line or "or --mpirun" in line
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("mpi", ["mpich", "impi-rt"])
+def test_a_library_of_another_mpi_is_not_initialized(mpi: str) -> None:
+    needs.package("mpi4py")
+    library = Path(sys.prefix, mpi, "lib", "libmpi.so.12")
+    if not library.exists():
+        needs.skip(f"no {mpi}", "make mpis")
+    script = "import mpi4py; mpi4py.rc.initialize = {}; from mpi4py import MPI; MPI.Is_initialized() or MPI.Init()"
+    for initialize in (True, False):
+        done = run_rank(script.format(initialize), MPI4PY_LIBMPI=str(library))
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: ")]
+        name = {"mpich": "MPICH", "impi-rt": r"Intel\(R\) MPI Library"}[mpi]
+        expected = (
+            rf"ddlrun: rank 3: mpi4py uses {name} \S+ \({library.resolve()}\), but {re.escape(STARTED_BY)} started it: "
+        )
+        assert re.match(expected, line), line
+        assert line.endswith("it would be alone, the job has 4 ranks; unset MPI4PY_LIBMPI")
+        assert done.returncode == 5
 
 
 @pytest.mark.parametrize(
