@@ -30,6 +30,7 @@ MPIRUNS = {
 # ddlrun's own process manager, in place of an mpirun and of a major version of Open MPI.
 OWN = "ddlrun"
 OWN_MAJOR = 0
+SRUN = "srun"
 
 # Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
 # after the other, so all of them run in one process. Other test files are distributed one by one.
@@ -155,8 +156,8 @@ def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
 
 
 def manager_options(mpirun: str) -> list[str]:
-    """Return the options that choose an mpirun, or ddlrun's own process manager."""
-    return ["--process-manager", OWN] if mpirun == OWN else ["--mpirun", mpirun]
+    """Return the options that choose an mpirun, ddlrun's own process manager, or Slurm's."""
+    return ["--process-manager", mpirun] if mpirun in (OWN, SRUN) else ["--mpirun", mpirun]
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,7 @@ mpirun_option = option(
 process_manager_option = option(
     "MPI", "--process-manager", type=Choice(MANAGERS), default=AUTO, show_default=True,
     help="Program that starts the ranks. auto: Open MPI's mpirun where it is installed and the program may use it, "
-    "otherwise ddlrun itself.",
+    "otherwise ddlrun itself. srun: Slurm's, inside a job of it.",
 )  # fmt: skip
 allow_root_option = option(
     "MPI", "--allow-run-as-root", is_flag=True, help="Allow root to start the job, as is usual in containers."

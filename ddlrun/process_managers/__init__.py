@@ -8,8 +8,8 @@ from ddlrun.hosts import HostList
 # The entry points of plug-ins; each is a ProcessManager.
 GROUP = "ddlrun.process_managers"
 # The values of --process-manager.
-AUTO, OPEN_MPI, OWN = "auto", "openmpi", "ddlrun"
-MANAGERS = (AUTO, OPEN_MPI, OWN)
+AUTO, OPEN_MPI, OWN, SRUN = "auto", "openmpi", "ddlrun", "srun"
+MANAGERS = (AUTO, OPEN_MPI, OWN, SRUN)
 OPEN_MPI_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.process_managers import AUTO, OPEN_MPI, OWN
+from ddlrun.process_managers import AUTO, OPEN_MPI, OWN, SRUN
 from ddlrun.process_managers.agents import own_manager
-from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query
+from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query, start_srun_query
 from ddlrun.process_managers.openmpi import Mpirun
 from ddlrun.remote.processes import FinishedProcess, start_command
 
@@ -42,6 +42,9 @@ class PendingManager:
         self._packages: Callable[[], tuple[str, ...]] | None = None
         self._chosen = _check_own(request) if request.manager == OWN else None
         if self._chosen is not None:
+            return
+        if request.manager == SRUN:
+            self._mpirun = start_srun_query(request.mpirun, environ)
             return
         if _wants_openmpi(request):
             self._mpirun = start_mpirun_query(request.mpirun, environ)

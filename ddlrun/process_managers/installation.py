@@ -87,6 +87,14 @@ def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> Pending
     return PendingMpirun(mpirun.path, mpirun.reason, environ)
 
 
+def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingMpirun:
+    """Find Slurm's srun and ask for its version. Raises PreflightError where there is none."""
+    srun = find_mpirun(named or "srun", environ)
+    if srun is None:
+        raise PreflightError(f"--process-manager srun: {named or 'srun'} is not there or cannot be run")
+    return PendingMpirun(srun.path, "--process-manager srun", environ)
+
+
 def _parse_reply(reply: FinishedProcess, path: str, reason: str) -> Mpirun:
     if reply.code != 0:
         lines = (reply.err or reply.out).strip().splitlines()

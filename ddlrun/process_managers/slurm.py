@@ -113,7 +113,7 @@ def _command(path: str, _version: str, job: MpirunJob, *, words: tuple[str, ...]
     """Return the argv of srun. Raises PreflightError outside a Slurm job, and for a list of hosts that is too long."""
     if not job.step:
         raise PreflightError(
-            "srun starts ranks on the hosts of one Slurm job alone, which ddlrun runs in; use another --mpirun"
+            "srun starts ranks on the hosts of one Slurm job alone, which ddlrun runs in; use another --process-manager"
         )
     nodelist = ",".join(job.rank_hosts)
     if len(nodelist) > MOST_CHARACTERS:

@@ -1,10 +1,13 @@
 """srun as the process manager: its features, and the command that starts a job."""
 
+from pathlib import Path
+
 import pytest
 
 from ddlrun.errors import PreflightError
 from ddlrun.hosts import parse_hosts
-from ddlrun.process_managers import MpirunJob
+from ddlrun.process_managers import SRUN, MpirunJob
+from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.process_managers.slurm import SrunFeatures, choose_mpi_type, manager
 
 JOB = MpirunJob(
@@ -72,3 +75,18 @@ def test_srun_starts_nothing_outside_of_a_job() -> None:
 def test_a_list_of_hosts_that_no_command_line_takes() -> None:
     with pytest.raises(PreflightError, match="use mpirun"):
         command(JOB._replace(ranks=20_000, rank_hosts=("host-1234",) * 20_000))
+
+
+def test_the_option_takes_the_srun_of_this_machine(tmp_path: Path) -> None:
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).write_text("#!/bin/sh\n[ $1 = --version ] && echo slurm 24.05.1 || printf '\\tpmi2\\n'\n")
+        (tmp_path / name).chmod(0o755)
+    chosen = PendingManager(ManagerRequest(SRUN), {"PATH": str(tmp_path)}).result()
+    assert (chosen.path, chosen.version, chosen.reason) == (f"{tmp_path}/srun", "24.05.1", "--process-manager srun")
+    argv = chosen.command(JOB)
+    assert "--mpi=pmi2" in argv
+
+
+def test_a_machine_without_srun(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="--process-manager srun: srun is not there"):
+        PendingManager(ManagerRequest(SRUN), {"PATH": str(tmp_path)})

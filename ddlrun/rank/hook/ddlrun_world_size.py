@@ -258,12 +258,15 @@ def first_words(version: str) -> str:
 def _remedy(libraries: "list[str]") -> str:
     """Return the remedy, from the libraries that mpi4py has loaded and the variables that choose one."""
     library = libraries[0] if libraries else ""
+    mpich = os.path.basename(library).startswith(MPICH_LIBRARIES)
     if _srun_type():
-        mpich = os.path.basename(library).startswith(MPICH_LIBRARIES)
         return f"use --mpi-args --mpi={'pmi2' if mpich else 'pmix'}"
+    if not mpich and os.environ.get("DDLRUN_STARTED_BY", "").startswith("ddlrun "):
+        return "use --process-manager openmpi"
     prefix = os.path.dirname(os.path.dirname(library))
     paths = [f"{folder}/bin/mpirun" for folder in (prefix, os.path.dirname(prefix)) if "libmpi.so.40" in library]
-    own = next((f", or --mpirun {path}" for path in paths if os.path.exists(path)), "")
+    other = ", or use --process-manager ddlrun" if mpich else ""
+    own = next((f", or --mpirun {path}" for path in paths if os.path.exists(path)), other)
     if "MPI4PY_MPIABI" in os.environ:
         return f"unset MPI4PY_MPIABI{own}"
     chosen = os.environ.get("MPI4PY_LIBMPI", "")
