@@ -42,7 +42,7 @@ def own_variables(plan: Plan, environ: Mapping[str, str], placed: PlacedRank) ->
     if planned is not None:
         own |= binding_values(variables, planned, host=host, rank=placed.rank, size=size)
         own |= _visible_gpus(planned)
-    own |= framework_values({**variables, **own}, placed.rank, local_rank, size)
+    own |= framework_values(variables, placed.rank, local_rank, size)
     return redact(dict(sorted(own.items())))
 
 

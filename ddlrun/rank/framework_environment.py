@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EADDRINUSE = 98
-# A variable that every rank of Open MPI's mpirun has.
-OPEN_MPI = "OMPI_COMM_WORLD_RANK"
 
 
 def set_framework_variables(rank: int, local_rank: int, size: int) -> list[str]:
@@ -45,8 +43,8 @@ def framework_values(environ: Mapping[str, str], rank: int, local_rank: int, siz
         "rank": rank, "size": size, "local_rank": local_rank, "local_size": sizes[host], "hosts": len(sizes),
         "host": host, "gpu": _own_gpu(environ, rank, local_rank, size),
         "workers": _render_tf_config(workers, rank, size, topology, order) if workers else None,
-        # JAX only checks that it is set. Without Open MPI's other variables it would fail.
-        "uri": environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0") if OPEN_MPI in environ else None,
+        # JAX only checks that it is set.
+        "uri": environ.get("OMPI_MCA_orte_hnp_uri", "0.0;tcp://0.0.0.0:0"),
     }  # fmt: skip
     if ["OMPI_MCA_orte_hnp_uri", "uri"] in requests:  # JAX then takes these from Open MPI, which may not be there
         requests += [["OMPI_COMM_WORLD_" + name.upper(), name] for name in ("rank", "size", "local_rank")]
