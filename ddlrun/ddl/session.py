@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from mpi4py.MPI import Intracomm
-
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.learner import Learner
@@ -39,7 +38,7 @@ class Session:
             free()
 
 
-def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: str | None = None) -> Session:
+def init(options: str | None = None, *, comm: Communicator | None = None, tuning: str | None = None) -> Session:
     """Join the other learners. All ranks call it together.
 
     Without an MPI launch there is a single learner, and MPI is not loaded. A second call first calls `free`, which
