@@ -18,6 +18,7 @@ import numpy as np
 from ddlrun.ddl.operation import Chunk, Operation, ScratchPool
 from ddlrun.ddl.partition import chunk_ranges
 from ddlrun.ddl.wire_compression import FORMATS, Converter
+from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +78,14 @@ class Engine:
 
     def test(self, operation: Operation) -> bool:
         """Handle the messages that are complete; return whether the operation is."""
-        while operation.left and (complete := self._transport.wait_some(0)):
+        while operation.left and (complete := self._wait_some(0)):
             self._settle(complete)
         return not operation.left
+
+    def progress(self) -> None:
+        """Advance all operations by the messages that are complete, without waiting."""
+        while complete := self._wait_some(0):
+            self._settle(complete)
 
     def drain(self) -> None:
         """Return when nothing is in progress."""
@@ -105,12 +111,21 @@ class Engine:
 
     def _next(self) -> list[Chunk]:
         """Wait until the messages of a chunk's step are complete; return these chunks."""
-        complete = self._transport.wait_some(PATIENCE)
+        complete = self._wait_some(PATIENCE)
         if not complete:
             self._report_wait()
-            while not (complete := self._transport.wait_some(PATIENCE)):
+            while not (complete := self._wait_some(PATIENCE)):
                 pass
         return complete
+
+    def _wait_some(self, seconds: float) -> list[Chunk]:
+        """Wait for messages; give up everything in progress if a rank is lost."""
+        try:
+            return self._transport.wait_some(seconds)
+        except LostRankError:
+            self._in_flight.clear()
+            self._waiting.clear()
+            raise
 
     def _report_wait(self) -> None:
         """Report the ranks whose messages are missing.

@@ -131,6 +131,14 @@ class Connection:
             if completion is not None:
                 completion.finish()
 
+    def flush_all(self, seconds: float) -> None:
+        """Send everything, but wait no longer than some seconds. Raises OSError if the connection is broken."""
+        if self.socket is not None and self._out and seconds > 0:
+            self.socket.settimeout(seconds)
+            while self._out:
+                self.flush()
+            self.socket.setblocking(False)
+
     def _queue(self, views: list[memoryview], completion: Completion | None) -> None:
         if completion is not None:
             completion.owner.open += 1

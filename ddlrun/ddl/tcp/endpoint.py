@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import socket
+import time
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+
+
+# Seconds for the last messages to others, which report a lost rank.
+LINGER = 2.0
 
 
 class Address(NamedTuple):
@@ -53,7 +58,7 @@ class Endpoint:
         self.wake = self._poller.wake
         self._connections: dict[int, Connection] = {}
         self._knocks: dict[int, socket.socket] = {}
-        self._failure: LostRankError | None = None
+        self._failure: LostRankError | RuntimeError | None = None
         listener.setblocking(False)
         self._poller.watch(listener, READ, self._accept)
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
@@ -61,7 +66,11 @@ class Endpoint:
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
         connection = self._connection(peer)
-        connection.post_receive(group, tag, completion)
+        try:
+            connection.post_receive(group, tag, completion)
+        except RuntimeError as error:
+            self._stop(error)
+            raise
         if connection.ended:
             self._check(connection)
 
@@ -85,7 +94,7 @@ class Endpoint:
         """
         moved = self._failure is not None or self._poller.poll(seconds)
         if self._failure is not None:
-            raise LostRankError(*self._failure.problems)
+            raise type(self._failure)(*self._failure.args)
         return moved
 
     def awaited(self) -> list[int]:
@@ -101,9 +110,12 @@ class Endpoint:
         """Close all connections. A second call does nothing."""
         if self.closed:
             return
+        until = time.monotonic() + LINGER
         for connection in self._connections.values():
-            with suppress(OSError, RuntimeError):  # unread bytes would let the kernel discard what is still to be sent
-                connection.read()
+            with suppress(OSError, RuntimeError):
+                if self._failure is not None:
+                    connection.flush_all(until - time.monotonic())
+                connection.read()  # unread bytes would let the kernel discard what is still to be sent
         self._poller.close()
 
     def close_files(self) -> None:
@@ -169,14 +181,20 @@ class Endpoint:
                 self._end(connection, None)
         except OSError as error:
             self._end(connection, error)
+        except RuntimeError as error:
+            self._stop(error)
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {connection.peer} reports")
 
     def _end(self, connection: Connection, error: OSError | None) -> None:
         """Close a connection that has ended. That is a failure if a message is awaited, now or later."""
         if connection.socket is not None:
+            with suppress(OSError, RuntimeError):
+                connection.read()  # its last message may report a lost rank
             self._poller.forget(connection.socket)
             connection.socket = None
+        if connection.lost is not None:
+            self._fail(connection.lost, f"as rank {connection.peer} reports")
         has_ended = error is None or isinstance(error, ConnectionError)
         connection.ended = "it has ended" if has_ended else str(error.strerror)
         self._check(connection)
@@ -186,10 +204,18 @@ class Endpoint:
             self._fail(connection.peer, connection.ended)
 
     def _fail(self, lost: int, reason: str) -> None:
-        """Raise an error from `poll` from now on, and report the lost rank to the others, some of which wait for it."""
-        if self._failure is not None:
-            return
-        self._failure = LostRankError(f"rank {self.rank} of {self.size}: rank {lost} is lost: {reason}")
+        """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
+        if self._failure is None:
+            self._failure = LostRankError(f"rank {self.rank} of {self.size}: rank {lost} is lost: {reason}")
+            self._report_lost(lost)
+
+    def _stop(self, error: RuntimeError) -> None:
+        """Raise this error from `poll` from now on; for the others this rank is lost."""
+        if self._failure is None:
+            self._failure = error
+            self._report_lost(self.rank)
+
+    def _report_lost(self, lost: int) -> None:
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.send_control(LOST, lost)
