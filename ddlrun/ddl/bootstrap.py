@@ -12,6 +12,7 @@ from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.launch_context import HostPosition, find_world, read_world_size
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
+from ddlrun.ddl.tcp.communicator import TcpCommunicator
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, e
 
 def _read_job_size(comm: Communicator, environ: Mapping[str, str]) -> str:
     """Return the number of ranks of the job that a communicator belongs to."""
-    return read_world_size(environ, str(comm.size)) if is_mpi(comm) else str(comm.endpoint.size)
+    return str(comm.endpoint.size) if isinstance(comm, TcpCommunicator) else read_world_size(environ, str(comm.size))
 
 
 def _find_host_position(world: Communicator, grid: Grid) -> HostPosition:

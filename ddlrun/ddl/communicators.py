@@ -28,7 +28,7 @@ def make_transport(comm: Communicator) -> Transport[Chunk]:
         return TcpTransport(comm.Dup())
     from ddlrun.ddl.mpi_transport import MpiTransport  # noqa: PLC0415 - loaded already, as there is a communicator
 
-    return MpiTransport(cast("Intracomm", comm.Dup()))
+    return MpiTransport(comm.Dup())
 
 
 def split_hosts(comm: Communicator) -> Communicator:

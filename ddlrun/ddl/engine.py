@@ -162,13 +162,13 @@ class Engine:
         while chunk.at < len(chunk.steps):
             step = chunk.steps[chunk.at]
             self._post(chunk, step)
-            metered = self.meter is not None and (step.sends or step.receives)
-            if metered:
-                self.meter.begin(step, chunk.operation.itemsize)
+            meter = self.meter if step.sends or step.receives else None
+            if meter is not None:
+                meter.begin(step, chunk.operation.itemsize)
             if chunk.open:
                 return
-            if metered:
-                self.meter.end(step)
+            if meter is not None:
+                meter.end(step)
             self._finish_step(chunk)
         if chunk.scratch is not None:
             self._scratch.give_back(chunk.scratch)

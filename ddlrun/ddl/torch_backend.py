@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import distributed
-from torch.distributed import ProcessGroup, ReduceOp
+from torch import distributed as torch_distributed
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, dimension_algorithm
 from ddlrun.ddl.engine import Engine
@@ -40,6 +39,10 @@ if TYPE_CHECKING:
     from ddlrun.ddl.tcp.endpoint import Endpoint
 
     Tensors = list[torch.Tensor]
+
+distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
+ReduceOp: Any = distributed.ReduceOp
+C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - there is no public way to create a work
 
 NAME = "ddl"
 NAMES = {
@@ -103,7 +106,7 @@ class _Work(NamedTuple):
     until: float
 
 
-class DdlProcessGroup(ProcessGroup):
+class DdlProcessGroup(distributed.ProcessGroup):  # type: ignore[misc]
     """A process group over an endpoint of its own. All members create it together.
 
     Works are started in the order of their calls, by the thread, which also completes them.
@@ -117,7 +120,7 @@ class DdlProcessGroup(ProcessGroup):
         transport: TcpTransport[Chunk] = TcpTransport(self._members.Dup())
         self._engine = Engine(transport, endpoint.rank)
         self._dimensions: list[Dimension] | None = None
-        self._commands: deque[Callable[[], _Work]] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
         self._works: list[_Work] = []
         self._failure: Exception | None = None
         self._ends = False
@@ -361,7 +364,7 @@ class DdlProcessGroup(ProcessGroup):
 
         self._commands.append(partial(self._try_start, command, future))
         self._endpoint.wake()
-        return torch._C._distributed_c10d._create_work_from_future(future)  # noqa: SLF001
+        return C10D._create_work_from_future(future)  # noqa: SLF001
 
     def _try_start(self, command: Callable[[], _Work], future: torch.futures.Future[Any]) -> None:
         if self._failure is not None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl.tcp.connection import LOST, Completion, Connection
-from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, accept_at, connect_as
+from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
 from ddlrun.errors import LostRankError
 
@@ -167,7 +167,7 @@ class Endpoint:
         self._poller.watch(file, READ | WRITE | EDGE, partial(self._move, connection))
         self._move(connection, READ | WRITE | ENDED)
 
-    def _not_connected(self, connection: Connection, error: OSError | None) -> None:
+    def _not_connected(self, connection: Connection, error: OSError | HandshakeError) -> None:
         """Handle the failure of a connection that this rank began, or the end of a knock."""
         if connection.socket is None:
             self._end(connection, error)
@@ -186,7 +186,7 @@ class Endpoint:
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {connection.peer} reports")
 
-    def _end(self, connection: Connection, error: OSError | None) -> None:
+    def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
         """Close a connection that has ended. That is a failure if a message is awaited, now or later."""
         if connection.socket is not None:
             with suppress(OSError, RuntimeError):
@@ -195,8 +195,7 @@ class Endpoint:
             connection.socket = None
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {connection.peer} reports")
-        has_ended = error is None or isinstance(error, ConnectionError)
-        connection.ended = "it has ended" if has_ended else str(error.strerror)
+        connection.ended = _explain(error)
         self._check(connection)
 
     def _check(self, connection: Connection) -> None:
@@ -219,6 +218,15 @@ class Endpoint:
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.send_control(LOST, lost)
+
+
+def _explain(error: OSError | HandshakeError | None) -> str:
+    """Return the reason for which a connection has ended."""
+    if isinstance(error, HandshakeError):
+        return "it does not know the secret of the job"
+    if error is None or isinstance(error, ConnectionError):
+        return "it has ended"
+    return error.strerror or str(error)
 
 
 def _set_options(file: socket.socket) -> None:

@@ -84,7 +84,7 @@ class Introduction:
         file: socket.socket,
         steps: Handshake,
         done: Callable[[socket.socket, Greeting], None],
-        failed: Callable[[OSError | None], None],
+        failed: Callable[[OSError | HandshakeError], None],
     ) -> None:
         self._poller, self._file, self._steps, self._done, self._failed = poller, file, steps, done, failed
         self._received, self._wanted = b"", 0
@@ -96,7 +96,7 @@ class Introduction:
             greeting = self._step()
         except (OSError, HandshakeError) as error:
             self._poller.forget(self._file)
-            self._failed(error if isinstance(error, OSError) else None)
+            self._failed(error)
             return
         if greeting is not None:
             self._done(self._file, greeting)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+from torch import distributed as torch_distributed
 
 from ddlrun.ddl.tcp.endpoint import Address, Endpoint
 from ddlrun.ddl.tcp.world import listen, name_host
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddlrun.ddl.tcp.address_exchange import Job
+
+
+distributed: Any = torch_distributed  # its stubs lack the stores
 
 
 def find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store, or None
