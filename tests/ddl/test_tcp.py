@@ -20,7 +20,8 @@ from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import Exchange, Job
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.tcp.endpoint import Address, Endpoint
-from ddlrun.ddl.tcp.world import listen, read_job
+from ddlrun.ddl.tcp.own_host import listen
+from ddlrun.ddl.tcp.world import read_job
 from ddlrun.errors import InputError, LostRankError
 from tests.ddl.test_mpi import started
 
@@ -78,7 +79,7 @@ def test_sums_have_the_same_bits_as_over_mpi(mpirun: str) -> None:
     arguments = [str(RANKS), "--bits", "--quick", "2x2x1"]
     over_tcp = started_alone(4, *arguments)[0].stdout
     over_mpi = started(mpirun, 4, *arguments).stdout
-    assert over_tcp.startswith("bits ")
+    assert "bits " in over_tcp
     assert over_tcp == over_mpi
 
 

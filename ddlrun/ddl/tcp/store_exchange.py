@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as torch_distributed
 
 from ddlrun.ddl.tcp.endpoint import Address, Endpoint
-from ddlrun.ddl.tcp.world import listen, name_host
+from ddlrun.ddl.tcp.own_host import find_own_address, listen, name_host
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store, or
         tcp_store = distributed.TCPStore(address, port, is_master=False)
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return distributed.PrefixStore(f"ddlrun.ddl/{attempt}", tcp_store)
-    if not distributed.is_initialized():
+    if not (distributed.is_available() and distributed.is_initialized()):
         return None
     return distributed.PrefixStore("ddlrun.ddl", distributed.distributed_c10d._get_default_store())  # noqa: SLF001
 
@@ -58,11 +57,3 @@ def join_by_store(job: Job, store: Any) -> Endpoint:  # noqa: ANN401 - a Store
 
     secret = job.secret or bytes.fromhex(read("secret", 0))
     return Endpoint(job.rank, job.size, listener, secret, address_of)
-
-
-def find_own_address(master: str) -> str:
-    """Return the address of this host in the network in which it reaches the host `master`."""
-    family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # which sends nothing
-        return str(probe.getsockname()[0])

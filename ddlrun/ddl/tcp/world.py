@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ipaddress
-import os
 import secrets
 import socket
 import sys
@@ -14,6 +13,7 @@ from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import Exchange, Job, connect_to_rank_0, exchange
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
 from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.own_host import listen, name_host
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Seconds that ranks wait for each other at the start.
 START_TIMEOUT = "300"
 WORLD_GROUP = 1
-BACKLOG = 4096
 
 # The world of this process, or nothing. It lasts until the process ends, as MPI's does.
 _worlds: list[TcpCommunicator] = []
@@ -65,18 +64,6 @@ def read_job(environ: Mapping[str, str]) -> Job:
         secret=environ.get("DDLRUN_DDL_SECRET", "").encode(),
         seconds=float(_read_number(environ, "DDLRUN_DDL_START_TIMEOUT", START_TIMEOUT)),
     )
-
-
-def name_host() -> str:
-    """Return a name of this host that all its processes have in common, and no other host has."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{os.uname().nodename} {file.read().strip()}"
-
-
-def listen(address: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens at an address of this host; port 0: any free one."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 def _join(job: Job, environ: Mapping[str, str]) -> Endpoint:
