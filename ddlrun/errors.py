@@ -76,3 +76,7 @@ class PreflightError(DdlrunError):
     """Something that the launch needs is missing or wrong."""
 
     exit_code = EXIT_PREFLIGHT
+
+
+class LostRankError(DdlrunError):
+    """A rank of the job has ended while others wait for it, or cannot be reached any more."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm
 from ddlrun.ddl import autotune
+from ddlrun.ddl.communicators import is_mpi, name_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mpi4py.MPI import Intracomm
-
     from ddlrun.allreduce_algorithms import Tuning
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.options import Options
 
@@ -28,7 +29,7 @@ class AlgorithmSelector(NamedTuple):
     options: Options
     tuning: Tuning
     learners: tuple[int, ...]
-    comm: Intracomm | None
+    comm: Communicator | None
     cache: autotune.AutotuneCache | None
 
     def select(self, message: MessageClass, make_measure: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
@@ -36,6 +37,8 @@ class AlgorithmSelector(NamedTuple):
 
         `make_measure()` returns a function that measures an algorithm, in seconds that are the same on all ranks.
         """
+        if self.comm is not None and not is_mpi(self.comm):
+            message = message._replace(blocking=False)  # the collectives of MPI serve callers that wait
         if self.cache is None or not message.whole or message.size <= autotune.SMALLEST:
             return self._default(message)
         size = autotune.size_class(message.size)
@@ -70,7 +73,7 @@ class AlgorithmSelector(NamedTuple):
 
 
 def make_selector(
-    grid: Grid, options: Options, tuning: Tuning, comm: Intracomm | None, environ: Mapping[str, str]
+    grid: Grid, options: Options, tuning: Tuning, comm: Communicator | None, environ: Mapping[str, str]
 ) -> AlgorithmSelector:
     """Return the selector of a grid. All ranks call it together; rank 0 reads the cache for all."""
     explores = comm is not None and options.mode == "p" and tuning.explore > 0
@@ -83,17 +86,15 @@ def make_selector(
     )
 
 
-def _load_cache(grid: Grid, comm: Intracomm, environ: Mapping[str, str]) -> autotune.AutotuneCache:
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-    names = comm.gather(MPI.Get_processor_name())
+def _load_cache(grid: Grid, comm: Communicator, environ: Mapping[str, str]) -> autotune.AutotuneCache:
+    names = comm.gather(os.uname().nodename)
     arguments = None
     if names is not None:
         key = {
             "hosts": list(dict.fromkeys(names)),
             "topology": str(grid.topology),
             "order": grid.order.value,
-            "mpi": MPI.Get_library_version().split(",")[0],
+            "mpi": name_library(comm),
         }
         path = autotune.cache_path(environ, key)
         arguments = path, key, autotune.read_file(path)

@@ -7,30 +7,36 @@ from typing import TYPE_CHECKING
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.ddl.algorithm_selection import make_selector
+from ddlrun.ddl.communicators import is_mpi, split_hosts
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.launch_context import HostPosition, find_world, read_world_size
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
+from ddlrun.ddl.tcp.communicator import TcpCommunicator
+from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mpi4py.MPI import Intracomm
-
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
+    from ddlrun.ddl.communicators import Communicator
 
 
 def start_learner(
-    options: str | None, comm: Intracomm | None, tuning: str | None, environ: Mapping[str, str]
+    options: str | None, comm: Communicator | None, tuning: str | None, environ: Mapping[str, str]
 ) -> Learner:
     """Return the learner of this process; see `ddl.init`. All ranks call it together."""
     world = comm if comm is not None else find_world(environ)
     if world is not None and world.size == 1:
         world = None
     size = 1 if world is None else world.size
-    part = comm is not None and read_world_size(environ, str(size)) != str(comm.size)
+    part = comm is not None and _read_job_size(comm, environ) != str(comm.size)
     settings = agree_on_settings(StartRequest(options, tuning, size, part), world, environ)
     context = settings.context
+    if context.options.mode == "m" and world is not None and not is_mpi(world):
+        raise InputError(
+            "-mode m: the collectives of MPI need a job of MPI, but this one runs over TCP; use mode r or p"
+        )
     grid = Grid(context.topology, context.order, world)
     host = HostPosition() if world is None else _find_host_position(world, grid)
     sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
@@ -50,19 +56,23 @@ def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, e
     return InstrumentedLearner(grid, selector, host, environ)
 
 
-def _find_host_position(world: Intracomm, grid: Grid) -> HostPosition:
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
+def _read_job_size(comm: Communicator, environ: Mapping[str, str]) -> str:
+    """Return the number of ranks of the job that a communicator belongs to."""
+    return str(comm.endpoint.size) if isinstance(comm, TcpCommunicator) else read_world_size(environ, str(comm.size))
 
-    local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
+
+def _find_host_position(world: Communicator, grid: Grid) -> HostPosition:
+    local = split_hosts(world)
     local_ranks = set(local.allgather(world.rank))
-    # One bit per dimension in which this learner has a peer on another host.
-    leaving = sum(1 << i for i, axis in enumerate(grid.axes) if not local_ranks.issuperset(grid.peers(axis)))
-    leaving_anywhere = world.allreduce(leaving, MPI.BOR)
+    # The dimensions in which this learner has a peer on another host.
+    leaving = "".join(axis for axis in grid.axes if not local_ranks.issuperset(grid.peers(axis)))
+    rows = world.allgather((local.rank, leaving))
+    leaving_anywhere = {axis for _, axes in rows for axis in axes}
     position = HostPosition(
         local.rank,
         local.size,
-        hosts=world.allreduce(int(local.rank == 0)),
-        leaving="".join(axis for i, axis in enumerate(grid.axes) if leaving_anywhere >> i & 1),
+        hosts=[local_rank for local_rank, _ in rows].count(0),
+        leaving="".join(axis for axis in grid.axes if axis in leaving_anywhere),
     )
     local.Free()
     return position

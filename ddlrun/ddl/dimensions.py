@@ -11,7 +11,7 @@ from ddlrun.topology import AXES, RankOrder, Topology
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mpi4py.MPI import Intracomm
+    from ddlrun.ddl.communicators import Communicator
 
 
 def coords_of(topology: Topology, order: RankOrder, rank: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Grid:
         InputError: The product of the dimensions is not the number of ranks.
     """
 
-    def __init__(self, topology: Topology, order: RankOrder, comm: Intracomm | None = None) -> None:
+    def __init__(self, topology: Topology, order: RankOrder, comm: Communicator | None = None) -> None:
         size = 1 if comm is None else comm.size
         if topology.size != size:
             raise InputError(f"grid {topology}: invalid dim size: {topology.size} learners, but {size} ranks")
@@ -65,7 +65,7 @@ class Grid:
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.coords = coords_of(topology, order, self.rank)
         self.base = comm
-        self._communicators: dict[str, Intracomm] = {}
+        self._communicators: dict[str, Communicator] = {}
         if comm is not None:
             for axis in self.axes:
                 self.communicator(axis)
@@ -99,7 +99,7 @@ class Grid:
         """
         return peers_of(self.topology, self.order, self.coords, self._number(axis))
 
-    def communicator(self, axes: str) -> Intracomm:
+    def communicator(self, axes: str) -> Communicator:
         """Return the communicator of the learners that differ from this one in `axes` only, such as "X" or "YZ".
 
         Its ranks are in host order, so ranks of a host are adjacent whatever the rank order of the job. The grid frees
@@ -117,7 +117,7 @@ class Grid:
         if name not in self._communicators:
             fixed = [0 if axis in name else at for axis, at in zip(self.axes, self.coords, strict=True)]
             color = rank_at(self.topology, RankOrder.DDL, tuple(fixed))
-            self._communicators[name] = cast("Intracomm", self.base.Split(color, self.host_index_of(self.rank)))
+            self._communicators[name] = cast("Communicator", self.base.Split(color, self.host_index_of(self.rank)))
         return self._communicators[name]
 
     def places(self, axes: str) -> list[int]:

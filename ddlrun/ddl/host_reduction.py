@@ -1,22 +1,26 @@
-"""Reductions of flat arrays in host memory: the choice of an algorithm, and its execution over MPI."""
+"""Reductions of flat arrays in host memory: the choice of an algorithm, and its execution."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass
+from ddlrun.ddl.communicators import make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
+from ddlrun.ddl.tcp.communicator import TcpCommunicator
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mpi4py.MPI import Intracomm
 
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
@@ -109,12 +113,14 @@ class HostReducer:
     def _make_engine(self) -> Engine | None:
         if self.grid.base is None:
             return None
-        from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - it needs MPI
+        from ddlrun.ddl.engine import Engine  # noqa: PLC0415 - one learner needs none
 
-        return Engine(self.grid.base.Dup())
+        return Engine(make_transport(self.grid.base), self.grid.rank)
 
     def _make_small_message_path(self) -> SmallMessagePath | None:
         if self.comm is None or self.options.mode not in FLAT_MODES or self.options.dbg_level:
+            return None
+        if isinstance(self.comm, TcpCommunicator):
             return None
         from ddlrun.ddl.mpi_collectives import SmallMessagePath  # noqa: PLC0415 - it needs MPI
 
@@ -144,8 +150,6 @@ class HostReducer:
 
     def _make_measure(self, elements: Any, reduce_op: ReduceOp) -> Measure:  # noqa: ANN401
         """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds."""
-        from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there are several learners
-
         if self._engine is None or self.comm is None:
             raise RuntimeError("one learner has nothing to explore")
         comm, engine = self.comm, self._engine
@@ -157,18 +161,21 @@ class HostReducer:
             operation = self._execute(algorithm, elements, reduce_op, "")
             if operation is not None:
                 engine.wait(operation)
-            return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+            seconds = np.array([time.perf_counter() - start])
+            take_maxima(comm, seconds)
+            return float(seconds[0])
 
         return measure
 
     def _reduce_flat(self, elements: Any, reduce_op: ReduceOp) -> None:  # noqa: ANN401
         from ddlrun.ddl.mpi_collectives import flat_allreduce  # noqa: PLC0415 - it needs MPI
 
-        if self.comm is not None:
+        if self.comm is not None and not isinstance(self.comm, TcpCommunicator):
             flat_allreduce(self.comm, elements, reduce_op)
 
     def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
         from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
         comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
-        allreduce_by_dimension([comm for comm in comms if comm.size > 1], elements, reduce_op)
+        several = [cast("Intracomm", comm) for comm in comms if comm.size > 1]
+        allreduce_by_dimension(several, elements, reduce_op)

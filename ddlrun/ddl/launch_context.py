@@ -1,4 +1,4 @@
-"""The launch of this process: the communicator of an MPI launch, and the shape and rank order of the job."""
+"""The launch of this process: the communicator of its job, and the shape and rank order of the job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,53 @@ if TYPE_CHECKING:
 
     from mpi4py.MPI import Intracomm
 
+    from ddlrun.ddl.communicators import Communicator
+
 WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI's mpirun; MPICH's and Intel's
+TRANSPORTS = ("mpi", "tcp")
 LAUNCH_VARIABLES = (*WORLD_SIZES, "PMIX_RANK", "PMI_RANK")
 
 
-def find_world(environ: Mapping[str, str]) -> Intracomm | None:
-    """Return MPI's world if this process is a rank, else None, without loading MPI.
+def find_transport(environ: Mapping[str, str]) -> str:
+    """Return the transport of this process's job: "mpi", "tcp", or "" for a process that runs alone.
 
-    Raises InputError if mpi4py loaded another MPI than the launcher's, which would make each process rank 0 of 1.
+    The first of: DDLRUN_DDL_TRANSPORT; TCP in a job of torchrun, whatever started torchrun; MPI in a job of MPI; TCP in
+    another job with RANK and WORLD_SIZE; MPI if the script has loaded it.
+
+    Raises InputError if DDLRUN_DDL_TRANSPORT is neither "mpi" nor "tcp".
+
+    >>> find_transport({"OMPI_COMM_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"})
+    'mpi'
+    >>> find_transport({"RANK": "0", "WORLD_SIZE": "2"})
+    'tcp'
     """
-    if not any(name in environ for name in LAUNCH_VARIABLES) and "mpi4py.MPI" not in sys.modules:
-        return None
+    transport = environ.get("DDLRUN_DDL_TRANSPORT", "")
+    if transport not in {"", *TRANSPORTS}:
+        raise InputError(f"DDLRUN_DDL_TRANSPORT {transport!r}: one of {', '.join(TRANSPORTS)}")
+    if transport:
+        return transport
+    has_mpi = any(name in environ for name in LAUNCH_VARIABLES)
+    is_job = "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1"
+    if is_job and (not has_mpi or "TORCHELASTIC_RUN_ID" in environ):
+        return "tcp"
+    return "mpi" if has_mpi or "mpi4py.MPI" in sys.modules else ""
+
+
+def find_world(environ: Mapping[str, str]) -> Communicator | None:
+    """Return the communicator of all ranks of the job, or None in a process that runs alone, without loading MPI.
+
+    Raises InputError if mpi4py loaded another MPI than the launcher's, which would make each process rank 0 of 1, or if
+    a variable of a job without MPI is wrong; LostRankError if a rank of a job without MPI does not arrive.
+    """
+    transport = find_transport(environ)
+    if transport == "tcp":
+        from ddlrun.ddl.tcp.world import tcp_world  # noqa: PLC0415 - few jobs need it
+
+        return tcp_world(environ)
+    return _find_mpi_world(environ) if transport else None
+
+
+def _find_mpi_world(environ: Mapping[str, str]) -> Intracomm:
     from mpi4py import MPI  # noqa: PLC0415 - it takes 0.3 s to load, and need not be installed
 
     world = MPI.COMM_WORLD

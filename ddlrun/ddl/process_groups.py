@@ -16,9 +16,9 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpi4py.MPI import Intracomm
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
 
 GLOO, GLOO_AND_NCCL = "gloo", "cpu:gloo,cuda:nccl"
@@ -60,7 +60,7 @@ class ProcessGroups:
     or "". Raises InputError on every learner if the default group's ranks are not the grid's.
     """
 
-    def __init__(self, grid: Grid, comm: Intracomm | None, *, one_host: bool) -> None:
+    def __init__(self, grid: Grid, comm: Communicator | None, *, one_host: bool) -> None:
         if not distributed.is_available():
             raise InputError("this torch was built without torch.distributed; install another build of it")
         self._grid, self._comm, self._one_host = grid, comm, one_host

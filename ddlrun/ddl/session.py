@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from mpi4py.MPI import Intracomm
-
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.handle import Handle
     from ddlrun.ddl.learner import Learner
@@ -39,11 +38,12 @@ class Session:
             free()
 
 
-def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: str | None = None) -> Session:
+def init(options: str | None = None, *, comm: Communicator | None = None, tuning: str | None = None) -> Session:
     """Join the other learners. All ranks call it together.
 
-    Without an MPI launch there is a single learner, and MPI is not loaded. A second call first calls `free`, which
-    makes communicators and process groups of the first session invalid.
+    The learners are the ranks of a job of MPI, else of a job with RANK and WORLD_SIZE, whose messages go over TCP.
+    DDLRUN_DDL_TRANSPORT overrides this. In a process that runs alone there is a single learner. A second call first
+    calls `free`, which makes communicators and process groups of the first session invalid.
 
     Args:
         options: A DDL string such as "-mode r:4x2x3". Default: DDL_OPTIONS, else the shape from `ddlrun launch`, else
@@ -58,6 +58,7 @@ def init(options: str | None = None, *, comm: Intracomm | None = None, tuning: s
     Raises:
         InputError: An option is wrong, the product of the dimensions differs from the number of ranks, or the ranks
             have different options, tuning, topologies, rank orders or versions of ddlrun. All ranks raise it.
+        LostRankError: Without MPI, a rank does not arrive within 300 s (DDLRUN_DDL_START_TIMEOUT).
     """
     from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - numpy, and MPI where this process is a rank
 

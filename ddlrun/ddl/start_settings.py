@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
+from ddlrun.ddl.communicators import take_maxima
 from ddlrun.ddl.launch_context import find_context
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
@@ -15,9 +16,8 @@ from ddlrun.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mpi4py.MPI import Intracomm
-
     from ddlrun.allreduce_algorithms import Tuning
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.launch_context import LaunchContext
 
 # Version of the messages between learners. Learners with different versions do not understand each other.
@@ -79,7 +79,7 @@ class StartSettings(NamedTuple):
             yield name, repr(value) if value == between_hosts[name] else "the default"
 
 
-def agree_on_settings(request: StartRequest, comm: Intracomm | None, environ: Mapping[str, str]) -> StartSettings:
+def agree_on_settings(request: StartRequest, comm: Communicator | None, environ: Mapping[str, str]) -> StartSettings:
     """Return the settings of this learner, which are the same on all ranks. All ranks call it together.
 
     A rank whose settings are wrong takes part in the comparison: otherwise the others would wait for it.
@@ -108,7 +108,7 @@ def read_settings(request: StartRequest, environ: Mapping[str, str]) -> StartSet
     return StartSettings(context, text)
 
 
-def _compare(comm: Intracomm, shared: list[SharedSetting], problem: Exception | None = None) -> None:
+def _compare(comm: Communicator, shared: list[SharedSetting], problem: Exception | None = None) -> None:
     """Compare the settings of all ranks, or the problems that ranks without settings have.
 
     Returns only if all ranks have the same settings, or all the same problem.
@@ -123,15 +123,14 @@ def _compare(comm: Intracomm, shared: list[SharedSetting], problem: Exception | 
         raise InputError(*name_problems(problems)) from problem
 
 
-def _all_equal(comm: Intracomm, shared: list[SharedSetting]) -> bool:
+def _all_equal(comm: Communicator, shared: list[SharedSetting]) -> bool:
     """Compare the settings of all ranks by their digests; False if a rank has none."""
     import numpy as np  # noqa: PLC0415 - a learner alone does not come here
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
 
     text = "\n".join(f"{setting.name} {setting.value}" for setting in shared)
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     largest = np.array([digest, -digest, not shared], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+    take_maxima(comm, largest)
     return bool(largest[0] == -largest[1] and not largest[2])
 
 

@@ -12,6 +12,7 @@ from ddlrun.ddl.buckets import describe_tensor
 from ddlrun.ddl.consistency import average_metrics, check_agreement, describe_rank
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
+from ddlrun.ddl.torch_backend import register
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ __all__ = [
     "init_process_group",
     "process_group",
 ]
+
+register()
 
 MAX_BROADCAST = 1 << 30  # bytes: MPI counts them in 31 bits
 

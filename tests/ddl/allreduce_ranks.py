@@ -1,8 +1,9 @@
-"""A rank of test_mpi.py: every mode, dtype, operation and odd size over several shapes in both rank orders.
+"""A rank of test_mpi.py and test_tcp.py: every mode, dtype, operation, odd size and several shapes in both orders.
 
-    mpirun -n 12 python -m mpi4py allreduce_ranks.py [--quick] [SHAPE...]
+    mpirun -n 12 python -m mpi4py allreduce_ranks.py [--quick] [--bits] [SHAPE...]
 
---quick takes each mode in one of the two rank orders. Rank 0 prints the errors and the number of results that were
+--quick takes each mode in one of the two rank orders. --bits takes the modes whose sums do not depend on MPI or on
+measured times, and prints a checksum of all results. Rank 0 prints the errors and the number of results that were
 checked.
 """
 
@@ -11,20 +12,27 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from mpi4py import MPI
 
 from ddlrun import ddl
+from ddlrun.ddl.communicators import is_mpi
 from ddlrun.ddl.dimensions import coords_of
 from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.launch_context import find_world
 from ddlrun.ddl.reduce_ops import HALF, store, widen
 from ddlrun.ddl.session import current_learner
 from ddlrun.topology import parse_topology
 
+if TYPE_CHECKING:
+    from ddlrun.ddl.communicators import Communicator
+else:
+    Communicator = Any
+
 SHAPES = "1x1x1 2x1x1 1x3x1 2x2x1 1x2x3 5x1x1 2x2x2 3x2x2".split()
 MODES = "rcmpb"
+FIXED_MODES = "rc"
 DTYPES = "float16 bfloat16 float32 float64 int32 int16".split()
 OPS = "sum avg max min prod".split()
 LARGE = 10**6 + 3
@@ -85,7 +93,7 @@ class Checks(Tally):
             self.wrong.append(f"rank {ddl.rank()}: {case}: {error} off, {tolerance} allowed")
 
 
-def reduce_all(comm: MPI.Intracomm, mode: str, shape: str, checks: Checks) -> None:
+def reduce_all(comm: Communicator, mode: str, shape: str, checks: Checks) -> None:
     """Reduce every case."""
     for dtype, op, count in cases():
         mine = values(comm.rank, count, dtype, op)
@@ -104,7 +112,7 @@ def _bfloat(mine: Any, op: str) -> Any:
     return result
 
 
-def other_calls(comm: MPI.Intracomm, checks: Checks) -> None:
+def other_calls(comm: Communicator, checks: Checks) -> None:
     """Call everything that is not an allreduce of a single array."""
     me, size = comm.rank, comm.size
     total = size * (size - 1) / 2
@@ -150,19 +158,19 @@ def differ(rank: int) -> set[str]:
     return {axis for axis, a, b in zip(grid.axes, grid.coords, theirs, strict=True) if a != b}
 
 
-def large(comm: MPI.Intracomm, mode: str, checks: Checks) -> None:
-    """Reduce 4 MB of integers in place: float32 and MPI_Allreduce agree to the bit."""
-    mine = np.random.default_rng(comm.rank).integers(-999, 999, LARGE).astype(np.float32)
-    exact = np.empty_like(mine)
-    comm.Allreduce(mine, exact)
+def large(comm: Communicator, mode: str, checks: Checks) -> None:
+    """Reduce 4 MB of integers in place: their sums are exact in float32."""
+    arrays = [np.random.default_rng(r).integers(-999, 999, LARGE).astype(np.float32) for r in range(comm.size)]
+    mine, exact = arrays[comm.rank], np.sum(arrays, axis=0)
     ddl.all_reduce(mine, in_place=True)
     checks.check(f"{mode}: {LARGE} float32", mine, exact, 0)
 
 
-def run(comm: MPI.Intracomm, shape: str, *, quick: bool, last: bool) -> Checks:
+def run(comm: Communicator, shape: str, *, quick: bool, last: bool) -> Checks:
     checks = Checks()
     orders = ("host", "ddl")
-    for order, mode in zip(itertools.cycle(orders), MODES) if quick else itertools.product(orders, MODES):
+    modes = FIXED_MODES if "--bits" in sys.argv else [mode for mode in MODES if mode != "m" or is_mpi(comm)]
+    for order, mode in zip(itertools.cycle(orders), modes) if quick else itertools.product(orders, modes):
         os.environ["DDLRUN_RANK_ORDER"] = order
         tunings = ["chunk=1K,flat=0,bucket=2K", *(["chunk=64K,flat=64K"] if mode == "p" else [])]
         for tuning in tunings:
@@ -177,30 +185,33 @@ def run(comm: MPI.Intracomm, shape: str, *, quick: bool, last: bool) -> Checks:
     return checks
 
 
-def learners(world: MPI.Intracomm, shapes: Iterable[str]) -> Iterator[tuple[str, MPI.Intracomm]]:
+def learners(world: Communicator, shapes: Iterable[str]) -> Iterator[tuple[str, Communicator]]:
     """Yield each shape with a communicator of its size, on the ranks in it."""
     for shape in shapes:
         size = parse_topology(shape).size
-        comm = cast("MPI.Intracomm", world.Split(int(world.rank < size), world.rank))
+        comm: Any = world.Split(int(world.rank < size), world.rank)
         if world.rank < size:
             yield shape, comm
         comm.Free()
 
 
-def report(world: MPI.Intracomm, checks: Sequence[Tally]) -> NoReturn:
+def report(world: Communicator, checks: Sequence[Tally]) -> NoReturn:
     """Print the errors of all ranks, and exit."""
     mine = [line for tally in checks for line in tally.wrong]
     wrong = [line for lines in world.allgather(mine) for line in lines]
     if world.rank == 0:
         print(*wrong[:20], sep="\n")
+        if "--bits" in sys.argv:
+            print("bits", *(checksum.bits for checksum in checks if isinstance(checksum, Checks)))
         print(f"{sum(tally.count for tally in checks)} results, {len(wrong)} wrong")
     sys.exit(1 if wrong else None)
 
 
 def main() -> None:
-    world = MPI.COMM_WORLD
+    world = find_world(os.environ)
+    assert world is not None
     checks = []
-    shapes = [word for word in sys.argv[1:] if word != "--quick"] or SHAPES
+    shapes = [word for word in sys.argv[1:] if not word.startswith("--")] or SHAPES
     for shape, comm in learners(world, shapes):
         checks.append(run(comm, shape, quick="--quick" in sys.argv, last=shape == shapes[-1]))
     report(world, checks)

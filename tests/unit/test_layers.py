@@ -83,7 +83,7 @@ FRAMEWORKS = {
     "torch": {
         "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
         "staging.py", "flat.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py", "lms/device.py",
-        "lms/hooks.py", "lms/swap.py",
+        "lms/hooks.py", "lms/swap.py", "tcp/store_exchange.py", "torch_backend.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip

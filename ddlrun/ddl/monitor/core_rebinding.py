@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddlrun.ddl.communicators import split_hosts
 from ddlrun.ddl.monitor.procfs import core_of, move_threads, parse_cpus, read_clock, read_load, render_cpus
 from ddlrun.ddl.monitor.spare_cores import SpareCores
 from ddlrun.ddl.monitor.straggler_detection import (
@@ -25,9 +26,9 @@ from ddlrun.ddl.monitor.straggler_detection import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpi4py.MPI import Intracomm
     from numpy.typing import NDArray
 
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.monitor.event_log import EventLog
     from ddlrun.ddl.monitor.event_records import StragglerEvent
     from ddlrun.ddl.monitor.iteration_timer import Iteration
@@ -42,7 +43,7 @@ class CoreRebinding:
     `spares` has the CPUs that the plan reserved and, after a semicolon, those that it gave to no rank.
     """
 
-    def __init__(self, comm: Intracomm, hosts: Sequence[str], spares: str, log: EventLog) -> None:
+    def __init__(self, comm: Communicator, hosts: Sequence[str], spares: str, log: EventLog) -> None:
         self._rank, self._hosts, self._log = comm.rank, hosts, log
         self._detector = StragglerDetector()
         self._moves = 0
@@ -166,11 +167,9 @@ def _delay(stats: IterationStats) -> str:
     return f" (its threads wait {min(stats.delayed, 1):.0%} of the time for one)"
 
 
-def _gather_masks(comm: Intracomm) -> dict[int, frozenset[int]]:
+def _gather_masks(comm: Communicator) -> dict[int, frozenset[int]]:
     """Return the CPUs of each rank of this host."""
-    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    host = split_hosts(comm)
     masks = dict(host.allgather((comm.rank, frozenset(os.sched_getaffinity(0)))))
     host.Free()
     return masks

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ddlrun.ddl.communicators import has_ended
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.monitor.iteration_timer import Iteration
+    from ddlrun.ddl.tcp.communicator import Messages
 
 # Seconds to wait for the last rows: at the end of a job other ranks may be busy, or gone.
 LAST_SECONDS = 1.0
@@ -36,11 +40,11 @@ class StatsExchange:
     would not move the messages of those behind it. So rows are posted, one at a time, and polled for later.
     """
 
-    def __init__(self, comm: MPI.Intracomm, width: int) -> None:
+    def __init__(self, comm: Communicator, width: int) -> None:
         self._base, self._comm = comm, comm.Dup()
         self._mine = np.empty(width)
         self._rows = np.empty((comm.size, width))
-        self._request: MPI.Request | None = None
+        self._request: MPI.Request | Messages | None = None
         self._posted = 0
 
     @property
@@ -63,9 +67,7 @@ class StatsExchange:
 
     def last(self) -> NDArray[Any] | None:
         """Return the rows that are still to come, if they come within a second; None once MPI has ended."""
-        from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
-
-        if MPI.Is_finalized():
+        if has_ended(self._comm):
             return None
         until = time.monotonic() + LAST_SECONDS
         while self.busy and time.monotonic() < until:
@@ -92,7 +94,7 @@ class ExchangeRounds:
     Without a communicator the row of the single learner is all of them.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None, every: int, width: int, consumer: RowConsumer) -> None:
+    def __init__(self, comm: Communicator | None, every: int, width: int, consumer: RowConsumer) -> None:
         self._exchange = None if comm is None else StatsExchange(comm, width)
         self._every, self._consumer = every, consumer
         self._times: list[Iteration] = []

@@ -1,0 +1,67 @@
+"""Communicators of MPI and over TCP: the operations for which they differ."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+    from numpy.typing import NDArray
+
+    from ddlrun.ddl.operation import Chunk
+    from ddlrun.ddl.transport import Transport
+
+    Communicator = Intracomm | TcpCommunicator
+
+
+def is_mpi(comm: Communicator) -> bool:
+    """Return True for a communicator of MPI, which has collectives of its own."""
+    return not isinstance(comm, TcpCommunicator)
+
+
+def make_transport(comm: Communicator) -> Transport[Chunk]:
+    """Return a transport over a duplicate of a communicator. All ranks call it together."""
+    if isinstance(comm, TcpCommunicator):
+        return TcpTransport(comm.Dup())
+    from ddlrun.ddl.mpi_transport import MpiTransport  # noqa: PLC0415 - loaded already, as there is a communicator
+
+    return MpiTransport(comm.Dup())
+
+
+def split_hosts(comm: Communicator) -> Communicator:
+    """Return the communicator of the ranks on this host, in rank order. All ranks call it together."""
+    if isinstance(comm, TcpCommunicator):
+        return comm.split_hosts()
+    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
+
+    return cast("Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def take_maxima(comm: Communicator, values: NDArray[Any]) -> None:
+    """Replace each number by the largest one of all ranks. All ranks call it together."""
+    if isinstance(comm, TcpCommunicator):
+        values[:] = [max(column) for column in zip(*comm.allgather(values.tolist()), strict=True)]
+        return
+    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
+
+    comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+
+
+def name_library(comm: Communicator) -> str:
+    """Return the name of the library that carries the messages."""
+    if isinstance(comm, TcpCommunicator):
+        return "TCP"
+    from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
+
+    return MPI.Get_library_version().split(",")[0]
+
+
+def has_ended(comm: Communicator) -> bool:
+    """Return True if no message can be sent any more, because the process ends."""
+    if isinstance(comm, TcpCommunicator):
+        return comm.endpoint.closed
+    mpi = sys.modules["mpi4py.MPI"]
+    return bool(mpi.Is_finalized())

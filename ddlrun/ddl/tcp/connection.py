@@ -1,0 +1,229 @@
+"""A connection to another rank: messages of any number of groups, in both directions, without blocking."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import socket
+
+HEAD = struct.Struct("<QIQ")
+"""The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
+FROM_ENDPOINT, LOST = 0, 1
+
+
+class Completion(NamedTuple):
+    """What to do once a message is complete: count it in `owner.open`, and add the owner to `complete` after the last.
+
+    buffer: where a received message goes; None: new memory, which is then `owner.data`.
+    """
+
+    owner: Any
+    complete: list[Any]
+    buffer: memoryview | None = None
+
+    def finish(self) -> None:
+        """Count the message as complete."""
+        self.owner.open -= 1
+        if not self.owner.open:
+            self.complete.append(self.owner)
+
+
+class Incoming:
+    """A message that is arriving. Without a completion nobody has posted a buffer for it yet."""
+
+    __slots__ = ("at", "completion", "data", "view")
+
+    def __init__(self, completion: Completion | None, size: int) -> None:
+        self.completion, self.at = completion, 0
+        posted = completion.buffer if completion is not None else None
+        self.data = bytearray(size) if posted is None else None
+        self.view = memoryview(self.data) if posted is None else posted  # type: ignore[arg-type]
+
+    @property
+    def arrived(self) -> bool:
+        """True if all bytes are here."""
+        return self.at == len(self.view)
+
+    def deliver(self, completion: Completion) -> None:
+        """Hand the bytes over, all of which are here."""
+        if self.data is not None:
+            if completion.buffer is None:
+                completion.owner.data = self.data
+            else:
+                completion.buffer[:] = self.data
+
+
+class Connection:
+    """A connection to the rank `peer`. It is used once both ends have authenticated each other.
+
+    Buffers may be posted, and messages sent, before there is a socket.
+    """
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.socket: socket.socket | None = None
+        self.posted: defaultdict[tuple[int, int], deque[Completion]] = defaultdict(deque)
+        self._early: defaultdict[tuple[int, int], deque[Incoming]] = defaultdict(deque)
+        self._out: deque[tuple[list[memoryview], Completion | None]] = deque()
+        self._head = memoryview(bytearray(HEAD.size))
+        self._head_at = 0
+        self._incoming: Incoming | None = None
+        self.ended = ""
+        """The reason for which the connection has ended; "" while it is usable."""
+        self.lost: int | None = None
+        """The rank that the peer reports as lost."""
+
+    @property
+    def awaited(self) -> bool:
+        """True if a message from or to the peer is not complete."""
+        return (
+            bool(self._out)
+            or any(self.posted.values())
+            or (self._incoming is not None and self._incoming.completion is not None)
+        )
+
+    def post_receive(self, group: int, tag: int, completion: Completion) -> None:
+        """Receive the next message of a group and tag. It counts as open unless it is here already."""
+        key = group, tag
+        if early := self._early.get(key):
+            incoming = early.popleft()
+            if not early:
+                del self._early[key]
+            self._check_length(incoming, completion)
+            if incoming.arrived:
+                incoming.deliver(completion)
+                return
+            incoming.completion = completion
+            completion.owner.open += 1
+            return
+        completion.owner.open += 1
+        self.posted[key].append(completion)
+
+    def send(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
+        """Send a message. It counts as open unless the kernel takes all of it at once.
+
+        Raises OSError if the connection is broken.
+        """
+        views = [memoryview(HEAD.pack(group, tag, len(data))), data]
+        if self.socket is not None and not self._out and self._send_some(views):
+            return
+        self._queue(views, completion)
+
+    def send_later(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
+        """Count a message as open that cannot be sent any more."""
+        self._queue([memoryview(HEAD.pack(group, tag, len(data))), data], completion)
+
+    def send_control(self, tag: int, value: int) -> None:
+        """Send a message from endpoint to endpoint, which consists of a number. Raises OSError."""
+        self._out.append(([memoryview(HEAD.pack(FROM_ENDPOINT, tag, value))], None))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the kernel takes. Raises OSError if the connection is broken."""
+        while self.socket is not None and self._out:
+            views, completion = self._out[0]
+            if not self._send_some(views):
+                return
+            self._out.popleft()
+            if completion is not None:
+                completion.finish()
+
+    def flush_all(self, seconds: float) -> None:
+        """Send everything, but wait no longer than some seconds. Raises OSError if the connection is broken."""
+        if self.socket is not None and self._out and seconds > 0:
+            self.socket.settimeout(seconds)
+            while self._out:
+                self.flush()
+            self.socket.setblocking(False)
+
+    def _queue(self, views: list[memoryview], completion: Completion | None) -> None:
+        if completion is not None:
+            completion.owner.open += 1
+        self._out.append((views, completion))
+
+    def _send_some(self, views: list[memoryview]) -> bool:
+        """Send what the kernel takes of some memory, and remove it from `views`; return whether that was all."""
+        try:
+            sent = self.socket.sendmsg(views)  # type: ignore[union-attr]
+        except BlockingIOError:
+            return False
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if views:
+            views[0] = views[0][sent:]
+        return not views
+
+    def read(self, *, to_end: bool = True) -> bool:
+        """Receive what has come; return False at the end of the connection. Raises OSError if it is broken.
+
+        Without `to_end` an end right after the last bytes is left to the next call, which saves a call of the kernel.
+        The head of the next message is received together with the end of this one.
+        """
+        if self.socket is None:
+            return True
+        while True:
+            incoming, head = self._incoming, self._head
+            try:
+                if incoming is None:
+                    wanted = HEAD.size - self._head_at
+                    received = self.socket.recv_into(head[self._head_at :])
+                    self._head_at += received
+                else:
+                    rest = incoming.view[incoming.at :]
+                    wanted = len(rest) + HEAD.size
+                    received = self.socket.recvmsg_into([rest, head])[0]
+                    incoming.at += min(received, len(rest))
+                    self._head_at = max(received - len(rest), 0)
+            except BlockingIOError:
+                return True
+            if not received:
+                return False
+            if incoming is not None and incoming.arrived:
+                self._end_message(incoming)
+            if self._incoming is None and self._head_at == HEAD.size:
+                self._begin_message(*HEAD.unpack(head))
+            if received < wanted and not to_end:
+                return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+    def _begin_message(self, group: int, tag: int, size: int) -> None:
+        self._head_at = 0
+        if group == FROM_ENDPOINT:
+            if tag == LOST:
+                self.lost = size
+            return
+        key = group, tag
+        posted = self.posted.get(key)
+        completion = posted.popleft() if posted else None
+        if posted is not None and not posted:
+            del self.posted[key]
+        if completion is not None and completion.buffer is not None and len(completion.buffer) != size:
+            raise self._wrong_length(size, len(completion.buffer))
+        incoming = Incoming(completion, size)
+        if completion is None:
+            self._early[key].append(incoming)
+        if size:
+            self._incoming = incoming
+        else:
+            self._end_message(incoming)
+
+    def _end_message(self, incoming: Incoming) -> None:
+        self._incoming = None
+        if incoming.completion is not None:
+            incoming.deliver(incoming.completion)
+            incoming.completion.finish()
+
+    def _check_length(self, incoming: Incoming, completion: Completion) -> None:
+        if completion.buffer is not None and len(completion.buffer) != len(incoming.view):
+            raise self._wrong_length(len(incoming.view), len(completion.buffer))
+
+    def _wrong_length(self, size: int, expected: int) -> RuntimeError:
+        return RuntimeError(f"a message of rank {self.peer} has {size} bytes instead of {expected}")

@@ -1,0 +1,242 @@
+"""The endpoint of a rank: its listening socket, its connections, and one loop that moves their messages.
+
+A connection is made when it is first needed: of two ranks the lower one connects. If the higher one needs it first, it
+knocks: it connects for no other purpose than to let the lower one connect, and to learn if that has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+import weakref
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddlrun.ddl.tcp.connection import LOST, Completion, Connection
+from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
+from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
+from ddlrun.errors import LostRankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.ddl.tcp.handshake import Greeting
+
+ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+# A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
+KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+
+
+# Seconds for the last messages to others, which report a lost rank.
+LINGER = 2.0
+
+
+class Address(NamedTuple):
+    """The address at which a rank listens, and the name of its host, which all ranks of the host have in common."""
+
+    address: str
+    port: int
+    host: str
+
+
+class Endpoint:
+    """The connections of a rank of a job. All ranks create it; `address_of(peer)` returns the address of another one.
+
+    It may be used by one thread at a time, but for `wake`.
+    """
+
+    def __init__(
+        self, rank: int, size: int, listener: socket.socket, secret: bytes, address_of: Callable[[int], Address]
+    ) -> None:
+        self.rank, self.size, self.address_of = rank, size, address_of
+        self._listener, self._secret = listener, secret
+        self._poller = Poller()
+        self.wake = self._poller.wake
+        self._connections: dict[int, Connection] = {}
+        self._knocks: dict[int, socket.socket] = {}
+        self._failure: LostRankError | RuntimeError | None = None
+        listener.setblocking(False)
+        self._poller.watch(listener, READ, self._accept)
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
+
+    def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
+        """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
+        connection = self._connection(peer)
+        try:
+            connection.post_receive(group, tag, completion)
+        except RuntimeError as error:
+            self._stop(error)
+            raise
+        if connection.ended:
+            self._check(connection)
+
+    def post_send(self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None) -> None:
+        """Send a message to a peer; it counts as open unless the kernel takes all of it at once."""
+        connection = self._connection(peer)
+        try:
+            connection.send(group, tag, data, completion)
+        except OSError as error:
+            connection.send_later(group, tag, data, completion)
+            self._end(connection, error)
+        if connection.ended:
+            self._check(connection)
+
+    def poll(self, seconds: float) -> bool:
+        """Move messages; wait up to `seconds` for the first. Return False if nothing has happened in that time.
+
+        Raises:
+            LostRankError: A rank has ended or is unreachable, and a message from or to it is awaited.
+            RuntimeError: A message has another length than the buffer for it.
+        """
+        moved = self._failure is not None or self._poller.poll(seconds)
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
+        return moved
+
+    def awaited(self) -> list[int]:
+        """Return the ranks from or to which a message is not complete."""
+        return sorted(peer for peer, connection in self._connections.items() if connection.awaited)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._poller.closed
+
+    def close(self) -> None:
+        """Close all connections. A second call does nothing."""
+        if self.closed:
+            return
+        until = time.monotonic() + LINGER
+        for connection in self._connections.values():
+            with suppress(OSError, RuntimeError):
+                if self._failure is not None:
+                    connection.flush_all(until - time.monotonic())
+                connection.read()  # unread bytes would let the kernel discard what is still to be sent
+        self._poller.close()
+
+    def close_files(self) -> None:
+        """Close all sockets in a child process, whose parent goes on to use them."""
+        self._poller.close()
+
+    def _connection(self, peer: int) -> Connection:
+        connection = self._connections.get(peer)
+        if connection is None:
+            connection = self._connections[peer] = Connection(peer)
+            self._connect(connection, MESSAGES if self.rank < peer else KNOCK)
+        return connection
+
+    def _connect(self, connection: Connection, purpose: int) -> None:
+        peer = connection.peer
+        address = self.address_of(peer)
+        file = socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET, socket.SOCK_STREAM)
+        file.setblocking(False)
+        code = file.connect_ex((address.address, address.port))
+        if code not in {0, errno.EINPROGRESS}:
+            file.close()
+            self._end(connection, OSError(code, os.strerror(code)))
+            return
+        if purpose == KNOCK:
+            self._knocks[peer] = file
+        steps = connect_as(purpose, self.rank, peer, self._secret)
+        Introduction(self._poller, file, steps, self._use, partial(self._not_connected, connection))
+
+    def _accept(self, _mask: int) -> None:
+        with suppress(OSError):  # the connection was given up meanwhile
+            file, _ = self._listener.accept()
+            file.setblocking(False)
+            steps = accept_at(self.rank, self.size, self._secret)
+            Introduction(self._poller, file, steps, self._use, lambda _error: None)
+
+    def _use(self, file: socket.socket, greeting: Greeting) -> None:
+        """Use a connection after its handshake."""
+        peer = greeting.receiver if greeting.sender == self.rank else greeting.sender
+        if greeting.purpose == KNOCK:
+            self._poller.watch(file, READ, lambda _mask: self._poller.forget(file))
+            if self.rank < peer:
+                self._connection(peer)
+            return
+        connection = self._connections.setdefault(peer, Connection(peer))
+        _set_options(file)
+        connection.socket = file
+        if (knock := self._knocks.pop(peer, None)) is not None:
+            self._poller.forget(knock)
+        self._poller.watch(file, READ | WRITE | EDGE, partial(self._move, connection))
+        self._move(connection, READ | WRITE | ENDED)
+
+    def _not_connected(self, connection: Connection, error: OSError | HandshakeError) -> None:
+        """Handle the failure of a connection that this rank began, or the end of a knock."""
+        if connection.socket is None:
+            self._end(connection, error)
+
+    def _move(self, connection: Connection, mask: int) -> None:
+        """Send and receive what is possible."""
+        try:
+            if mask & WRITE:
+                connection.flush()
+            if mask & ~WRITE and not connection.read(to_end=mask & ENDED != 0):
+                self._end(connection, None)
+        except OSError as error:
+            self._end(connection, error)
+        except RuntimeError as error:
+            self._stop(error)
+        if connection.lost is not None:
+            self._fail(connection.lost, f"as rank {connection.peer} reports")
+
+    def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
+        """Close a connection that has ended. That is a failure if a message is awaited, now or later."""
+        if connection.socket is not None:
+            with suppress(OSError, RuntimeError):
+                connection.read()  # its last message may report a lost rank
+            self._poller.forget(connection.socket)
+            connection.socket = None
+        if connection.lost is not None:
+            self._fail(connection.lost, f"as rank {connection.peer} reports")
+        connection.ended = _explain(error)
+        self._check(connection)
+
+    def _check(self, connection: Connection) -> None:
+        if connection.awaited:
+            self._fail(connection.peer, connection.ended)
+
+    def _fail(self, lost: int, reason: str) -> None:
+        """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
+        if self._failure is None:
+            self._failure = LostRankError(f"rank {self.rank} of {self.size}: rank {lost} is lost: {reason}")
+            self._report_lost(lost)
+
+    def _stop(self, error: RuntimeError) -> None:
+        """Raise this error from `poll` from now on; for the others this rank is lost."""
+        if self._failure is None:
+            self._failure = error
+            self._report_lost(self.rank)
+
+    def _report_lost(self, lost: int) -> None:
+        for connection in self._connections.values():
+            with suppress(OSError):
+                connection.send_control(LOST, lost)
+
+
+def _explain(error: OSError | HandshakeError | None) -> str:
+    """Return the reason for which a connection has ended."""
+    if isinstance(error, HandshakeError):
+        return "it does not know the secret of the job"
+    if error is None or isinstance(error, ConnectionError):
+        return "it has ended"
+    return error.strerror or str(error)
+
+
+def _set_options(file: socket.socket) -> None:
+    file.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    file.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        file.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _close_in_child(ref: weakref.ref[Endpoint]) -> None:
+    endpoint = ref()
+    if endpoint is not None and not endpoint.closed:
+        endpoint.close_files()

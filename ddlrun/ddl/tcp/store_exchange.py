@@ -1,0 +1,59 @@
+"""The exchange of addresses through a store of torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as torch_distributed
+
+from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.own_host import find_own_address, listen, name_host
+from ddlrun.errors import LostRankError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddlrun.ddl.tcp.address_exchange import Job
+
+
+distributed: Any = torch_distributed  # its stubs lack the stores
+
+
+def find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store, or None
+    """Return torchrun's store, that of the default group if the script began one, or None."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        tcp_store = distributed.TCPStore(address, port, is_master=False)
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return distributed.PrefixStore(f"ddlrun.ddl/{attempt}", tcp_store)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return distributed.PrefixStore("ddlrun.ddl", distributed.distributed_c10d._get_default_store())  # noqa: SLF001
+
+
+def join_by_store(job: Job, store: Any) -> Endpoint:  # noqa: ANN401 - a Store
+    """Return an endpoint whose peers' addresses are read from the store when they are needed."""
+    address = find_own_address(job.address)
+    listener = listen(address)
+    store.set(f"address/{job.rank}", json.dumps([*listener.getsockname()[:2], name_host()]))
+    if job.rank == 0:
+        store.set("secret", secrets.token_hex())
+    limit = timedelta(seconds=job.seconds)
+
+    def read(key: str, rank: int) -> str:
+        try:
+            store.wait([key], limit)
+        except RuntimeError as error:
+            raise LostRankError(f"{job}: rank {rank} did not arrive within {job.seconds:.0f} s") from error
+        return str(store.get(key).decode())
+
+    @cache
+    def address_of(rank: int) -> Address:
+        return Address(*json.loads(read(f"address/{rank}", rank)))
+
+    secret = job.secret or bytes.fromhex(read("secret", 0))
+    return Endpoint(job.rank, job.size, listener, secret, address_of)

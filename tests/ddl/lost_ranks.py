@@ -1,0 +1,33 @@
+"""A rank of test_tcp.py that is lost, or sees another one lost, and prints the error."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+
+from ddlrun import ddl
+from ddlrun.errors import DdlrunError
+
+RANK = int(os.environ["RANK"])
+
+
+def main(case: str) -> None:
+    if case == "secret" and RANK == 1:
+        os.environ["DDLRUN_DDL_SECRET"] = "another"  # noqa: S105 - of this test
+    ddl.init("-mode r")
+    values = np.ones(10**6)
+    ddl.all_reduce(values)
+    if case == "killed" and RANK == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "unequal":
+        values = np.ones(10**6 + RANK)
+    ddl.all_reduce(values)
+    print("fine")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except DdlrunError as error:
+        print(type(error).__name__, error, flush=True)

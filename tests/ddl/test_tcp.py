@@ -1,0 +1,246 @@
+"""The runtime library without MPI: ranks as plain processes, and endpoints of one process."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlrun.ddl.engine import Engine
+from ddlrun.ddl.group_schedules import broadcast
+from ddlrun.ddl.operation import Chunk
+from ddlrun.ddl.reduce_ops import find_reduce_op
+from ddlrun.ddl.tcp.address_exchange import Exchange, Job
+from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
+from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.own_host import listen
+from ddlrun.ddl.tcp.world import read_job
+from ddlrun.errors import InputError, LostRankError
+from tests.ddl.test_mpi import started
+
+ROOT = Path(__file__).parents[2]
+RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
+FAULTS = ROOT / "tests" / "ddl" / "lost_ranks.py"
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number: int = server.getsockname()[1]
+        return number
+
+
+def started_alone(ranks: int, *arguments: str, **environ: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run ranks as plain processes, and return their ends in rank order."""
+    launched = ("OMPI_", "PMI", "RANK", "WORLD_SIZE", "TORCHELASTIC_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
+    env |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **environ}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**env, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    ends = []
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=300)
+            ends.append(subprocess.CompletedProcess(process.args, process.returncode, out, errors))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments"), [(4, "--quick 2x2x1"), pytest.param(6, "--quick 1x2x3 5x1x1", marks=pytest.mark.extra)]
+)
+def test_every_mode_dtype_operation_and_shape(ranks: int, arguments: str) -> None:
+    first, *others = started_alone(ranks, str(RANKS), *arguments.split())
+    assert (first.returncode, first.stdout.strip()[-7:]) == (0, "0 wrong"), first.stdout + first.stderr
+    assert [(end.returncode, end.stderr) for end in others] == [(0, "")] * len(others)
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("major", [5], indirect=True)
+def test_sums_have_the_same_bits_as_over_mpi(mpirun: str) -> None:
+    arguments = [str(RANKS), "--bits", "--quick", "2x2x1"]
+    over_tcp = started_alone(4, *arguments)[0].stdout
+    over_mpi = started(mpirun, 4, *arguments).stdout
+    assert "bits " in over_tcp
+    assert over_tcp == over_mpi
+
+
+@pytest.mark.parametrize("case", ["killed", pytest.param("unequal", marks=pytest.mark.extra)])
+def test_a_lost_rank_is_named_on_all_others(case: str) -> None:
+    ends = started_alone(3, str(FAULTS), case)
+    if case == "killed":
+        assert ends[2].returncode == -9
+        assert all("rank 2 is lost" in end.stdout for end in ends[:2]), ends
+        return
+    problems = {end.stdout.split(" ", 1)[0] for end in ends}
+    assert problems <= {"InputError", "LostRankError"}, ends
+    assert "InputError" in problems, ends
+
+
+@pytest.mark.extra
+def test_a_rank_with_another_secret_is_refused() -> None:
+    environ = {"DDLRUN_DDL_SECRET": "this", "DDLRUN_DDL_START_TIMEOUT": "10"}
+    ends = started_alone(2, str(FAULTS), "secret", **environ)
+    assert "refuses this rank" in ends[1].stdout
+    assert "rank 1 did not arrive within 10 s" in ends[0].stdout
+
+
+def test_ranks_that_do_not_arrive_are_named() -> None:
+    job = Job(rank=0, size=4, address="127.0.0.1", port=0, secret=b"", seconds=0)
+    with pytest.raises(LostRankError, match=r"^rank 0 of 4: ranks 1, 2, 3 did not arrive within 0 s$"):
+        Exchange(job, listen("127.0.0.1")).collect()
+
+
+def test_what_a_job_without_mpi_needs() -> None:
+    right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+    assert read_job(right) == Job(rank=1, size=2, address="h1", port=29500, secret=b"", seconds=300)
+    with pytest.raises(InputError, match="MASTER_ADDR, MASTER_PORT is not set"):
+        read_job({"RANK": "1", "WORLD_SIZE": "2"})
+    with pytest.raises(InputError, match="RANK 2: WORLD_SIZE is 2"):
+        read_job({**right, "RANK": "2"})
+    with pytest.raises(InputError, match="MASTER_PORT 'x': it is no number"):
+        read_job({**right, "MASTER_PORT": "x"})
+
+
+@contextmanager
+def endpoints(size: int, secrets: list[bytes] | None = None) -> Iterator[list[Endpoint]]:
+    """Yield endpoints of a job, all in this process."""
+    listeners = [listen("127.0.0.1") for _ in range(size)]
+    addresses = [Address("127.0.0.1", listener.getsockname()[1], "here") for listener in listeners]
+    made = [
+        Endpoint(rank, size, listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
+        for rank, listener in enumerate(listeners)
+    ]
+    try:
+        yield made
+    finally:
+        for endpoint in made:
+            endpoint.close()
+
+
+def together(made: list[Endpoint], call: Callable[[TcpCommunicator], Any]) -> list[Any]:
+    """Call a function on all ranks, each in a thread of its own; return the results."""
+    results: list[Any] = [None] * len(made)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = call(TcpCommunicator(made[rank], range(len(made)), 1))
+        except (LostRankError, RuntimeError) as error:
+            results[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    return results
+
+
+def test_messages_wait_for_their_buffers_and_keep_their_order() -> None:
+    def call(comm: TcpCommunicator) -> list[int]:
+        other, messages = comm.Dup(), Messages(comm)
+        if comm.rank == 0:
+            for number in range(3):
+                messages.send(bytes([number]) * 9, 1, 7)
+                messages.send(bytes([10 + number]) * 5, 1, 8)
+            foreign = Messages(other)
+            foreign.send(b"other", 1, 7)
+            foreign.Wait()
+            messages.Wait()
+            comm.Barrier()
+            return []
+        comm.Barrier()  # all messages are here before their buffers
+        buffers = [bytearray(5 if tag == 8 else 9) for tag in (8, 7, 8, 7, 8, 7)]
+        for tag, buffer in zip((8, 7, 8, 7, 8, 7), buffers, strict=True):
+            messages.receive(buffer, 0, tag)
+        text = bytearray(5)
+        messages_of_other = Messages(other)
+        messages_of_other.receive(text, 0, 7)
+        messages_of_other.Wait()
+        messages.Wait()
+        assert text == b"other"
+        return [buffer[0] for buffer in buffers]
+
+    with endpoints(2) as made:
+        assert together(made, call) == [[], [10, 0, 11, 1, 12, 2]]
+
+
+def test_collectives_of_any_number_of_ranks_and_roots() -> None:
+    def call(comm: TcpCommunicator) -> Any:
+        odd = comm.Split(comm.rank % 2, -comm.rank)
+        large = np.full(3 << 20, comm.rank, np.uint8)
+        comm.Bcast(large, 3)
+        rows = np.empty((comm.size, 2))
+        comm.Iallgather(np.array([comm.rank, 1.0]), rows).Wait()
+        engine: Engine = Engine(TcpTransport[Chunk](comm.Dup()), comm.rank)
+        text = np.full(100_000, comm.rank, np.uint8)
+        steps = broadcast(comm.rank, comm.size, 2, 1000)
+        engine.wait(engine.start(text, find_reduce_op("uint8", "sum"), lambda _count, _division: steps, 1000, 4))
+        return (
+            comm.allgather(comm.rank),
+            comm.bcast(comm.rank, 4),
+            odd.allgather(comm.rank),
+            set(large.tolist()),
+            [*rows[:, 0]],
+            set(text.tolist()),
+            comm.split_hosts().size,
+        )
+
+    everyone = [0, 1, 2, 3, 4]
+    with endpoints(5) as made:
+        results = together(made, call)
+    assert results == [
+        (everyone, 4, [4, 2, 0] if rank % 2 == 0 else [3, 1], {3}, everyone, {2}, 5) for rank in everyone
+    ]
+
+
+def test_an_end_without_the_secret_is_not_heard() -> None:
+    refused = threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        if comm.rank == 1:
+            while not refused.is_set():
+                comm.endpoint.poll(0.01)
+            return None
+        messages = Messages(comm)
+        messages.send(b"x", 1, 0)
+        try:
+            messages.Wait()
+        finally:
+            refused.set()
+        return None
+
+    with endpoints(2, [b"one", b"another"]) as made:
+        assert together(made, call)[0] == "rank 0 of 2: rank 1 is lost: it does not know the secret of the job"
+
+
+def test_a_rank_that_has_ended_is_named() -> None:
+    def call(comm: TcpCommunicator) -> Any:
+        if comm.rank == 1:
+            comm.endpoint.close()
+            return "ended"
+        return comm.bcast(0, 1)
+
+    for size in (2, 3):
+        with endpoints(size) as made:
+            results = together(made, call)
+        lost = [result for result in results if result != "ended"]
+        assert all("rank 1 is lost: " in result for result in lost), results
