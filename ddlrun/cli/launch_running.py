@@ -77,8 +77,9 @@ def supervise_run(planned: Planned) -> Finished:
     done = run_plan(plan, _supervision(settings, plan), os.environ)
     if done.unswept:
         _end_orphans(sorted(done.unswept), settings)
-    if done.session_folder is not None and done.without_keepers.difference(plan.local_hosts):
-        _end_daemons(sorted(done.without_keepers.difference(plan.local_hosts)), done.session_folder, settings)
+    unwatched = done.unwatched.difference(plan.local_hosts)
+    if plan.mpirun.major is not None and done.session_folder is not None and unwatched:
+        _end_daemons(sorted(unwatched), done.session_folder, settings)
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     return Finished(attempt, plan, outcome)
@@ -111,7 +112,7 @@ def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
 
 
 def _end_daemons(hosts: Iterable[str], session_folder: str, settings: Settings) -> None:
-    """End the daemons of mpirun that are left on hosts where no rank has started."""
+    """End the daemons of mpirun that are left on hosts where no keeper sees to that."""
     from ddlrun.runs.daemons import end_daemons  # noqa: PLC0415 - rarely needed
 
     end_daemons(hosts, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))

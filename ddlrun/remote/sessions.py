@@ -41,6 +41,7 @@ def guard_session(seconds: float, folder: str) -> Iterator[Callable[[int], None]
         with suppress(BrokenPipeError):  # the guard itself was killed
             os.write(alive, OVER)
         os.close(alive)
+        os.kill(guard, signal.SIGCONT)  # it may have been stopped
         os.waitpid(guard, 0)
 
 

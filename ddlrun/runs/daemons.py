@@ -1,7 +1,7 @@
 """mpirun's daemons that are left on hosts: ended over ssh, found by the session folder in their command lines.
 
 A daemon that cannot reach mpirun, as a firewall drops its packets, tries for two minutes. It has started no keeper that
-could end it.
+could end it. A daemon that is stopped stays if all that would see to its end was killed.
 """
 
 import os.path
@@ -9,7 +9,9 @@ from collections.abc import Iterable
 
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 
-# SIGTERM lets a daemon remove its session folder; SIGKILL follows after these seconds.
+# SIGTERM lets a daemon remove its session folder, but not while it connects to mpirun; SIGKILL follows after these
+# seconds. The folder is prted.PID (5.0), or jf.FAMILY in that of the user (4.1), where FAMILY is the first half of the
+# job's number.
 TERM_SECONDS = 3
 END = r"""
 list() {
@@ -20,19 +22,42 @@ list() {
     esac
   done
 }
+variable() {
+  tr '\0' '\n' 2>/dev/null <"/proc/$1/$2" | sed -n "$3"
+}
+folders() {
+  for pid in $pids; do
+    above=$(variable "$pid" environ 's/^TMPDIR=//p')
+    above=${above:-/tmp}
+    job=$(variable "$pid" cmdline '/^ess_base_jobid$/{n;p;}')
+    family=none
+    [ -z "$job" ] || family=$((job / 65536))
+    for folder in "$above/prted.$pid" "$above"/ompi.*."$(id -u)/jf.$family"; do
+      [ ! -d "$folder" ] || echo "$folder"
+    done
+  done
+}
 count=0
 pids=$(list)
+folders=$(folders)
 [ -z "$pids" ] || kill -TERM $pids 2>/dev/null
+[ -z "$pids" ] || kill -CONT $pids 2>/dev/null
 while pids=$(list) && [ -n "$pids" ] && [ $count -lt SECONDS ]; do
   count=$((count + 1))
   sleep 1
 done
 [ -z "$pids" ] || kill -KILL $pids 2>/dev/null
+echo "$folders" | while IFS= read -r folder && [ -n "$folder" ]; do
+  rm -rf "$folder"
+  rmdir "${folder%/jf.*}" 2>/dev/null
+done
 """
 
 
 def end_daemons(hosts: Iterable[str], session_folder: str, reach: ProbeTarget) -> None:
-    """End the daemons of an mpirun on hosts: SIGTERM, and SIGKILL after 3 s; skip hosts that cannot be reached.
+    """End the daemons of an mpirun on hosts, and remove their session folders; skip hosts that cannot be reached.
+
+    They get SIGTERM, and SIGKILL after 3 s.
 
     Args:
         hosts: The hosts.

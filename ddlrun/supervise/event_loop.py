@@ -145,6 +145,7 @@ class Supervision:
             if number in self._watch.forward:
                 self._keepers.send_signal(number, reached)
         self._reactions.end_job(self._limits.exceeded(now))
+        self._reactions.end_after_signal(now)
         message = self._limits.report_early_ends(now, self.record.ends)
         if message is not None:
             self._console.tell(message)
@@ -154,7 +155,9 @@ class Supervision:
         for peer in [keeper.peer for keeper in silent if keeper.peer.running]:
             self._reactions.lose_rank(peer)
             self.record.lost_hosts.add(peer.host)
-        self.record.unswept.update(keeper.peer.host for keeper in silent if keeper.reachable)
+        reachable = [keeper.peer.host for keeper in silent if keeper.reachable]
+        self.record.unswept.update(reachable)
+        self.record.unwatched.update(reachable)
         if silent:
             reason = explain_silence(silent, self._watch.heartbeat)
             self._reactions.end_job(EndReason(UnreachableError.exit_code, reason))

@@ -25,6 +25,8 @@ class JobRecord:
         """Hosts that went away."""
         self.unswept: set[str] = set()
         """Hosts on which a keeper was killed or does not run, so that processes of its rank may still run."""
+        self.unwatched: set[str] = set()
+        """Hosts on which the keeper that would see to the end of mpirun's daemon was killed, or does not run."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
         self.pause: str | None = None
@@ -36,11 +38,22 @@ class JobRecord:
         """Return the hosts on which children of programs may still run; no keeper chooses where to connect to."""
         return frozenset(self.job_names.get(host, host) for host in self.unswept)
 
-    def hosts_without_keepers(self, hosts: Iterable[str]) -> frozenset[str]:
-        """Return the hosts on which mpirun's daemon may still try to reach mpirun, and no keeper can end it."""
-        if not self.ended_while_starting:
-            return frozenset()
-        return frozenset(hosts) - self.lost_hosts - set(self.job_names.values())
+    def unwatched_hosts(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Return those of the hosts on which mpirun's daemon may be left, and no keeper can end it.
+
+        It may still try to reach mpirun, so that it has started no keeper, or may have been stopped.
+        """
+        without_keepers = set(hosts) - set(self.job_names.values()) if self.ended_while_starting else set()
+        unwatched = {self.job_names.get(host, host) for host in self.unwatched}
+        unreachable = {self.job_names.get(host, host) for host in self.lost_hosts - self.unswept}
+        return frozenset(without_keepers | unwatched) - unreachable
+
+    def add_unwatched(self, peer: KeeperConnection) -> None:
+        """Record a host whose keeper of local rank 0 left without a watcher of a daemon that still ran."""
+        if peer.local_rank != 0 or peer.watching or peer.rank is None:
+            return
+        if peer.running or not self.ends[peer.rank].reason:
+            self.unwatched.add(peer.host)
 
     def add_binding(self, rank: int, report: str) -> None:
         """Record the binding of a rank. Raises ProtocolError if it is the report of something else."""

@@ -17,6 +17,8 @@ from ddlrun.wording import printable
 
 # After a keeper has lost mpirun, mpirun itself ends within this time, if it is on this host and has failed.
 MPIRUN_END_SECONDS = 0.5
+# After a keeper was signalled, mpirun reports its own failure within this time if it sent the signal.
+SIGNALLED_SECONDS = 5.0
 
 
 class KeeperReactions:
@@ -33,6 +35,8 @@ class KeeperReactions:
         self._console, self._mpirun, self._record = state.console, state.mpirun, state.record
         self._stalls, self._limits = state.stalls, state.limits
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
+        self._signalled: EndReason | None = None
+        self._signalled_at = 0.0
         events = KeeperEvents(self._on_message, self._on_hang_up, self._on_violation, self._on_too_many_files)
         self.keepers = Keepers(listener, state.epoll, events, ranks=state.job.ranks)
         self.input = InputForwarder(state.watch.input, state.epoll, self.keepers)
@@ -99,6 +103,14 @@ class KeeperReactions:
             self.end_job(EndReason(end.code))
         elif end.reason:
             self._on_keeper_cut_off(peer, rank, end.reason)
+        elif end.ordered:
+            text = f"rank {rank} on {peer.host} had to end: its keeper received a signal"
+            self._signalled, self._signalled_at = EndReason(end.code or 1, text), peer.heard_at
+
+    def end_after_signal(self, now: float) -> None:
+        """End the job if a keeper was signalled some time ago, and neither mpirun nor another rank has failed since."""
+        if now > self._signalled_at + SIGNALLED_SECONDS:
+            self.end_job(self._signalled)
 
     def _on_keeper_cut_off(self, peer: KeeperConnection, rank: int, reason: str) -> None:
         """End the job after a keeper ended its program without an order from here: it lost mpirun or ddlrun."""
@@ -112,6 +124,7 @@ class KeeperReactions:
 
     def _on_hang_up(self, peer: KeeperConnection) -> None:
         """React to a closed connection: the keeper has left, or was killed, or the network failed."""
+        self._record.add_unwatched(peer)
         if not peer.running:
             return
         self._record.unswept.add(peer.host)

@@ -1,5 +1,6 @@
 """The launch of a plan: mpirun's environment and standard input, and the supervised run."""
 
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,10 @@ from ddlrun.supervise.termination import SLACK_SECONDS
 # Where mpirun puts the folders of sessions: on all hosts, and on its own alone.
 SESSION_FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
 LOCAL_SESSION_FOLDERS = ("OMPI_MCA_orte_local_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base")
+# The beginnings of the variables of TCP keepalive between mpirun and its daemons, by the major version of Open MPI.
+KEEPALIVE = {4: "OMPI_MCA_oob_tcp_keepalive", 5: "PRTE_MCA_oob_tcp_keepalive"}
+KEEPALIVE_PROBES = 3
+LONGEST_KEEPALIVE = 32767  # the kernel's limit
 
 
 def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]) -> FinishedJob:
@@ -33,7 +38,8 @@ def run_plan(plan: Plan, options: SupervisionOptions, environ: Mapping[str, str]
         own_manager=is_own(plan.mpirun),
     )
     names = {"DDLRUN_RUN": plan.run_id, "DDLRUN_PID": str(os.getpid())}
-    variables = {**environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
+    keepalive = _keepalive_variables(plan.mpirun.major, options.heartbeat)
+    variables = {**keepalive, **environ, **dict(plan.variables), **names, **_stdin_variables(plan, options)}
     environ = {name: value for name, value in variables.items() if name not in plan.removed}
     through_mpirun = STDIN not in environ and options.input is None and not os.isatty(0)
     folder_names = _session_variables(plan, environ)
@@ -79,6 +85,18 @@ def _routed_addresses(hosts: list[str]) -> tuple[str, ...]:
                 probe_socket.connect(address)  # only looks up a route: UDP sends nothing here
                 addresses[str(probe_socket.getsockname()[0])] = None
     return tuple(addresses) or (os.uname().nodename,)
+
+
+def _keepalive_variables(major: int | None, heartbeat: float) -> dict[str, str]:
+    """Return the variables with which a daemon that is cut off ends after twice the heartbeat, not after 8 minutes.
+
+    Once a daemon has started a keeper, that ends it.
+    """
+    if major is None or not heartbeat:
+        return {}
+    idle = min(math.ceil(heartbeat), LONGEST_KEEPALIVE)
+    values = {"time": idle, "intvl": math.ceil(idle / KEEPALIVE_PROBES), "probes": KEEPALIVE_PROBES}
+    return {f"{KEEPALIVE[major]}_{name}": str(value) for name, value in values.items()}
 
 
 def _session_variables(plan: Plan, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -33,8 +33,8 @@ class FinishedJob(NamedTuple):
     """The reports of the ranks' bindings."""
     unswept: frozenset[str]
     """Hosts on which processes of the job may be left."""
-    without_keepers: frozenset[str]
-    """Hosts on which mpirun's daemon may be left, as it has not started any keeper."""
+    unwatched: frozenset[str]
+    """Hosts on which mpirun's daemon may be left, as no keeper sees to its end."""
     session_folder: str | None
     """The folder of mpirun's session files, if it had one of its own."""
 
@@ -85,7 +85,7 @@ def run_job(
             outcome=outcome,
             bound=tuple(record.bindings.values()),
             unswept=record.unswept_hosts(),
-            without_keepers=record.hosts_without_keepers(job.host_names),
+            unwatched=record.unwatched_hosts(job.host_names),
             session_folder=command.session_folder,
         )
     finally:

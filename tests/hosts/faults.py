@@ -13,10 +13,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from tests.hosts import fault_table
+
+TESTS = ("tests/hosts/test_faults.py", "tests/hosts/test_fault_table.py")
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 LONGEST_MESSAGE = 110
-# Test and parameter -> the row's name, in the order of the table.
+# Test and parameter of test_faults.py -> the row's name, in the order of the table. The rows of fault_table.py follow.
 FAULTS = {
     "how a rank ends: 0": "none: all ranks exit with 0",
     "how a rank ends: 7": "a rank calls `sys.exit(7)`",
@@ -54,6 +57,12 @@ FAULTS = {
     "a cut network: True": "a host's network is cut, ranks that print all the time",
     "a host that receives nothing": "all packets to a host are lost, those from it arrive",
     "a network that is cut while mpirun starts": "a host's network is cut while mpirun starts its daemons",
+    "a host that is cut off before its first keeper": (
+        "a host's network is cut between the start of mpirun's daemon and that of its keeper, then Ctrl-C"
+    ),
+    "a keeper that is killed after its guard": (
+        "SIGKILL to a keeper whose program has failed, while mpirun's daemon there is stopped"
+    ),
     "ctrl c: checks": "Ctrl-C during the check",
     "ctrl c: start": "Ctrl-C during the start of mpirun",
     "ctrl c: run": "Ctrl-C while ranks run that ignore TERM",
@@ -75,10 +84,17 @@ def rows(lines: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     for row in map(json.loads, lines):
         match = re.fullmatch(r"test_(\w+)\[openmpi(\d)-?(.*)\]", row["test"])
         if match:
-            detail = match[3].split("-")[0]
-            test = f"{match[1].replace('_', ' ')}: {detail}" if detail else match[1].replace("_", " ")
-            found.setdefault(FAULTS.get(test, test), {})[match[2]] = row
+            found.setdefault(name_of(match[1], match[3]), {})[match[2]] = row
     return found
+
+
+def name_of(test: str, parameter: str) -> str:
+    """Return the row's name of a test; those of the table of faults have it as their parameter."""
+    if test == "fault":
+        return parameter
+    detail = parameter.split("-", maxsplit=1)[0]
+    key = f"{test.replace('_', ' ')}: {detail}" if detail else test.replace("_", " ")
+    return FAULTS.get(key, key)
 
 
 def exit_code(returncode: int) -> int:
@@ -104,7 +120,8 @@ def table(found: dict[str, dict[str, dict[str, Any]]], before: list[str]) -> str
         times = " / ".join(f"{part} s" for part in seconds.split(" / "))
         shown = textwrap.shorten(shown, LONGEST_MESSAGE, placeholder=" ...")
         lines[f"| {fault}"] = f"| {fault} | {codes} | {times} | {shown} |"
-    places = {f"| {name}": place for place, name in enumerate(FAULTS.values())}
+    names = (*FAULTS.values(), *map(str, fault_table.FAULTS))
+    places = {f"| {name}": place for place, name in enumerate(names)}
     ordered = sorted(lines, key=lambda name: places.get(name, len(places)))
     return "".join(f"{line}\n" for line in (*HEAD, *(lines[name] for name in ordered)))
 
@@ -113,8 +130,9 @@ def main() -> int:
     """Run the tests; the page changes only if all pass."""
     with tempfile.TemporaryDirectory() as folder:
         seen = Path(folder, "rows")
-        argv = [sys.executable, "-m", "pytest", "-q", "tests/hosts/test_faults.py", *sys.argv[1:]]
-        code = subprocess.run(argv, env={**os.environ, "FAULT_TABLE": str(seen)}, check=False).returncode
+        argv = [sys.executable, "-m", "pytest", "-q", *TESTS, *sys.argv[1:]]
+        variables = {"FAULT_TABLE": str(seen), "EVERY_MPI": "1"}
+        code = subprocess.run(argv, env={**os.environ, **variables}, check=False).returncode
         if code == 0:
             before, _, rest = PAGE.read_text().partition(BEGIN)
             old, _, after = rest.partition(END)

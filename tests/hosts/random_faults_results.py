@@ -19,7 +19,7 @@ from tests.hosts.random_faults_scenario import (
 
 ANY_LINE = "^"
 # Messages that may come before the report of a failure.
-NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not printed|.* was stopped when the job was over"
+NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not|.* and was continued|.* did not end within"
 # Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
 # keepers end their ranks then, before ddlrun knows.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)

@@ -57,20 +57,21 @@ class Job:
         *words: str,
         options: tuple[str, ...] = (),
         login: str | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
-        """Start ddlrun on h1, by ssh from another host if one is given."""
+        """Start ddlrun on h1, by ssh from another host if one is given, with words before its command line."""
         self.cluster = cluster
         self.output, self.errors = folder / "output", folder / "errors"
         self.before = cluster.processes()
         self._folders_before = session_folders(cluster)
-        argv = launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")
+        argv = [*prefix, *launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")]
         argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *words]
         launch = cluster.argv("h1", argv, cwd=folder)
         if login is not None:
             launch = cluster.argv(login, ["ssh", "h1", f"cd {folder} && exec {shlex.join(argv)}"])
         with self.output.open("w") as output, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                ["env", "--default-signal=INT,HUP", *launch],
+                ["env", "--default-signal=INT,HUP,QUIT", *launch],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
             )  # fmt: skip
 
@@ -129,13 +130,14 @@ class Job:
         errors = self.errors.read_text()
         assert session_folders(self.cluster) <= self._folders_before, errors
         self._note(errors, time.monotonic() - begin)
-        return self.process.returncode, self.output.read_text(), errors
+        return self.process.returncode, self.output.read_text(errors="replace"), errors
 
     def _note(self, err: str, seconds: float) -> None:
         """Add a line to the table of faults survived, where one is being made: see tests/hosts/faults.py."""
         table = os.environ.get("FAULT_TABLE")
         if table:
-            said = [line.removeprefix("ddlrun: ") for line in err.splitlines() if line.startswith("ddlrun: ")]
+            texts = [line.removeprefix("ddlrun: ") for line in err.splitlines() if line.startswith("ddlrun: ")]
+            said = [text for text in texts if not text.startswith(("note:", "warning:"))]
             test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].rpartition(" (")[0]
             row = {"test": test, "code": self.process.returncode, "said": said[:1], "seconds": round(seconds, 1)}
             with Path(table).open("a") as file:
@@ -273,7 +275,6 @@ def test_a_blocked_port_of_the_keepers(cluster: Cluster, mpirun: str, tmp_path: 
 
 
 @pytest.mark.extra
-@pytest.mark.openmpi(5)  # Open MPI 4.1 sometimes leaves its session folder behind
 def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     options = ("--skip-checks", "--start-timeout", "5")
     with cluster.blocked("h3", "1024-65534"), Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
@@ -479,18 +480,23 @@ def test_a_spawn_without_slots(cluster: Cluster, mpirun: str, tmp_path: Path) ->
 
 
 AGENT = """#!/bin/sh
-case "$*" in *h3*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
+case "$*" in *{host}*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
 exec ssh "$@"
 """
+
+
+def write_agent(folder: Path, host: str) -> str:
+    """Return the argument of mpirun for an agent that starts the daemon of a host only when FOLDER/cut exists."""
+    agent = folder / "agent"
+    agent.write_text(AGENT.format(folder=folder, host=host))
+    agent.chmod(0o755)
+    return f"--mca plm_rsh_agent {agent}"
 
 
 @pytest.mark.extra
 @pytest.mark.openmpi(4)
 def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT.format(folder=tmp_path))
-    agent.chmod(0o755)
-    options = ("--skip-checks", "--start-timeout", "5", "--mpi-args", f"--mca plm_rsh_agent {agent}")
+    options = ("--skip-checks", "--start-timeout", "5", "--mpi-args", write_agent(tmp_path, "h3"))
     with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
         wait_until((tmp_path / "calling").exists, job.show)
         with cluster.cut("h3"):
@@ -498,6 +504,38 @@ def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str
             code, _, err = job.end()
     assert code == 3, err
     assert "did not start in 5 s (--start-timeout): no daemon on h3 has connected to mpirun" in err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(4)
+def test_a_host_that_is_cut_off_before_its_first_keeper(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    """The daemon of h3 has connected to mpirun, which waits for that of h4; TCP keepalive ends it."""
+    options = ("--skip-checks", "--heartbeat", "4", "--mpi-args", write_agent(tmp_path, "h4"))
+    established = ["ss", "-Htn", "state", "established", "not", "sport", "=", ":22"]
+    with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+        wait_until(lambda: cluster.run("h3", established).stdout, job.show)
+        with cluster.cut("h3"):
+            os.kill(job.ddlrun(), signal.SIGINT)
+            (tmp_path / "cut").touch()
+            code, _, err = job.end()
+    assert code == 130, err
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_a_keeper_that_is_killed_after_its_guard(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    """Its program has failed, so that it waits for ddlrun; a stopped daemon has no watcher then."""
+    fail = "until test -e go; do sleep 0.1; done; test $OMPI_COMM_WORLD_RANK != 2 || exit 7"
+    script = f"trap '' TERM; echo started; {fail}; while :; do sleep 1; done"
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--grace", "6")) as job:
+        job.wait_for_output("started", RANKS)
+        keeper, _ = job.started("h3")
+        (tmp_path / "go").touch()
+        wait_until(lambda: not children(keeper), job.show)
+        os.kill(parent(keeper), signal.SIGSTOP)
+        os.kill(keeper, signal.SIGKILL)
+        code, _, err = job.end()
+    assert code == 7, err
 
 
 @pytest.mark.extra

@@ -1,20 +1,20 @@
-"""Jobs that meet random faults: a few scenarios of tests.hosts.random_faults, which runs as many as it is given."""
+"""Jobs that meet random faults: fifty scenarios of tests.hosts.random_faults, which runs as many as it is given."""
+
+import subprocess
+import sys
 
 import pytest
 
-from tests.cluster.cluster import Cluster
-from tests.hosts.random_faults import render, run_seed
 from tests.hosts.random_faults_scenario import Kind, draw
 
-# Each with another fault: kills, stops, signals, a slow reader, a network that is cut for a moment.
-SEEDS = (0, 1, 3, 5, 8, 10, 12, 21, 23, 29, 39, 44, 47, 2007, 2013, 2043, 2044)
+RUNS, FIRST_SEED, JOBS = "50", "0", "5"
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_faults(cluster: Cluster, seed: int) -> None:
-    report = run_seed(cluster, seed)
-    assert not report.violations, render(report)
+def test_random_faults() -> None:
+    argv = [sys.executable, "-m", "tests.hosts.random_faults", RUNS, FIRST_SEED, "--jobs", JOBS]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("-> exit code")) == (0, int(RUNS)), done.stdout + done.stderr
 
 
 def test_scenarios_have_every_kind_of_fault() -> None:

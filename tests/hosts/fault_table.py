@@ -1,0 +1,392 @@
+"""Faults of four hosts, one per row: what fails, and the exit code and first line that ddlrun answers with."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster import links
+from tests.cluster.cluster import Cluster
+from tests.cluster.namespaces import SWITCH
+from tests.hosts.test_faults import RANKS, Job, children, cmdline, parent
+
+RANK_2 = "echo started; test $OMPI_COMM_WORLD_RANK = 2 || exec sleep 3600; "
+GO = "echo started; until test -e go; do sleep 0.1; done"
+WAIT = ("sh", "-c", f"setsid sleep 3600 & {GO}")
+PYTHON = """
+import atexit, os, signal, sys, time
+print("started", flush=True)
+while open(sys.argv[1]).read().count("started") < 4:  # Open MPI 4.1 may drop what ranks write while the job ends
+    time.sleep(0.02)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
+    {on_rank_2}
+{on_others}
+"""
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SLEEP = "time.sleep(3600)"
+NO_LINE = "^$"
+
+
+class Scene(NamedTuple):
+    """A job that runs, the hosts, and the stack that undoes what a fault does to them."""
+
+    cluster: Cluster
+    folder: Path
+    job: Job
+    stack: ExitStack
+
+    def pids(self, victim: str) -> list[int]:
+        """Return the processes of a kind."""
+        keeper, rank = self.job.started("h3")
+        mpirun = parent(self.job.started("h1")[0])
+        ddlrun = self.job.process.pid
+        victims = {
+            "ddlrun": [ddlrun],
+            "ddlrun's guard": [pid for pid in children(ddlrun) if cmdline(pid) == cmdline(ddlrun)],
+            "mpirun": [mpirun],
+            "daemon": [parent(keeper)],
+            "keeper": [keeper],
+            "guard": children(keeper)[:1],
+            "rank": [rank],
+        }
+        return victims[victim]
+
+    def all(self, place: int) -> list[int]:
+        """Return the keepers (0) or programs (1) of all ranks."""
+        return [self.job.started(f"h{number}")[place] for number in range(1, RANKS + 1)]
+
+
+class Fault(NamedTuple):
+    """A row of the table of faults."""
+
+    name: str
+    code: int
+    line: str
+    """A pattern of the first line."""
+    words: tuple[str, ...] = WAIT
+    options: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    """Words before the command line of ddlrun."""
+    before: Callable[[Cluster, Path], AbstractContextManager[object]] = lambda _cluster, _folder: nullcontext()
+    after: Callable[[Scene], object] | None = None
+    """What happens once all ranks have started."""
+
+    def __str__(self) -> str:
+        """Return the name, pytest's id of the test."""
+        return self.name
+
+
+# -- programs -------------------------------------------------------------------------------------
+
+
+def python(on_rank_2: str, on_others: str = SLEEP) -> tuple[str, ...]:
+    """Return a Python program whose rank 2 does something else than the others, once all have started."""
+    return (sys.executable, "-c", PYTHON.format(on_rank_2=on_rank_2, on_others=on_others), "output")
+
+
+def shell(script: str) -> tuple[str, ...]:
+    """Return a program of which rank 2 runs a script, while the others stay."""
+    return ("sh", "-c", RANK_2 + script)
+
+
+def redirected(redirections: str) -> tuple[str, ...]:
+    """Return a prefix that redirects the standard streams of ddlrun."""
+    return ("sh", "-c", f'exec "$@" {redirections}', "sh")
+
+
+# -- what fails before the start ------------------------------------------------------------------
+
+
+def mounted(host: str, *words: str) -> Callable[[Cluster, Path], AbstractContextManager[object]]:
+    """Return a context in which something is mounted on a host; the last word is the place, FOLDER the job's folder."""
+
+    @contextmanager
+    def mount(cluster: Cluster, folder: Path) -> Iterator[None]:
+        places = {"FOLDER": str(folder), "PARENT": str(folder.parent), "TMP": str(cluster.folder / host / "tmp")}
+        argv = [places.get(word, word) for word in words]
+        cluster.administer(host, ["mount", *argv])
+        try:
+            yield
+        finally:
+            cluster.administer(host, ["umount", "--lazy", argv[-1]])
+
+    return mount
+
+
+def read_only(host: str, place: str) -> Callable[[Cluster, Path], AbstractContextManager[object]]:
+    """Return a context in which a folder is read-only on a host."""
+
+    @contextmanager
+    def mount(cluster: Cluster, folder: Path) -> Iterator[None]:
+        path = {"FOLDER": str(folder / "sub"), "TMP": str(cluster.folder / host / "tmp")}[place]
+        Path(path).mkdir(exist_ok=True)
+        cluster.administer(host, ["mount", "--bind", path, path])
+        cluster.administer(host, ["mount", "-o", "remount,bind,ro", path])
+        try:
+            yield
+        finally:
+            cluster.administer(host, ["umount", "--lazy", path])
+
+    return mount
+
+
+def replaced(file: str, old: str, new: str) -> Callable[[Cluster, Path], AbstractContextManager[object]]:
+    """Return a context in which a text is replaced in a file of h1, by its path in the cluster's folder."""
+
+    @contextmanager
+    def edit(cluster: Cluster, _folder: Path) -> Iterator[None]:
+        path = cluster.folder / "h1" / file
+        text = path.read_text()
+        assert old in text, text
+        path.write_text(text.replace(old, new))
+        try:
+            yield
+        finally:
+            path.write_text(text)
+
+    return edit
+
+
+@contextmanager
+def hanging_sshd(cluster: Cluster, _folder: Path) -> Iterator[None]:
+    """Stop the sshd of h3."""
+    listener = int((cluster.folder / "h3" / "sshd.pid").read_text())
+    os.kill(listener, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(listener, signal.SIGCONT)
+
+
+# -- what fails while the ranks run ---------------------------------------------------------------
+
+
+def send(number: signal.Signals, *victims: str, go: bool = False) -> Callable[[Scene], None]:
+    """Return a function that sends a signal to processes, and then lets the ranks end if `go`."""
+
+    def act(scene: Scene) -> None:
+        for pid in [pid for victim in victims for pid in scene.pids(victim)]:
+            os.kill(pid, number)
+        if go:
+            (scene.folder / "go").touch()
+
+    return act
+
+
+def kill_all(place: int) -> Callable[[Scene], None]:
+    """Return a function that kills the keepers (0) or programs (1) of all ranks at once."""
+
+    def act(scene: Scene) -> None:
+        for pid in scene.all(place):
+            os.kill(pid, signal.SIGKILL)
+
+    return act
+
+
+def cut(host: str) -> Callable[[Scene], None]:
+    """Return a function that cuts a host off until nothing of the job is left."""
+    return lambda scene: scene.stack.enter_context(scene.cluster.cut(host))
+
+
+def blink(scene: Scene) -> None:
+    """Cut h3 off for a second, and then let the ranks end."""
+    with scene.cluster.cut("h3"):
+        time.sleep(1)
+    (scene.folder / "go").touch()
+
+
+def set_link(name: str, link: str, change: str, back: str) -> Callable[[Scene], None]:
+    """Return a function that changes a link by ip, and undoes it when nothing of the job is left."""
+
+    def act(scene: Scene) -> None:
+        namespaces = scene.cluster.namespaces
+        links.ip(namespaces, name, [change.format(link=link)])
+        scene.stack.callback(links.ip, namespaces, name, [back.format(link=link)])
+
+    return act
+
+
+def down_and_up(scene: Scene) -> None:
+    """Take the interface of h3 down for a second, and then let the ranks end."""
+    namespaces = scene.cluster.namespaces
+    links.ip(namespaces, "h3", ["link set eth0 down"])
+    time.sleep(1)
+    links.ip(namespaces, "h3", ["link set eth0 up"])
+    (scene.folder / "go").touch()
+
+
+def stop_sshd(scene: Scene) -> None:
+    """End the sshd of h2, h3 and h4, and then let the ranks end."""
+    scene.stack.enter_context(scene.cluster.stopped("h2", "h3", "h4"))
+    (scene.folder / "go").touch()
+
+
+def remove_run_folder(scene: Scene) -> None:
+    """Remove the run folder, and then let the ranks end."""
+    run = scene.folder / "run"
+    run.rename(scene.folder / "elsewhere")
+    (scene.folder / "go").touch()
+
+
+QUICK = ("--heartbeat", "4")
+S = signal.Signals
+# fmt: off
+FAULTS = (
+    # signals
+    Fault("SIGTERM to ddlrun", 143, "ended by SIGTERM", after=send(S.SIGTERM, "ddlrun")),
+    Fault("SIGHUP to ddlrun", 129, "ended by SIGHUP", after=send(S.SIGHUP, "ddlrun")),
+    Fault("SIGQUIT to ddlrun", 131, "ended by SIGQUIT", after=send(S.SIGQUIT, "ddlrun")),
+    Fault("SIGALRM to ddlrun", 142, "ended by SIGALRM", after=send(S.SIGALRM, "ddlrun")),
+    Fault("SIGPIPE to ddlrun", 141, "ended by SIGPIPE", after=send(S.SIGPIPE, "ddlrun")),
+    Fault("SIGTSTP to ddlrun, then all ranks exit with 0", 0, NO_LINE, after=send(S.SIGTSTP, "ddlrun", go=True)),
+    Fault("SIGKILL to ddlrun and its guard", -9, NO_LINE, after=send(S.SIGKILL, "ddlrun's guard", "ddlrun")),
+    Fault(
+        "SIGSTOP to ddlrun's guard, then all ranks exit with 0", 0, NO_LINE,
+        after=send(S.SIGSTOP, "ddlrun's guard", go=True),
+    ),
+    Fault("SIGTERM to mpirun", 1, "mpirun ended with 1", after=send(S.SIGTERM, "mpirun")),
+    Fault("SIGINT to mpirun", 1, "mpirun ended with 1", after=send(S.SIGINT, "mpirun")),
+    Fault("SIGTERM to mpirun's daemon on a host", 3, "h3", after=send(S.SIGTERM, "daemon")),
+    Fault("SIGTERM to a keeper", 143, "rank 2 on h3 had to end: its keeper received", after=send(S.SIGTERM, "keeper")),
+    Fault(
+        "SIGSTOP to a keeper for longer than `--heartbeat`", 3, "h3 .*the host replies, but its keepers do not run",
+        options=QUICK, after=send(S.SIGSTOP, "keeper"),
+    ),
+    Fault("SIGKILL to all keepers at once", 137, "rank . on h. was killed by another process", after=kill_all(0)),
+    Fault(
+        "SIGKILL to a keeper and its guard", 137, "rank 2 on h3 was killed by another process",
+        after=send(S.SIGKILL, "guard", "keeper"),
+    ),
+    Fault("SIGKILL to the guard of a rank", 137, "rank 2 on h3 .*SIGKILL", after=send(S.SIGKILL, "guard")),
+    Fault(
+        "SIGSTOP to the guard of a rank, then all ranks exit with 0", 0, NO_LINE,
+        after=send(S.SIGSTOP, "guard", go=True),
+    ),
+    Fault(
+        "SIGTERM to a rank", 143, "failed: rank 2 on h3 .*SIGTERM",
+        words=("sh", "-c", "echo started; exec sleep 3600"), after=send(S.SIGTERM, "rank"),
+    ),
+    Fault(
+        "SIGSTOP to a rank, `--timeout 3`", 124, "the time limit of 3 s",
+        options=("--timeout", "3"), after=send(S.SIGSTOP, "rank"),
+    ),
+    Fault("SIGKILL to all ranks at once", 137, "failed: rank . on h. .*killed by SIGKILL", after=kill_all(1)),
+    # network
+    Fault("a host's network is cut for a second, then all ranks exit with 0", 0, NO_LINE, after=blink),
+    Fault("the network of ddlrun's host is cut", 3, "no sign of life", options=QUICK, after=cut("h1")),
+    Fault(
+        "the link between two racks is cut", 3, "no sign of life from h\\[3-4\\]|no sign of life from h3",
+        options=QUICK, after=set_link(SWITCH, "up1", "link set {link} down", "link set {link} up"),
+    ),
+    Fault("the interface of a host is down for a second, then all ranks exit with 0", 0, NO_LINE, after=down_and_up),
+    Fault(
+        "a host loses its address", 3, "h3",
+        options=QUICK, after=set_link("h3", "eth0", "addr flush dev {link}", "addr add 10.77.1.1/16 dev {link}"),
+    ),
+    Fault("sshd ends on all other hosts, then all ranks exit with 0", 0, NO_LINE, after=stop_sshd),
+    # standard streams
+    Fault("standard output of ddlrun is closed", 0, NO_LINE, words=("echo", "started"), prefix=redirected(">&-")),
+    Fault("standard error of ddlrun is closed", 0, NO_LINE, words=("echo", "started"), prefix=redirected("2>&-")),
+    Fault("standard input of ddlrun is closed", 0, NO_LINE, words=("echo", "started"), prefix=redirected("<&-")),
+    Fault(
+        "standard output of ddlrun is /dev/full", 1, "No space left",
+        words=("seq", "9"), prefix=redirected(">/dev/full"),
+    ),
+    Fault(
+        "the reader of the output ends after a line", 141, "",
+        words=("seq", "100000"), prefix=("bash", "-c", 'set -o pipefail; "$@" | head -n 1', "sh"),
+    ),
+    Fault("a rank closes its standard streams", 0, NO_LINE, words=("sh", "-c", "exec <&- >&- 2>&-; sleep 1")),
+    Fault(
+        "a rank writes 4 MB of binary data without a newline", 0, NO_LINE,
+        words=("head", "-c", "4000000", "/dev/urandom"),
+    ),
+    # disks
+    Fault(
+        "the run folder is on a read-only disk", 2, "Read-only",
+        options=("--run-dir", "sub/run"), before=read_only("h1", "FOLDER"),
+    ),
+    Fault("the run folder is moved away while ranks run", 0, "", after=remove_run_folder),
+    Fault(
+        "the folder for temporary files of a host is full", 5, "h3: .* has 4 KiB free",
+        before=mounted("h3", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "tmpfs", "TMP"),
+    ),
+    # limits
+    Fault(
+        "a rank reaches its CPU time limit (`ulimit -t 1`)", 152, "rank 2 on h3 .*SIGXCPU",
+        words=shell("ulimit -St 1; while :; do :; done"),
+    ),
+    Fault(
+        "a rank exceeds its file size limit (`ulimit -f 1`)", 153, "rank 2 on h3 .*SIGXFSZ",
+        words=shell("ulimit -f 1; exec head -c 100000 /dev/zero >big"),
+    ),
+    Fault(
+        "a rank exceeds its memory limit (`ulimit -v`)", 1, "rank 2 on h3 .*exception",
+        words=python("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytes(1 << 31)"),
+    ),
+    Fault(
+        "a rank opens more files than it may (`ulimit -n`)", 1, "rank 2 on h3 .*exception",
+        words=python("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9)); [*map(os.dup, range(9))]"),
+    ),
+    Fault("PATH is unset", 0, NO_LINE, words=("/bin/echo", "started"), prefix=("env", "-u", "PATH")),
+    # hosts that differ
+    Fault(
+        "the script is missing on a host", 5, "h3",
+        words=(str(EXAMPLES / "digits.py"),), before=mounted("h3", "-t", "tmpfs", "tmpfs", str(EXAMPLES)),
+    ),
+    Fault(
+        "the working folder is missing on a host", 5, "h3",
+        words=("echo", "started"), before=mounted("h3", "-t", "tmpfs", "tmpfs", "PARENT"),
+    ),
+    Fault(
+        "Python is another program on a host", 5, "h3",
+        words=python("pass", "pass"), before=mounted("h3", "--bind", "/bin/false", os.path.realpath(sys.executable)),
+    ),
+    Fault(
+        "a program is missing on a host", 126, "rank 2 on h3 .*exit code 126",
+        words=("/usr/bin/seq", "1"), before=mounted("h3", "--bind", "/etc/hostname", "/usr/bin/seq"),
+    ),
+    Fault(
+        "a name leads to the address of another host", 3, "host h3: its host key is not the one in known_hosts",
+        before=replaced("hosts", "10.77.1.1 h3", "10.77.1.2 h3"),
+    ),
+    Fault("a host is listed twice, by its name and its address", 5, "h3", options=("-H", "h1,h2,h3,10.77.1.1")),
+    Fault("a name that no host has", 3, "h3", before=replaced("hosts", "10.77.1.1 h3", "")),
+    Fault("no key of a host is known", 3, "h3", before=replaced("ssh/known_hosts", "h3,10.77.1.1 ", "h9 ")),
+    Fault("the sshd of a host is stopped", 3, "h3", before=hanging_sshd),
+    # programs
+    Fault("a rank calls abort()", 134, "rank 2 on h3 .*SIGABRT", words=python("os.abort()")),
+    Fault(
+        "a rank exits with 7 while others hang in an atexit function", 7, "rank 2 on h3 .*exit code 7",
+        words=python("sys.exit(7)", "atexit.register(time.sleep, 3600)"),
+    ),
+    Fault(
+        "a rank calls os._exit(5) in an atexit function", 5, "rank 2 on h3 .*exit code 5",
+        words=python("atexit.register(os._exit, 5); sys.exit(0)"),
+    ),
+    Fault("a rank kills its process group", 137, "rank 2 on h3 .*SIGKILL", words=python("os.killpg(0, 9)")),
+    Fault(
+        "a rank exits with 7 while others are in MPI_Init", 7, "rank 2 on h3 .*exit code 7",
+        words=python("sys.exit(7)", "from mpi4py import MPI"),
+    ),
+    Fault(
+        "a rank waits for a message that nobody sends, `--timeout 3`", 124, "the time limit of 3 s",
+        words=python("from mpi4py import MPI; MPI.COMM_WORLD.recv()", "from mpi4py import MPI"),
+        options=("--timeout", "3"),
+    ),
+    Fault("the program does not exist", 127, r"exit code 127 \(the program does not", words=("/no/such/program",)),
+    Fault("the program is not executable", 126, r"exit code 126 \(the program cannot be", words=("/etc/hostname",)),
+    Fault(
+        "background processes that fork twice and ignore TERM, and all ranks exit with 0", 0, NO_LINE,
+        words=("sh", "-c", "(trap '' TERM; setsid sh -c 'setsid sleep 3600 & setsid sleep 3600' &) & exit 0"),
+    ),
+    Fault(
+        "a background process of `env -i setsid`, and all ranks exit with 0", 0, NO_LINE,
+        words=("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & exit 0"),
+    ),
+)
+# fmt: on
