@@ -40,7 +40,7 @@ def start_learner(
     grid = Grid(context.topology, context.order, world)
     host = HostPosition() if world is None else _find_host_position(world, grid)
     sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
-    flat_comm = None if world is None else grid.communicator(grid.axes)
+    flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
     learner = _make_learner(grid, selector, host, environ)
     if grid.rank == 0 and context.options.dbg_level:

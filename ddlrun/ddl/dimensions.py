@@ -11,6 +11,8 @@ from ddlrun.topology import AXES, RankOrder, Topology
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from mpi4py.MPI import Intracomm
+
     from ddlrun.ddl.communicators import Communicator
 
 
@@ -68,7 +70,7 @@ class Grid:
         self._communicators: dict[str, Communicator] = {}
         if comm is not None:
             for axis in self.axes:
-                self.communicator(axis)
+                self.members(axis)
 
     @property
     def axes(self) -> str:
@@ -99,11 +101,11 @@ class Grid:
         """
         return peers_of(self.topology, self.order, self.coords, self._number(axis))
 
-    def communicator(self, axes: str) -> Communicator:
+    def communicator(self, axes: str) -> Intracomm:
         """Return the communicator of the learners that differ from this one in `axes` only, such as "X" or "YZ".
 
         Its ranks are in host order, so ranks of a host are adjacent whatever the rank order of the job. The grid frees
-        it.
+        it. Over TCP it has mpi4py's methods for objects alone, such as allgather and bcast.
 
         Args:
             axes: Letters of dimensions. With several letters, all learners call this together the first time.
@@ -111,6 +113,10 @@ class Grid:
         Raises:
             InputError: The grid has no dimension of a letter, or is a single learner without MPI.
         """
+        return cast("Intracomm", self.members(axes))
+
+    def members(self, axes: str) -> Communicator:
+        """Return the communicator of some axes, of MPI or over TCP: see `communicator`."""
         if self.base is None:
             raise InputError(f"grid {self.topology}: no communicator {axes!r}: a single learner runs without MPI")
         name = "".join(self.axes[i] for i in self.places(axes))

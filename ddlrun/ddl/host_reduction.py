@@ -102,7 +102,7 @@ class HostReducer:
             return
         over = "".join(self.grid.axes[i] for i in self.grid.places(axes or self.grid.axes))
         mine = f"{op} of {', '.join(map(str, arrays))}{axes and f' over {over}'}{wire and f' by {wire}'}"
-        descriptions = sorted(self.grid.communicator(over).allgather((self.grid.rank, mine)))
+        descriptions = sorted(self.grid.members(over).allgather((self.grid.rank, mine)))
         others = [f"rank {rank} {theirs}" for rank, theirs in descriptions if theirs != mine]
         if others:
             raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
@@ -176,6 +176,6 @@ class HostReducer:
     def _reduce_natively(self, elements: Any, reduce_op: ReduceOp, axes: str) -> None:  # noqa: ANN401
         from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
-        comms = [self.grid.communicator(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
+        comms = [self.grid.members(self.grid.axes[i]) for i in self.grid.places(axes or self.grid.axes)]
         several = [cast("Intracomm", comm) for comm in comms if comm.size > 1]
         allreduce_by_dimension(several, elements, reduce_op)

@@ -185,7 +185,7 @@ def run(comm: Communicator, shape: str, *, quick: bool, last: bool) -> Checks:
     return checks
 
 
-def learners(world: Communicator, shapes: Iterable[str]) -> Iterator[tuple[str, Communicator]]:
+def learners(world: Communicator, shapes: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield each shape with a communicator of its size, on the ranks in it."""
     for shape in shapes:
         size = parse_topology(shape).size

@@ -70,7 +70,7 @@ class InstrumentedReducer(HostReducer):
         from ddlrun.ddl.mpi_collectives import allreduce_by_dimension  # noqa: PLC0415 - it needs MPI
 
         places = self.grid.places(axes or self.grid.axes)
-        comms = [(i, cast("Intracomm", self.grid.communicator(self.grid.axes[i]))) for i in places]
+        comms = [(i, self.grid.communicator(self.grid.axes[i])) for i in places]
         timed = [TimedCommunicator(comm, self.meter, i) for i, comm in comms]
         several = cast("list[Intracomm]", [comm for comm in timed if comm.size > 1])
         allreduce_by_dimension(several, elements, reduce_op)
