@@ -1,7 +1,5 @@
 """ddlrun: the launcher for distributed training on MPI clusters that knows where every rank is."""
 
-from __future__ import annotations
-
 __version__ = "0.1.0"
 
 # The functions and classes that a program imports from here, and their modules. They are imported at their first use,
@@ -25,5 +23,5 @@ def __getattr__(name: str) -> object:
     return getattr(importlib.import_module(PUBLIC[name]), name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # quoted for Python 3.8, which may run the agent
     return [*globals(), *PUBLIC]

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddlrun.agent.job import HostRanks, Job
+    from ddlrun.agent.job import AgentJob, HostRanks
 
 GREETING = b"@ddlrun-agent "
 """The beginning of the line by which an agent reports that it runs: its version, or WANTED."""
@@ -24,7 +24,7 @@ WANTED = b"archive"
 class Child:
     """An agent on another host, which leads a part of the job's hosts."""
 
-    def __init__(self, job: Job, hosts: Sequence[HostRanks], version: str) -> None:
+    def __init__(self, job: AgentJob, hosts: Sequence[HostRanks], version: str) -> None:
         """Start the agent on the first of the hosts; it starts those of the others.
 
         Args:
@@ -135,7 +135,7 @@ def _start_program(words: list[str]) -> tuple[int, Channel]:
     return pid, Channel(stdout[0], stdin[1])
 
 
-def _script(job: Job, *, ship: bool) -> str:
+def _script(job: AgentJob, *, ship: bool) -> str:
     """Return the sh script that becomes the agent: that of the host's ddlrun, or one that waits for the archive."""
     run = _quote(job.environ.get("DDLRUN_RUN", ""))
     python, script = _quote(job.python), _quote(job.script)

@@ -30,7 +30,7 @@ class HostRanks:
         return cls(int(number), name, [int(rank) for rank in ranks.split(",")])
 
 
-class Job:
+class AgentJob:
     """What the ranks of all hosts have in common."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Job:
         return pack_words(pack_words(map(_encode, words)) for words in texts)
 
     @classmethod
-    def parse(cls, text: bytes) -> Job:
+    def parse(cls, text: bytes) -> AgentJob:
         """Parse the text of a job."""
         texts = [[_decode(word) for word in unpack_words(part)] for part in unpack_words(text)]
         (folder, python, script, numbers), program, launcher, variables = texts

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddlrun.agent.job import Job
+    from ddlrun.agent.job import AgentJob
     from ddlrun.agent.pmi import Abort, PmiServer
 
 # The variables in which each rank finds its number, its local rank and the number of ranks.
@@ -42,7 +42,7 @@ class LocalRanks:
         """The time at which `kill_due` has something to do."""
         return self._kill_at if self._keepers else float("inf")
 
-    def start(self, job: Job, ranks: Sequence[int], pmi: PmiServer, needed: Sequence[int]) -> None:
+    def start(self, job: AgentJob, ranks: Sequence[int], pmi: PmiServer, needed: Sequence[int]) -> None:
         """Fork the keepers.
 
         Args:

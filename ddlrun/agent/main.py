@@ -8,7 +8,7 @@ import sys
 
 from ddlrun import __version__
 from ddlrun.agent.frames import Channel
-from ddlrun.agent.job import HostRanks, Job
+from ddlrun.agent.job import AgentJob, HostRanks
 from ddlrun.agent.node import Node, complain
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
 from ddlrun.rank.host_position import all_places
@@ -85,11 +85,11 @@ def _parse(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 def _read_job(
     options: Mapping[str, list[str]], program: list[str], environ: Mapping[str, str]
-) -> tuple[Job, HostRanks | None, list[HostRanks]]:
+) -> tuple[AgentJob, HostRanks | None, list[HostRanks]]:
     """Return the job, this host, and the others."""
     hosts = _place_ranks(options["--hostfile"][0], environ)
     names = [name for text in options.get("--export", []) for name in text.split(",")]
-    job = Job(
+    job = AgentJob(
         program=[word[1:] if word and not word.strip(":") else word for word in program[KEEPER_WORDS:]],
         launcher=options.get("--via", []),
         folder=os.getcwd(),

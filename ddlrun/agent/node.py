@@ -12,7 +12,7 @@ import time
 
 from ddlrun.agent import frames
 from ddlrun.agent.child import Child
-from ddlrun.agent.job import HostRanks, Job, divide
+from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.agent.pmi_service import PmiService
 from ddlrun.errors import EXIT_PREFLIGHT, EXIT_SIGNAL, EXIT_UNREACHABLE
@@ -53,7 +53,7 @@ class Node:
         self._children: list[Child] = []
         self._waiting: list[list[HostRanks]] = []
         """The parts of the hosts whose agents are not started yet, the first one last."""
-        self._job: Job | None = None
+        self._job: AgentJob | None = None
         self._own: HostRanks | None = None
         self._pmi: PmiService | None = None
         self._grace = 10.0
@@ -70,7 +70,7 @@ class Node:
         if parent is not None:
             self._watch(parent.read_fd, self._on_parent)
 
-    def begin(self, job: Job, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
+    def begin(self, job: AgentJob, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
         """Start the ranks of this host, and the agents of the others.
 
         Args:
@@ -252,7 +252,7 @@ class Node:
             if kind == frames.JOB:
                 job, hosts = frames.unpack_words(text)
                 own, *others = map(HostRanks.parse, frames.unpack_words(hosts))
-                self._take_job(Job.parse(job), own, others)
+                self._take_job(AgentJob.parse(job), own, others)
             elif kind == frames.TERMINATE:
                 self._terminate(float(text))
             elif kind == frames.PMI:
@@ -263,7 +263,7 @@ class Node:
             for child in self._children:
                 child.close()
 
-    def _take_job(self, job: Job, own: HostRanks, others: Sequence[HostRanks]) -> None:
+    def _take_job(self, job: AgentJob, own: HostRanks, others: Sequence[HostRanks]) -> None:
         os.environ.update(job.environ)
         self.begin(job, own, others)
 

@@ -16,13 +16,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddlrun.agent.job import HostRanks, Job
+    from ddlrun.agent.job import AgentJob, HostRanks
 
 
 class PmiService:
     """The PMI server of an agent's host; the root merges what the servers of all hosts have."""
 
-    def __init__(self, own: HostRanks | None, hosts: Sequence[HostRanks], job: Job, *, root: bool) -> None:
+    def __init__(self, own: HostRanks | None, hosts: Sequence[HostRanks], job: AgentJob, *, root: bool) -> None:
         """Create the server of this host, without any connection.
 
         Args:

@@ -25,7 +25,7 @@ from ddlrun.ddl.reduce_ops import WIDE, find_reduce_op
 from ddlrun.ddl.reduce_ops import ReduceOp as Operator
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
-from ddlrun.ddl.tcp.address_exchange import Job
+from ddlrun.ddl.tcp.address_exchange import Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.tcp.store_exchange import join_by_store
 from ddlrun.errors import DdlrunError, InputError, LostRankError
@@ -62,7 +62,7 @@ def register() -> None:
 
 def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> DdlProcessGroup:  # noqa: ANN401
     address = os.environ.get("MASTER_ADDR") or find_rendezvous_address({}, one_host=False)
-    job = Job(
+    job = Membership(
         rank=rank,
         size=size,
         address=address,

@@ -11,7 +11,7 @@ from ddlrun.machine import Core, Machine
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.topology_request import TopologyReason
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.process_managers.openmpi import Mpirun, Transport
+from ddlrun.process_managers.openmpi import Mpirun, TransportChoice
 
 if TYPE_CHECKING:  # for the annotations alone
     from ddlrun.plan.records import (
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     """Why this topology."""
     order_reason: str
     mpirun: Mpirun
-    transport: Transport
+    transport: TransportChoice
     argv: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     """Variables that ddlrun sets for the ranks."""

@@ -18,7 +18,7 @@ from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.agents import is_own
 from ddlrun.process_managers.openmpi import (
     Mpirun,
-    Transport,
+    TransportChoice,
     choose_transport,
     find_transport_choice,
     parse_site_excludes,
@@ -106,13 +106,13 @@ def _terminal_note(settings: Settings) -> tuple[str, ...]:
     return (f"rank {stdin.rank} has this terminal; Ctrl-C is its own, Ctrl-\\ ends the job",)
 
 
-def _choose_transport(job: PlacedJob) -> Transport:
+def _choose_transport(job: PlacedJob) -> TransportChoice:
     settings, files = job.settings, job.survey.installation.mca_files
     if job.major is None:
-        return Transport((), f"left to {_transport_owner(job.survey.installation.mpirun)}")
+        return TransportChoice((), f"left to {_transport_owner(job.survey.installation.mpirun)}")
     if settings.mpi.tcp:
         variables = tuple(tcp_variables(job.major).items())
-        return Transport(variables, "--tcp: TCP, and shared memory inside of hosts")
+        return TransportChoice(variables, "--tcp: TCP, and shared memory inside of hosts")
     chosen = find_transport_choice(settings.mpi.args, job.environ, files)
     return choose_transport(settings.hosts.hosts, job.placement.machines, chosen, parse_site_excludes(files))
 

@@ -19,7 +19,7 @@ from ddlrun.plan.job_variables import plan_default_variables, plan_job_variables
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.precedence import merge_layers
 from ddlrun.process_managers.installation import mpi4py_variables
-from ddlrun.process_managers.openmpi import OVERRULING, Transport
+from ddlrun.process_managers.openmpi import OVERRULING, TransportChoice
 from ddlrun.rank import program_input, protocol
 from ddlrun.remote.daemon_variables import CHOSEN_BY_SLURM, PARTS, DaemonRequest, daemon_variables
 from ddlrun.topology import UnequalTopology
@@ -39,7 +39,7 @@ class RankEnvironment(NamedTuple):
     network: str
 
 
-def plan_environment(job: PlacedJob, transport: Transport, ports: range) -> RankEnvironment:
+def plan_environment(job: PlacedJob, transport: TransportChoice, ports: range) -> RankEnvironment:
     """Return the environment of the ranks; they meet on `ports`. Raises InputError."""
     mode, profile = _profile(job)
     own, defaults = plan_job_variables(job, mode), plan_default_variables(job, mode)

@@ -67,7 +67,7 @@ def find_version(text: str) -> str | None:
     return match[1] if match else None
 
 
-class Transport(NamedTuple):
+class TransportChoice(NamedTuple):
     """The variables that choose MPI's transport, and why; without variables, the choice is left to MPI."""
 
     variables: tuple[tuple[str, str], ...]
@@ -81,7 +81,7 @@ SLOW = {"pml": ("cm",), "btl": ("ofi", "uct", "openib")}
 
 def choose_transport(
     hosts: HostList, machines: Iterable[Machine], chosen: str | None, excluded: Mapping[str, Sequence[str]]
-) -> Transport:
+) -> TransportChoice:
     """Return the transport without components that start slowly, where the job cannot need them.
 
     A job on one host needs none of them, and neither does one on several hosts without RDMA devices.
@@ -93,19 +93,19 @@ def choose_transport(
         excluded: Components that the site excludes, by framework (pml, mtl, btl).
     """
     if chosen is not None:
-        return Transport((), f"left alone: {chosen}")
+        return TransportChoice((), f"left alone: {chosen}")
     if len(hosts) > 1:
         lists = {machine.rdma_devices for machine in machines}
         devices = sorted({device for names in lists for device in names or ()})
         if devices:
-            return Transport((), f"left to MPI: the hosts have RDMA devices ({', '.join(devices)})")
+            return TransportChoice((), f"left to MPI: the hosts have RDMA devices ({', '.join(devices)})")
         if None in lists:
-            return Transport((), "left to MPI: the hosts were not searched for RDMA devices")
+            return TransportChoice((), "left to MPI: the hosts were not searched for RDMA devices")
     values = {name: "^" + ",".join(sorted({*slow, *excluded.get(name, ())})) for name, slow in SLOW.items()}
     choice = ", ".join(f"{name} {value}" for name, value in values.items())
     why = "one host" if len(hosts) == 1 else "no host has an RDMA device"
     variables = tuple((f"OMPI_MCA_{name}", value) for name, value in values.items())
-    return Transport(variables, f"{choice}: {why}, and MPI starts faster without them")
+    return TransportChoice(variables, f"{choice}: {why}, and MPI starts faster without them")
 
 
 # Variables of a user or a container image that map or bind ranks in another way than the rank file. Open MPI 4.1

@@ -17,9 +17,9 @@ from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.group_schedules import broadcast
 from ddlrun.ddl.operation import Chunk
 from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.tcp.address_exchange import Exchange, Job
+from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
-from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.errors import InputError, LostRankError
@@ -104,14 +104,14 @@ def test_a_rank_with_another_secret_is_refused() -> None:
 
 
 def test_ranks_that_do_not_arrive_are_named() -> None:
-    job = Job(rank=0, size=4, address="127.0.0.1", port=0, secret=b"", seconds=0)
+    job = Membership(rank=0, size=4, address="127.0.0.1", port=0, secret=b"", seconds=0)
     with pytest.raises(LostRankError, match=r"^rank 0 of 4: ranks 1, 2, 3 did not arrive within 0 s$"):
-        Exchange(job, listen("127.0.0.1")).collect()
+        AddressExchange(job, listen("127.0.0.1")).collect()
 
 
 def test_what_a_job_without_mpi_needs() -> None:
     right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
-    assert read_job(right) == Job(rank=1, size=2, address="h1", port=29500, secret=b"", seconds=300)
+    assert read_job(right) == Membership(rank=1, size=2, address="h1", port=29500, secret=b"", seconds=300)
     with pytest.raises(InputError, match="MASTER_ADDR, MASTER_PORT is not set"):
         read_job({"RANK": "1", "WORLD_SIZE": "2"})
     with pytest.raises(InputError, match="RANK 2: WORLD_SIZE is 2"):
@@ -124,7 +124,7 @@ def test_what_a_job_without_mpi_needs() -> None:
 def endpoints(size: int, secrets: list[bytes] | None = None) -> Iterator[list[Endpoint]]:
     """Yield endpoints of a job, all in this process."""
     listeners = [listen("127.0.0.1") for _ in range(size)]
-    addresses = [Address("127.0.0.1", listener.getsockname()[1], "here") for listener in listeners]
+    addresses = [RankAddress("127.0.0.1", listener.getsockname()[1], "here") for listener in listeners]
     made = [
         Endpoint(rank, size, listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
         for rank, listener in enumerate(listeners)

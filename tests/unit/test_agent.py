@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddlrun.agent.archive import build_archive
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
-from ddlrun.agent.job import HostRanks, Job, divide
+from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.hosts import parse_hosts
 from ddlrun.process_managers import MpirunJob
@@ -32,10 +32,10 @@ def test_words_survive(words: list[bytes]) -> None:
 
 @given(st.lists(WORDS, max_size=4), st.dictionaries(WORDS, WORDS, max_size=4), WORDS)
 def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) -> None:
-    job = Job(
+    job = AgentJob(
         program=words, launcher=words, folder=folder, size=7, fan_out=2, python="p", script="s", environ=environ
     )  # fmt: skip
-    assert vars(Job.parse(job.pack())) == vars(job)
+    assert vars(AgentJob.parse(job.pack())) == vars(job)
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -170,14 +170,20 @@ def shell(folder: Path, hidden: str = "") -> Path:
     return path
 
 
+def wait_for_rank_0(folder: Path) -> str:
+    """Return the commands by which rank 1, whose failure ends rank 0, awaits what rank 0 has written before."""
+    return f"[ $DDLRUN_RANK = 1 ] || touch {folder}/written; until [ -e {folder}/written ]; do sleep 0.01; done"
+
+
 def test_ranks_know_their_numbers_and_the_first_failure_is_the_exit_code(tmp_path: Path) -> None:
-    script = "echo $DDLRUN_RANK $DDLRUN_LOCAL_RANK $DDLRUN_SIZE; exit $((DDLRUN_RANK * 3))"
+    numbers = "$DDLRUN_RANK $DDLRUN_LOCAL_RANK $DDLRUN_SIZE"
+    script = f"echo {numbers}; {wait_for_rank_0(tmp_path)}; exit $((DDLRUN_RANK * 3))"
     done = subprocess.run(by_hand(tmp_path, script), capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (3, ["0 0 2", "1 1 2"])
 
 
 def test_a_rank_behind_a_shell_gets_the_environment_and_the_folder(tmp_path: Path) -> None:
-    script = "echo $DDLRUN_RANK $DDLRUN_SIZE $PWD >&2; exit $((DDLRUN_RANK * 3))"
+    script = f"echo $DDLRUN_RANK $DDLRUN_SIZE $PWD >&2; {wait_for_rank_0(tmp_path)}; exit $((DDLRUN_RANK * 3))"
     line = by_hand(tmp_path, script, via=shell(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
     assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 2 {tmp_path}", f"1 2 {tmp_path}"])

@@ -231,7 +231,7 @@ def test_interpreter_of_scripts_modules_and_programs(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     assert command(plan("train.py", "-x", cwd=tmp_path))[-3:] == [sys.executable, "train.py", "-x"]
     assert command(plan("-m", "pkg.mod", "-m"))[-4:] == [sys.executable, "-m", "pkg.mod", "-m"]
-    assert command(plan("python", "train.py"))[-2:] == ["python", "train.py"]
+    assert command(plan("python", "train.py", cwd=tmp_path))[-2:] == ["python", "train.py"]
 
 
 def test_a_dry_run_writes_only_to_run_dir(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from ddlrun.machine import Machine
 from ddlrun.machine.preset import parse_machine
 from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.openmpi import (
-    Transport,
+    TransportChoice,
     choose_transport,
     command,
     find_transport_choice,
@@ -89,7 +89,7 @@ def described(rdma: str) -> Machine:
 
 
 UNKNOWN, NONE, SOME = described(""), described(", rdma: false"), described(", rdma: true")
-FAST = Transport((("OMPI_MCA_pml", "^cm"), ("OMPI_MCA_btl", "^ofi,openib,uct")), "")
+FAST = TransportChoice((("OMPI_MCA_pml", "^cm"), ("OMPI_MCA_btl", "^ofi,openib,uct")), "")
 
 
 @pytest.mark.parametrize(

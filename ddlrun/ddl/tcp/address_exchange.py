@@ -28,7 +28,7 @@ LONGEST_RECORD = 1 << 16
 PAUSE = 0.05
 
 
-class Job(NamedTuple):
+class Membership(NamedTuple):
     """A rank, the number of ranks, the address of rank 0, the secret of the job ("": none), and a limit in seconds."""
 
     rank: int
@@ -42,10 +42,10 @@ class Job(NamedTuple):
         return f"rank {self.rank} of {self.size}"
 
 
-class Exchange:
+class AddressExchange:
     """Rank 0's part: it collects the records of the other ranks, and replies to all of them at once."""
 
-    def __init__(self, job: Job, listener: socket.socket) -> None:
+    def __init__(self, job: Membership, listener: socket.socket) -> None:
         self._job, self._listener = job, listener
         self._poller = Poller()
         self._members: dict[int, tuple[socket.socket, Record]] = {}
@@ -102,7 +102,7 @@ class Exchange:
         self._poller.watch(file, 0, lambda _mask: None)
 
 
-def connect_to_rank_0(job: Job) -> socket.socket:
+def connect_to_rank_0(job: Membership) -> socket.socket:
     """Return a connection to rank 0, which may not listen yet, after the handshake. Raises LostRankError."""
     until = time.monotonic() + job.seconds
     while True:
@@ -127,7 +127,7 @@ def connect_to_rank_0(job: Job) -> socket.socket:
     return file
 
 
-def exchange(job: Job, file: socket.socket, record: Record) -> Record:
+def exchange(job: Membership, file: socket.socket, record: Record) -> Record:
     """Send this rank's record to rank 0; return its reply. Raises LostRankError."""
     try:
         with file:

@@ -35,7 +35,7 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPC
 LINGER = 2.0
 
 
-class Address(NamedTuple):
+class RankAddress(NamedTuple):
     """The address at which a rank listens, and the name of its host, which all ranks of the host have in common."""
 
     address: str
@@ -50,7 +50,7 @@ class Endpoint:
     """
 
     def __init__(
-        self, rank: int, size: int, listener: socket.socket, secret: bytes, address_of: Callable[[int], Address]
+        self, rank: int, size: int, listener: socket.socket, secret: bytes, address_of: Callable[[int], RankAddress]
     ) -> None:
         self.rank, self.size, self.address_of = rank, size, address_of
         self._listener, self._secret = listener, secret

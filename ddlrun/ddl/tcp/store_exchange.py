@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as torch_distributed
 
-from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import find_own_address, listen, name_host
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddlrun.ddl.tcp.address_exchange import Job
+    from ddlrun.ddl.tcp.address_exchange import Membership
 
 
 distributed: Any = torch_distributed  # its stubs lack the stores
@@ -35,7 +35,7 @@ def find_store(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a Store, or
     return distributed.PrefixStore("ddlrun.ddl", distributed.distributed_c10d._get_default_store())  # noqa: SLF001
 
 
-def join_by_store(job: Job, store: Any) -> Endpoint:  # noqa: ANN401 - a Store
+def join_by_store(job: Membership, store: Any) -> Endpoint:  # noqa: ANN401 - a Store
     """Return an endpoint whose peers' addresses are read from the store when they are needed."""
     address = find_own_address(job.address)
     listener = listen(address)
@@ -52,8 +52,8 @@ def join_by_store(job: Job, store: Any) -> Endpoint:  # noqa: ANN401 - a Store
         return str(store.get(key).decode())
 
     @cache
-    def address_of(rank: int) -> Address:
-        return Address(*json.loads(read(f"address/{rank}", rank)))
+    def address_of(rank: int) -> RankAddress:
+        return RankAddress(*json.loads(read(f"address/{rank}", rank)))
 
     secret = job.secret or bytes.fromhex(read("secret", 0))
     return Endpoint(job.rank, job.size, listener, secret, address_of)

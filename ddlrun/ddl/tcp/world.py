@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.rendezvous import find_rendezvous_address
-from ddlrun.ddl.tcp.address_exchange import Exchange, Job, connect_to_rank_0, exchange
+from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership, connect_to_rank_0, exchange
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
-from ddlrun.ddl.tcp.endpoint import Address, Endpoint
+from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import listen, name_host
 from ddlrun.errors import InputError
 
@@ -42,7 +42,7 @@ def tcp_world(environ: Mapping[str, str]) -> TcpCommunicator:
     return _worlds[0]
 
 
-def read_job(environ: Mapping[str, str]) -> Job:
+def read_job(environ: Mapping[str, str]) -> Membership:
     """Return the rank and the job of this process from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Raises InputError.
@@ -56,7 +56,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     rank, size, port = (_read_number(environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if rank >= size:
         raise InputError(f"RANK {rank}: WORLD_SIZE is {size}, so there are ranks 0 to {size - 1}")
-    return Job(
+    return Membership(
         rank=rank,
         size=size,
         address=environ["MASTER_ADDR"],
@@ -66,7 +66,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     )
 
 
-def _join(job: Job, environ: Mapping[str, str]) -> Endpoint:
+def _join(job: Membership, environ: Mapping[str, str]) -> Endpoint:
     """Exchange addresses with the other ranks."""
     if (store := _find_store(environ)) is not None:
         from ddlrun.ddl.tcp.store_exchange import join_by_store  # noqa: PLC0415 - torch is loaded already
@@ -75,7 +75,7 @@ def _join(job: Job, environ: Mapping[str, str]) -> Endpoint:
     return _lead(job) if job.rank == 0 else _follow(job)
 
 
-def _lead(job: Job) -> Endpoint:
+def _lead(job: Membership) -> Endpoint:
     """Collect the addresses of all ranks, and draw the secret of their connections."""
     address = _own_address(job)
     try:
@@ -85,7 +85,7 @@ def _lead(job: Job) -> Endpoint:
             f"{job}: MASTER_ADDR {job.address}, MASTER_PORT {job.port}: rank 0 cannot listen there: {error.strerror}"
         ) from error
     listener, secret = listen(address), job.secret or secrets.token_bytes()
-    meet = Exchange(job, meeting)
+    meet = AddressExchange(job, meeting)
     records = meet.collect()
     mine = [*listener.getsockname()[:2], name_host()]
     addresses = [mine, *(records[rank]["address"] for rank in range(1, job.size))]
@@ -93,7 +93,7 @@ def _lead(job: Job) -> Endpoint:
     return _make_endpoint(job, listener, secret, addresses)
 
 
-def _follow(job: Job) -> Endpoint:
+def _follow(job: Membership) -> Endpoint:
     """Send rank 0 the address at which this rank listens: in the network in which it reaches rank 0."""
     file = connect_to_rank_0(job)
     listener = listen(file.getsockname()[0])
@@ -101,12 +101,12 @@ def _follow(job: Job) -> Endpoint:
     return _make_endpoint(job, listener, job.secret or bytes.fromhex(reply["secret"]), reply["addresses"])
 
 
-def _make_endpoint(job: Job, listener: socket.socket, secret: bytes, addresses: list[Any]) -> Endpoint:
-    table = [Address(*fields) for fields in addresses]
+def _make_endpoint(job: Membership, listener: socket.socket, secret: bytes, addresses: list[Any]) -> Endpoint:
+    table = [RankAddress(*fields) for fields in addresses]
     return Endpoint(job.rank, job.size, listener, secret, table.__getitem__)
 
 
-def _own_address(job: Job) -> str:
+def _own_address(job: Membership) -> str:
     """Return the address at which rank 0 listens.
 
     A host may know its own name by a loopback address alone, by which no other host reaches it.

@@ -214,7 +214,7 @@ def _starter() -> str:
 
 
 def _srun_type() -> str:
-    """Return how Slurm connects the ranks; empty if it did not start this one."""
+    """Return the PMI by which Slurm connects the ranks; empty if it did not start this one."""
     by_srun = os.environ.get("DDLRUN_STARTED_BY", "").startswith("srun ")
     return os.environ.get("SLURM_MPI_TYPE", "none") if by_srun else ""
 

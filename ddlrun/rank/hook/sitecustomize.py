@@ -231,7 +231,7 @@ class _WorldFinder:
     def find_spec(
         cls, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return what the next finder that knows the module returns; None for any other module."""
+        """Return the result of the next finder that knows the module; None for any other module."""
         if name not in WORLD_MODULES:
             return None
         own: object = cls
