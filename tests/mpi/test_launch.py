@@ -182,11 +182,13 @@ def test_ranks_that_may_run_on_more_than_their_own_cores(
     assert binding_of(tmp_path)["different"] == []
 
 
-def test_fewer_cores_and_threads(launch: Launch) -> None:
+def test_fewer_cores_and_threads(launch: Launch, tmp_path: Path) -> None:
     (rank,) = told(launch("-np", "1", "--cores-per-rank", "1", "--threads-per-core", "1", "python3", "-c", TELL))
     assert (len(cpus_of(rank)), rank["threads"]) == (1, "1")
     if len(CORES) > 1:
-        (rank,) = told(launch("-np", "1", "--reserve-cores", "1", "--run-dir", "", "python3", "-c", TELL))
+        (rank,) = told(
+            launch("-np", "1", "--reserve-cores", "1", "--run-dir", str(tmp_path / "2"), "python3", "-c", TELL)
+        )
         assert USABLE[0] not in cpus_of(rank)
 
 
