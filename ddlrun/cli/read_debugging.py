@@ -53,8 +53,8 @@ def read_wrappers(options: Mapping[str, Any], program: tuple[str, ...]) -> tuple
 def parse_wrapper(text: str) -> Wrapper:
     """Parse RANKS:COMMAND. Raises InputError.
 
-    >>> parse_wrapper("all:perf record -o {run}/perf.{rank}")
-    Wrapper(ranks=None, words=('perf', 'record', '-o', '{run}/perf.{rank}'), replaced=0)
+    >>> parse_wrapper("all:perf record -o {run}/perf.{rank}").words
+    ('perf', 'record', '-o', '{run}/perf.{rank}')
     """
     ranks, colon, command = text.partition(":")
     example = "write RANKS:COMMAND, such as 0,3-5:'strace -o {run}/strace.{rank}'"
