@@ -172,8 +172,13 @@ def cmdline(pid: int) -> list[str]:
 
 def is_keeper(pid: int) -> bool:
     """Return True for a keeper, for its guard, and for a program that is not yet executed."""
+    return runs(pid, "rank/start.py") or (runs(pid, "agent/start.py") and runs(parent(pid), "agent/start.py"))
+
+
+def runs(pid: int, script: str) -> bool:
+    """Return True for a process that runs a script of ddlrun's; an agent's forks run its script, too."""
     words = cmdline(pid)[:5]
-    return any(word.endswith("/ddlrun/rank/start.py") for word in words) and "python" in words[0]
+    return any(word.endswith(f"/ddlrun/{script}") for word in words) and "python" in words[0]
 
 
 def programs_of(pid: int) -> list[int]:
@@ -621,6 +626,7 @@ def test_a_gigabyte_from_a_rank_elsewhere(cluster: Cluster, mpirun: str, tmp_pat
 
 
 @pytest.mark.extra
+@pytest.mark.own
 def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = f'echo "try $DDLRUN_RESTART" >>{tmp_path}/tries; test $DDLRUN_RESTART = 2 || exit 7'
     with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--restarts", "3")) as job:
@@ -630,6 +636,7 @@ def test_restarts_tell_the_script(cluster: Cluster, mpirun: str, tmp_path: Path)
 
 
 @pytest.mark.extra
+@pytest.mark.own
 def test_a_spare_host_takes_the_place_of_a_lost_one(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     script = "echo started; hostname; test $DDLRUN_RESTART != 0 || sleep 3600"
     options = ("-H", "h1,h2", "-np", "2", "--restarts", "1", "--spare-hosts", "h3,h4", "--no-tag-output")
