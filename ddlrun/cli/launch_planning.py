@@ -103,6 +103,7 @@ def _manager_request(settings: Settings) -> ManagerRequest:
         program=settings.job.program,
         openmpi_options=tuple(name for name, value in options.items() if value),
         foreign_launcher=not hosts.all_local and not hosts.launcher.shell,
+        variables=settings.environment.variables,
     )
 
 

@@ -84,6 +84,7 @@ def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: r
         run_id=settings.run.run_id,
         notes=(*settings.hosts.notes, *placement_notes(placed.placement), *warnings, *environment.notes),
         warnings=(
+            *filter(None, [mpirun.warning]),
             *unchecked_notes(survey.machines),
             *environment.warnings,
             *([UNSAFE_SPAWNS] if unsafe_spawns else []),

@@ -1,20 +1,16 @@
 """The choice of the process manager: Open MPI's mpirun, a plug-in's program, or ddlrun's own."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.process_managers import AUTO, OPEN_MPI, OWN, SRUN
 from ddlrun.process_managers.agents import own_manager
 from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query, start_srun_query
-from ddlrun.process_managers.openmpi import Mpirun
-from ddlrun.remote.processes import FinishedProcess, start_command
-
-# Packages whose programs use MPI.
-MPI_PACKAGES = ("mpi4py", "horovod")
-_PROBE = "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name)))"
+from ddlrun.process_managers.openmpi import REMEDY, Mpirun
+from ddlrun.process_managers.python_mpi import MPI_PACKAGES, PythonMpi, start_search
 
 
 class ManagerRequest(NamedTuple):
@@ -30,6 +26,8 @@ class ManagerRequest(NamedTuple):
     """Options that were given and that Open MPI alone has."""
     foreign_launcher: bool = False
     """Whether other hosts are reached by a launcher through which ddlrun's own process manager cannot start agents."""
+    variables: Mapping[str, str] = MappingProxyType({})
+    """Variables of the job that are not in ddlrun's own environment."""
 
 
 class PendingManager:
@@ -39,7 +37,7 @@ class PendingManager:
         """Start the queries on which the choice depends. Raises InputError or PreflightError."""
         self._request = request
         self._mpirun: PendingMpirun | None = None
-        self._packages: Callable[[], tuple[str, ...]] | None = None
+        self._python_mpi: Callable[[], PythonMpi] | None = None
         self._chosen = _check_own(request) if request.manager == OWN else None
         if self._chosen is not None:
             return
@@ -49,12 +47,10 @@ class PendingManager:
         if _wants_openmpi(request):
             self._mpirun = start_mpirun_query(request.mpirun, environ)
             return
-        if find_mpirun(None, environ) is None:
-            self._chosen = own_manager("no mpirun is installed")
-            return
-        self._mpirun = start_mpirun_query(None, environ)
+        if find_mpirun(None, environ) is not None:
+            self._mpirun = start_mpirun_query(None, environ)
         python = _python_of(request.program)
-        self._packages = None if python is None else _start_search(python)
+        self._python_mpi = None if python is None else start_search(python, {**environ, **request.variables})
 
     def result(self) -> Mpirun:
         """Wait for the choice. Raises PreflightError where the mpirun that has to be used fails or is unknown."""
@@ -63,15 +59,32 @@ class PendingManager:
         return self._chosen
 
     def _choose(self) -> Mpirun:
-        if self._mpirun is None or self._packages is None:
-            if self._mpirun is None:
-                raise AssertionError("a query was started, or the choice is made")
+        python_mpi = None if self._python_mpi is None else self._python_mpi()
+        if self._mpirun is None:
+            return _without_mpirun(python_mpi)
+        reason = None if python_mpi is None else _reason_for_own(python_mpi, _python_of(self._request.program))
+        if reason is None:
             return self._mpirun.result()
-        python = _python_of(self._request.program)
-        if not self._packages():
-            self._mpirun.discard()
-            return own_manager(f"{python} has neither {' nor '.join(MPI_PACKAGES)}")
-        return self._mpirun.result()
+        self._mpirun.discard()
+        return own_manager(reason)
+
+
+def _without_mpirun(mpi: PythonMpi | None) -> Mpirun:
+    """Return ddlrun's own process manager, where no mpirun is installed."""
+    if mpi is None or not mpi.library:
+        return own_manager("no mpirun is installed")
+    if mpi.is_mpich:
+        return own_manager(f"mpi4py uses {mpi.library}")
+    return own_manager("no mpirun is installed")._replace(
+        warning=f"mpi4py uses {mpi.library}, and no mpirun is installed: ranks that use MPI cannot start; {REMEDY}"
+    )
+
+
+def _reason_for_own(mpi: PythonMpi, python: str | None) -> str | None:
+    """Return the reason for ddlrun's own process manager where an mpirun is installed; None: mpirun is needed."""
+    if not mpi.packages:
+        return f"{python} has neither {' nor '.join(MPI_PACKAGES)}"
+    return f"mpi4py uses {mpi.library}" if mpi.is_mpich else None
 
 
 def _check_own(request: ManagerRequest) -> Mpirun:
@@ -92,21 +105,3 @@ def _python_of(program: tuple[str, ...]) -> str | None:
     """Return the Python that runs a program; None for a program in another language."""
     is_python = bool(program) and os.path.basename(program[0]).startswith("python")
     return program[0] if is_python else None
-
-
-def _start_search(python: str) -> Callable[[], tuple[str, ...]]:
-    """Start to search a Python for MPI_PACKAGES; return a function that returns those that it has.
-
-    Where it cannot be searched, it counts as having all.
-    """
-    if python == sys.executable:
-        from importlib.util import find_spec  # noqa: PLC0415 - where an mpirun is installed alone
-
-        installed = tuple(name for name in MPI_PACKAGES if find_spec(name) is not None)
-        return lambda: installed
-    finish = start_command([python, "-c", _PROBE, *MPI_PACKAGES])
-    return lambda: _parse_search(finish())
-
-
-def _parse_search(reply: FinishedProcess) -> tuple[str, ...]:
-    return tuple(reply.out.split()) if reply.code == 0 else MPI_PACKAGES

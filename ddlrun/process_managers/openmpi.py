@@ -202,6 +202,8 @@ class Mpirun(NamedTuple):
     version: str
     reason: str
     manager: ProcessManager = OPEN_MPI
+    warning: str = ""
+    """What the user should know of the choice."""
 
     @property
     def major(self) -> int | None:

@@ -31,10 +31,12 @@ def environ(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"MPI4PY_LIBMPI": str(library), "PYTHONPATH": str(ROOT)}
 
 
-def launch(environ: dict[str, str], folder: Path, *words: str, enter: Sequence[str] = ()) -> tuple[int, list[str], str]:
+def launch(
+    environ: dict[str, str], folder: Path, *words: str, enter: Sequence[str] = (), manager: str = "ddlrun"
+) -> tuple[int, list[str], str]:
     """Run a launch; return its exit code, its lines of output, and its errors."""
     patient = ("--heartbeat", "300", "--start-timeout", "300", "--run-dir", f"{folder}/run")
-    line = [*LAUNCH, "ddlrun", "--no-tag-output", *patient, *words]
+    line = [*LAUNCH, manager, "--no-tag-output", *patient, *words]
     variables = [f"{name}={value}" for name, value in environ.items()]
     done = subprocess.run(
         [*enter, "env", *variables, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -56,7 +58,7 @@ def test_ranks_find_each_other_and_their_hosts(environ: dict[str, str], tmp_path
 
 
 def test_an_abort_ends_the_job_with_its_code(environ: dict[str, str], tmp_path: Path) -> None:
-    code, _, errors = launch(environ, tmp_path, "-np", "2", RANKS, "abort")
+    code, _, errors = launch(environ, tmp_path, "-np", "2", RANKS, "abort", manager="auto")
     assert code == 7, errors
     assert "failed: rank 1 on" in errors
     assert "because: it called MPI_Abort with code 7" in errors

@@ -20,6 +20,7 @@ from ddlrun.hosts import parse_hosts
 from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.agents import START, is_own, own_manager
 from ddlrun.process_managers.choice import ManagerRequest, PendingManager
+from ddlrun.process_managers.openmpi import Mpirun
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 PYTHON = (sys.executable, "train.py")
@@ -108,16 +109,50 @@ def mpirun(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("packages", "major"), [("", None), ("mpi4py", 5)])
-def test_the_packages_of_the_programs_python_decide(
-    packages: str, major: int | None, mpirun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = mpirun.with_name("python3")
-    python.write_text(f"#!/bin/sh\necho {packages}\n")
+def choose(folder: Path, output: str, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> Mpirun:
+    """Return the process manager of a program whose Python prints what a search for its MPI has found."""
+    python = folder / "python3"
+    python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {code}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     request = ManagerRequest(program=(str(python), "train.py"))
-    assert PendingManager(request, {"PATH": f"{mpirun.parent}:/bin"}).result().major == major
+    return PendingManager(request, {"PATH": str(folder)}).result()
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "major"),
+    [
+        (r"\n", 0, None),
+        (r"horovod\n", 0, 5),
+        (r"mpi4py\nOpen MPI v5.0.11, package: x\n", 0, 5),
+        (r"mpi4py\nMPICH Version:\t4.0.2\nMPICH ABI: 14\n", 0, None),
+        (r"mpi4py\nIntel(R) MPI Library 2021.18 for Linux* OS\n", 0, None),
+        (r"mpi4py\nMVAPICH2 Version :\t2.3.7\n", 0, None),
+        (r"mpi4py\nMPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\n", 0, None),
+        (r"mpi4py\n", 1, 5),
+        ("", 1, 5),
+    ],
+    ids=["no-mpi", "horovod", "openmpi", "mpich", "intel", "mvapich", "cray", "no-library", "no-python"],
+)
+def test_the_mpi_of_the_programs_python_decides(
+    output: str, code: int, major: int | None, mpirun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = choose(mpirun.parent, output, monkeypatch, code)
+    assert (manager.major, is_own(manager), manager.warning) == (major, major is None, "")
+
+
+def test_the_mpirun_of_mpich_is_not_needed(mpirun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    manager = choose(mpirun.parent, r"mpi4py\nMPICH Version: 5.0.2\n", monkeypatch)
+    assert (is_own(manager), manager.reason) == (True, "mpi4py uses MPICH 5.0.2")
+    with pytest.raises(PreflightError, match="is MPICH, which takes no Open MPI rank file"):
+        choose(mpirun.parent, r"mpi4py\nOpen MPI v5.0.11\n", monkeypatch)
+
+
+def test_an_open_mpi_without_its_mpirun_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manager = choose(tmp_path, r"mpi4py\nOpen MPI v5.0.11, package: x\n", monkeypatch)
+    assert is_own(manager)
+    assert manager.warning.startswith("mpi4py uses Open MPI 5.0.11, and no mpirun is installed: ranks that use MPI")
 
 
 @pytest.mark.parametrize(
