@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.agent.archive import build_archive
+from ddlrun.agent.archive import PARTS, build_archive
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
@@ -178,12 +179,14 @@ def test_options_of_open_mpi_do_not_go_with_ddlruns_own_process_manager() -> Non
         PendingManager(ManagerRequest("ddlrun", mpirun="mpirun"), {})
 
 
-def by_hand(folder: Path, script: str, *, via: Path | None = None, python: str = sys.executable) -> list[str]:
-    """Return the command line of a job by hand: two ranks here, or one here and one on the stand-in of a host."""
-    hosts = "here\n" if via is None else "here\nthere\n"
-    (folder / "hosts").write_text(hosts)
+def by_hand(
+    folder: Path, script: str, *, via: Path | None = None, others: tuple[str, ...] = ("there",), start: str = START
+) -> list[str]:
+    """Return the command line of a job by hand: two ranks here, or one here and one on each stand-in of a host."""
+    hosts = ["here"] if via is None else ["here", *others]
+    (folder / "hosts").write_text("".join(f"{host}\n" for host in hosts))
     environ = {
-        "DDLRUN_TOPOLOGY": "2x1" if via is None else "1x2",
+        "DDLRUN_TOPOLOGY": "2x1" if via is None else f"1x{len(hosts)}",
         "DDLRUN_RANK_ORDER": "host",
         "DDLRUN_RANK_VARIABLES": "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE",
     }
@@ -191,16 +194,16 @@ def by_hand(folder: Path, script: str, *, via: Path | None = None, python: str =
     launcher = [] if via is None else [f"--via={via}", "--via=@host", f"--export={names}"]
     return [
         "env", "DDLRUN_GRACE=60", *(f"{name}={value}" for name, value in environ.items()),
-        python, "-I", "-S", START, f"--hostfile={folder}/hosts", "--local=here", *launcher,
-        "--", python, "-I", "-S", "start.py", "sh", "-c", script,
+        sys.executable, "-I", "-S", start, f"--hostfile={folder}/hosts", "--local=here", "--fan-out=1", *launcher,
+        "--", sys.executable, "-I", "-S", "start.py", "sh", "-c", script,
     ]  # fmt: skip
 
 
-def shell(folder: Path, hidden: str = "") -> Path:
-    """Return the stand-in of a program that leads to a host; `hidden` is a path that does not exist there."""
+def shell(folder: Path) -> Path:
+    """Return the stand-in of a program that leads to a host; it writes its ways from host to host into a file."""
     path = folder / "shell"
-    replace = f" | sed -u 's#{hidden}#/nowhere#g'" if hidden else ""
-    path.write_text(f"#!/bin/sh\necho Welcome to $1\ncat{replace} | env -i PATH=$PATH sh -s\n")
+    way = f'echo "from ${{ON:-here}} to $1" >>{folder}/ways'
+    path.write_text(f"#!/bin/sh\n{way}\necho Welcome to $1\ncat | env -i PATH=$PATH ON=$1 sh -s\n")
     path.chmod(0o755)
     return path
 
@@ -222,6 +225,35 @@ def test_a_rank_behind_a_shell_gets_the_environment_and_the_folder(tmp_path: Pat
     line = by_hand(tmp_path, script, via=shell(tmp_path))
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
     assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 2 {tmp_path}", f"1 2 {tmp_path}"])
+
+
+@pytest.fixture
+def hidden_start(tmp_path: Path) -> str:
+    """Provide the script of agents under another name, so that no agent finds it on its host."""
+    package = Path(START).parents[1]
+    for part in PARTS:
+        copy = shutil.copytree if (package / part).is_dir() else shutil.copy
+        (tmp_path / "ddlrun").mkdir(exist_ok=True)
+        copy(package / part, tmp_path / "ddlrun" / part)
+    return str((tmp_path / "ddlrun/agent/start.py").rename(tmp_path / "ddlrun/agent/renamed.py"))
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+def test_a_tree_of_agents_over_hosts_with_and_without_ddlrun(
+    tmp_path: Path, hidden_start: str, *, shipped: bool
+) -> None:
+    script = f"""
+        echo $DDLRUN_RANK $DDLRUN_SIZE $(tr '\\0' ' ' </proc/$PPID/cmdline | grep -c memfd[_]create) >&2
+        touch {tmp_path}/written-$DDLRUN_RANK
+        until [ $(ls {tmp_path} | grep -c written) = 3 ]; do sleep 0.01; done
+        [ $DDLRUN_RANK = 2 ] && exit 3 || exec sleep 300
+    """
+    start = hidden_start if shipped else START
+    line = by_hand(tmp_path, script, via=shell(tmp_path), others=("one", "two"), start=start)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    here, there = "0", str(int(shipped))
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (3, [f"0 3 {here}", f"1 3 {there}", f"2 3 {there}"])
+    assert (tmp_path / "ways").read_text().splitlines() == ["from here to one", "from one to two"]
 
 
 def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
