@@ -7,11 +7,11 @@ too. An agent whose parent is gone ends its ranks, and closes the connections of
 from __future__ import annotations
 
 import os
-import select
 import time
 
 from ddlrun.agent import frames
-from ddlrun.agent.child import Child
+from ddlrun.agent.children import Children
+from ddlrun.agent.descriptors import Descriptors
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.agent.local_ranks import SLACK_SECONDS, LocalRanks
 from ddlrun.agent.pmi_service import PmiService
@@ -23,12 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddlrun.agent.child import Child
     from ddlrun.agent.frames import Channel
     from ddlrun.agent.pmi import PmiServer
 
 LONGEST_WAIT = 5.0
-# The number of agents that are being started at the same time.
-MOST_STARTING = 64
 # The programs that lead to other hosts have this long to end once all ranks have ended.
 FAREWELL_SECONDS = 2.0
 # After the first failure, the keepers of other ranks may have been told to leave, too.
@@ -47,12 +46,11 @@ class Node:
             version: The version of ddlrun.
             needed: Descriptors that keepers leave open.
         """
-        self._parent, self._version, self._needed = parent, version, needed
+        self._parent, self._needed = parent, needed
         self._signals = SignalQueue()
         self._ranks = LocalRanks()
-        self._children: list[Child] = []
-        self._waiting: list[list[HostRanks]] = []
-        """The parts of the hosts whose agents are not started yet, the first one last."""
+        self._descriptors = Descriptors()
+        self._children = Children(self._descriptors, version, self._on_report, self._on_lost_child)
         self._job: AgentJob | None = None
         self._own: HostRanks | None = None
         self._pmi: PmiService | None = None
@@ -62,13 +60,9 @@ class Node:
         """The time at which the root ends even if ranks are left, which notice that."""
         self.exit_code = 0
         """That of the first rank that failed, or 3 if a host was lost."""
-        self._epoll = select.epoll()
-        self._readers: dict[int, Callable[[], None]] = {}
-        self._blocked: dict[int, Channel] = {}
-        """Write descriptor -> a connection with messages that wait to be sent."""
-        self._watch(self._signals.fd, self._on_signals)
+        self._descriptors.watch(self._signals.fd, self._on_signals)
         if parent is not None:
-            self._watch(parent.read_fd, self._on_parent)
+            self._descriptors.watch(parent.read_fd, self._on_parent)
 
     def begin(self, job: AgentJob, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
         """Start the ranks of this host, and the agents of the others.
@@ -81,8 +75,7 @@ class Node:
         self._job, self._own = job, own
         self._grace = float(job.environ.get("DDLRUN_GRACE", self._grace))
         self._pmi = PmiService(own, [own, *others] if own else others, job, root=self._parent is None)
-        self._waiting = divide(others, job.fan_out)[::-1]
-        self._start_agents()
+        self._children.start(job, divide(others, job.fan_out))
         if own is None:
             return
         try:
@@ -116,58 +109,27 @@ class Node:
             return True
         if self._job is None:  # it has not arrived, or never will
             return self._parent is not None and not self._parent.open
-        return not (self._ranks.running or self._waiting) and all(child.over for child in self._children)
+        return not self._ranks.running and self._children.over
 
     def _dismiss(self) -> None:
         """Wait until the programs that lead to other hosts have ended, but not for long."""
-        for child in self._children:
-            child.close()
+        self._children.close()
         end = time.monotonic() + FAREWELL_SECONDS
-        while any(child.status is None for child in self._children) and time.monotonic() < end:
+        while self._children.running and time.monotonic() < end:
             self._wait(end - time.monotonic())
-        for child in self._children:
-            child.kill()
+        self._children.kill()
 
     # -- events -----------------------------------------------------------------------------------
 
     def _wait(self, seconds: float) -> None:
         """Wait for the next event or deadline, and react to it."""
         deadline = min(self._ranks.deadline, self._give_up_at, self._leave_at) - time.monotonic()
-        for fd, event in self._epoll.poll(max(0.0, min(seconds, deadline))):
-            if event & select.EPOLLOUT or fd in self._blocked:
-                self._flush(fd)
-            elif fd in self._readers:
-                self._readers[fd]()
+        self._descriptors.wait(min(seconds, deadline))
         now = time.monotonic()
         self._ranks.kill_due(now)
         if now > self._give_up_at:
             self._give_up_at = now + SLACK_SECONDS
-            for child in self._children:
-                child.give_up()
-
-    def _watch(self, fd: int, reader: Callable[[], None]) -> None:
-        self._epoll.register(fd, select.EPOLLIN)
-        self._readers[fd] = reader
-
-    def _forget(self, fd: int) -> None:
-        if self._readers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-
-    def _send(self, channel: Channel, kind: bytes, text: bytes = b"") -> None:
-        channel.send(kind, text)
-        self._watch_writes(channel)
-
-    def _watch_writes(self, channel: Channel) -> None:
-        if channel.unsent and channel.write_fd not in self._blocked:
-            self._blocked[channel.write_fd] = channel
-            self._epoll.register(channel.write_fd, select.EPOLLOUT)
-
-    def _flush(self, fd: int) -> None:
-        channel = self._blocked[fd]
-        channel.flush()
-        if not channel.unsent:
-            del self._blocked[fd]
-            self._epoll.unregister(fd)
+            self._children.give_up()
 
     def _on_signals(self) -> None:
         for number in self._signals.take():
@@ -187,7 +149,9 @@ class Node:
         if self._parent is None:
             self._fail(EXIT_SIGNAL + number, 0.0)
         elif self._own is not None:
-            self._send(self._parent, frames.LOST, f"{self._own.name}\tits agent received signal {number}".encode())
+            self._descriptors.send(
+                self._parent, frames.LOST, f"{self._own.name}\tits agent received signal {number}".encode()
+            )
             self._terminate(self._grace)
 
     def _on_process_end(self, pid: int, status: int) -> None:
@@ -195,46 +159,13 @@ class Node:
         if end is not None:
             self._on_rank_end(*end)
             return
-        for child in self._children:
-            if child.pid == pid:
-                child.status = status
-                self._check_loss(child)
+        self._children.reap(pid, status)
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _start_agents(self) -> None:
-        """Start as many of the agents that wait for it as may be started now."""
-        while self._waiting and self._job is not None:
-            if sum(not (child.ready or child.over) for child in self._children) >= MOST_STARTING:
-                return
-            self._start_agent(Child(self._job, self._waiting.pop(), self._version))
-
-    def _start_agent(self, child: Child) -> None:
-        self._children.append(child)
-        self._watch(child.channel.read_fd, lambda: self._on_child(child))
-        self._watch_writes(child.channel)
-
-    def _on_child(self, child: Child) -> None:
-        channel, ready = child.channel, child.ready
-        for kind, text in child.receive():
-            self._on_report(child, kind, text)
-        if child.channel is not channel:  # the agent is started again
-            self._forget(channel.read_fd)
-            channel.close()
-            self._watch(child.channel.read_fd, lambda: self._on_child(child))
-        self._watch_writes(child.channel)
-        if not child.channel.open:
-            self._forget(child.channel.read_fd)
-            self._blocked.pop(child.channel.write_fd, None)
-            child.channel.close()
-            self._check_loss(child)
-        if child.ready and not ready:
-            self._start_agents()
-
-    def _on_report(self, child: Child, kind: bytes, text: bytes) -> None:
-        if kind == frames.DONE:
-            child.done = True
-        elif kind == frames.EXITED:
+    def _on_report(self, kind: bytes, text: bytes) -> None:
+        """React to a message of an agent below this one."""
+        if kind == frames.EXITED:
             rank, code = map(int, text.split())
             self._on_rank_end(rank, code)
         elif kind == frames.LOST:
@@ -258,10 +189,9 @@ class Node:
             elif kind == frames.PMI:
                 self._send_pmi_down(text)
         if not parent.open:
-            self._forget(parent.read_fd)
+            self._descriptors.forget(parent.read_fd)
             self._terminate(self._grace)
-            for child in self._children:
-                child.close()
+            self._children.close()
 
     def _take_job(self, job: AgentJob, own: HostRanks, others: Sequence[HostRanks]) -> None:
         os.environ.update(job.environ)
@@ -269,18 +199,18 @@ class Node:
 
     def _on_rank_end(self, rank: int, code: int) -> None:
         if self._parent is not None:
-            self._send(self._parent, frames.EXITED, b"%d %d" % (rank, code))
+            self._descriptors.send(self._parent, frames.EXITED, b"%d %d" % (rank, code))
         elif code:
             self._fail(code, LEAVE_SECONDS)
 
-    def _check_loss(self, child: Child) -> None:
+    def _on_lost_child(self, child: Child) -> None:
         """Report the host of an agent that is gone before its ranks have ended."""
-        if child.gone and not child.done and not self._ending:
+        if not self._ending:
             self._on_loss(f"{child.name}\t{child.describe_loss()}".encode())
 
     def _on_loss(self, text: bytes) -> None:
         if self._parent is not None:
-            self._send(self._parent, frames.LOST, text)
+            self._descriptors.send(self._parent, frames.LOST, text)
         elif not self._ending:
             host, _, reason = text.decode(errors="replace").partition("\t")
             complain(f"lost host {host}: {reason}")
@@ -310,27 +240,22 @@ class Node:
         if self._ending:
             return
         self._give_up_at = time.monotonic() + grace + 2 * SLACK_SECONDS
-        self._waiting.clear()
         self._ranks.terminate(grace)
-        for child in self._children:
-            if child.ready:
-                self._send(child.channel, frames.TERMINATE, str(grace).encode())
-            else:
-                child.give_up()
+        self._children.terminate(grace)
 
     # -- PMI --------------------------------------------------------------------------------------
 
     def _watch_pmi(self, server: PmiServer) -> None:
         """Watch the connections of the ranks to this host's PMI server."""
         for fd in server.readable():
-            self._watch(fd, self._pmi_reader(server, fd))
+            self._descriptors.watch(fd, self._pmi_reader(server, fd))
 
     def _pmi_reader(self, server: PmiServer, fd: int) -> Callable[[], None]:
         return lambda: self._on_pmi(server, fd)
 
     def _on_pmi(self, server: PmiServer, fd: int) -> None:
         if not server.on_readable(fd):
-            self._forget(fd)
+            self._descriptors.forget(fd)
             server.close(fd)
         for note in server.take_notes():
             complain(note)
@@ -342,7 +267,7 @@ class Node:
     def _send_pmi_up(self, message: bytes) -> None:
         """Pass a message of a PMI server on to the root."""
         if self._parent is not None:
-            self._send(self._parent, frames.PMI, message)
+            self._descriptors.send(self._parent, frames.PMI, message)
         elif self._pmi is not None:
             for reply in self._pmi.merge(message):
                 self._send_pmi_down(reply)
@@ -352,9 +277,7 @@ class Node:
         number = int(frames.unpack_words(message)[0])
         if self._pmi is not None and self._pmi.deliver(message):
             return
-        for child in self._children:
-            if child.ready and child.leads_to(number):
-                self._send(child.channel, frames.PMI, message)
+        self._children.send_pmi(number, message)
 
 
 def complain(text: str) -> None:
