@@ -113,6 +113,10 @@ class RunSecret:
         """The number of bytes of a GREETING, and of a WELCOME."""
         return HEAD + self.suite.nonce_size + SIZE
 
+    def program_secret(self) -> str:
+        """Return the secret of the run's programs, from which this one cannot be computed."""
+        return self._code(b"programs", b"").hex()
+
     def greeting(self, nonce: bytes) -> bytes:
         """Return the text of a GREETING."""
         return nonce + self._code(protocol.GREETING, nonce)

@@ -27,6 +27,8 @@ class LauncherSocket:
     def __init__(self, connected: _socket.socket, secret: RunSecret, material: bytes) -> None:
         """Take over a socket; see RunSecret.to_ddlrun for `material`."""
         self.socket = connected
+        self.program_secret = secret.program_secret()
+        """See RunSecret.program_secret."""
         self.sealer = Sealer(secret.to_ddlrun(material))
         self.unsealer = Unsealer(secret.to_keeper(material))
 

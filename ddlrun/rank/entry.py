@@ -60,6 +60,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
     connected = _connect(channel, label, size)
+    os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signals = SignalQueue()

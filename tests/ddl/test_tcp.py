@@ -23,8 +23,10 @@ from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.world import read_job
 from ddlrun.errors import InputError, LostRankError
+from tests.conftest import launch_line
 from tests.ddl.test_mpi import started
 
+TCP = "DDLRUN_DDL_TRANSPORT=tcp"
 ROOT = Path(__file__).parents[2]
 RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
 FAULTS = ROOT / "tests" / "ddl" / "lost_ranks.py"
@@ -101,6 +103,40 @@ def test_a_rank_with_another_secret_is_refused() -> None:
     ends = started_alone(2, str(FAULTS), "secret", **environ)
     assert "refuses this rank" in ends[1].stdout
     assert "rank 1 did not arrive within 10 s" in ends[0].stdout
+
+
+SECRETIVE = """
+import os, pathlib, sys
+import numpy as np
+from ddlrun import ddl
+
+with ddl.init("-mode r"):
+    print(*ddl.all_reduce(np.ones(2), "sum"), len(os.environ["DDLRUN_DDL_SECRET"]))
+    pathlib.Path(sys.argv[1], str(ddl.rank())).write_text(os.environ["DDLRUN_DDL_SECRET"])
+    if ddl.rank() == 0:
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if os.environ["DDLRUN_DDL_SECRET"].encode() in path.read_bytes():
+                    print("seen", path)
+            except OSError:
+                continue
+"""
+
+
+def test_ddlrun_gives_the_ranks_of_a_run_a_secret(tmp_path: Path) -> None:
+    argv = [*launch_line("ddlrun", tmp_path, "--overload"), "-np", "2", "--no-tag-output", "--env", TCP]
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", SECRETIVE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0 2.0 32\n" * 2), done.stderr
+    secret, other = ((tmp_path / str(rank)).read_text() for rank in (0, 1))
+    assert secret == other
+    assert all(secret not in path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert secret not in done.stderr
 
 
 def test_ranks_that_do_not_arrive_are_named() -> None:

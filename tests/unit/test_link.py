@@ -361,6 +361,14 @@ def test_a_keeper_that_hears_a_forged_message_is_alone(attack: Callable[[bytes, 
 
 # -- what both share ----------------------------------------------------------------------------
 
+
+def test_programs_have_a_secret_of_their_own() -> None:
+    run, other = RunSecret.draw(), RunSecret.draw()
+    assert run.program_secret() == RunSecret(run.text).program_secret() != other.program_secret()
+    assert len(bytes.fromhex(run.program_secret())) == SIZE
+    assert run.program_secret() not in run.text
+
+
 WITHOUT_BLAKE2 = """
 import sys
 sys.modules["_blake2"] = None
