@@ -280,3 +280,33 @@ def test_a_rank_that_has_ended_is_named() -> None:
             results = together(made, call)
         lost = [result for result in results if result != "ended"]
         assert all("rank 1 is lost: " in result for result in lost), results
+
+
+def test_a_lost_rank_is_named_over_a_connection_that_was_not_ready() -> None:
+    ended, reported = threading.Event(), threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        messages = Messages(comm)
+        if comm.rank == 2:
+            comm.endpoint.close()
+            ended.set()
+            return None
+        if comm.rank == 0:
+            messages.receive(bytearray(1), 1, 0)
+            reported.wait(300)
+            messages.Wait()
+            return None
+        ended.wait(300)
+        messages.receive(bytearray(1), 0, 0)
+        try:
+            messages.receive(bytearray(1), 2, 0)
+            messages.Wait()
+        finally:
+            reported.set()
+            comm.endpoint.close()
+        return None
+
+    with endpoints(3) as made:
+        third, reporter, _ = together(made, call)
+    assert reporter == "rank 1 of 3: rank 2 is lost: it has ended"
+    assert third == "rank 0 of 3: rank 2 is lost: as rank 1 reports"

@@ -85,6 +85,15 @@ class Connection:
             or (self._incoming is not None and self._incoming.completion is not None)
         )
 
+    @property
+    def in_handshake(self) -> bool:
+        """True if the connection is not usable yet."""
+        return self.socket is None and not self.ended
+
+    def has_early(self, group: int, tag: int) -> bool:
+        """Return True if a message with a group and tag arrives, or is here, without a buffer."""
+        return (group, tag) in self._early
+
     def post_receive(self, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a group and tag. It counts as open unless it is here already."""
         key = group, tag

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl.tcp.connection import LOST, Completion, Connection
 from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
+from ddlrun.ddl.tcp.own_host import set_options
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
 from ddlrun.errors import LostRankError
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.tcp.handshake import Greeting
 
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-# A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
-KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
-
-
 # Seconds for the last messages to others, which report a lost rank.
 LINGER = 2.0
 
@@ -59,6 +56,8 @@ class Endpoint:
         self._connections: dict[int, Connection] = {}
         self._knocks: dict[int, socket.socket] = {}
         self._failure: LostRankError | RuntimeError | None = None
+        self._lost: int | None = None
+        """The lost rank that is reported to the others."""
         listener.setblocking(False)
         self._poller.watch(listener, READ, self._accept)
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
@@ -101,6 +100,10 @@ class Endpoint:
         """Return the ranks from or to which a message is not complete."""
         return sorted(peer for peer, connection in self._connections.items() if connection.awaited)
 
+    def find_sources(self, group: int, tag: int) -> list[int]:
+        """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
+        return sorted(peer for peer, connection in self._connections.items() if connection.has_early(group, tag))
+
     @property
     def closed(self) -> bool:
         """True after `close`."""
@@ -111,12 +114,21 @@ class Endpoint:
         if self.closed:
             return
         until = time.monotonic() + LINGER
+        if self._lost is not None:
+            self._await_handshakes(until)
         for connection in self._connections.values():
             with suppress(OSError, RuntimeError):
                 if self._failure is not None:
                     connection.flush_all(until - time.monotonic())
                 connection.read()  # unread bytes would let the kernel discard what is still to be sent
         self._poller.close()
+
+    def _await_handshakes(self, until: float) -> None:
+        """Wait, but not for long, until peers whose connections are being made can receive the report of a loss."""
+        while any(connection.in_handshake for connection in self._connections.values()):
+            left = until - time.monotonic()
+            if left <= 0 or not self._poller.poll(left):
+                return
 
     def close_files(self) -> None:
         """Close all sockets in a child process, whose parent goes on to use them."""
@@ -125,8 +137,14 @@ class Endpoint:
     def _connection(self, peer: int) -> Connection:
         connection = self._connections.get(peer)
         if connection is None:
-            connection = self._connections[peer] = Connection(peer)
+            connection = self._add_connection(peer)
             self._connect(connection, MESSAGES if self.rank < peer else KNOCK)
+        return connection
+
+    def _add_connection(self, peer: int) -> Connection:
+        connection = self._connections[peer] = Connection(peer)
+        if self._lost is not None:
+            connection.send_control(LOST, self._lost)
         return connection
 
     def _connect(self, connection: Connection, purpose: int) -> None:
@@ -159,8 +177,8 @@ class Endpoint:
             if self.rank < peer:
                 self._connection(peer)
             return
-        connection = self._connections.setdefault(peer, Connection(peer))
-        _set_options(file)
+        connection = self._connections.get(peer) or self._add_connection(peer)
+        set_options(file)
         connection.socket = file
         if (knock := self._knocks.pop(peer, None)) is not None:
             self._poller.forget(knock)
@@ -215,6 +233,7 @@ class Endpoint:
             self._report_lost(self.rank)
 
     def _report_lost(self, lost: int) -> None:
+        self._lost = lost
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.send_control(LOST, lost)
@@ -227,13 +246,6 @@ def _explain(error: OSError | HandshakeError | None) -> str:
     if error is None or isinstance(error, ConnectionError):
         return "it has ended"
     return error.strerror or str(error)
-
-
-def _set_options(file: socket.socket) -> None:
-    file.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    file.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE.items():
-        file.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _close_in_child(ref: weakref.ref[Endpoint]) -> None:

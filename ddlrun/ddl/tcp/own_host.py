@@ -1,4 +1,4 @@
-"""The host of this rank: its name, its address in the job's network, and sockets that listen there."""
+"""The host of this rank: its name, its address in the job's network, and its sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import socket
 
 BACKLOG = 4096
+# A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
+KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 
 
 def name_host() -> str:
@@ -26,3 +28,11 @@ def find_own_address(master: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)  # which sends nothing
         return str(probe.getsockname()[0])
+
+
+def set_options(file: socket.socket) -> None:
+    """Let a socket send messages at once, and notice a lost host."""
+    file.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    file.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        file.setsockopt(socket.IPPROTO_TCP, option, value)
