@@ -83,7 +83,9 @@ FRAMEWORKS = {
     "torch": {
         "torch.py", "optimizer.py", "hook.py", "process_groups.py", "nccl_pipeline.py", "gpu_reduction.py",
         "staging.py", "flat.py", "gradient_averaging.py", "lms/block.py", "lms/block_table.py", "lms/device.py",
-        "lms/hooks.py", "lms/swap.py", "tcp/store_exchange.py", "torch_backend.py",
+        "lms/hooks.py", "lms/swap.py", "tcp/store_exchange.py", "torch_backend/__init__.py",
+        "torch_backend/process_group.py", "torch_backend/tensor_bytes.py", "torch_backend/operators.py",
+        "torch_backend/progress_thread.py",
     },
     "keras": {"keras.py"},
 }  # fmt: skip

@@ -1,0 +1,61 @@
+"""Messages between two members of a process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddlrun.ddl.tcp.communicator import Messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.ddl.tcp.communicator import TcpCommunicator
+    from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
+
+
+class MessageStarter:
+    """Starts messages. Each function of it returns another one, which returns whether the message is complete."""
+
+    def __init__(self, comm: TcpCommunicator) -> None:
+        """Take a communicator that is used for nothing else."""
+        self._comm = comm
+
+    def send(self, memory: TensorBytes, peer: int, tag: int) -> Callable[[], bool]:
+        """Send bytes to a member."""
+        messages = Messages(self._comm)
+        messages.send(memory.bytes, peer, tag)
+        return lambda: not messages.open
+
+    def receive(self, memory: TensorBytes, peer: int, tag: int) -> Callable[[], bool]:
+        """Receive bytes from a member."""
+        messages = Messages(self._comm)
+        messages.receive(memory.bytes, peer, tag)
+        return lambda: not messages.open
+
+    def find_source(self, tag: int) -> int | None:
+        """Return a member whose next message with a tag has begun to arrive; None: there is none."""
+        sources = self._comm.endpoint.find_sources(self._comm.group, tag)
+        return self._comm.ranks.index(sources[0]) if sources else None
+
+
+class AnySource:
+    """A message from the member whose message with a tag is here first."""
+
+    def __init__(self, starter: MessageStarter, memory: TensorBytes, tag: int) -> None:
+        self._starter, self._memory, self._tag = starter, memory, tag
+        self._arrived: Callable[[], bool] | None = None
+        self.source = -1
+        """The member; -1 while it is not known."""
+
+    def __call__(self) -> Callable[[], bool]:
+        """Start to receive; return a function that returns whether the message is complete."""
+        return self._is_complete
+
+    def _is_complete(self) -> bool:
+        if self._arrived is None:
+            source = self._starter.find_source(self._tag)
+            if source is None:
+                return False
+            self.source = source
+            self._arrived = self._starter.receive(self._memory, source, self._tag)
+        return self._arrived()
