@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Tensors = list[torch.Tensor]
 
 distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
-C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - there is no public way to create a work
+C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
 
 NAME = "ddl"
 
@@ -212,28 +212,36 @@ class DdlProcessGroup(distributed.ProcessGroup):  # type: ignore[misc]
 
     def _submit(self, result: Any, start: Start, done: Callable[[], None]) -> Any:  # noqa: ANN401
         """Hand a work to the thread; return what torch waits for."""
-        return C10D._create_work_from_future(self._thread.submit(start, done, result))  # noqa: SLF001
+        return FutureWork(self._thread.submit(start, done, result))
 
 
-class AnySourceWork(C10D.Work):  # type: ignore[misc]
-    """A message from any member."""
+class FutureWork(C10D.Work):  # type: ignore[misc]
+    """A work with a future. Unlike that of torch's own class, its `wait` raises the error of the future."""
 
-    def __init__(self, future: torch.futures.Future[Any], start: AnySource) -> None:
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
-        self._future, self._start = future, start
+        self._future = future
 
     def wait(self, _timeout: Any = None) -> bool:  # noqa: ANN401
-        """Return when the message is here. Raises the error of the group."""
+        """Return when the work is complete. Raises the error of the group."""
         self._future.wait()
         return True
 
     def is_completed(self) -> bool:
-        """Return True if the message is here, or cannot arrive any more."""
+        """Return True if the work is complete, or has failed."""
         return self._future.done()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return the future of the tensor."""
+        """Return the future of the tensors."""
         return self._future
+
+
+class AnySourceWork(FutureWork):
+    """A message from any member."""
+
+    def __init__(self, future: torch.futures.Future[Any], start: AnySource) -> None:
+        super().__init__(future)
+        self._start = start
 
     def _source_rank(self) -> int:
         return self._start.source

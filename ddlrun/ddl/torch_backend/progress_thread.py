@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
+# Seconds between two looks for works that were submitted after a failure.
+PAUSE = 0.01
 
 
 class Work(NamedTuple):
@@ -45,7 +47,6 @@ class ProgressThread:
         self._works: list[Work] = []
         self._failure: Exception | None = None
         self._lock = threading.Lock()
-        self._submitted = threading.Event()
         self._ends = self._closed = False
         self._thread = threading.Thread(target=self._run, name="ddl process group", daemon=True)
         self._thread.start()
@@ -63,23 +64,19 @@ class ProgressThread:
                 future.set_exception(self._failure or LostRankError("the process group has ended"))
             else:
                 self._commands.append(partial(self._try_start, command, future))
-        self._wake()
+        self._endpoint.wake()
         return future
 
     def end(self) -> None:
         """Complete what is in progress and close the connections. A second call does nothing."""
         self._ends = True
-        self._wake()
+        self._endpoint.wake()
         self._thread.join()
 
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
         self._failure = self._failure or LostRankError("the process group was aborted")
         self.end()
-
-    def _wake(self) -> None:
-        self._submitted.set()
-        self._endpoint.wake()
 
     def _try_start(self, command: Callable[[], Work], future: Future) -> None:
         if self._failure is not None:
@@ -98,8 +95,8 @@ class ProgressThread:
                 self._try_advance()
             if self._failure is not None:
                 self._fail()
-                self._submitted.wait()
-                self._submitted.clear()
+                if not self._ends:
+                    time.sleep(PAUSE)
         with self._lock:
             self._closed = True
         self._failure = self._failure or LostRankError("the process group has ended")
