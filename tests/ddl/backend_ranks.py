@@ -1,8 +1,11 @@
-"""A rank of test_torch_backend.py: the collectives of a backend, and training with it; prints the results.
+"""A rank of test_torch_backend.py: collectives, training and failures of the backend; prints errors and differences.
 
-RANK=... backend_ranks.py BACKEND
+RANK=... backend_ranks.py PORT
+
+The results are compared with those of gloo, whose ranks meet at PORT.
 """
 
+import os
 import sys
 import warnings
 from datetime import timedelta
@@ -16,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ddlrun.ddl.torch  # noqa: F401 - it registers the backend
+from ddlrun.errors import DdlrunError
 
 
 def full(count: int, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -72,6 +76,12 @@ def pairs(rank: int, size: int) -> Any:
     for work in dist.batch_isend_irecv([receive, send]):
         work.wait()
     yield "pairs", received[::100_000]
+    if rank == 0:
+        sources = [dist.recv(received, tag=5) for _ in range(1, size)]
+        yield "any source", sorted(sources)
+        yield "from the last source", received[:1] - sources[-1]
+    else:
+        dist.send(full(200_000, rank), 0, tag=5)
     ends = dist.new_group([0, size - 1])
     if rank in {0, size - 1}:
         some = full(2, rank + 1)
@@ -104,15 +114,61 @@ def training(rank: int, size: int) -> Any:
     yield "fsdp", train(model, rank)
 
 
+def results(backend: str) -> list[str]:
+    dist.init_process_group(backend, timeout=timedelta(seconds=250))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return [
+        f"{name} {result.tolist() if isinstance(result, torch.Tensor) else result}"
+        for part in (reductions, copies, pairs, training)
+        for name, result in part(rank, size)
+    ]
+
+
+def error_of(group: Any) -> str:
+    try:
+        dist.all_reduce(torch.ones(5), group=group)
+    except (DdlrunError, RuntimeError) as error:
+        return str(error)
+    return "none"
+
+
+def failures(rank: int) -> Any:
+    """Yield the errors of ranks 0 and 1 in groups with a rank 2 that does not take part."""
+    soon = timedelta(seconds=2)
+    group = dist.new_group(backend="ddl", timeout=soon)
+    dist.barrier()
+    if rank < 2:
+        yield "silent", error_of(group)
+    dist.barrier()
+    group = dist.new_group(backend="ddl")
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+        group.abort()
+        try:
+            work.wait()
+        except (DdlrunError, RuntimeError) as error:
+            yield "aborted", error
+        yield "after", error_of(group)
+    if rank == 1:
+        yield "aborted", error_of(group)
+    dist.barrier()
+    if rank < 2:
+        yield "absent", error_of(dist.new_group(backend="ddl", timeout=soon))
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
-    dist.init_process_group(sys.argv[1], timeout=timedelta(seconds=250))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for part in (reductions, copies, pairs, training):
-        for name, result in part(rank, size):
-            print(name, result.tolist() if isinstance(result, torch.Tensor) else result, flush=True)
+    torch.set_num_threads(1)
+    ours = results("cpu:ddl")
+    for name, error in failures(dist.get_rank()):
+        print(f"{name}: {error}")
     dist.destroy_process_group()
-    print("end")
+    os.environ["MASTER_PORT"] = sys.argv[1]
+    theirs = results("gloo")
+    dist.destroy_process_group()
+    print(
+        f"{len(ours)} results, of which differ: {[pair for pair in zip(ours, theirs, strict=True) if len({*pair}) > 1]}"
+    )
 
 
 if __name__ == "__main__":
