@@ -87,7 +87,7 @@ MPI_HINTS = (
     ),
     (
         r"specified\s+a non-existent CPU",
-        "the rank file names cores that a host does not have: leave --machine or --rankfile out, so that hosts are probed",
+        "the rank file names cores that a host does not have: correct or leave out --machine and --rankfile",
     ),
     (r"buffer overflow detected", "a host name is too long for Open MPI 4.1's rank files"),
     (
