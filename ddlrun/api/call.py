@@ -10,6 +10,8 @@ from typing import Any
 # The file of the function and its arguments.
 FUNCTION = "function"
 EXIT_NO_FUNCTION = 2
+# Variables of process managers with the number of a rank; the first that is set counts.
+RANKS = ("DDLRUN_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def find_pickler() -> Any:  # noqa: ANN401 - a module with the functions of pickle
@@ -27,7 +29,7 @@ def result_name(restarts: int, rank: int) -> str:
 
 def main(folder: str) -> None:
     """Call the function, and write its result or its exception; exit with 1 after an exception."""
-    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    rank = next(int(os.environ[name]) for name in RANKS if name in os.environ)
     path = f"{folder}/{result_name(int(os.environ.get('DDLRUN_RESTART', '0')), rank)}"
     paths, call = _read_function(folder)
     sys.path.extend(entry for entry in paths if entry not in sys.path)

@@ -267,7 +267,7 @@ def _describe(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and param is not None:
         return f"{param.metavar or param.human_readable_name} is missing"
     if param is not None:
-        name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name
+        name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name.strip("[]")
         return f"{name}: {error.message}"
     return error.format_message()
 

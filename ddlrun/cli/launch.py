@@ -36,7 +36,7 @@ from ddlrun.cli.launch_planning import (
     start_probe,
     survey_hosts,
 )
-from ddlrun.cli.option_notes import note_excluded, note_misplaced
+from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.programs import read_programs, split_programs
 from ddlrun.cli.read_settings import read_settings
@@ -167,7 +167,8 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
         note_excluded(ctx)
     attempt = check_settings(settings)
     if settings.run.dry_run:
-        _print_plan(_plan(attempt))
+        with note_on_descriptions():
+            _print_plan(_plan(attempt))
         return 0
     _check_root(settings)
     return _run_until_done(start_probe(attempt))
@@ -223,7 +224,7 @@ def _check_root(settings: Settings) -> None:
     allowed = settings.mpi.allow_root or all(os.environ.get(name) == "1" for name in ROOT)
     if os.geteuid() == 0 and not allowed:
         raise PreflightError(
-            "you are root, and what goes wrong in a job then can harm the whole machine; be another user, or say "
+            "you are root, and a mistake in a job could then harm the whole machine; use another account, or give "
             "--allow-run-as-root (in a container, where root is usual, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
         )

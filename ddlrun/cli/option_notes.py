@@ -1,6 +1,7 @@
 """Notes on options without effect: after the script, or beside an option that excludes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 from click.core import ParameterSource
@@ -8,7 +9,7 @@ from click.core import ParameterSource
 from ddlrun.cli.compatible_options import RENAMED, VALUES
 from ddlrun.cli.inputs import read_text
 from ddlrun.cli.options import Option
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, UnreachableError
 
 # Headings of options that scripts seldom have themselves.
 HEADINGS = frozenset({"Hosts", "Network", "Topology", "Placement", "Restarts"})
@@ -48,6 +49,16 @@ def note_excluded(ctx: click.Context) -> None:
         options = [given[other] for other in excluded if name in given and other in given]
         if options:
             click.echo(f"ddlrun: note: {', '.join(options)}: no effect with {given[name]}: {reason}", err=True)
+
+
+@contextmanager
+def note_on_descriptions() -> Iterator[None]:
+    """Print how a dry run plans without the hosts where one cannot be reached."""
+    try:
+        yield
+    except UnreachableError:
+        click.echo("ddlrun: note: with --machine PRESET|FILE or --load FOLDER, no host need be reachable", err=True)
+        raise
 
 
 def find_misplaced(args: Sequence[str], text: str | None, params: Iterable[click.Parameter]) -> list[str]:

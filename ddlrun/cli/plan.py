@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import click
@@ -57,7 +58,7 @@ class PlanCommand(Sections):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace --hosts N by its present name, with a note; then parse."""
-        for index, (word, following) in enumerate(zip(args, [*args[1:], ""], strict=True)):
+        for index, (word, following) in enumerate(zip_longest(args, args[1:], fillvalue="")):
             name, equals, joined = word.partition("=")
             if name == "--hosts" and (joined if equals else following).isdigit():
                 args = [*args[:index], f"--host-count{equals}{joined}", *args[index + 1 :]]

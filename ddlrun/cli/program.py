@@ -46,7 +46,8 @@ def _check_script(script: str) -> None:
     """Raise InputError where there is no such script, with the nearest one beside it."""
     if not os.path.isfile(script):
         hint = did_you_mean(os.path.basename(script), _scripts_beside(script))
-        raise InputError(f"script {script!r} is not there (looked in {os.getcwd()}){hint}")
+        folder = "" if os.path.isabs(script) else f" in {os.getcwd()}"
+        raise InputError(f"script {script!r} does not exist{folder}{hint}")
 
 
 def _check_module(name: str) -> None:

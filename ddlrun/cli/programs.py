@@ -28,6 +28,8 @@ class Programs(NamedTuple):
 
 def read_programs(script: str, args: Sequence[str], options: Mapping[str, Any]) -> Programs:
     """Return the programs of a job: a script with the words after it, and options before it. Raises InputError."""
+    if script == ":":
+        raise InputError(f"the program before the colon is missing; {EXAMPLE}")
     own, sections = split_programs(args)
     first = read_program(script, own, is_module=options["is_module"])
     if not sections:

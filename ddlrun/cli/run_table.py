@@ -89,9 +89,9 @@ def _describe_state(group: RunProcesses) -> str:
     run = group.run
     alive = run.alive() if run else None
     if run and alive:
-        return f"runs, ddlrun is process {run.pid} on {run.host}"
+        return f"running, ddlrun is process {run.pid} on {run.host}"
     if alive is None and any(process.keeper for on_host in group.processes.values() for process in on_host):
-        return f"runs, started on {run.host}" if run else "runs, started elsewhere"
+        return f"running, started on {run.host}" if run else "running, started elsewhere"
     if group.processes:
         return f"ended, but left processes on {fold(group.processes)}: ddlrun clean {fold(group.processes)}"
     return f"no processes found, started on {run.host}" if run else "no processes found"

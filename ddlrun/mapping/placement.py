@@ -173,8 +173,7 @@ def check_hosts(topology: JobTopology, hosts: HostList) -> None:
     """Raise InputError if the number of hosts, or the slots of any host, do not fit the topology."""
     if len(hosts) != topology.hosts and isinstance(topology, Topology):
         needed = f"{counted(topology.hosts, 'host')} ({describe(topology.dims[1:], 1)})"
-        verb = "is" if len(hosts) == 1 else "are"
-        available = f"{len(hosts)} {verb} there ({hosts.source}: {_abbreviate(hosts.names)})"
+        available = f"the job has {len(hosts)} ({hosts.source}: {_abbreviate(hosts.names)})"
         raise InputError(f"topology {topology} needs {needed}, but {available}{_smaller_topology(topology, hosts)}")
     _check_slots(topology, hosts)
 

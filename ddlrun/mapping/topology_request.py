@@ -222,8 +222,7 @@ def _hosts_shape(request: TopologyRequest, hosts: HostList) -> tuple[int, ...]:
     if left or (request.nodes and request.racks and rest != 1):
         options = (("nodes", request.nodes), ("racks", request.racks), ("aisles", request.aisles))
         options_text = " ".join(f"--{name} {size}" for name, size in options if size)
-        verb = "is" if len(hosts) == 1 else "are"
-        raise InputError(f"{options_text} makes {product} hosts or a multiple, but {len(hosts)} {verb} there ({hosts})")
+        raise InputError(f"{options_text} needs {product} hosts or a multiple, but the job has {len(hosts)} ({hosts})")
     nodes = request.nodes or rest
     return nodes, request.racks or (rest if request.nodes else 1), aisles
 

@@ -85,6 +85,10 @@ MPI_HINTS = (
         r"(?:orted|prted): (?:command not found|not found|No such file)",
         "Open MPI is not installed at the same path on that host",
     ),
+    (
+        r"specified\s+a non-existent CPU",
+        "the rank file names cores that a host does not have: correct or leave out --machine and --rankfile",
+    ),
     (r"buffer overflow detected", "a host name is too long for Open MPI 4.1's rank files"),
     (
         r"listener thread failed to start",

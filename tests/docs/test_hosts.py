@@ -94,6 +94,7 @@ def test_slurm_prints_what_the_page_shows(slurm: SlurmCluster, tmp_path: Path) -
         ("Heterogeneous jobs", "a heterogeneous job: daemons are started by ssh",
          [f"rank {rank} h{rank // 2 + 1} 6" for rank in range(6)]),
         ("Use ssh instead of srun", "", EIGHT),
+        ("Start the ranks with srun, without mpirun", "", EIGHT),
     ],
 )  # fmt: skip
 def test_other_jobs_of_slurm(slurm: SlurmCluster, tmp_path: Path, title: str, words: str, told: list[str]) -> None:

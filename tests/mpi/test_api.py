@@ -44,6 +44,13 @@ def rank_times(factor: int) -> int:
     return rank * factor
 
 
+def test_results_of_a_function_without_mpirun(tmp_path: Path) -> None:
+    results = ddlrun.run(
+        len, "abc", np=2, overload=True, process_manager="ddlrun", framework="torch", run_dir=str(tmp_path / "run")
+    )
+    assert results == [3, 3]
+
+
 @pytest.mark.openmpi(5)
 def test_results_errors_and_output_of_a_function(
     mpirun: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

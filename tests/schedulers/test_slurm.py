@@ -114,7 +114,7 @@ def test_each_task_of_an_array_is_a_job(slurm: SlurmCluster, launch: Launch, tmp
     ("options", "topology", "problem"),
     [
         (("-N2", "-n3"), "2x2", "topology 2x2x1 puts 2 ranks on each host, but h2 offers 1 slot"),
-        (("-N4",), "1x3x2", "needs 6 hosts (3 hosts per rack x 2 racks), but 4 are there"),
+        (("-N4",), "1x3x2", "needs 6 hosts (3 hosts per rack x 2 racks), but the job has 4"),
     ],
 )
 def test_a_job_that_is_too_small(

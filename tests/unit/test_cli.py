@@ -145,12 +145,12 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "part"),
     [
-        (2, ["gen-rankfile", "4x2x3", "a,b"], "6 hosts (2 hosts per rack x 3 racks), but 2 are there (hosts: a,b)"),
+        (2, ["gen-rankfile", "4x2x3", "a,b"], "6 hosts (2 hosts per rack x 3 racks), but the job has 2 (hosts: a,b)"),
         (2, ["gen-rankfile", "4x2", "a,a"], "is listed twice"),
         (2, ["gen-rankfile", "4xx3", "a"], "column 3"),
         (2, ["gen-rankfile", "0x1", "a"], "is 0; it must be at least 1"),
         (2, ["gen-rankfile", "4x-1", "a"], "'-1'"),
-        (2, ["gen-rankfile", "4x2"], "1 is there (this machine: localhost)"),
+        (2, ["gen-rankfile", "4x2"], "the job has 1 (this machine: localhost)"),
         (4, ["gen-rankfile", "24x1", "a"], "has 20 usable cores"),
         (4, ["gen-rankfile", "1", "a_b"], "Open MPI 4.1 cannot launch"),
         (2, ["gen-rankfile", "1", "a", "--hostfile", "f"], "given twice"),
@@ -164,7 +164,8 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["gen-rankfil"], "gen-rankfil"),
         (2, ["launch"], "SCRIPT is missing"),
         (2, ["launch", "--dry", "true"], "--dry"),
-        (2, ["launch", "nosuch.py"], "'nosuch.py' is not there"),
+        (2, ["config", "shwo"], "error: show: 'shwo' is none of show (did you mean show?)"),
+        (2, ["launch", "nosuch.py"], "'nosuch.py' does not exist"),
         (2, ["launch", "--json", "true"], "--json goes with --dry-run"),
         (2, ["launch", "--nodes", "two", "true"], "--nodes"),
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
@@ -232,6 +233,13 @@ def test_interpreter_of_scripts_modules_and_programs(tmp_path: Path) -> None:
     assert command(plan("train.py", "-x", cwd=tmp_path))[-3:] == [sys.executable, "train.py", "-x"]
     assert command(plan("-m", "pkg.mod", "-m"))[-4:] == [sys.executable, "-m", "pkg.mod", "-m"]
     assert command(plan("python", "train.py", cwd=tmp_path))[-2:] == ["python", "train.py"]
+
+
+def test_a_dry_run_of_hosts_that_cannot_be_reached_names_the_option_that_describes_them() -> None:
+    needs.program("ssh", "openssh-client")
+    done = ddlrun("launch", "--dry-run", "-H", "no-such-host.invalid", "true")
+    assert done.returncode == 3
+    assert "ddlrun: note: with --machine PRESET|FILE or --load FOLDER, no host need be reachable\n" in done.stderr
 
 
 def test_a_dry_run_writes_only_to_run_dir(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ MISTAKES = [
     ("launch --lms 1x train.py", "'1x' is not a whole number of at least 0"),
     ("launch --start-timeout 0 train.py", "'0' is not a time of at least 1s"),
     ("gen-rankfile 1 a --packages 2 --cores-per-package 2 --gpu-order 1", "no GPU 1 of --gpu-order; it has none"),
-    ("show topology --machine dgx1 --nodes 2", "--nodes 2 makes 2 hosts or a multiple, but 1 is there"),
+    ("show topology --machine dgx1 --nodes 2", "--nodes 2 needs 2 hosts or a multiple, but the job has 1"),
     ("launch @hosts hostname", "hosts are an option: -H @hosts SCRIPT"),
     ("launch --topology= train.py", "the value is empty; give one, or leave the option out"),
     ("launch .", "'.' is a folder; name the script or program in it"),
@@ -103,9 +103,11 @@ MISTAKES = [
     ("launch -np 1 true : -np two true", "': -np two true': -np takes a number of ranks; write -np 2 A : -np 3 B"),
     ("launch -np 1 true : -np 1", "': -np 1': the program is missing"),
     ("launch -np 1 true : -n 1 -x A true", "-x: options but -np hold for all programs; write them before the first"),
+    ("launch : true", "the program before the colon is missing; write -np 2 A : -np 3 B"),
     ("launch true : -n 1 true", "the first of several programs has no number of ranks; write -np 2 A : -np 3 B"),
-    ("launch -np 1 true : -n 1 x.py", "script 'x.py' is not there"),
+    ("launch -np 1 true : -n 1 x.py", "script 'x.py' does not exist"),
     ("probe a b c", "hosts are one word: a,b,c instead of a b c"),
+    ("plan", "--links is missing"),
     ("plan --topology 4x4", "--links is missing"),
 ]
 

@@ -95,6 +95,12 @@ PRTE has lost communication with a remote daemon.
 """
 
 
+NO_CPU = """While parsing the rankfile, prterun encountered a line that specified
+a non-existent CPU:
+
+  Slots: 0:0-4
+  Available CPUs: package[0][core:L0-1]
+"""
 NO_DAEMON = """------------------------------------------------------------
 A daemon failed to report back after being spawned. This could
 be due to several factors, including inability to find the
@@ -111,6 +117,7 @@ back to prterun:
 
 def test_messages_of_mpirun() -> None:
     assert find_hint(ABORT, MPI_HINTS) == "rank 1 called MPI_Abort with 5"
+    assert (find_hint(NO_CPU, MPI_HINTS) or "").startswith("the rank file names cores that a host does not have")
     assert improper_end(IMPROPER) == (1, "vm")
     assert improper_end(ABORT) is None
     assert lost_host(LOST) == ("h2", "the connection to its daemon")

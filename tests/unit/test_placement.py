@@ -101,7 +101,7 @@ def test_host_order_is_contiguous() -> None:
 def test_too_few_hosts_names_both_numbers_and_the_product() -> None:
     with pytest.raises(InputError) as caught:
         placement("4x2x3", ["a", "b"], machine("minsky"))
-    assert "4x2x3 needs 6 hosts (2 hosts per rack x 3 racks), but 2 are there (test: a,b)" in str(caught.value)
+    assert "4x2x3 needs 6 hosts (2 hosts per rack x 3 racks), but the job has 2 (test: a,b)" in str(caught.value)
 
 
 def test_too_many_ranks_for_the_cores() -> None:

@@ -216,7 +216,7 @@ def test_the_words_of_another_launch(stored: str, changes: str, words: str) -> N
 @pytest.mark.parametrize(
     ("stored", "changes", "problem"),
     [
-        ("a.py", "toka b.py", "'b.py': this word is one too many"),
+        ("a.py", "toka b.py", "'b.py': unexpected argument"),
         ("a.py", "--nope 3", "'--nope': ddlrun launch has no such option"),
         ("a.py", "toka -np", "'-np': the value of this option is missing"),
         ("--env A_KEY=<redacted> a.py", "", "the value of A_KEY was not stored, as it may be secret; add -x A_KEY"),

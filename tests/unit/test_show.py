@@ -58,7 +58,7 @@ def test_the_contents_of_stages() -> None:
 
 
 def test_missing_scripts_and_unknown_words_are_errors() -> None:
-    assert "script 'nowhere.py' is not there" in show("command", *JOB, "nowhere.py").stderr
+    assert "script 'nowhere.py' does not exist" in show("command", *JOB, "nowhere.py").stderr
     assert "'ranks' is none of placement, rankfile" in show("ranks").stderr
     assert show().returncode == 2
     assert "--svg draws a placement" in show("hosts", "--svg", "x").stderr

@@ -340,7 +340,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4x2"], "SCRIPT is missing"),
         (["train.py"], "TOPOLOGY (XxYxZ, such as 4x2x3) is missing"),
         (["4x0", "train.py"], "is 0; it must be at least 1"),
-        (["4", "no.py"], "script 'no.py' is not there"),
+        (["4", "no.py"], "script 'no.py' does not exist"),
         (["4", "-H", "a,b", "train.py"], "-H: the hosts come from the scheduler"),
         (["4", "--hostfile=f", "train.py"], "--hostfile=f: the hosts come from the scheduler"),
         (["4", "--load", "d", "train.py"], "--load: it names hosts"),

@@ -67,7 +67,7 @@ def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topolog
 @pytest.mark.parametrize(
     ("choice", "hosts", "both"),
     [
-        (TopologyRequest(topology=parse_topology("4x2")), "a,b,c", ["4x2x1 needs 2 hosts", "3 are there (-H: a,b,c)"]),
+        (TopologyRequest(topology=parse_topology("4x2")), "a,b,c", ["needs 2 hosts", "the job has 3 (-H: a,b,c)"]),
         (
             TopologyRequest(topology=parse_topology("4x2"), processes=6),
             "a,b",
@@ -91,8 +91,8 @@ def test_chosen(choice: TopologyRequest, hosts: str, described: Machine, topolog
         (TopologyRequest(processes=7, accelerators=2), "a:4,b:3", ["--accelerators 2 means X = 2", "means 7 ranks"]),
         (TopologyRequest(topology=parse_topology("3x2")), "a:4,b:2", ["b offers 2 slots", "2x2x1 would fit"]),
         (TopologyRequest(), "a:2,b", ["a:2, b:?", "--accelerators N"]),
-        (TopologyRequest(accelerators=1, racks=2), "a,b,c", ["--racks 2", "3 are there (a,b,c)"]),
-        (TopologyRequest(accelerators=1, nodes=1, racks=2), "n[1-4]", ["--nodes 1 --racks 2", "4 are there (n[1-4])"]),
+        (TopologyRequest(accelerators=1, racks=2), "a,b,c", ["--racks 2", "the job has 3 (a,b,c)"]),
+        (TopologyRequest(accelerators=1, nodes=1, racks=2), "n[1-4]", ["--nodes 1 --racks 2", "job has 4 (n[1-4])"]),
         (TopologyRequest(topology=parse_topology("4")), "a:2", ["4x1x1 puts 4 ranks", "a offers 2 slots"]),
     ],
 )
