@@ -19,7 +19,8 @@ from click.core import ParameterSource
 
 from ddlrun import __version__
 from ddlrun.cli.exit_codes import ExitCodes
-from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_SIGNAL, DdlrunError
+from ddlrun.cli.system_limits import explain_limit
+from ddlrun.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_PREFLIGHT, EXIT_SIGNAL, DdlrunError
 from ddlrun.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -184,10 +185,7 @@ def run_command(args: list[str]) -> int:
     except _EndedError as error:
         code = codes.of_ddlrun(EXIT_SIGNAL + error.number)
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
-        code = codes.of_ddlrun(_fail(EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}"))
+        code = codes.of_ddlrun(_fail_by_system(error))
     return code or 0
 
 
@@ -270,6 +268,17 @@ def _describe(error: click.UsageError) -> str:
         name = ", ".join(param.opts) if isinstance(param, click.Option) else param.human_readable_name.strip("[]")
         return f"{name}: {error.message}"
     return error.format_message()
+
+
+def _fail_by_system(error: OSError) -> int:
+    """Print the error if a limit or a full disk is its cause, and return the exit code; raise any other again."""
+    limit = explain_limit(error, os.environ)
+    if limit is not None:
+        return _fail(EXIT_PREFLIGHT, limit)
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
+    return _fail(EXIT_UNWRITTEN, f"cannot write the output: {error.strerror}")
 
 
 def _fail(code: int, *problems: str) -> int:

@@ -1,5 +1,6 @@
 """Commands on this machine that run to their end: their exit code and their output."""
 
+import errno
 import signal
 import subprocess
 import threading
@@ -21,7 +22,8 @@ class FinishedProcess(NamedTuple):
 def start_command(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], FinishedProcess]:
     """Start a short command; return a function that waits for its end.
 
-    Neither raises an error of the command; `timeout` is in seconds.
+    Neither raises an error of the command; `timeout` is in seconds. Raises OSError where this process may not open
+    more files, or its environment is too long for any program to start.
     """
     pipe = subprocess.PIPE
     try:
@@ -29,6 +31,8 @@ def start_command(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -
             argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
         )
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.E2BIG):
+            raise
         failed = FinishedProcess(127, "", str(error))
         return lambda: failed
 

@@ -26,6 +26,12 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
     {on_rank_2}
 {on_others}
 """
+LARGE = """
+import os, sys
+for number in range({count}):
+    os.environ[f"LARGE_{{number}}"] = "x" * {length}
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SLEEP = "time.sleep(3600)"
 NO_LINE = "^$"
@@ -53,6 +59,7 @@ class Scene(NamedTuple):
             "guard": children(keeper)[:1],
             "rank": [rank],
         }
+        assert victims[victim], self.job.show()
         return victims[victim]
 
     def all(self, place: int) -> list[int]:
@@ -96,6 +103,16 @@ def shell(script: str) -> tuple[str, ...]:
 def redirected(redirections: str) -> tuple[str, ...]:
     """Return a prefix that redirects the standard streams of ddlrun."""
     return ("sh", "-c", f'exec "$@" {redirections}', "sh")
+
+
+def limited(limit: str) -> tuple[str, ...]:
+    """Return a prefix that sets a limit of the shell's ulimit for ddlrun."""
+    return ("sh", "-c", f'ulimit {limit}; exec "$@"', "sh")
+
+
+def large_environment(count: int, length: int) -> tuple[str, ...]:
+    """Return a prefix that adds variables of a length to the environment of ddlrun."""
+    return (*limited("-Ss 8192"), sys.executable, "-c", LARGE.format(count=count, length=length))
 
 
 # -- what fails before the start ------------------------------------------------------------------
@@ -331,6 +348,12 @@ FAULTS = (
     Fault(
         "a rank opens more files than it may (`ulimit -n`)", 1, "rank 2 on h3 .*exception",
         words=python("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9)); [*map(os.dup, range(9))]"),
+    ),
+    Fault("ddlrun may open 16 files (`ulimit -n 16`)", 5, "only 16 files may be open", prefix=limited("-n 16")),
+    Fault("an environment of 2 MB", 0, NO_LINE, words=("echo", "started"), prefix=large_environment(20, 100_000)),
+    Fault(
+        "an environment of 15,000 variables, too many for the command line of mpirun", 5, "too long for a program",
+        words=("echo", "started"), prefix=large_environment(15_000, 100),
     ),
     Fault("PATH is unset", 0, NO_LINE, words=("/bin/echo", "started"), prefix=("env", "-u", "PATH")),
     # hosts that differ

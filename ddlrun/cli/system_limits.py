@@ -1,0 +1,28 @@
+"""Limits of this machine that keep ddlrun from starting programs, and what the user can do about them."""
+
+import errno
+import os
+from collections.abc import Mapping
+
+ENOUGH_FILES = 1024
+
+
+def explain_limit(error: OSError, environ: Mapping[str, str]) -> str | None:
+    """Return the limit that an error is about, with its remedy; None for another error.
+
+    Args:
+        error: The error.
+        environ: The environment that programs are started with.
+    """
+    if error.errno == errno.EMFILE:
+        most = os.sysconf("SC_OPEN_MAX")
+        return f"only {most} files may be open (ulimit -n), which are too few; raise it: ulimit -n {ENOUGH_FILES}"
+    if error.errno == errno.E2BIG:
+        sizes = {name: len(name) + len(value) for name, value in environ.items()}
+        longest = max(sizes, key=sizes.__getitem__, default="")
+        return (
+            "the arguments and the environment are too long for a program to start: the environment has "
+            f"{sum(sizes.values())} characters, {longest} the most of them ({sizes.get(longest, 0)}); "
+            "unset variables, or raise the limit of the stack, of which they may take a quarter (ulimit -s)"
+        )
+    return None
