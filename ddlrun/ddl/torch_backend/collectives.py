@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BYTES = find_reduce_op("uint8", "sum")
 
 
-class Collectives:
+class GroupCollectives:
     """Starts collectives. Each function of it returns another one, which returns whether the collective is complete."""
 
     def __init__(self, endpoint: Endpoint, engine: Engine) -> None:

@@ -11,7 +11,7 @@ from torch import distributed as torch_distributed
 
 from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
-from ddlrun.ddl.torch_backend.collectives import Blocks, Collectives
+from ddlrun.ddl.torch_backend.collectives import Blocks, GroupCollectives
 from ddlrun.ddl.torch_backend.messages import AnySource, MessageStarter
 from ddlrun.ddl.torch_backend.operators import read_operation
 from ddlrun.ddl.torch_backend.progress_thread import ProgressThread
@@ -45,7 +45,7 @@ class DdlProcessGroup(distributed.ProcessGroup):  # type: ignore[misc]
         self._messages = MessageStarter(members.Dup())
         transport: TcpTransport[Chunk] = TcpTransport(members.Dup())
         engine = Engine(transport, endpoint.rank)
-        self._collectives = Collectives(endpoint, engine)
+        self._collectives = GroupCollectives(endpoint, engine)
         self._thread = ProgressThread(endpoint, engine, timeout.total_seconds())
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names, as all below
