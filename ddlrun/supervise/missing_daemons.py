@@ -21,6 +21,17 @@ def find_missing_daemons(session: int, host_names: Sequence[str]) -> list[str]:
     return match_hosts(addresses, connected=_connected_addresses(session), own=_own_addresses())
 
 
+def find_name(host: str, host_names: Sequence[str]) -> str:
+    """Return the job's name of a host that is named by its address; the name as it is where no host has it.
+
+    >>> find_name("127.0.0.1", ["localhost"]), find_name("h2", ["h1", "h2"])
+    ('localhost', 'h2')
+    """
+    if host in host_names or len(host_names) > MOST_HOSTS:
+        return host
+    return next((name for name in host_names if host in _resolve(name)), host)
+
+
 def match_hosts(
     addresses: Mapping[str, frozenset[str]], *, connected: frozenset[str], own: frozenset[str]
 ) -> list[str]:

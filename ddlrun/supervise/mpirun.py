@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ddlrun.process_managers.openmpi import spawn_refused
@@ -20,11 +21,17 @@ LONGEST_REFUSAL = 100
 class MpirunProcess:
     """A running mpirun, or one that has ended."""
 
-    def __init__(self, process: Process, name: str = "mpirun") -> None:
-        """Take charge of a process; `name` is that of the process manager in messages."""
+    def __init__(self, process: Process, name: str, host_names: Sequence[str]) -> None:
+        """Take charge of a process.
+
+        Args:
+            process: The process.
+            name: The name of the process manager in messages.
+            host_names: The hosts of the job.
+        """
         self._process = process
         self._stop = StopDetector(process.pid)
-        self.name = name
+        self.name, self._host_names = name, host_names
         self.pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -76,7 +83,13 @@ class MpirunProcess:
     def end_report(self) -> MpirunEnd:
         """Return its exit code, the last of its output, and whether ddlrun has ended it."""
         ended_by_ddlrun = self.terminated or self._killed
-        return MpirunEnd(self.exit_code, self.output, ended_by_ddlrun=ended_by_ddlrun, name=self.name)
+        return MpirunEnd(
+            exit_code=self.exit_code,
+            output=self.output,
+            ended_by_ddlrun=ended_by_ddlrun,
+            name=self.name,
+            host_names=self._host_names,
+        )
 
     def terminate(self) -> None:
         """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""

@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.errors import UnreachableError
@@ -13,6 +13,7 @@ from ddlrun.process_managers.agents import lost_agent
 from ddlrun.process_managers.openmpi import improper_end, killed_rank, lost_host
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
+from ddlrun.supervise.missing_daemons import find_name
 from ddlrun.wording import signal_name
 
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
@@ -56,6 +57,8 @@ class MpirunEnd(NamedTuple):
     """Whether ddlrun sent it SIGTERM or SIGKILL."""
     name: str = "mpirun"
     """The name of the process manager in messages."""
+    host_names: Sequence[str] = ()
+    """The hosts of the job."""
 
 
 def explain_closed_connection(peer: KeeperConnection) -> EndReason:
@@ -125,7 +128,8 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
         return EndReason(UnreachableError.exit_code, f"host {host} was lost: {reason}", lost_host=host)
     lost = lost_host(mpirun.output)
     if lost is not None:
-        host, connection = lost
+        address, connection = lost
+        host = find_name(address, mpirun.host_names)
         causes = "something there was killed, the host went down, or the network failed"
         code = UnreachableError.exit_code
         return EndReason(code, f"mpirun lost host {host}, {connection}: {causes}", lost_host=host)

@@ -29,7 +29,7 @@ class SupervisionState:
         self.watch, self.job = watch, job
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
-        self.mpirun = MpirunProcess(process, job.manager)
+        self.mpirun = MpirunProcess(process, job.manager, job.host_names)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)

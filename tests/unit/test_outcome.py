@@ -140,6 +140,7 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
     [
         (CLOSED, MpirunEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(1, LOST), 3, "mpirun lost host h2"),
+        (CLOSED, MpirunEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
         (CLOSED, MpirunEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL"),
         (CLOSED, MpirunEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
@@ -151,7 +152,8 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
 def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunEnd, code: int, text: str) -> None:
     corrected = explain_by_mpirun(reason, mpirun, {})
     assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
-    assert corrected.lost_host == ("h2" if text.startswith("mpirun lost") else None)
+    lost = next(iter(mpirun.host_names[1:]), "h2")
+    assert corrected.lost_host == (lost if text.startswith("mpirun lost") else None)
 
 
 def test_later_failures_are_folded() -> None:
