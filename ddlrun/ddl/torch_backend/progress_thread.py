@@ -15,10 +15,11 @@ from ddlrun.errors import DdlrunError, LostRankError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.futures import Future
+
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.tcp.endpoint import Endpoint
 
-    Future = torch.futures.Future[Any]
     # Starts a collective or message; returns a function that returns whether it is complete.
     Start = Callable[[], Callable[[], bool]]
 
@@ -33,7 +34,7 @@ class Work(NamedTuple):
 
     is_complete: Callable[[], bool]
     done: Callable[[], None]
-    future: Future
+    future: Future[Any]
     until: float
 
 
@@ -51,9 +52,9 @@ class ProgressThread:
         self._thread = threading.Thread(target=self._run, name="ddl process group", daemon=True)
         self._thread.start()
 
-    def submit(self, start: Start, done: Callable[[], None], result: Any) -> Future:  # noqa: ANN401
+    def submit(self, start: Start, done: Callable[[], None], result: Any) -> Future[Any]:  # noqa: ANN401
         """Hand a work to the thread; return a future, which gets `result` after the thread has called `done`."""
-        future: Future = torch.futures.Future()
+        future: Future[Any] = torch.futures.Future()
         until = time.monotonic() + self._seconds
 
         def command() -> Work:
@@ -78,7 +79,7 @@ class ProgressThread:
         self._failure = self._failure or LostRankError("the process group was aborted")
         self.end()
 
-    def _try_start(self, command: Callable[[], Work], future: Future) -> None:
+    def _try_start(self, command: Callable[[], Work], future: Future[Any]) -> None:
         if self._failure is not None:
             future.set_exception(self._failure)
             return
@@ -143,7 +144,7 @@ class ProgressThread:
             self._works.pop().future.set_exception(self._failure)
 
 
-def _finish(future: Future, done: Callable[[], None], result: Any) -> None:  # noqa: ANN401
+def _finish(future: Future[Any], done: Callable[[], None], result: Any) -> None:  # noqa: ANN401
     try:
         done()
     except (DdlrunError, RuntimeError, ValueError, TypeError) as error:
