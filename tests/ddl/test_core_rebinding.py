@@ -153,8 +153,9 @@ def test_a_learner_moves_away_from_a_busy_process(mpirun: str, tmp_path: Path) -
     events = [json.loads(line) for line in (tmp_path / "run" / "ddl.jsonl").read_text().splitlines()]
     for event in events:
         validate(event, "run-event")
-    slow = next(event for event in events if event["event"] == "slow")
-    assert (slow["rank"], slow["host"], slow["cause"]) == (0, host, "queue")
+    # Rank 1 may be slow for a while too, on a machine with other work.
+    slow = [(event["rank"], event["host"], event["cause"]) for event in events if event["event"] == "slow"]
+    assert (0, host, "queue") in slow
     iterations = next(event for event in events if event["event"] == "iterations")
     assert [dimension["dimension"] for dimension in iterations["dimensions"]] == ["X"]
     assert len(iterations["compute"]) == 2

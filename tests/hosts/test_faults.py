@@ -451,8 +451,9 @@ def test_a_host_that_receives_nothing(cluster: Cluster, mpirun: str, tmp_path: P
         with cluster.deaf("h3"):
             code, _, err = job.end()
     assert code == 3, err
-    # Its keeper notices first; whether its message arrives depends on the packets that TCP repeats.
-    assert re.search("no sign of life from (h3|ddlrun) for 4 s", err), err
+    # Its keeper notices first. The packets that TCP repeats decide whether its message or the end of its daemon, which
+    # it ends as well, arrives first.
+    assert re.search("no sign of life from (h3|ddlrun) for 4 s|mpirun lost host h3", err), err
 
 
 @pytest.mark.extra
