@@ -369,6 +369,24 @@ def test_no_rank_waits_for_one_that_failed(line: list[str], tmp_path: Path, how:
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1
 
 
+ABORTS_LATE = """
+import os, signal, sys, time
+from mpi4py import MPI
+signal.signal(signal.SIGTERM, lambda *_: MPI.COMM_WORLD.Abort(3))
+MPI.COMM_WORLD.barrier()
+os._exit(6) if MPI.COMM_WORLD.rank == 1 else time.sleep(600)
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)  # 4.1 kills rank 0 before it prints its message
+def test_the_message_of_an_abort_that_arrives_after_a_failure_is_printed(line: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ABORTS_LATE)
+    done = run(line, "-np", "2", str(tmp_path / "train.py"))
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.count("MPI_ABORT was invoked on rank 0") == 1, done.stderr
+
+
 @pytest.mark.parametrize("launches", [6, pytest.param(60, marks=pytest.mark.extra)])
 def test_many_launches_leave_nothing(line: list[str], tmp_path: Path, launches: int) -> None:
     """Launch many jobs; no process, file or shared memory is left. The last job prints the names of its segments."""
