@@ -18,11 +18,12 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not extra"
 
-# First `make test`, with nothing else installed; then the tests that it has left out.
+# First `make test`, with nothing else installed; then the tests that it has left out, of which many only wait: in one
+# process more.
 test-all:
 	$(MAKE) test
 	$(MAKE) prepared
-	$(PYTEST) $(TESTS) --rest
+	$(PYTEST) -n $$(($(WORKERS) + 1)) $(TESTS) --rest
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 	$(MAKE) fuzz
 
