@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from ddlrun.agent import frames
 from ddlrun.agent.archive import BOOTSTRAP, build_archive
-from ddlrun.agent.frames import Channel
+from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.process_stat import StopDetector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ddlrun.agent.client_group import ClientGroup
     from ddlrun.agent.job import AgentJob, HostRanks
 
 GREETING = b"@ddlrun-agent "
@@ -24,16 +25,18 @@ WANTED = b"archive"
 class Child:
     """An agent on another host, which leads a part of the job's hosts."""
 
-    def __init__(self, job: AgentJob, hosts: Sequence[HostRanks], version: str) -> None:
+    def __init__(self, job: AgentJob, hosts: Sequence[HostRanks], *, version: str, group: ClientGroup) -> None:
         """Start the agent on the first of the hosts; it starts those of the others.
 
         Args:
             job: The job.
             hosts: The hosts.
             version: The version of ddlrun, which the agent must have too.
+            group: Starts the program that leads to the host.
         """
         self._job, self.hosts = job, list(hosts)
         self._version = version.encode()
+        self._group = group
         self.ready = False
         """Whether the agent runs and has the job."""
         self.done = False
@@ -59,13 +62,14 @@ class Child:
         return self.status is not None and not self.channel.open
 
     @property
-    def _via(self) -> str:
+    def via(self) -> str:
         """The name of the program that leads to the host."""
         return os.path.basename(self._job.launcher[0])
 
     def _start(self, *, ship: bool) -> None:
         words = [self.name if word == "@host" else word for word in self._job.launcher]
-        self.pid, self.channel = _start_program(words)
+        self.pid, self.channel = self._group.start(words)
+        self._stop = StopDetector(self.pid)
         self.channel.send_bytes(_script(self._job, ship=ship).encode(errors="surrogateescape"))
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
@@ -109,9 +113,14 @@ class Child:
         """Return the reason why the agent is gone."""
         status = self.status or 0
         end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        return (
-            f"{'the connection to its agent ended' if self.ready else 'its agent did not start'} ({self._via}: {end})"
-        )
+        return f"{'the connection to its agent ended' if self.ready else 'its agent did not start'} ({self.via}: {end})"
+
+    def resume(self, now: float) -> bool:
+        """Continue the program that leads to the host if it stays stopped; return True if so."""
+        if self.status is not None or not self._stop.stays_stopped(now):
+            return False
+        os.kill(self.pid, signal.SIGCONT)
+        return True
 
     def give_up(self) -> None:
         """Kill the program that leads to the host, and expect nothing more."""
@@ -122,17 +131,6 @@ class Child:
         """Kill the program that leads to the host."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-
-
-def _start_program(words: list[str]) -> tuple[int, Channel]:
-    """Start a program with pipes as its standard input and output; return its process id and the pipes."""
-    stdin, stdout = os.pipe(), os.pipe()
-    actions = [(os.POSIX_SPAWN_DUP2, stdin[0], 0), (os.POSIX_SPAWN_DUP2, stdout[1], 1)]
-    signals = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and an exec would not change that
-    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsigdef=signals)
-    for fd in (stdin[0], stdout[1]):
-        os.close(fd)
-    return pid, Channel(stdout[0], stdin[1])
 
 
 def _script(job: AgentJob, *, ship: bool) -> str:

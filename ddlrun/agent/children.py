@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ddlrun.agent import frames
 from ddlrun.agent.child import Child
+from ddlrun.agent.client_group import ClientGroup
+from ddlrun.agent.messages import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Children:
         self._on_report, self._on_loss = on_report, on_loss
         self._children: list[Child] = []
         self._job: AgentJob | None = None
+        self._group: ClientGroup | None = None
         self._waiting: list[list[HostRanks]] = []
         """The parts of the hosts whose agents are not started yet, the first one last."""
 
@@ -79,6 +82,12 @@ class Children:
             if child.ready and child.leads_to(number):
                 self._descriptors.send(child.channel, frames.PMI, message)
 
+    def resume(self, now: float) -> None:
+        """Continue the programs that lead to other hosts and stay stopped: ranks in MPI wait for their messages."""
+        for child in self._children:
+            if child.resume(now):
+                complain(f"{child.via} to {child.name} was stopped while the job ran, and was continued")
+
     def close(self) -> None:
         """Close all connections: the agents end."""
         for child in self._children:
@@ -99,7 +108,8 @@ class Children:
         while self._waiting:
             if sum(not (child.ready or child.over) for child in self._children) >= MOST_STARTING:
                 return
-            child = Child(job, self._waiting.pop(), self._version)
+            self._group = self._group or ClientGroup()
+            child = Child(job, self._waiting.pop(), version=self._version, group=self._group)
             self._children.append(child)
             self._watch(child)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.daemon import close_files
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddlrun.agent.job import AgentJob
-    from ddlrun.agent.pmi import Abort, PmiServer
+    from ddlrun.agent.pmi import Abort
+    from ddlrun.agent.pmi_service import PmiService
 
 # The variables in which each rank finds its number, its local rank and the number of ranks.
 RANK, LOCAL_RANK, SIZE = "DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE"
@@ -42,32 +43,34 @@ class LocalRanks:
         """The time at which `kill_due` has something to do."""
         return self._kill_at if self._keepers else float("inf")
 
-    def start(self, job: AgentJob, ranks: Sequence[int], pmi: PmiServer, needed: Sequence[int]) -> None:
+    def start(self, job: AgentJob, ranks: Sequence[int], pmi: PmiService, needed: Sequence[int]) -> None:
         """Fork the keepers.
 
         Args:
             job: The job.
             ranks: The ranks in the order of their local ranks.
-            pmi: The PMI server of this host.
+            pmi: The PMI service of this host.
             needed: Descriptors that keepers leave open.
         """
         for local_rank, rank in enumerate(ranks):
             variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
-            link, orders = pmi.open(rank), os.pipe()
-            variables.update(pmi.variables(rank, link))
-            files = KeeperFiles(link, orders[0], needed)
+            link, other_end, pmi_variables = pmi.connect(rank)
+            orders = os.pipe()
+            variables.update(pmi_variables)
+            # MPICH ends with SIGSEGV, which would look like the cause, if its connection ended with the agent.
+            files = KeeperFiles(link, orders[0], needed if other_end is None else (*needed, other_end))
             self._keepers[_fork_keeper(job.program, variables, files)] = rank
             self._orders[rank] = orders[1]
             os.close(link)
             os.close(orders[0])
 
     def reap(self, pid: int, status: int) -> tuple[int, int] | None:
-        """Return the rank and the exit code of a keeper that has ended; None for another process."""
+        """Return the rank of a keeper that has ended, and its exit code or minus the signal; None: another process."""
         rank = self._keepers.pop(pid, None)
         if rank is None:
             return None
-        os.close(self._orders.pop(rank))
-        return rank, 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        self.close_orders(rank)
+        return rank, -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def abort(self, abort: Abort) -> None:
         """Order the keeper of a rank that has called MPI_Abort to end the program with the exit code."""
@@ -76,6 +79,11 @@ class LocalRanks:
                 os.write(self._orders[abort.rank], b"%d\n" % abort.code)
             except OSError:  # the program ends already
                 return
+
+    def close_orders(self, rank: int) -> None:
+        """Let the keeper of a rank know that no order follows: the program has closed its PMI connection."""
+        if rank in self._orders:
+            os.close(self._orders.pop(rank))
 
     def terminate(self, grace: float) -> None:
         """Send SIGTERM to the keepers, which end their programs within the grace; a second order changes nothing."""

@@ -77,6 +77,8 @@ class PmiServer:
         self._aborts: list[Abort] = []
         self._notes: list[str] = []
         self._noted: set[str] = set()
+        self.in_mpi: set[int] = set()
+        """The ranks that have initialized MPI and have not finalized it."""
 
     def open(self, rank: int) -> int:
         """Return the descriptor that the program of a rank inherits; the caller closes its own copy."""
@@ -95,13 +97,19 @@ class PmiServer:
             "MPI_LOCALNRANKS": str(len(self._ranks)),
         }
 
-    def close(self, fd: int) -> None:
-        """Close the connection of a rank."""
-        self._clients.pop(fd).socket.close()
+    def close(self, fd: int) -> int:
+        """Close the connection of a rank; return the rank."""
+        client = self._clients.pop(fd)
+        client.socket.close()
+        return client.rank
 
     def readable(self) -> list[int]:
         """Return the descriptors to poll for input."""
         return list(self._clients)
+
+    def descriptor(self, rank: int) -> int | None:
+        """Return the descriptor of the connection of a rank; None once it is closed."""
+        return next((fd for fd, client in self._clients.items() if client.rank == rank), None)
 
     def on_readable(self, fd: int) -> bool:
         """Answer what a rank has sent; return False if its connection is over, and `close` is due."""
@@ -157,7 +165,10 @@ class PmiServer:
             self._aborts.append(Abort(client.rank, parse_exit_code(words), message))
         else:
             if command == b"init":
+                self.in_mpi.add(client.rank)
                 self._check_version(client, words)
+            elif command == b"finalize":
+                self.in_mpi.discard(client.rank)
             client.reply(self._values.reply(client.rank, words))
 
     def _on_barrier(self, client: Client) -> None:

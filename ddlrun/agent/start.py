@@ -1,8 +1,10 @@
 """The script of ddlrun's own process manager, and of its agents: it imports the modules beside it."""
 
+import gc
 import os
 import sys
 
+gc.disable()  # collections while modules are imported take 1 ms; main.py enables it
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, _ROOT)
 from ddlrun.agent.main import main

@@ -25,7 +25,8 @@ class FactsRequest(NamedTuple):
     """The subjects of a host's facts: paths as on this host, the names that it must resolve, and the program.
 
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
-    `encryption` is the folder from which keepers import cryptography; None: they do not.
+    `encryption` is the folder from which keepers import cryptography; None: they do not. `agents`: whether ddlrun's own
+    agents start the ranks.
     """
 
     mpirun: str
@@ -36,6 +37,7 @@ class FactsRequest(NamedTuple):
     logs: str | None = None
     path: str | None = None
     encryption: str | None = None
+    agents: bool = False
 
 
 class FileDigest(NamedTuple):
@@ -91,6 +93,8 @@ class HostFacts(NamedTuple):
     shm: int | None
     temporary: tuple[str, int | None]
     """The folder for temporary files and its free KiB; `shm` has those of /dev/shm."""
+    unwritable: str | None
+    """The folder for temporary files, if it is missing or this user may not write to it."""
     logs: int | None
     memlock: str
     files: str
@@ -102,6 +106,8 @@ class HostFacts(NamedTuple):
     """Whether its Python can import cryptography from the folder that was requested."""
     mpi_libraries: tuple[str, ...] = ()
     """The MPI libraries for which mpi4py is built; its wheel is built for several."""
+    agent_python: str = ""
+    """The version of the Python that would run ddlrun's agent; empty if there is none, or it was not requested."""
 
 
 def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
@@ -126,6 +132,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         mpirun=first.get("mpirun"),
         daemon="daemon" in records,
         python=first.get("python"),
+        agent_python=first.get("agent", ""),
         packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in records.get("package", ())},
         folder="folder" in records,
         program=_program(first),
@@ -133,6 +140,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         driver=_version(first.get("driver", "")),
         shm=_free(rooms.get("shm")),
         temporary=(" ".join(rooms["temporary"][1:]) if "temporary" in rooms else "", _free(rooms.get("temporary"))),
+        unwritable=first.get("unwritable"),
         logs=_free(rooms.get("logs")),
         memlock=limits.get("memlock", ""),
         files=limits.get("files", ""),

@@ -20,6 +20,7 @@ def facts_script(request: FactsRequest, daemon: str) -> str:
         "program": request.program or "", "logs": request.logs or "", "packages": " ".join(PACKAGES),
         "libraries": " ".join(MPI_LIBRARIES),
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
+        "agents": "yes" if request.agents else "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
@@ -68,6 +69,9 @@ AESGCM(X25519PrivateKey.generate().public_key().public_bytes_raw())
 print("@encryption")
 ' "$encryption" </dev/null 2>/dev/null
 fi
+agent=$python; [ -x "$agent" ] || agent=python3  # as the agent's own script does
+[ -z "$agents" ] ||
+  "$agent" -I -S -c 'import sys; print("@agent", sys.version.split()[0])' </dev/null 2>/dev/null
 [ ! -d "$folder" ] || { echo "@folder"; cd "$folder"; }
 case $program in
   '') ;;
@@ -78,7 +82,9 @@ driver=/proc/driver/nvidia/version
 [ ! -r $driver ] || { read -r line <$driver; echo "@driver $line"; }
 room() { df -Pk "$2" 2>/dev/null | { read -r _; read -r _ _ _ free _ && echo "@room $1 $free $2"; }; }
 [ ! -d /dev/shm ] || room shm /dev/shm
-room temporary "${TMPDIR:-/tmp}"
+temporary=${TMPDIR:-/tmp}
+room temporary "$temporary"
+[ -d "$temporary" ] && [ -w "$temporary" ] || echo "@unwritable $temporary"
 while [ -n "$logs" ] && [ ! -d "$logs" ]; do logs=${logs%/*}; done
 [ -z "$logs" ] || room logs "$logs"
 echo "@limit memlock $(ulimit -l 2>/dev/null)"

@@ -96,6 +96,14 @@ class FindingCode(Enum):
     NO_PACKAGE = _failure("{package} is missing, {others} {expected}", "{python} -m pip install {package}=={expected}")
     ODD_PACKAGE = _failure("{package} {version}, {others} none", "remove {package} there")
 
+    NO_AGENT_PYTHON = _failure(
+        "neither {python} nor python3 can be run, one of which ddlrun's agent needs",
+        "install Python 3.8 or later there, or take --process-manager openmpi",
+    )
+    OLD_AGENT_PYTHON = _failure(
+        "its python3 is {version}, and ddlrun's agent needs 3.8 or later", "install a later Python there, at {python}"
+    )
+
     NO_ENCRYPTION = _failure(
         "{python} cannot import cryptography from {folder}, which --encrypt needs",
         "{python} -m pip install cryptography",
@@ -131,6 +139,10 @@ class FindingCode(Enum):
     LEFTOVERS = _warning("run {run} left process {processes}", "if it is not another job of yours: ddlrun clean {host}")
     LITTLE_DISK = _failure(
         "{folder} has {free} free, {needed} are needed", "empty it, or name another folder there: TMPDIR"
+    )
+    NO_TEMPORARY_FILES = _failure(
+        "the folder {folder} for temporary files is missing, read-only, or belongs to another user",
+        "make it writable, or name another folder there: TMPDIR",
     )
     LITTLE_DISK_FOR_RUN = _warning(
         "this machine has {free} free for the run folder {folder}", "empty it, or name another with --run-dir"

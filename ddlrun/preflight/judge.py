@@ -18,6 +18,7 @@ LEAST_SHM = 64 << 10
 LEAST_DISK = 100 << 10
 LEAST_FILES = 1024
 LEAST_MEMLOCK = 64 << 10
+LEAST_AGENT_PYTHON = (3, 8)
 MOST_CLOCK = 1.0
 MOST_SHOWN = 60
 OPEN_MPI_DAEMONS = ("orted", "prted")
@@ -104,6 +105,18 @@ def check_python(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             yield PreflightFinding(host, "python", _package_code(version, expected), values)
 
 
+def check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Find hosts without a Python for ddlrun's agent."""
+    if not facts.request.agents:
+        return
+    for host, host_facts in facts.hosts.items():
+        values = {"python": facts.request.python, "version": host_facts.agent_python}
+        if not host_facts.agent_python:
+            yield PreflightFinding(host, "agent", FindingCode.NO_AGENT_PYTHON, values)
+        elif tuple(map(int, _minor(host_facts.agent_python))) < LEAST_AGENT_PYTHON:
+            yield PreflightFinding(host, "agent", FindingCode.OLD_AGENT_PYTHON, values)
+
+
 def _package_code(version: str, expected: str) -> FindingCode:
     if not expected:
         return FindingCode.ODD_PACKAGE
@@ -186,8 +199,12 @@ def check_leftovers(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 
 def check_disk(facts: PreflightFacts) -> Iterator[PreflightFinding]:
-    """Find hosts with too little space for temporary files, and this machine's space for logs."""
+    """Find hosts without a folder, or with too little space, for temporary files, and this machine's space for logs."""
     for host, host_facts in facts.hosts.items():
+        if host_facts.unwritable is not None:
+            values = {"folder": host_facts.unwritable}
+            yield PreflightFinding(host, "disk", FindingCode.NO_TEMPORARY_FILES, values)
+            continue
         folder, free = host_facts.temporary
         if free is not None and free < LEAST_DISK:
             values = {"folder": folder, "free": _size(free), "needed": _size(LEAST_DISK)}
@@ -219,8 +236,8 @@ def _deviations(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, str]]:
 # The checks of facts in the order of the table; those of ssh, the network and TCP are made in run.py.
 CHECKS: dict[str, Check] = {
     IDENTITY: check_aliases, "shell": check_shell, "names": check_resolution, "mpi": check_mpi, "python": check_python,
-    "files": check_files, "machine": check_machine, "limits": check_limits, "clock": check_clock,
-    "leftovers": check_leftovers, "disk": check_disk,
+    "agent": check_agent, "files": check_files, "machine": check_machine, "limits": check_limits,
+    "clock": check_clock, "leftovers": check_leftovers, "disk": check_disk,
 }  # fmt: skip
 NAMES = ("ssh", *CHECKS, "network", "tcp")
 

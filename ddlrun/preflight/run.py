@@ -167,6 +167,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         logs=request.logs,
         path=request.path,
         encryption=request.encryption,
+        agents="agent" in request.only,
     )
     names = names_to_resolve(hosts.names, reach.own_name)
     scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}

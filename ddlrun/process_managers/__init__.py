@@ -40,7 +40,9 @@ class MpirunJob(NamedTuple):
     """Names of hosts that mean this machine."""
     launcher: tuple[str, ...] = ()
     """The command line of a shell on another host, which reads its script from standard input; the word @host stands
-    for the host. Empty: there is none."""
+    for the host."""
+    works_everywhere: bool = True
+    """Whether hosts can start programs on each other by the launcher, as this machine can."""
     rank_hosts: tuple[str, ...] = ()
     """The host of each rank."""
     cpus: tuple[tuple[int, ...], ...] = ()
@@ -64,3 +66,5 @@ class ProcessManager(NamedTuple):
     """Returns the argv that starts a job, from the program's path, its version, and the job."""
     rank_variables: tuple[str, str, str] = OPEN_MPI_RANK_VARIABLES
     """The variables in which each process finds its rank, its local rank and the number of ranks."""
+    on_hosts: bool = True
+    """Whether the program must be on every host."""

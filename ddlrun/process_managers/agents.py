@@ -5,7 +5,6 @@ import re
 import sys
 
 from ddlrun import __version__
-from ddlrun.errors import PreflightError
 from ddlrun.process_managers import MpirunJob, ProcessManager
 from ddlrun.process_managers.openmpi import Mpirun
 
@@ -23,13 +22,8 @@ def _parse_version(text: str) -> str | None:
 
 
 def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
-    """Return the argv that starts a job. Raises PreflightError where agents cannot be started on its hosts."""
+    """Return the argv that starts a job."""
     others = [name for name in job.hosts.names if name not in job.local]
-    if others and not job.launcher:
-        raise PreflightError(
-            f"host {others[0]}: ddlrun's own process manager needs a launcher that passes standard input on, unlike "
-            "the agent in OMPI_MCA_plm_rsh_agent; take --process-manager openmpi, or --launcher ssh"
-        )
     return (
         sys.executable,
         "-I",
@@ -38,13 +32,16 @@ def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
         f"--hostfile={job.hostfile}",
         *(f"--local={name}" for name in job.hosts.names if name in job.local),
         *(f"--via={word}" for word in job.launcher if others),
+        *([f"--fan-out={len(others)}"] if others and not job.works_everywhere else []),
         *([f"--export={','.join(job.exports)}"] if others else []),
         "--",
         *job.program,
     )
 
 
-AGENTS = ProcessManager(title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES)
+AGENTS = ProcessManager(
+    title="ddlrun", parse_version=_parse_version, command=_command, rank_variables=RANK_VARIABLES, on_hosts=False
+)
 
 
 def lost_agent(output: str) -> tuple[str, str] | None:
@@ -55,6 +52,26 @@ def lost_agent(output: str) -> tuple[str, str] | None:
     """
     match = re.search(rf"(?m)^{re.escape(LOST)}(\S+): (.+)$", output)
     return (match[1], match[2]) if match else None
+
+
+def killed_keeper(output: str) -> int | None:
+    r"""Return the rank whose keeper was killed, from what the process manager has printed; None: none.
+
+    >>> killed_keeper("ddlrun: rank 2: its keeper was killed\n")
+    2
+    """
+    match = re.search(r"(?m)^ddlrun: rank (\d+): its keeper was killed$", output)
+    return int(match[1]) if match else None
+
+
+def unfinished_rank(output: str) -> tuple[int, str] | None:
+    r"""Return the rank that ended without MPI_Finalize, and its host, from what the process manager has printed.
+
+    >>> unfinished_rank("ddlrun: rank 2 on h3 ended without MPI_Finalize\n")
+    (2, 'h3')
+    """
+    match = re.search(r"(?m)^ddlrun: rank (\d+) on (\S+) ended without MPI_Finalize$", output)
+    return (int(match[1]), match[2]) if match else None
 
 
 def is_own(manager: Mpirun) -> bool:

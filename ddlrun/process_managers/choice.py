@@ -25,7 +25,7 @@ class ManagerRequest(NamedTuple):
     openmpi_options: tuple[str, ...] = ()
     """Options that were given and that Open MPI alone has."""
     foreign_launcher: bool = False
-    """Whether other hosts are reached by a launcher through which ddlrun's own process manager cannot start agents."""
+    """Whether other hosts are reached by a launcher that may not pass on standard input, which agents need."""
     variables: Mapping[str, str] = MappingProxyType({})
     """Variables of the job that are not in ddlrun's own environment."""
 

@@ -106,6 +106,7 @@ def manager(features: SrunFeatures, environ: Mapping[str, str]) -> ProcessManage
         parse_version=parse_version,
         command=partial(_command, words=words, binds=features.binds),
         rank_variables=RANK_VARIABLES,
+        on_hosts=False,
     )
 
 

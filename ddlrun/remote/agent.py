@@ -1,5 +1,6 @@
 """The launcher of programs on a job's hosts: ssh, or the scheduler's own command; for our scripts and for mpirun."""
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +13,12 @@ from ddlrun.schedulers import TITLES, Allocation
 
 # Launcher -> the scheduler in whose jobs it works.
 OWNERS = {"srun": "slurm", "blaunch": "lsf", "qrsh": "sge"}
-LAUNCHERS = ("ssh", "srun", "blaunch", "qrsh", "agent")
+LAUNCHERS = ("ssh", "srun", "blaunch", "qrsh", "kubectl", "agent")
+# Those that work on all hosts of the job; the others work where ddlrun runs.
+WORK_EVERYWHERE = ("ssh", "srun")
+KUBECTL, KUBEXEC = (
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("kubectl.sh", "kubexec_stdin.sh")
+)
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
@@ -38,14 +44,12 @@ class AgentLauncher(NamedTuple):
             "srun": ("srun", "--overlap", "-w"),
             "blaunch": ("blaunch",),
             "qrsh": ("qrsh", "-inherit"),
+            "kubectl": ("kubectl", "exec"),
         }.get(self.launcher, self.words)
 
     @property
     def shell(self) -> tuple[str, ...]:
-        """The command line of a shell that reads its script from standard input; the word @host stands for the host.
-
-        Empty for an agent: that of Kubernetes passes no standard input on.
-        """
+        """The command line of a shell that reads its script from standard input; the word @host stands for the host."""
         step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
         one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
         return {
@@ -53,7 +57,32 @@ class AgentLauncher(NamedTuple):
             "srun": ("srun", *self.words, *step, *one_task),
             "blaunch": ("blaunch", "@host", "sh", "-s"),
             "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),
-        }.get(self.launcher, ())
+        }.get(self.launcher, (*self._with_stdin, "@host", "exec", "sh", "-s"))
+
+    @property
+    def works_everywhere(self) -> bool:
+        """Whether hosts of the job can start programs on each other by this launcher."""
+        return self.launcher in WORK_EVERYWHERE
+
+    @property
+    def passes_stdin(self) -> bool:
+        """Whether `shell` is known to pass on standard input; an agent need not."""
+        return self.launcher != "agent" or is_kubexec(self.words)
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether the names of hosts must resolve; kubectl and agents know hosts by other means."""
+        return self.launcher not in ("kubectl", "agent")
+
+    @property
+    def _with_stdin(self) -> tuple[str, ...]:
+        """The first words of an agent's command line, with which it passes standard input on."""
+        return ("sh", KUBEXEC, *self.words) if is_kubexec(self.words) else self.words
+
+
+def is_kubexec(words: Sequence[str]) -> bool:
+    """Return True for the agent of the MPI operator's first version, which calls kubectl without standard input."""
+    return bool(words) and os.path.basename(words[0]) == "kubexec.sh"
 
 
 def apply_job_names(hosts: HostList, job: Allocation | None) -> HostList:
@@ -100,7 +129,7 @@ def choose_launcher(
         launcher, reason = job.launcher, f"{job.launcher}: {job.title}"
     else:
         launcher, reason = request, f"--launcher {request}"
-    words = {"ssh": ssh_words, "agent": agent, "srun": _step_words(job, environ)}
+    words = {"ssh": ssh_words, "agent": agent, "srun": _step_words(job, environ), "kubectl": ("sh", KUBECTL)}
     return AgentLauncher(launcher, words.get(launcher, ()), reason, gpus)
 
 

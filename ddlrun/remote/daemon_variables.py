@@ -61,7 +61,7 @@ def daemon_variables(request: DaemonRequest, environ: Mapping[str, str]) -> dict
         unread[f"{prefix}plm"] = component
     if request.launcher == "blaunch":
         return flat | unread | {f"{plm}_agent": "blaunch"}
-    if request.launcher == "agent":
+    if request.launcher in ("kubectl", "agent"):
         return flat | {f"{plm}_agent": shlex.join(request.words)}
     schedulers = [name for name in detect_schedulers(environ) if name != "kubernetes"]
     if not schedulers:

@@ -20,21 +20,24 @@ REPLY_TOO_LONG = "its reply is too long"
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def run_on_hosts(scripts: Mapping[str, str], agents: AgentLauncher, timeout: float) -> dict[str, FinishedProcess]:
+def run_on_hosts(
+    scripts: Mapping[str, str], agents: AgentLauncher, timeout: float, fanout: int = FANOUT
+) -> dict[str, FinishedProcess]:
     """Run each host's sh script there, all at once; no password is ever asked for.
 
     Args:
         scripts: Host -> script.
         agents: The launcher of programs on the hosts.
         timeout: The time limit for all of them, in seconds.
+        fanout: The number of hosts at the same time.
     """
     if agents.launcher == "srun":
         return run_in_step(scripts, agents.words, timeout)
-    return _run_by_cluster_shell(scripts, agents, timeout)
+    return _run_by_cluster_shell(scripts, agents, timeout, fanout)
 
 
 def _run_by_cluster_shell(
-    scripts: Mapping[str, str], agents: AgentLauncher, timeout: float
+    scripts: Mapping[str, str], agents: AgentLauncher, timeout: float, fanout: int
 ) -> dict[str, FinishedProcess]:
     """Start the launcher once per host; hosts with the same script share a ClusterShell worker."""
     from ClusterShell.Task import task_self  # noqa: PLC0415 - 40 ms, for jobs over several hosts alone
@@ -44,7 +47,7 @@ def _run_by_cluster_shell(
     task = task_self()
     task.set_default("local_worker", LimitedExecWorker)
     task.set_default("distant_worker", LimitedSshWorker)
-    task.set_info("fanout", FANOUT)
+    task.set_info("fanout", fanout)
     task.set_info("ssh_options", shlex.join(agents.words))
     task.set_info("connect_timeout", min(CONNECT_SECONDS, timeout))
     task.set_default("stderr", True)
@@ -87,10 +90,10 @@ def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLau
 
 def _launcher_command(script: str, agents: AgentLauncher) -> str:
     """Return the command that ClusterShell runs for each host, with %h for the host's name."""
-    # As an argument for agents: that of Kubernetes passes no standard input on.
-    argument = shlex.join([f"exec sh -c {shlex.quote(script)}"])
-    remote_command = argument if agents.launcher == "agent" else "sh -s"
-    return f"exec {shlex.join(agents.shown)} @host {remote_command}".replace("%", "%%").replace("@host", "%h", 1)
+    words = shlex.join(agents.shell)
+    if agents.launcher == "agent":  # which need not pass on standard input
+        words = f"{shlex.join(agents.words)} @host {shlex.quote(f'exec sh -c {shlex.quote(script)}')}"
+    return f"exec {words}".replace("%", "%%").replace("@host", "%h", 1)
 
 
 def _resume(task: Any) -> None:  # noqa: ANN401 - as above

@@ -1,23 +1,27 @@
 """Benchmark of ddlrun's own process manager: starts beside mpirun's, and a job of 1,000 simulated hosts.
 
 Prints tables. The launches over hosts run in network namespaces, all on this machine: their times are those of as many
-processes on its cores.
+processes on its cores. The processor time is that of all hosts, with ssh and sshd.
 """
 
+import operator
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from ddlrun import __version__
 from ddlrun.process_managers.agents import START
-from tests.bench.measure import DDLRUN, Row, interleaved, show, wall
+from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
 from tests.bench.options import bench_parser
+from tests.bench.processor_time import adopt_orphans, processor_time
 from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS
 
@@ -38,51 +42,90 @@ class Sizes(NamedTuple):
     simulated: int
 
 
-FULL = Sizes(rounds=5, hosts=(1, 4, 16), simulated=1000)
-SMOKE = Sizes(rounds=1, hosts=(1,), simulated=3)
+FULL = Sizes(rounds=7, hosts=(4, 16, 64), simulated=1000)
+SMOKE = Sizes(rounds=1, hosts=(2,), simulated=3)
 
 
 def main() -> int:
     """Print all tables; return the exit code."""
-    sizes = SMOKE if bench_parser(__doc__ or "").parse_args().smoke else FULL
+    sizes = SMOKE if bench_parser(__doc__).parse_args().smoke else FULL
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed ddlrun has its bytecode
+    adopt_orphans()
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {sizes.rounds} rounds in turn")
     with tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         failed = _one_host(sizes.rounds, Path(name))
         if not why_not():
             for count in sizes.hosts:
-                failed += _hosts(count, sizes.rounds)
+                failed += _hosts(count, sizes.rounds, Path(name))
         _simulated(sizes.simulated, Path(name))
     return 1 if failed else 0
 
 
 def _one_host(rounds: int, folder: Path) -> list[str]:
-    """Show the time of two ranks by hand: what the process manager adds to a fork."""
+    """Show the time of two ranks by hand, and what the process manager adds to a fork."""
     samplers = {"fork": wall(["sh", "-c", "/bin/true & /bin/true & wait"])}
-    samplers["ddlrun"] = wall(_by_hand(folder, 1, 2, ["/bin/true"]), _environ("2x1"))
-    samplers |= {title: wall(argv) for title, argv in _mpiruns(["-np", "2", "/bin/true"])}
+    samplers["ddlrun"] = wall(_by_hand(_write_hosts(folder, ["n0"]), ["--local=n0"]), _environ("2x1"))
+    samplers |= {title: wall(argv) for title, argv in _mpiruns(["--oversubscribe", "-np", "2", "/bin/true"])}
     series = interleaved(samplers, rounds)
     rows = [Row(name, series[name], base=series["fork"]) for name in samplers]
+    added = series["ddlrun"].against(series["fork"], operator.sub)
+    rows.append(Row("added by ddlrun, pair by pair", added, goal=60))
     return show("2 ranks of /bin/true on this host, process managers alone", rows)
 
 
 def _mpiruns(words: list[str]) -> list[tuple[str, list[str]]]:
     """Return the title and the command line of each installed mpirun."""
-    root = ["--allow-run-as-root", "--oversubscribe"]
     found = ((f"mpirun of Open MPI {major}", path) for major, path in MPIRUNS.items())
-    return [(title, [path, *root, *words]) for title, path in found if shutil.which(path)]
+    return [(title, [path, "--allow-run-as-root", *words]) for title, path in found if shutil.which(path)]
 
 
-def _hosts(count: int, rounds: int) -> list[str]:
-    """Show the time of launches of /bin/true over hosts with real sshd, one rank each."""
+def _hosts(count: int, rounds: int, folder: Path) -> list[str]:
+    """Show the times over hosts with real sshd, one rank of /bin/true each: process managers alone, and launches."""
+    names = [f"h{number}" for number in range(1, count + 1)]
+    file = _write_hosts(folder, names)
     with Cluster(hosts_per_rack=count, racks=1) as cluster:
-        listed = ",".join(f"h{number}:1" for number in range(1, count + 1))
-        words = ["--skip-checks", "--machine", "local", "--quiet", "-H", listed, "/bin/true"]
-        line = [*DDLRUN, "launch", "--allow-run-as-root"]
-        managers = {f"mpirun of Open MPI {major}": ["--mpirun", path] for major, path in MPIRUNS.items()}
-        managers = {"ddlrun": ["--process-manager", "ddlrun"]} | managers
-        samplers = {name: wall(cluster.argv("h1", [*line, *choice, *words])) for name, choice in managers.items()}
-        series = interleaved(samplers, rounds)
-    rows = [Row(name, series[name], base=series["ddlrun"]) for name in samplers]
-    return show(f"ddlrun launch of /bin/true, one rank on each of {count} hosts", rows)
+
+        def samplers(lines: dict[str, list[str]], sampler: Callable[[list[str]], Sample]) -> dict[str, Sample]:
+            return {title: sampler(cluster.argv("h1", line)) for title, line in lines.items()}
+
+        managers = _managers_alone(file, count)
+        alone = interleaved(samplers(managers, wall), rounds)
+        launches = interleaved(samplers(_launches(names), wall), rounds)
+        times = interleaved(samplers(managers, processor_time), rounds)
+        load = "load of the machine: {:.0f}, {:.0f} and {:.0f}".format(*os.getloadavg())
+    where = f"of /bin/true, one rank on each of {count} hosts"
+    failed = show(f"start {where}, process managers alone ({load})", _compared(alone))
+    failed += show(f"ddlrun launch {where}", _compared(launches))
+    return failed + show(f"processor time of that start, process managers alone, {count} hosts", _compared(times))
+
+
+def _managers_alone(hostfile: Path, count: int) -> dict[str, list[str]]:
+    """Return the command line of each process manager, as ddlrun launch starts it on the first of the hosts."""
+    variables = [f"{name}={value}" for name, value in _variables(f"1x{count}").items()]
+    ssh = [f"--via={word}" for word in ("ssh", "-o", "BatchMode=yes", "@host", "exec", "sh", "-s")]
+    ours = ["--local=h1", *ssh, f"--export={','.join(_variables(''))}"]
+    mpiruns = _mpiruns(["--hostfile", str(hostfile), "-np", str(count), "/bin/true"])
+    return {"ddlrun": ["env", *variables, *_by_hand(hostfile, ours)], **dict(mpiruns)}
+
+
+def _launches(names: list[str]) -> dict[str, list[str]]:
+    """Return the command line of ddlrun launch with each process manager."""
+    hosts = ",".join(f"{name}:1" for name in names)
+    words = ["--skip-checks", "--machine", "local", "--quiet", "-H", hosts, "/bin/true"]
+    choices = {"ddlrun": ["--process-manager", "ddlrun"]}
+    choices |= {title: ["--mpirun", argv[0]] for title, argv in _mpiruns([])}
+    return {title: [*DDLRUN, "launch", "--allow-run-as-root", *choice, *words] for title, choice in choices.items()}
+
+
+def _compared(series: dict[str, Series]) -> list[Row]:
+    """Return a row for each process manager, and one for ddlrun's time beside that of each other, pair by pair."""
+    ours = series["ddlrun"]
+    rows = [Row(name, measured) for name, measured in series.items()]
+    for name, measured in series.items():
+        if name != "ddlrun":
+            ratio = ours.against(measured, operator.truediv)
+            rows.append(Row(f"ddlrun to {name}, pair by pair", ratio, unit="x", goal=1))
+    return rows
 
 
 def _simulated(count: int, folder: Path) -> None:
@@ -90,7 +133,8 @@ def _simulated(count: int, folder: Path) -> None:
     agent = folder / "agent"
     agent.write_text(SIMULATED_AGENT.format(version=__version__))
     agent.chmod(0o755)
-    argv = _by_hand(folder, count, 0, ["/bin/true"], agent, count)
+    file = _write_hosts(folder, [f"n{number}" for number in range(count)])
+    argv = _by_hand(file, [f"--via={agent}", "--via=@host", f"--fan-out={count}"])
     begin = time.monotonic()
     with subprocess.Popen(argv, env=_environ(f"1x{count}")) as root:
         ticks, memory = 0, 0
@@ -112,21 +156,27 @@ def _usage(pid: int) -> tuple[int, int] | None:
     return (int(words[11]) + int(words[12]), int(largest[1])) if largest else None
 
 
-def _environ(topology: str) -> dict[str, str]:
+def _variables(topology: str) -> dict[str, str]:
+    """Return the variables that ranks by hand need."""
     names = "DDLRUN_RANK DDLRUN_LOCAL_RANK DDLRUN_SIZE"
-    variables = {"DDLRUN_TOPOLOGY": topology, "DDLRUN_RANK_ORDER": "host", "DDLRUN_RANK_VARIABLES": names}
-    return {**os.environ, **variables}
+    return {"DDLRUN_TOPOLOGY": topology, "DDLRUN_RANK_ORDER": "host", "DDLRUN_RANK_VARIABLES": names}
 
 
-def _by_hand(
-    folder: Path, hosts: int, local: int, program: list[str], agent: Path | None = None, fan_out: int = 64
-) -> list[str]:
-    """Return the command line of the process manager by hand; `local` ranks, or none, are on this host."""
-    file = folder / f"hosts-{hosts}"
-    file.write_text("".join(f"n{number}\n" for number in range(hosts)))
-    here = ["--local=n0"] if local else [f"--via={agent}", "--via=@host", f"--fan-out={fan_out}"]
+def _environ(topology: str) -> dict[str, str]:
+    return {**os.environ, **_variables(topology)}
+
+
+def _write_hosts(folder: Path, names: list[str]) -> Path:
+    """Write a hostfile with one slot per host; return its path."""
+    file = folder / f"{names[0]}-{len(names)}"
+    file.write_text("".join(f"{name} slots=1\n" for name in names))
+    return file
+
+
+def _by_hand(hostfile: Path, options: list[str]) -> list[str]:
+    """Return the command line of ddlrun's process manager for ranks of /bin/true."""
     python = [sys.executable, "-I", "-S"]
-    return [*python, START, f"--hostfile={file}", *here, "--", *python, "start.py", *program]
+    return [*python, START, f"--hostfile={hostfile}", *options, "--", *python, "start.py", "/bin/true"]
 
 
 if __name__ == "__main__":

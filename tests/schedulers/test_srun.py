@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,13 @@ def planned_reports(folder: Path) -> list[str]:
     """Return what each rank prints if its host and its CPUs are those of the plan."""
     plan = json.loads((folder / "plan.json").read_text())
     size = len(plan["ranks"])
-    cpus = [word.split("@")[1] for word in plan["variables"]["DDLRUN_SEATS"].partition("*")[2].split(";")]
-    return [f"{rank['rank']} {rank['host']} {cpus[rank['local_rank']]} {size}" for rank in plan["ranks"]]
+    cpus = {}  # by the number of ranks of a host
+    for run_of_hosts in plan["variables"]["DDLRUN_SEATS"].split("/"):
+        seats = run_of_hosts.partition("*")[2].split(";")
+        cpus[len(seats)] = [seat.split("@")[1].replace("-", " ") for seat in seats]
+    counts = Counter(rank["host"] for rank in plan["ranks"])
+    places = [(rank["rank"], rank["host"], cpus[counts[rank["host"]]][rank["local_rank"]]) for rank in plan["ranks"]]
+    return [f"{rank} {host} {seat} {size}" for rank, host, seat in places]
 
 
 def test_ranks_are_where_the_plan_has_them(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:
@@ -73,15 +79,38 @@ def test_ranks_are_where_the_plan_has_them(slurm: SlurmCluster, srun: Launch, tm
     assert alone[0].endswith(" started it with --mpi=pmi2; use --mpi-args --mpi=pmix"), output
 
 
+def choose_library(mpi: str) -> str:
+    """Return the assignment of a shell with which mpi4py loads an MPI library; Open MPI's is its default."""
+    library = Path(sys.prefix, mpi, "lib", "libmpi.so.12")
+    if mpi and not library.exists():
+        needs.skip(f"no {mpi}", "make mpis")
+    return f"MPI4PY_LIBMPI={library} " if mpi else ""
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "impi-rt"])
 def test_mpich_and_intel_mpi_by_pmi_2(slurm: SlurmCluster, srun: Launch, tmp_path: Path, mpi: str) -> None:
-    library = Path(sys.prefix, mpi, "lib", "libmpi.so.12")
-    if not library.exists():
-        needs.skip(f"no {mpi}", "make mpis")
-    line = f"MPI4PY_LIBMPI={library} {srun(RANK_REPORT, 'run')}"
+    line = f"{choose_library(mpi)}{srun(RANK_REPORT, 'run')}"
     state, output = run(slurm, tmp_path, line, "-N2", "--ntasks-per-node=2")
     assert state == "COMPLETED", output
     assert set(planned_reports(tmp_path / "run")) <= set(output), output
+
+
+@pytest.mark.parametrize("mpi", ["", "mpich"], ids=["pmix", "pmi2"])
+@pytest.mark.parametrize(
+    ("options", "reports"),
+    [
+        (("--ntasks-per-node=2", "--distribution=cyclic"), ["0 h1 0 4", "1 h2 0 4", "2 h1 1 4", "3 h2 1 4"]),
+        (("-n3",), ["0 h1 0 3", "1 h1 1 3", "2 h2 0 1 3"]),
+    ],
+    ids=["cyclic", "unequal"],
+)
+def test_cyclic_ranks_and_unequal_hosts(
+    slurm: SlurmCluster, srun: Launch, tmp_path: Path, mpi: str, options: tuple[str, ...], reports: list[str]
+) -> None:
+    line = f"{choose_library(mpi)}{srun(RANK_REPORT, 'run')}"
+    state, output = run(slurm, tmp_path, line, "-N2", *options)
+    assert (state, sorted(output)) == ("COMPLETED", reports)
+    assert sorted(planned_reports(tmp_path / "run")) == reports
 
 
 def test_a_job_that_slurm_warns_and_cancels(slurm: SlurmCluster, srun: Launch, tmp_path: Path) -> None:
@@ -100,9 +129,15 @@ def test_a_job_that_slurm_warns_and_cancels(slurm: SlurmCluster, srun: Launch, t
 
 
 def test_slurm_binds_each_rank(srun: Launch, tmp_path: Path) -> None:
+    """By a mask for each local rank in either order; on unequal hosts, each rank binds itself."""
+    orders = "\n".join(srun(RANK_REPORT, order, "--overload", "--rank-order", order) for order in ("host", "ddl"))
     with SlurmCluster(hosts_per_rack=1, racks=2, binds=True) as slurm:
-        options = ("-N2", "--ntasks-per-node=2", "--exclusive")
-        state, output = run(slurm, tmp_path, srun(RANK_REPORT, "run", "--overload"), *options)
-    assert state == "COMPLETED", output
-    assert set(planned_reports(tmp_path / "run")) <= set(output), output
-    assert " --cpu-bind=mask_cpu:0x" in (tmp_path / "run" / "command").read_text()
+        state, output = run(slurm, tmp_path, orders, "-N2", "--ntasks-per-node=2", "--exclusive")
+        unequal = srun(RANK_REPORT, "unequal", "--overload")
+        unequal_state, unequal_output = run(slurm, tmp_path, unequal, "-N2", "-n3", "--exclusive")
+    assert (state, unequal_state) == ("COMPLETED", "COMPLETED"), output + unequal_output
+    assert sorted(output) == sorted(planned_reports(tmp_path / "host") + planned_reports(tmp_path / "ddl"))
+    assert sorted(unequal_output) == planned_reports(tmp_path / "unequal")
+    binding = {"host": "mask_cpu:0x", "ddl": "mask_cpu:0x", "unequal": "none"}
+    for name, value in binding.items():
+        assert f" --cpu-bind={value}" in (tmp_path / name / "command").read_text()

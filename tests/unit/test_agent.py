@@ -22,6 +22,8 @@ from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.agents import START, is_own, own_manager
 from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.process_managers.openmpi import Mpirun
+from tests.support.processes import mark, running
+from tests.support.waiting import wait_until
 
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 PYTHON = (sys.executable, "train.py")
@@ -68,10 +70,13 @@ def test_messages_arrive_in_any_pieces_after_a_login_shell_has_printed(
     channel.close()
 
 
-def command(hosts: str, local: set[str], launcher: tuple[str, ...]) -> tuple[str, ...]:
+def command(
+    hosts: str, local: set[str], launcher: tuple[str, ...], *, works_everywhere: bool = True
+) -> tuple[str, ...]:
     job = MpirunJob(
         ranks=2, hosts=parse_hosts(hosts), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=("A", "B"),
         extra=(), program=("python", "-I", "-S", "start.py", "x"), local=frozenset(local), launcher=launcher,
+        works_everywhere=works_everywhere,
     )  # fmt: skip
     return own_manager("").command(job)
 
@@ -82,8 +87,7 @@ def test_the_command_names_the_way_to_other_hosts_alone() -> None:
     end = ("--", "python", "-I", "-S", "start.py", "x")
     assert command("a", {"a"}, shell) == (*begin, *end)
     assert command("a,b", {"a"}, shell) == (*begin, *(f"--via={word}" for word in shell), "--export=A,B", *end)
-    with pytest.raises(PreflightError, match="host b: ddlrun's own process manager needs"):
-        command("a,b", {"a"}, ())
+    assert "--fan-out=2" in command("a,b,c", {"a"}, shell, works_everywhere=False)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +260,17 @@ def test_a_tree_of_agents_over_hosts_with_and_without_ddlrun(
     assert (tmp_path / "ways").read_text().splitlines() == ["from here to one", "from one to two"]
 
 
+# What an MPI library sends and reads in MPI_Init.
+INIT = r"import os; fd = int(os.environ['PMI_FD']); os.write(fd, b'cmd=init pmi_version=1\n'); os.read(fd, 99)"
+
+
+def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
+    script = f'[ $DDLRUN_RANK = 1 ] || exec sleep 300; exec {sys.executable} -c "{INIT}"'
+    line = by_hand(tmp_path, script, via=shell(tmp_path))
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, "ddlrun: rank 1 on there ended without MPI_Finalize\n" in done.stderr) == (1, True)
+
+
 def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     script = "exec >&2; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     line = by_hand(tmp_path, script, via=shell(tmp_path))
@@ -275,6 +290,27 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    line = by_hand(tmp_path, "sleep 300", via=tmp_path / "missing")
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        f"ddlrun: {tmp_path}/missing: No such file or directory",
+        "ddlrun: lost host there: its agent did not start (missing: exit code 127)",
+    ]
+
+
+def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(tmp_path: Path) -> None:
+    seconds = mark()
+    path = tmp_path / "shell"
+    path.write_text(f"#!/bin/sh\nexec sleep {seconds}\n")  # it does not notice the end of its input
+    path.chmod(0o755)
+    with subprocess.Popen(by_hand(tmp_path, "exec sleep 300", via=path)) as job:
+        wait_until(lambda: running(seconds))
+        job.kill()
+    wait_until(lambda: not running(seconds))
 
 
 def test_the_archive_has_the_modules_that_agents_and_keepers_import() -> None:

@@ -266,3 +266,11 @@ def test_a_mapping_describes_the_hosts(hosts: list[int]) -> None:
 )
 def test_mappings_are_short(hosts: list[int], mapping: str) -> None:
     assert process_mapping(hosts) == mapping
+
+
+def test_ranks_that_have_not_finalized_mpi_are_known() -> None:
+    with Job([0, 0]) as job:
+        for rank in (0, 1):
+            job.query(rank, "cmd=init pmi_version=1 pmi_subversion=1")
+        job.query(0, "cmd=finalize")
+        assert job.owners[0].in_mpi == {1}

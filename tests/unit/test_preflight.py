@@ -99,6 +99,8 @@ def test_every_line_is_read() -> None:
     assert parsed.packages == {"mpi4py": "4.1.0 /site packages"}
     assert (parsed.folder, parsed.program, parsed.driver) == (True, FileDigest(75, 4038471504), "535.129.03")
     assert (parsed.shm, parsed.temporary) == (8000000, ("/tmp/a b", 900000))  # noqa: S108 - a name in a text
+    assert parsed.unwritable is None
+    assert parse_facts(TEXT.replace("@limit files", "@unwritable /no tmp\n@limit files"), "h1").unwritable == "/no tmp"
     assert (parsed.memlock, parsed.files) == ("unlimited", "1048576")
     assert parsed.leftovers == (LeftoverProcess(77, "run-1", "python train.py --lr 1"),)
     assert parsed.kernel == KernelInstance("f3797931", ("net:[1]", "pid:[2]", "uts:[3]", "ipc:[4]"))
@@ -154,6 +156,22 @@ def test_hosts_without_cryptography_fail_where_it_is_needed() -> None:
     without_python = [finding.code for finding in bad(wanted=wanted, python=None) if finding.host == "h2"]
     assert without_python == [FindingCode.NO_PYTHON]
     assert parse_facts(f"{START}\n@encryption\n{END}", "h1").encryption
+
+
+@pytest.mark.parametrize(
+    ("version", "messages"),
+    [
+        ("", ["neither /opt/py/bin/python nor python3 can be run, one of which ddlrun's agent needs"]),
+        ("3.6.8", ["its python3 is 3.6.8, and ddlrun's agent needs 3.8 or later"]),
+        ("3.13.0rc1", []),
+    ],
+)
+def test_hosts_without_a_python_for_agents_fail_where_they_are_used(version: str, messages: list[str]) -> None:
+    wanted = WANTED._replace(agents=True)
+    findings = [finding for finding in bad(wanted=wanted, agent_python=version) if finding.host == "h2"]
+    assert [finding.message for finding in findings] == messages
+    assert bad(agent_python=version) == []
+    assert parse_facts(f"{START}\n@agent 3.9.2\n{END}", "h1").agent_python == "3.9.2"
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -232,6 +250,8 @@ def test_other_cores_are_a_warning() -> None:
 def test_space_for_logs_is_checked_on_this_machine() -> None:
     (finding,) = bad(facts(logs=10), WANTED._replace(logs="/logs"))
     assert (finding.host, finding.message) == ("h1", "this machine has 10 KiB free for the run folder /logs")
+    (finding,) = bad(unwritable="/scratch")
+    assert (finding.host, finding.code, "/scratch" in finding.message) == ("h2", FindingCode.NO_TEMPORARY_FILES, True)
 
 
 def test_names_that_resolve_to_another_host() -> None:

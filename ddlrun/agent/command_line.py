@@ -1,0 +1,83 @@
+"""The command line of the root: the job, and the ranks of each host."""
+
+from __future__ import annotations
+
+import os
+
+from ddlrun.agent.job import AgentJob, HostRanks
+from ddlrun.rank.host_position import all_places
+from ddlrun.rank.settings import SHIPPED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAN_OUT = 64
+USAGE = (
+    "usage: start.py --hostfile=FILE [--local=HOST] [--via=WORD ...] [--fan-out=N] [--export=NAME,...] "
+    "-- PYTHON -I -S START ..."
+)
+# The words of a rank's command line before its program: Python and its options, and the script of keepers.
+KEEPER_WORDS = 4
+
+
+def read_job(words: list[str], environ: Mapping[str, str]) -> tuple[AgentJob, HostRanks | None, list[HostRanks]]:
+    """Return the job, this host if it has ranks, and the others.
+
+    Raises:
+        KeyError, ValueError, IndexError: The command line is malformed.
+        OSError: The hostfile cannot be read.
+    """
+    options, program = _parse(words)
+    hosts = _place_ranks(options["--hostfile"][0], environ)
+    names = [name for text in options.get("--export", []) for name in text.split(",")]
+    job = AgentJob(
+        program=[word[1:] if word and not word.strip(":") else word for word in program[KEEPER_WORDS:]],
+        launcher=options.get("--via", []),
+        folder="/" if SHIPPED in environ else os.getcwd(),  # keepers go to the files that were shipped
+        size=sum(len(host.ranks) for host in hosts),
+        fan_out=int(options.get("--fan-out", [environ.get("DDLRUN_FAN_OUT") or FAN_OUT])[0]),
+        python=program[0],
+        script=os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py"),
+        environ={name: environ[name] for name in names if name in environ},
+    )
+    local = options.get("--local", [])
+    own = next((host for host in hosts if host.name in local), None)
+    return job, own, [host for host in hosts if host is not own]
+
+
+def _parse(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the options and their values, and the command line of a rank."""
+    options: dict[str, list[str]] = {}
+    end = words.index("--")
+    for word in words[:end]:
+        name, _, value = word.partition("=")
+        options.setdefault(name, []).append(value)
+    return options, words[end + 1 :]
+
+
+def _place_ranks(hostfile: str, environ: Mapping[str, str]) -> list[HostRanks]:
+    """Return the hosts of a hostfile with their ranks, by the topology of the job."""
+    with open(hostfile, encoding="utf-8") as file:
+        words = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    topology, order = environ["DDLRUN_TOPOLOGY"], environ["DDLRUN_RANK_ORDER"]
+    size = _size(topology)
+    ranks: list[list[int]] = [[] for _ in words]
+    for rank, (host, _) in enumerate(all_places(size, topology, order)):
+        ranks[host].append(rank)
+    return [HostRanks(number, line[0], ranks[number]) for number, line in enumerate(words) if ranks[number]]
+
+
+def _size(topology: str) -> int:
+    """Return the number of ranks of a topology: XxYxZ, or a sum such as 3*2+1.
+
+    >>> _size("2x4"), _size("3*2+1"), _size("4")
+    (8, 7, 4)
+    """
+    if "+" in topology:
+        parts = [part.rpartition("*") for part in topology.split("+")]
+        return sum(int(hosts or 1) * int(ranks) for hosts, _, ranks in parts)
+    size = 1
+    for number in topology.split("x"):
+        size *= int(number)
+    return size

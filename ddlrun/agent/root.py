@@ -1,0 +1,101 @@
+"""The root of the tree of agents, which ddlrun starts: it decides when the job ends, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.agent.frames import pack_words, unpack_words
+from ddlrun.agent.messages import complain
+from ddlrun.agent.node import LONGEST_WAIT, NEVER, Node, read_grace
+from ddlrun.agent.pmi_root import PmiRoot
+from ddlrun.errors import EXIT_SIGNAL, EXIT_UNREACHABLE
+from ddlrun.rank import protocol
+from ddlrun.rank.bare_signal import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddlrun.agent.job import AgentJob, HostRanks
+
+# After the first failure, the keepers of other ranks may have been told to leave, too.
+LEAVE_SECONDS = 1.0
+# The exit code of a job one of whose ranks has left MPI without MPI_Finalize.
+EXIT_UNFINISHED = 1
+
+
+class Root(Node):
+    """The root: all hosts of the job are below it, and its own may have ranks."""
+
+    def __init__(self, version: str) -> None:
+        """Begin without a job."""
+        super().__init__(version)
+        self._hosts: list[HostRanks] = []
+        self._pmi_root = PmiRoot(())
+        self._leave_at = NEVER
+        """The time at which the root ends even if ranks are left, which notice that."""
+        self._exit_code = 0
+        """That of the first rank that failed, or 3 if a host was lost."""
+
+    def begin(self, job: AgentJob, own: HostRanks | None, others: Sequence[HostRanks]) -> None:
+        """Start the ranks of this host, and the agents of the others; see Node."""
+        self._hosts = [*others] if own is None else [own, *others]
+        self._pmi_root = PmiRoot([host.number for host in self._hosts])
+        super().begin(job, own, others)
+
+    def run(self) -> int:
+        """Stay until all ranks have ended; return the exit code."""
+        while not (self._must_leave or self._over):
+            self._wait(LONGEST_WAIT)
+        if not self._must_leave:
+            self._dismiss()
+        return self._exit_code
+
+    @property
+    def _must_leave(self) -> bool:
+        return time.monotonic() >= self._leave_at
+
+    @property
+    def _deadline(self) -> float:
+        return min(super()._deadline, self._leave_at)
+
+    def _on_rank_end(self, rank: int, code: int) -> None:
+        if code == -signal.SIGKILL and not self._ending:
+            complain(f"rank {rank}: its keeper was killed")
+        if code:
+            self._fail(code if code > 0 else EXIT_SIGNAL - code, LEAVE_SECONDS)
+
+    def _on_unfinished(self, rank: int) -> None:
+        """End the job: other ranks would wait in MPI without end."""
+        if not self._ending:
+            host = next(host.name for host in self._hosts if rank in host.ranks)
+            complain(f"rank {rank} on {host} ended without MPI_Finalize")
+            self._fail(EXIT_UNFINISHED, 0.0)
+
+    def _on_loss(self, text: bytes) -> None:
+        if not self._ending:
+            host, _, reason = text.decode(errors="replace").partition("\t")
+            complain(f"lost host {host}: {reason}")
+            self._fail(EXIT_UNREACHABLE, 0.0)
+
+    def _on_order(self, number: int) -> None:
+        self._fail(EXIT_SIGNAL + number, 0.0)
+
+    def _send_pmi_up(self, message: bytes) -> None:
+        host, text = unpack_words(message)
+        for number, reply in self._pmi_root.on_message(int(host), text):
+            self._send_pmi_down(pack_words([b"%d" % number, reply]))
+
+    def _fail(self, code: int, seconds: float) -> None:
+        """End the job with an exit code. A ddlrun that supervises it notices the end of the root, and ends the ranks.
+
+        Args:
+            code: The exit code.
+            seconds: The time in which ranks may end by themselves.
+        """
+        self._exit_code = self._exit_code or code
+        if os.environ.get(protocol.ADDRESSES):
+            self._leave_at = min(self._leave_at, time.monotonic() + seconds)
+        else:
+            self._terminate(read_grace())
