@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-KIB, MIB = 1024, 1024 * 1024
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 ALGORITHMS = {"r": "ring", "b": "ring", "n": "ring", "c": "halving"}
 # All modes: m uses the MPI library's collectives, p searches for the fastest algorithm.
@@ -16,6 +16,8 @@ MODES = (*ALGORITHMS, "m", "p")
 FLAT_MODES = "bnp"
 # Learners of a dimension up to which direct exchange is the default of mode p.
 MAX_DIRECT = 4
+# The algorithms of an allreduce whose blocks are sized by the rates of the links: a single one, for all dimensions.
+WEIGHTED = ("weighted",)
 # Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
@@ -27,7 +29,8 @@ class Tuning(NamedTuple):
     chunk: bytes of a chunk, as sent. depth: chunks in flight. flat: bytes up to which MPI_Allreduce is used. bucket:
     bytes of a bucket. explore: trial reductions that mode p may spend per message class; 0: none, it uses the sizes
     above. wire: the type that float32 is sent as, in the format of `wire_compression.parse_wire`; messages of up to
-    `flat` bytes are sent as float32.
+    `flat` bytes are sent as float32. measure: bytes that mode p reduces between two measurements of the NICs, if it
+    explores; 0: it measures none.
     """
 
     chunk: int = 96 * KIB
@@ -36,6 +39,8 @@ class Tuning(NamedTuple):
     bucket: int = 4 * MIB
     explore: int = 40
     wire: str = ""
+    # A measurement sends up to 128 MiB per NIC, 0.4 % of what these reductions send.
+    measure: int = 32 * GIB
 
 
 # Measured. Between hosts, small chunks keep all links busy, and half a chunk of 96 KiB is still sent eagerly over TCP
@@ -49,7 +54,8 @@ class AllreduceAlgorithm(NamedTuple):
     """How an array is reduced.
 
     method: "flat" is a single MPI_Allreduce, "native" is MPI's Reduce_scatter and Allgatherv in each dimension,
-    "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension; chunk, the
+    "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension, or WEIGHTED;
+    chunk, the
     bytes of a chunk as sent; depth, the chunks in flight; wire, the type that float32 is sent as and its dimensions
     ("bfloat16:YZ"), "" for float32.
     """
@@ -71,6 +77,7 @@ class MessageClass(NamedTuple):
     """The properties of an allreduce that its algorithm depends on.
 
     size: bytes. whole: it covers the whole grid. blocking: the caller waits for it. wire: as in `AllreduceAlgorithm`.
+    weighted: the links of the job are unequal.
     """
 
     size: int
@@ -78,6 +85,7 @@ class MessageClass(NamedTuple):
     whole: bool
     blocking: bool
     wire: str = ""
+    weighted: bool = False
 
 
 def dimension_algorithm(mode: str, learners: int) -> str:
@@ -91,13 +99,22 @@ def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], messag
         return AllreduceAlgorithm("flat")
     if mode == "m":
         return AllreduceAlgorithm("native")
+    # A weighted allreduce divides averages at the end alone, when sums may have left the range of float16.
+    weighted = message.weighted and message.whole and not message.wire.startswith("float16")
     return AllreduceAlgorithm(
         method="chunks",
-        algorithms=tuple(dimension_algorithm(mode, size) for size in learners),
+        algorithms=WEIGHTED if weighted else tuple(dimension_algorithm(mode, size) for size in learners),
         chunk=tuning.chunk,
         depth=tuning.depth,
         wire=message.wire,
     )
+
+
+def size_blocks(algorithm: AllreduceAlgorithm, tuning: Tuning) -> AllreduceAlgorithm:
+    """Return the algorithm with blocks sized by the links, in chunks of the same size if it has chunks."""
+    if algorithm.method != "chunks":
+        return AllreduceAlgorithm("chunks", WEIGHTED, tuning.chunk, tuning.depth)
+    return algorithm._replace(algorithms=WEIGHTED)
 
 
 class AlgorithmSpace(NamedTuple):
@@ -132,7 +149,7 @@ def neighbours(best: AllreduceAlgorithm, space: AlgorithmSpace) -> Iterator[Allr
         return
     chunks = -(-space.size // best.chunk)
     yield from (best._replace(depth=depth) for depth in DEPTHS if min(depth, chunks) != min(best.depth, chunks))
-    for place, count in enumerate(space.learners):
+    for place, count in enumerate(space.learners if best.algorithms != WEIGHTED else ()):
         # Two learners exchange halves under every algorithm.
         for name in ("ring", "halving", "direct") if count > 2 else ():
             if name != best.algorithms[place]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.options import Options
+    from ddlrun.ddl.unequal_links import HostGroups
+    from ddlrun.ddl.weighted_schedule import HostLayout
 
 
 class AlgorithmSelector(NamedTuple):
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
-    algorithms measured so far, None unless mode p explores.
+    algorithms measured so far, None unless mode p explores. layout: the hosts if they or their links are unequal.
+    monitored: the hosts if the rates of their NICs are to be measured.
     """
 
     options: Options
@@ -31,6 +35,8 @@ class AlgorithmSelector(NamedTuple):
     learners: tuple[int, ...]
     comm: Communicator | None
     cache: autotune.AutotuneCache | None
+    layout: HostLayout | None = None
+    monitored: HostGroups | None = None
 
     def select(self, message: MessageClass, make_measure: Callable[[], autotune.Measure]) -> AllreduceAlgorithm:
         """Return the algorithm for a message class.
@@ -44,6 +50,8 @@ class AlgorithmSelector(NamedTuple):
         size = autotune.size_class(message.size)
         call = "all_reduce" if message.blocking else "start"
         name = f"{message.dtype} {size} {call}{message.wire and f' by {message.wire}'}"
+        if message.weighted:
+            name += f" on links {zlib.crc32(repr(self.layout).encode()):08x}"
         cached = self.cache.get(name)
         return self._explore(self.cache, name, message, make_measure()) if cached is None else cached
 
@@ -54,7 +62,8 @@ class AlgorithmSelector(NamedTuple):
         self, cache: autotune.AutotuneCache, name: str, message: MessageClass, measure: autotune.Measure
     ) -> AllreduceAlgorithm:
         space = AlgorithmSpace(
-            default=self._default(message),
+            # Sized blocks are used if they are faster indeed: measured rates may be wrong.
+            default=self._default(message._replace(weighted=False)),
             chunked=self._default(message._replace(blocking=False)),
             learners=self.learners,
             size=message.size,

@@ -10,7 +10,13 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, first_candidates, neighbours
+from ddlrun.allreduce_algorithms import (
+    WEIGHTED,
+    AlgorithmSpace,
+    AllreduceAlgorithm,
+    first_candidates,
+    neighbours,
+)
 from ddlrun.ddl.schedule import REDUCE_SCATTERS
 from ddlrun.ddl.wire_compression import FORMATS
 
@@ -181,11 +187,16 @@ def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     """Return an algorithm from the values of its fields. Raises ValueError if they make none for `axes` dimensions."""
     method, algorithms, chunk, depth, wire = AllreduceAlgorithm(*values)
     valid = method in {"flat", "native"} or (
-        method == "chunks" and min(int(chunk), int(depth)) > 0 and len(algorithms) == axes
+        method == "chunks" and min(int(chunk), int(depth)) > 0 and _are_known(algorithms, axes)
     )
-    valid = valid and wire.partition(":")[0] in {*FORMATS, ""} and REDUCE_SCATTERS.keys() >= set(algorithms)
+    valid = valid and wire.partition(":")[0] in {*FORMATS, ""}
     if not valid:
         raise ValueError(method)
     return AllreduceAlgorithm(
         method=method, algorithms=tuple(algorithms), chunk=int(chunk), depth=int(depth), wire=wire
     )
+
+
+def _are_known(algorithms: Sequence[str], axes: int) -> bool:
+    """Return True for WEIGHTED, and for an algorithm per dimension."""
+    return tuple(algorithms) == WEIGHTED or (len(algorithms) == axes and REDUCE_SCATTERS.keys() >= set(algorithms))

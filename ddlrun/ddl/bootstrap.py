@@ -13,6 +13,7 @@ from ddlrun.ddl.launch_context import HostPosition, find_world, read_world_size
 from ddlrun.ddl.learner import Learner
 from ddlrun.ddl.start_settings import StartRequest, agree_on_settings
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
+from ddlrun.ddl.unequal_links import find_links, group_hosts
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.options import Options
+    from ddlrun.ddl.unequal_links import HostGroups
 
 
 def start_learner(
@@ -38,10 +41,14 @@ def start_learner(
             "-mode m: the collectives of MPI need a job of MPI, but this one runs over TCP; use mode r or p"
         )
     grid = Grid(context.topology, context.order, world)
-    host = HostPosition() if world is None else _find_host_position(world, grid)
+    host, hosts = (HostPosition(), None) if world is None else _find_hosts(world, grid)
     sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
     flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
+    if world is not None and hosts is not None and not _is_instrumented(context.options):
+        links = find_links(world, hosts, environ)
+        monitored = hosts if selector.cache is not None and links.are_unknown else None
+        selector = selector._replace(layout=links.layout, monitored=monitored)
     learner = _make_learner(grid, selector, host, environ)
     if grid.rank == 0 and context.options.dbg_level:
         sys.stderr.writelines(f"ddlrun.ddl: {note}\n" for note in _notes(learner))
@@ -49,7 +56,7 @@ def start_learner(
 
 
 def _make_learner(grid: Grid, selector: AlgorithmSelector, host: HostPosition, environ: Mapping[str, str]) -> Learner:
-    if not (selector.options.dump_iter or selector.options.rebind_iter):
+    if not _is_instrumented(selector.options):
         return Learner(grid, selector, host)
     from ddlrun.ddl.monitor.instrumented_learner import InstrumentedLearner  # noqa: PLC0415 - few scripts need it
 
@@ -61,21 +68,28 @@ def _read_job_size(comm: Communicator, environ: Mapping[str, str]) -> str:
     return str(comm.endpoint.size) if isinstance(comm, TcpCommunicator) else read_world_size(environ, str(comm.size))
 
 
-def _find_host_position(world: Communicator, grid: Grid) -> HostPosition:
+def _is_instrumented(options: Options) -> bool:
+    """Return True if iterations are reported, by dimension: then all blocks are equal."""
+    return bool(options.dump_iter or options.rebind_iter)
+
+
+def _find_hosts(world: Communicator, grid: Grid) -> tuple[HostPosition, HostGroups]:
+    """Return this learner's position on its host, and the hosts of the job."""
     local = split_hosts(world)
     local_ranks = set(local.allgather(world.rank))
     # The dimensions in which this learner has a peer on another host.
     leaving = "".join(axis for axis in grid.axes if not local_ranks.issuperset(grid.peers(axis)))
-    rows = world.allgather((local.rank, leaving))
+    rows = world.allgather((min(local_ranks), leaving))
     leaving_anywhere = {axis for _, axes in rows for axis in axes}
+    hosts = group_hosts(grid, [leader for leader, _ in rows])
     position = HostPosition(
         local.rank,
         local.size,
-        hosts=[local_rank for local_rank, _ in rows].count(0),
+        hosts=len(hosts.ranks),
         leaving="".join(axis for axis in grid.axes if axis in leaving_anywhere),
     )
     local.Free()
-    return position
+    return position, hosts
 
 
 def _notes(learner: Learner) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ddlrun.ddl.wire_compression import FORMATS, Converter
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -64,12 +64,16 @@ class Engine:
         """
         ranges = chunk_ranges(len(array), longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), depth)
-        for low, high in ranges:
-            steps = schedule(high - low, reduce_op.division)
-            self._waiting.append(Chunk(operation, steps, low, self._begun % TAGS))
+        self.begin(Chunk(operation, schedule(high - low, reduce_op.division), low) for low, high in ranges)
+        return operation
+
+    def begin(self, chunks: Iterable[Chunk]) -> None:
+        """Begin chunks, in order, after those that were begun before."""
+        for chunk in chunks:
+            chunk.tag = self._begun % TAGS
+            self._waiting.append(chunk)
             self._begun += 1
         self._fill()
-        return operation
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is complete. Other operations in progress advance meanwhile."""
@@ -92,6 +96,11 @@ class Engine:
         while self._in_flight:
             self._settle(self._next())
 
+    def give_up(self) -> None:
+        """Forget what is in progress, which will not be complete."""
+        self._in_flight.clear()
+        self._waiting.clear()
+
     def free(self) -> None:
         """Complete what is in progress and close the transport. All ranks call it together."""
         self.drain()
@@ -106,7 +115,7 @@ class Engine:
             f"ddlrun.ddl: rank {self._rank} ends with reductions under way: wait for every handle, on all ranks\n"
         )
         for chunk in self._in_flight:
-            for buffer in (chunk.operation.array, chunk.scratch, *(part for *_, part in chunk.parts)):
+            for buffer in (chunk.array, chunk.scratch, *(part for *_, part in chunk.parts)):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
 
     def _next(self) -> list[Chunk]:
@@ -123,8 +132,7 @@ class Engine:
         try:
             return self._transport.wait_some(seconds)
         except LostRankError:
-            self._in_flight.clear()
-            self._waiting.clear()
+            self.give_up()
             raise
 
     def _report_wait(self) -> None:
@@ -155,6 +163,7 @@ class Engine:
         while self._waiting and len(self._in_flight) < self._waiting[0].operation.depth:
             chunk = self._waiting.popleft()
             self._in_flight.add(chunk)
+            chunk.begin(self._scratch)
             self._advance(chunk)
 
     def _advance(self, chunk: Chunk) -> None:
@@ -172,6 +181,7 @@ class Engine:
             self._finish_step(chunk)
         if chunk.scratch is not None:
             self._scratch.give_back(chunk.scratch)
+        chunk.end(self._scratch)
         chunk.operation.left -= 1
         self._in_flight.remove(chunk)
 
@@ -180,7 +190,7 @@ class Engine:
             self._post_narrow(chunk, step)
             return
         transport, tag, operation = self._transport, chunk.tag, chunk.operation
-        memory, size, start = operation.memory, operation.itemsize, chunk.start
+        memory, size, start = chunk.memory, operation.itemsize, chunk.start
         filled = 0
         for peer, low, high in step.receives:
             if step.combine:
@@ -207,7 +217,7 @@ class Engine:
         for (low, high), size in blocks.items():
             packed[low, high], at = room[at : at + size], at + size
             # The values of an allgather were rounded by their owner.
-            mine = chunk.operation.array[start + low : start + high]
+            mine = chunk.array[start + low : start + high]
             converter.pack(mine, packed[low, high], settled=not step.combine)
         for peer, low, high in step.sends:
             self._transport.post_send(packed[low, high].data.cast("B"), peer, chunk.tag, chunk)
@@ -222,17 +232,17 @@ class Engine:
     def _finish_step(self, chunk: Chunk) -> None:
         """Combine received parts in the schedule's order, not in that of arrival: every run gives the same bits."""
         step, operation, start = chunk.steps[chunk.at], chunk.operation, chunk.start
-        last = len(chunk.parts) - 1
+        first_closing = len(chunk.parts) - step.closing
         for number, (low, high, part) in enumerate(chunk.parts):
-            divisor = step.divisor if number == last else 1
-            mine = operation.array[start + low : start + high]
+            divisor = step.divisor if number >= first_closing else 1
+            mine = chunk.array[start + low : start + high]
             if not step.wire:
                 operation.combine(mine, part, divisor)
             elif step.combine:
                 self._converters[step.wire].combine(part, mine, operation.combine, divisor)
             else:
                 self._converters[step.wire].unpack(part, mine)
-            if step.settled and number == last:
+            if step.settled and number >= first_closing:
                 self._converters[step.settled].settle(mine)
         chunk.parts = []
         chunk.at += 1

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass
+from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass, size_blocks
+from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.communicators import make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, make_monitor
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
     from ddlrun.allreduce_algorithms import AllreduceAlgorithm
     from ddlrun.ddl.algorithm_selection import AlgorithmSelector
     from ddlrun.ddl.autotune import Measure
+    from ddlrun.ddl.block_chunks import BlockChunk
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.flat import FlatArray
     from ddlrun.ddl.mpi_collectives import SmallMessagePath
+    from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp
 
@@ -44,9 +48,10 @@ class HostReducer:
         self._selector, self._usual_wire = selector, usual_wire
         # In host order: in ddl order a flat collective of the MPI library is several times slower.
         self.comm = selector.comm
-        self.schedules = ScheduleCache(grid, selector.options.mode)
+        self.schedules = ScheduleCache(grid, selector.options.mode, selector.layout)
         self._engine = self._make_engine()
         self.small_messages = self._make_small_message_path()
+        self._nic_monitor = make_monitor(grid.base, selector.monitored, selector.tuning.measure)
 
     def free(self) -> None:
         """Complete what is in progress and free the engine's communicator."""
@@ -74,8 +79,11 @@ class HostReducer:
                 whole=whole,
                 blocking=blocking,
                 wire=wire if narrows else "",
+                weighted=self._nic_monitor is None and self.schedules.layout is not None,
             )
             algorithm = self._select(message, elements, reduce_op)
+            if self._nic_monitor is not None and can_size_blocks(message):
+                algorithm = self._size_blocks(self._nic_monitor, algorithm, elements, reduce_op)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
             operation = self._execute(algorithm, elements, reduce_op, axes)
@@ -85,12 +93,24 @@ class HostReducer:
                 handle.add(operation, partial(unpack_bucket, bucket, elements))
         return handle
 
-    def run_whole(self, array: FlatArray, reduce_op: ReduceOp, name: str) -> None:
-        """Run a "reduce_scatter" or an "allgather" on an array in one chunk: the caller knows where its blocks lie."""
+    def reduce_scatter(self, array: FlatArray, reduce_op: ReduceOp) -> None:
+        """Reduce an array; the block of this learner gets the result."""
+        self._transfer(array, reduce_op, "reduce_scatter", ReduceScatterChunk)
+
+    def allgather(self, array: FlatArray) -> None:
+        """Fill an array from the blocks of all learners, each of which has its own."""
+        self._transfer(array, find_reduce_op(array.dtype, "sum"), "allgather", AllgatherChunk)
+
+    def _transfer(self, array: FlatArray, reduce_op: ReduceOp, name: str, kind: type[BlockChunk]) -> None:
+        elements = array.elements
         if self._engine is not None:
-            schedule = partial(self.schedules.steps, Collective(name))
-            longest = max(len(array.elements), 1)
-            self._engine.wait(self._engine.start(array.elements, reduce_op, schedule, longest))
+            transfer = BlockTransfer(
+                blocks=ArrayBlocks(elements, self.grid.size),
+                own=elements[slice(*self.schedules.own_block(len(elements)))],
+                schedule=partial(self.schedules.steps, Collective(name)),
+                own_block=self.schedules.own_block,
+            )
+            self._engine.wait(transfer.start(self._engine, kind, reduce_op, self.tuning))
         array.write_back()
 
     def compare(self, arrays: Sequence[FlatArray], op: str, axes: str = "", wire: str = "") -> None:
@@ -147,6 +167,21 @@ class HostReducer:
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
         schedule = partial(self.schedules.steps, collective)
         return self._engine.start(elements, reduce_op, schedule, longest, algorithm.depth)
+
+    def _size_blocks(
+        self,
+        monitor: NicMonitor,
+        algorithm: AllreduceAlgorithm,
+        elements: Any,  # noqa: ANN401
+        reduce_op: ReduceOp,
+    ) -> AllreduceAlgorithm:
+        """Return the algorithm, with blocks sized by the rates of the NICs while that is faster."""
+        sized = size_blocks(algorithm, self.tuning)
+        if self._engine is not None and monitor.is_due(elements.nbytes):
+            trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
+            comparison = Comparison(algorithm, sized, self._make_measure(trial, reduce_op))
+            monitor.update(self._engine, self.schedules, comparison)
+        return algorithm if self.schedules.layout is None else sized
 
     def _make_measure(self, elements: Any, reduce_op: ReduceOp) -> Measure:  # noqa: ANN401
         """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl.options import Options, check_size, parse_options
@@ -25,7 +26,8 @@ def find_transport(environ: Mapping[str, str]) -> str:
     """Return the transport of this process's job: "mpi", "tcp", or "" for a process that runs alone.
 
     The first of: DDLRUN_DDL_TRANSPORT; TCP in a job of torchrun, whatever started torchrun; MPI in a job of MPI; TCP in
-    another job with RANK and WORLD_SIZE; MPI if the script has loaded it.
+    another job with RANK and WORLD_SIZE; MPI if the script has loaded it. Without mpi4py no job with RANK and
+    WORLD_SIZE is one of MPI: ddlrun's own process manager sets the variables of MPI for every program.
 
     Raises InputError if DDLRUN_DDL_TRANSPORT is neither "mpi" nor "tcp".
 
@@ -41,7 +43,7 @@ def find_transport(environ: Mapping[str, str]) -> str:
         return transport
     has_mpi = any(name in environ for name in LAUNCH_VARIABLES)
     is_job = "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1"
-    if is_job and (not has_mpi or "TORCHELASTIC_RESTART_COUNT" in environ):
+    if is_job and (not has_mpi or "TORCHELASTIC_RESTART_COUNT" in environ or find_spec("mpi4py") is None):
         return "tcp"
     return "mpi" if has_mpi or "mpi4py.MPI" in sys.modules else ""
 
@@ -115,10 +117,11 @@ def find_context(options: str | None, size: int, environ: Mapping[str, str], *, 
         topology = ddl_topology(parse_job_topology(environ[source], source))
     topology = topology or Topology((size,))
     check_size(topology, size, source)
-    return LaunchContext(parsed, topology, _parse_order(environ.get("DDLRUN_RANK_ORDER", "ddl")))
+    return LaunchContext(parsed, topology, parse_order(environ.get("DDLRUN_RANK_ORDER", "ddl")))
 
 
-def _parse_order(text: str) -> RankOrder:
+def parse_order(text: str) -> RankOrder:
+    """Return the rank order that DDLRUN_RANK_ORDER names. Raises InputError."""
     orders = {order.value: order for order in RankOrder}
     if text not in orders:
         raise InputError(f"DDLRUN_RANK_ORDER {text!r}: one of {', '.join(orders)}")

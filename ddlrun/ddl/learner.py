@@ -77,13 +77,13 @@ class Learner:
     def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401
         """Reduce x, which is overwritten; return this learner's block of the result, flat."""
         array = self._flatten(x, "reduce_scatter", op)
-        self.reducer.run_whole(array, find_reduce_op(array.dtype, op), "reduce_scatter")
+        self.reducer.reduce_scatter(array, find_reduce_op(array.dtype, op))
         return x.reshape(-1)[slice(*self.piece(len(array.elements)))]
 
     def allgather_pieces(self, x: Any) -> Any:  # noqa: ANN401
         """Fill x from the block of each learner: the inverse of `reduce_scatter`."""
         array = self._flatten(x, "allgather_pieces", "sum")
-        self.reducer.run_whole(array, find_reduce_op(array.dtype, "sum"), "allgather")
+        self.reducer.allgather(array)
         return x
 
     def allgather(self, x: Any) -> Any:  # noqa: ANN401
@@ -92,7 +92,7 @@ class Learner:
         rows = np.empty((self.grid.size, len(array.elements)), array.elements.dtype)
         rows[self.grid.index] = array.elements
         as_bytes = FlatArray(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
-        self.reducer.run_whole(as_bytes, find_reduce_op("uint8", "sum"), "allgather")
+        self.reducer.allgather(as_bytes)
         places = [self.grid.index_of(rank) for rank in range(self.grid.size)]
         ordered = rows if places == sorted(places) else rows[places]
         return ordered.reshape(self.grid.size, *array.shape)

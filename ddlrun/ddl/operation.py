@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class Operation:
     """An operation in progress on a flat array. It is complete when `left`, its unfinished chunks, is 0."""
 
-    __slots__ = ("array", "combine", "depth", "itemsize", "left", "memory")
+    __slots__ = ("array", "combine", "depth", "division", "itemsize", "left", "memory")
 
     def __init__(self, array: Array, reduce_op: ReduceOp, chunks: int, depth: int) -> None:
         self.array, self.combine, self.left, self.depth = array, reduce_op.combine, chunks, depth
+        self.division = reduce_op.division
         # numpy has no byte view of an empty array. Without chunks it is never read.
         self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
 
@@ -27,17 +28,28 @@ class Operation:
 class Chunk:
     """A part of an operation's array, from element `start` on, on its way through the steps of a schedule.
 
-    at: index of the current step. open: messages of that step that are not complete. parts: received elements that are
-    still to be combined or stored, as (low, high, elements). scratch: the memory that they lie in.
+    array, memory: the operation's, or elements of its own with their bytes. at: index of the current step. open:
+    messages of that step that are not complete. packed: memory of its own. parts: received elements that are still to
+    be combined or stored, as (low, high, elements). scratch: the memory that they lie in.
     """
 
-    __slots__ = ("at", "open", "operation", "parts", "scratch", "start", "steps", "tag")
+    __slots__ = (
+        "array", "at", "memory", "open", "operation", "packed", "parts", "scratch", "start", "steps", "tag",
+    )  # fmt: skip
 
-    def __init__(self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int, tag: int) -> None:
-        self.operation, self.steps, self.start, self.tag = operation, steps, start, tag
-        self.at = self.open = 0
+    def __init__(self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int) -> None:
+        self.operation, self.steps, self.start = operation, steps, start
+        self.array, self.memory = operation.array, operation.memory
+        self.at = self.open = self.tag = 0
+        self.packed = bytearray()
         self.scratch: bytearray | None = None
         self.parts: list[tuple[int, int, Array]] = []
+
+    def begin(self, pool: ScratchPool) -> None:
+        """Prepare the elements, before the first step."""
+
+    def end(self, pool: ScratchPool) -> None:
+        """Store the results, after the last step."""
 
 
 class ScratchPool:

@@ -21,10 +21,11 @@ class Message(NamedTuple):
 class ScheduleStep(NamedTuple):
     """Messages that travel at the same time.
 
-    combine: received elements are combined with the buffer; else they are stored in it. divisor: for averages, the
-    number by which the last received block is divided, because its sum is complete with it. wire: the 16-bit type that
-    float32 is sent as, "" for float32. settled: the 16-bit type to which the last received block is rounded once it is
-    complete for all, so that all learners get the same bits in any dimension; "" for none.
+    combine: received elements are combined with the buffer; else they are stored in it. closing: the number of last
+    received blocks whose sums are complete with them. divisor: for averages, the number by which these blocks are
+    divided. wire: the 16-bit type that float32 is sent as, "" for float32. settled: the 16-bit type to which these
+    blocks are rounded once they are complete for all, so that all learners get the same bits in any dimension; "" for
+    none.
     """
 
     sends: tuple[Message, ...]
@@ -33,6 +34,7 @@ class ScheduleStep(NamedTuple):
     divisor: int = 1
     wire: str = ""
     settled: str = ""
+    closing: int = 1
 
 
 Steps = list[ScheduleStep]

@@ -5,19 +5,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import dimension_algorithm
+from ddlrun.allreduce_algorithms import WEIGHTED, dimension_algorithm
+from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.schedule import Dimension, ScheduleStep, mirror, own_block, reduce_scatter, wire_of
 from ddlrun.ddl.wire_compression import parse_wire
 
 if TYPE_CHECKING:
     from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.schedule import Steps
+    from ddlrun.ddl.weighted_schedule import HostLayout
 
 
 class Collective(NamedTuple):
     """A collective of the engine.
 
     name: "all_reduce", "reduce_scatter" or "allgather". axes: the dimensions that it covers, "" for all. algorithms:
-    that of each dimension of the grid; empty: the mode's. wire: "bfloat16:YZ" or the like, "" for float32.
+    that of each dimension of the grid, or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the like, "" for float32.
     """
 
     name: str
@@ -27,14 +30,19 @@ class Collective(NamedTuple):
 
 
 class ScheduleCache:
-    """The schedules of one learner of a grid."""
+    """The schedules of one learner of a grid. `layout` has the hosts if they or their links are unequal."""
 
-    def __init__(self, grid: Grid, mode: str) -> None:
-        self._grid, self._mode = grid, mode
+    def __init__(self, grid: Grid, mode: str, layout: HostLayout | None = None) -> None:
+        self._grid, self._mode, self.layout = grid, mode, layout
         self.steps = lru_cache(maxsize=256)(self._make_steps)
         """steps(collective, count, division): the schedule for `count` elements. For `division` see `ReduceOp`."""
         self.dimensions = lru_cache(maxsize=16)(self._make_dimensions)
         """dimensions(axes, algorithms, wire): the dimensions that a collective covers."""
+
+    def set_layout(self, layout: HostLayout | None) -> None:
+        """Use another layout from the next collective on. All ranks call it together."""
+        self.layout = layout
+        self.steps.cache_clear()
 
     def own_block(self, count: int) -> tuple[int, int]:
         """Return (low, high): the block that a reduce-scatter over the whole grid leaves with this learner."""
@@ -42,12 +50,22 @@ class ScheduleCache:
 
     def _make_steps(self, collective: Collective, count: int, division: str) -> tuple[ScheduleStep, ...]:
         name, *rest = collective
+        if collective.algorithms == WEIGHTED and self.layout is not None:
+            weighted = self._make_weighted_steps(self.layout, count, division, collective.wire)
+            return (*weighted, *mirror(weighted))
         dimensions = self.dimensions(*rest)
         if division and wire_of(dimensions) == "float16":
             division = "each"  # sums would leave the range of float16
         scatter = reduce_scatter(dimensions, count, division=division)
         gather = mirror(scatter)
         return tuple({"all_reduce": scatter + gather, "reduce_scatter": scatter, "allgather": gather}[name])
+
+    def _make_weighted_steps(self, layout: HostLayout, count: int, division: str, wire: str) -> Steps:
+        """Return a reduce-scatter over unequal hosts or links; the wire is that between hosts, in all dimensions."""
+        between_hosts = parse_wire(wire).dtype
+        return weighted_schedule.reduce_scatter(
+            layout, self._grid.rank, count, division=bool(division), wires=("", between_hosts, between_hosts)
+        )
 
     def _make_dimensions(self, axes: str, algorithms: tuple[str, ...] = (), wire: str = "") -> list[Dimension]:
         dimensions, wire_format = [], parse_wire(wire)

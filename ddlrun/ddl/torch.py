@@ -12,6 +12,7 @@ from ddlrun.ddl.buckets import describe_tensor
 from ddlrun.ddl.consistency import average_metrics, check_agreement, describe_rank
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
+from ddlrun.ddl.sharded_optimizer import ShardedOptimizer
 from ddlrun.ddl.torch_backend import register
 from ddlrun.errors import InputError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Averaging",
     "DistributedOptimizer",
+    "ShardedOptimizer",
     "average_metrics",
     "broadcast_parameters",
     "comm_hook",

@@ -8,7 +8,7 @@ from ddlrun.errors import InputError
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 NUMBERS = [name for name in Tuning._fields if name != "wire"]
-MAY_BE_ZERO = {"flat", "explore"}
+MAY_BE_ZERO = {"flat", "explore", "measure"}
 # Setting one of these sizes turns exploration off.
 FIXED_SIZES = {"chunk", "depth", "flat"}
 

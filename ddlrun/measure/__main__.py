@@ -13,14 +13,14 @@ from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
 from ddlrun.measure.fusion import tune_horovod
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
-from ddlrun.measure.links import fabric_of, measure_links
+from ddlrun.measure.links import fabric_of, measure_links, measure_nics, with_nics
 from ddlrun.measure.messages import progress_of, send, send_result
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.timing import Cell, Timer, cells_of
 from ddlrun.measure.traffic import Traffic
 from ddlrun.measure.tuning import StepBenchmark, TuningSearch, result_dict
 from ddlrun.network.candidates import TuningSpace, default_candidate
-from ddlrun.network.fabric import Fabric, parse_fabric, render_fabric
+from ddlrun.network.fabric import LEVELS, Fabric, parse_fabric, render_fabric
 from ddlrun.network.forecast import wiring_of
 from ddlrun.network.measurements import (
     BandwidthRecord,
@@ -29,6 +29,7 @@ from ddlrun.network.measurements import (
     TimingRecord,
     TuneResult,
 )
+from ddlrun.network.unequal_nics import describe_slow_nics
 from ddlrun.topology import Topology, UnequalTopology, parse_job_topology, parse_topology
 from ddlrun.units import render_bytes, render_seconds, render_size
 
@@ -79,17 +80,20 @@ def latencies(hierarchy: HierarchyResult, traffic: Traffic) -> list[float | None
     return [float(np.median(values)) if values else None for values in (inside, across)]
 
 
-def links_of(comm: MPI.Intracomm, topology: Topology, rack_numbers: Sequence[int]) -> Links:
-    """Measure the links; all ranks get the result."""
+def links_of(comm: MPI.Intracomm, topology: Topology, rack_numbers: Sequence[int]) -> tuple[Links, tuple[float, ...]]:
+    """Measure the links, and the NIC of each host; all ranks get the result."""
     traffic = Traffic(comm)
     links: Links = {}
+    nics: tuple[float, ...] = ()
     if comm.rank == 0:
         send("progress", ["links", None])
         links = measure_links(traffic, topology, rack_numbers)
+        nics = measure_nics(traffic, topology, rack_numbers)
         traffic.end()
     else:
         traffic.serve()
-    return dict(comm.bcast(links))
+    links, nics = comm.bcast((links, nics))
+    return links, nics
 
 
 def bench(comm: MPI.Intracomm) -> None:
@@ -104,8 +108,9 @@ def bench(comm: MPI.Intracomm) -> None:
         return
     collectives = Collectives(comm, plan["modes"], os.environ)
     topology = collectives.topology
-    links = links_of(comm, topology, plan["racks"])
-    fabric = fabric_of(links, topology, "ddlrun bench", plan["racks"])
+    links, nics = links_of(comm, topology, plan["racks"])
+    names = comm.allgather(os.uname().nodename)[:: topology.accelerators]
+    fabric = with_nics(fabric_of(links, topology, "ddlrun bench", plan["racks"]), nics, names)
     left = max(plan["budget"] - (time.perf_counter() - start), 0.0)
     report = progress_of(comm)
 
@@ -127,7 +132,7 @@ def bench(comm: MPI.Intracomm) -> None:
         "network": render_fabric(fabric),
         "measured": [{**row, **bandwidths(row, topology, fabric)} for row in measured],
         "skipped": [(cell.collective, cell.algorithm, cell.size) for cell in left_out],
-        "note": odd_racks(links),
+        "note": "; ".join(filter(None, [odd_racks(links), *slow_nics(fabric)])),
         "seconds": time.perf_counter() - start,
     }
     send_result(comm, result)
@@ -156,6 +161,11 @@ def odd_racks(links: Links) -> str:
         f"a pair across racks is {across / inside:.2g} times as fast as a pair inside a rack: the declared racks are "
         "probably wrong; ddlrun racks finds them"
     )
+
+
+def slow_nics(fabric: Fabric) -> list[str]:
+    """Return a sentence for each host whose NIC is slower than most."""
+    return describe_slow_nics(dict(fabric.nics), fabric.links[LEVELS.index("nic")].capacity)
 
 
 def cannot_measure(comm: MPI.Intracomm) -> bool:
@@ -194,7 +204,7 @@ def tune(comm: MPI.Intracomm) -> None:
         send_result(comm, {"problem": problem})
         return
     topology = parse_topology(os.environ["DDLRUN_TOPOLOGY"])
-    links = {} if plan["links"] else links_of(comm, topology, plan["racks"])
+    links = {} if plan["links"] else links_of(comm, topology, plan["racks"])[0]
     if plan["links"]:
         fabric = parse_fabric(plan["links"], "")
     else:

@@ -1,12 +1,17 @@
 """Rates of the links of each level: a pair of learners alone, and all pairs that share a link at once."""
 
+import statistics
 from collections.abc import Sequence
 
+from ddlrun.ddl.nic_rates import pair_hosts, round_rates
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.measure.traffic import Traffic
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.measurements import LinkRates
 from ddlrun.topology import Topology
+
+# Two hosts have a single link, so neither of them is slower.
+LEAST_HOSTS = 3
 
 
 def pairs_of(topology: Topology, rack_numbers: Sequence[int] = ()) -> dict[str, list[Pair]]:
@@ -54,6 +59,34 @@ def measure_links(traffic: Traffic, topology: Topology, rack_numbers: Sequence[i
     if "uplink" in links and "nic" not in links:
         links["nic"] = links.pop("uplink")
     return links
+
+
+def measure_nics(traffic: Traffic, topology: Topology, rack_numbers: Sequence[int] = ()) -> tuple[float, ...]:
+    """Return the rate of each host's NIC in bytes/s, by exchanges between pairs of hosts; empty for two hosts."""
+    if topology.hosts < LEAST_HOSTS:
+        return ()
+    x, y = topology.dims[:2]
+    racks = [topology.hosts] if rack_numbers else [y] * (topology.hosts // y)
+    best = [0.0] * topology.hosts
+    for pairs in pair_hosts(racks):
+        rates = traffic([(host * x + local, other * x + local) for host, other in pairs for local in range(x)])
+        for number, pair in enumerate(pairs):
+            rate = sum(rates[number * x : (number + 1) * x])
+            for host in pair:
+                best[host] = max(best[host], rate)
+    return round_rates(best)
+
+
+def with_nics(fabric: Fabric, rates: Sequence[float], names: Sequence[str]) -> Fabric:
+    """Return the links with the hosts whose NIC has another rate than most; `rates` is empty if none was measured."""
+    if len(set(rates)) <= 1:
+        return fabric
+    usual = statistics.median(rates)
+    at_nic = LEVELS.index("nic")
+    links = list(fabric.links)
+    links[at_nic] = links[at_nic]._replace(bandwidth=usual)
+    nics = tuple((name, rate) for name, rate in zip(names, rates, strict=True) if rate != usual)
+    return fabric._replace(links=tuple(links), nics=nics)
 
 
 def fabric_of(links: dict[str, LinkRates], topology: Topology, source: str, rack_numbers: Sequence[int] = ()) -> Fabric:

@@ -58,6 +58,8 @@ class NetworkDescription(NicKey, total=False):
     """The link of a rack to other racks, shared by its hosts; default: no limit."""
     aisle: LinkDescription | None
     """The link of an aisle to other aisles, shared by its racks; default: no limit."""
+    nics: dict[str, Rate] | None
+    """Hosts whose NIC has another rate of data than `nic`, with their rates; default: none."""
     hosts_per_rack: Number
     """Number of hosts of a rack; default: Y of the topology."""
     racks_per_aisle: Number

@@ -14,6 +14,7 @@ uplink:                               # between racks: all hosts of a rack share
   bandwidth: 400 Gbit/s
   latency: 15 us
 aisle: {bandwidth: 800 Gbit/s}        # between aisles: all racks of an aisle share it
+nics: {h3: 50 Gbit/s}                 # hosts whose NIC has another rate of data than nic
 hosts_per_rack: 16                    # default: Y of the topology
 racks_per_aisle: 8
 
@@ -56,13 +57,17 @@ class Link(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """The links of each of LEVELS, the hosts that share an uplink, and the racks of an aisle (None: not given)."""
+    """The links of each of LEVELS, the hosts that share an uplink, and the racks of an aisle (None: not given).
+
+    `nics` has the bytes/s of data of hosts whose NIC has another rate.
+    """
 
     links: tuple[Link, ...]
     name: str = ""
     source: str = ""
     hosts_per_rack: int | None = None
     racks_per_aisle: int | None = None
+    nics: tuple[tuple[str, float], ...] = ()
 
 
 _KEYS = {"bandwidth": (str,), "latency": (str, int), "payload": (float, int), "parallel": (int,), "burst": (str,)}
@@ -88,7 +93,7 @@ def parse_fabric(text: str, where: str) -> Fabric:
         entries = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
-    keys = (*LEVELS, *_WORDS, *_COUNTS)
+    keys = (*LEVELS, *_WORDS, *_COUNTS, "nics")
     if not isinstance(entries, dict) or not entries.keys() & {*keys}:
         raise InputError(f"{where}: it describes no network; write at least nic: {{bandwidth: 100 Gbit/s}}")
     problems = [f"{where}: unknown key {key!r}; the keys are {', '.join(keys)}" for key in entries if key not in keys]
@@ -100,6 +105,7 @@ def parse_fabric(text: str, where: str) -> Fabric:
     links = tuple(_parse_link(entries.get(level), f"{where}: {level}", problems) for level in LEVELS)
     if not isinstance(entries.get("nic"), dict):
         problems.append(f"{where}: nic is missing; write nic: {{bandwidth: 100 Gbit/s}}")
+    nics = _parse_nics(entries.get("nics"), f"{where}: nics", problems)
     if problems:
         raise InputError(*problems)
     return Fabric(
@@ -108,7 +114,23 @@ def parse_fabric(text: str, where: str) -> Fabric:
         source=str(entries.get("source") or ""),
         hosts_per_rack=entries.get("hosts_per_rack"),
         racks_per_aisle=entries.get("racks_per_aisle"),
+        nics=nics,
     )
+
+
+def _parse_nics(entry: object, where: str, problems: list[str]) -> tuple[tuple[str, float], ...]:
+    if entry is None:
+        return ()
+    if not isinstance(entry, dict):
+        problems.append(f"{where}: {entry!r} names no hosts; write {{h3: 50 Gbit/s}}")
+        return ()
+    rates = []
+    for host, rate in entry.items():
+        try:
+            rates.append((str(host), parse_rate(str(rate), f"{where}.{host}")))
+        except InputError as error:
+            problems += error.problems
+    return tuple(rates)
 
 
 def _parse_link(entry: object, where: str, problems: list[str]) -> Link:
@@ -163,6 +185,8 @@ def render_fabric(fabric: Fabric) -> str:
         if math.isfinite(link.bandwidth):
             entries[level] = _link_entry(link)
     entries |= {key: getattr(fabric, key) for key in _COUNTS if getattr(fabric, key) is not None}
+    if fabric.nics:
+        entries["nics"] = {host: f"{_number(rate / 1e6)} MB/s" for host, rate in fabric.nics}
     return yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
 
 

@@ -1,12 +1,14 @@
 """Forecast of a job on a network: every decomposition, the time of a step, the penalty of a wrong order."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
 from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.message_counts import axes_of, blocks_of, interleaved
+from ddlrun.network.unequal_nics import unequal_cost
 from ddlrun.topology import JobTopology, Topology, UnequalTopology, ddl_topology
 
 
@@ -65,7 +67,9 @@ def decompositions(topology: Topology) -> list[Topology]:
     return shapes if topology in shapes else [topology, *shapes]
 
 
-def forecast(topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> Forecast:
+def forecast(
+    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, nics: Sequence[float] = ()
+) -> Forecast:
     """Return the forecast of one decomposition.
 
     Args:
@@ -73,24 +77,29 @@ def forecast(topology: JobTopology, wiring: Topology, fabric: Fabric, work: Trai
         wiring: learners per host, hosts per rack, racks.
         fabric: the links.
         work: the gradients and the computing time of a step.
+        nics: the rate of each host's NIC, if they differ.
     """
-    cost = CostModel(axes_of(ddl_topology(topology)), wiring, fabric).best(
-        work.mode, work.gradient, blocking=not work.overlap
-    )
+    if nics and work.mode != "m":
+        cost = unequal_cost(nics, wiring, fabric, work.gradient)
+    else:
+        model = CostModel(axes_of(ddl_topology(topology)), wiring, fabric)
+        cost = model.best(work.mode, work.gradient, blocking=not work.overlap)
     if work.compute is None:
         return Forecast(topology, cost, None, None)
     step = work.compute + max(0.0, cost.seconds - work.overlap * work.compute)
     return Forecast(topology, cost, step, work.compute / step)
 
 
-def forecasts(topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep) -> list[Forecast]:
+def forecasts(
+    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, nics: Sequence[float] = ()
+) -> list[Forecast]:
     """Return all decompositions, the fastest first; `topology` comes first of those that print the same time.
 
-    Unequal hosts have a single one.
+    Unequal hosts have a single one. `nics` has the rate of each host's NIC, if they differ.
     """
     if isinstance(topology, UnequalTopology):
-        return [forecast(topology, wiring, fabric, work)]
-    unsorted = [forecast(shape, wiring, fabric, work) for shape in decompositions(topology)]
+        return [forecast(topology, wiring, fabric, work, nics=nics)]
+    unsorted = [forecast(shape, wiring, fabric, work, nics=nics) for shape in decompositions(topology)]
     return sorted(unsorted, key=lambda entry: (_printed(entry), entry.topology != topology, entry.cost.seconds))
 
 

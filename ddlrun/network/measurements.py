@@ -66,7 +66,7 @@ class BenchResult(TypedDict):
     skipped: list[tuple[str, str, int]]
     """Collective, algorithm and size of each measurement that exceeded the budget or the memory."""
     note: str
-    """A note if rates contradict the declared racks; otherwise empty."""
+    """A note if rates contradict the declared racks, or a host's NIC is slower than most; otherwise empty."""
     seconds: float
     """Duration of the measurement."""
 

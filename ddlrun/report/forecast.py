@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.forecast import Forecast, OrderPenalties, OrderPenalty, TrainingStep, UnevenData
+from ddlrun.network.unequal_nics import describe_slow_nics
 from ddlrun.report.table import aligned
 from ddlrun.topology import JobTopology, RankOrder, Topology, ddl_topology, describe
 from ddlrun.units import render_bytes, render_rate, render_seconds
@@ -66,6 +67,8 @@ def _head(report: ForecastReport) -> Iterator[str]:
     for level, link in zip(LEVELS, report.fabric.links, strict=True):
         if level == "nic" or _is_used(report, level):
             yield f"  {NAMES[level]}: {_render_link(level, link)}"
+    nic = report.fabric.links[LEVELS.index("nic")]
+    yield from (f"  {sentence}" for sentence in describe_slow_nics(dict(report.fabric.nics), nic.capacity))
     compute = "" if work.compute is None else f"; computing {render_seconds(work.compute, 4)}, {_overlap(work.overlap)}"
     yield f"gradients: {render_bytes(work.gradient)} ({report.gradient_source}), mode {work.mode}{compute}"
 

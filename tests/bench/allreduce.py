@@ -30,10 +30,18 @@ from typing import Any
 from tests.bench.cells import EXPLORED, SMOKE, TABLE, Cell
 from tests.bench.options import bench_parser, cannot_run
 from tests.cluster.cluster import Cluster, why_not
-from tests.conftest import MPIRUNS, launch_line
+from tests.conftest import launch_line
+from tests.support.managers import INTEL_MPI, MPICH, MPIRUN
 
 ROOT = Path(__file__).parents[2]
 RANKS = Path(__file__).parent / "programs" / "allreduce_ranks.py"
+MPIS = {"4": MPIRUN[4], "5": MPIRUN[5], "mpich": MPICH, "intel": INTEL_MPI}
+# Hosts share the cores of this machine, which MPI yields while it waits, and its memory, which it must not use for
+# messages: of Open MPI, of MPICH and its UCX, of Intel MPI's libfabric.
+OVER_HOSTS = {
+    "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1", "UCX_TLS": "self,tcp",
+    "FI_PROVIDER": "tcp",
+}  # fmt: skip
 # Messages of rank 0, and replies to its queries.
 PIPES = ("messages", "replies")
 HEADINGS = (
@@ -70,14 +78,17 @@ def quiet(patience: float) -> float:
 def line(cell: Cell, folder: Path, hosts: Sequence[str]) -> list[str]:
     """Return the launch command of the ranks; over several hosts they share cores, and yield them while they wait."""
     sizes = [[mib, cell.names_at(mib)] for mib in sorted(cell.mib)]
-    plan = {"rounds": cell.rounds, "budget": cell.budget, "in_a_row": cell.in_a_row, "sizes": sizes}
-    argv = launch_line(MPIRUNS[cell.major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
+    plan = {
+        "rounds": cell.rounds, "budget": cell.budget, "in_a_row": cell.in_a_row, "pause": cell.pause, "sizes": sizes,
+    }  # fmt: skip
+    argv = launch_line(cell.manager.mpirun, folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
     argv += ["--timeout", "1200", "--accelerators", str(cell.learners), "--rank-order", cell.order]
+    argv += cell.manager.options
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1", "PYTHONPATH": str(ROOT)}
     variables["XDG_STATE_HOME"] = str(folder)  # without what mode p has found on other links
     if hosts:
         argv += ["-H", ",".join(hosts), "--racks", str(cell.racks), "--overload"]
-        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        variables |= OVER_HOSTS
     argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     return [*argv, sys.executable, str(RANKS), str(folder), json.dumps(plan)]
 
@@ -150,14 +161,15 @@ def row(cell: Cell, result: dict[str, Any], p: dict[str, Any] | None) -> list[st
     return [*words, f"{len(seconds)}{'' if result['right'] else ' WRONG SUMS'}"]
 
 
-def complete(cell: Cell, result: dict[str, Any], openmpi: str) -> dict[str, Any]:
+def complete(cell: Cell, result: dict[str, Any], mpi: str) -> dict[str, Any]:
     """Add the cell, the version and the limit to a result; small arrays in a row share one burst of the shapers."""
     repeat = result["repeat"]
-    fixed = cell._asdict() | {"cell": cell.name, "shape": cell.shape, "openmpi": openmpi}
-    for field in ("name", "mib", "names", "large", "rounds", "budget", "in_a_row"):
+    fixed = cell._asdict() | {"cell": cell.name, "shape": cell.shape, "mpi": mpi}
+    for field in ("name", "manager", "mib", "names", "large", "rounds", "budget", "in_a_row"):
         del fixed[field]
-    limit = cell.limit(result["mib"] * repeat) / repeat
-    return fixed | result | {"limit": limit, "least": cell.least(result["mib"])}
+    passes = 1 if result["algorithm"].startswith(("rs:", "ag:")) else 2
+    limit = cell.limit(result["mib"] * repeat, passes) / repeat
+    return fixed | result | {"limit": limit, "least": cell.least(result["mib"], passes)}
 
 
 GROUPS = {"all": TABLE, "explored": EXPLORED}
@@ -167,12 +179,12 @@ NAMES = [cell.name for cell in (*TABLE, *EXPLORED)]
 def measure(cell: Cell, file: Path | None, **conditions: Any) -> None:
     """Run a cell; print each size as it comes, and append it to the file. Raises JobFailed for a wrong sum too."""
     print(f"\n{cell.title}\n\n| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
-    openmpi, notes, wrong = "", list[str](), list[str]()
+    mpi, notes, wrong = "", list[str](), list[str]()
     with cluster_of(cell) as cluster:
         for message in run_ranks(cell, cluster):
-            openmpi = message.get("openmpi", openmpi)
+            mpi = message.get("mpi", mpi)
             notes += [f"{name}: {reason}" for name, reason in message.get("missing", {}).items()]
-            results = [conditions | complete(cell, result, openmpi) for result in message.get("results", [])]
+            results = [conditions | complete(cell, result, mpi) for result in message.get("results", [])]
             p = next((result for result in results if result["algorithm"].partition("=")[0] == "p"), None)
             for result in results:
                 print(f"| {' | '.join(row(cell, result, p))} |", flush=True)
@@ -204,7 +216,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--mib", help="sizes in MiB, with commas (16, or the table's)")
     parser.add_argument("--rounds", type=int, help="runs of each (7)")
     parser.add_argument("--budget", type=float, help="seconds per algorithm after which 3 runs are enough")
-    parser.add_argument("--major", type=int, choices=[4, 5], default=4)
+    parser.add_argument("--mpi", choices=MPIS, default="4", help="4 and 5 are versions of Open MPI (4)")
     parser.add_argument("--orders", default="host,ddl")
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine (60)")
     parser.add_argument("names", nargs="*", help="algorithms, or MODE=TUNING; with --table a selection")
@@ -232,9 +244,9 @@ def select_cells(options: argparse.Namespace) -> list[Cell]:
             if cell.name in requested or group in requested
         ]
     names = tuple(options.names or Cell("").names)
-    fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink", "major")}
+    fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink")}
     return [
-        Cell("options", order=order, names=names, large=names, **fixed)._replace(**same)
+        Cell("options", order=order, manager=MPIS[options.mpi], names=names, large=names, **fixed)._replace(**same)
         for order in options.orders.split(",")
     ]
 
@@ -247,6 +259,9 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {platform.release()}, Python {platform.python_version()}")
     failed: list[str] = []
     for cell in cells:
+        if cell.manager.package and not cell.manager.library.exists():
+            print(f"\n{cell.title}: not installed: make mpis")
+            continue
         before = quiet(options.patience)
         start = time.monotonic()
         try:

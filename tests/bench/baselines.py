@@ -2,7 +2,8 @@
 
 `mpi` is MPI_Allreduce on the world, `mpi-host` on a communicator in host order, with the component that Open MPI
 chooses: coll/tuned in 4.1, coll/han between hosts in 5.0. `tuned` and `han` force these components; `tuned-best` is the
-best of tuned's algorithms at each size. `two-level` is Horovod's hierarchical allreduce by calls of MPI.
+best of tuned's algorithms at each size. `tcp` is ddlrun's mode p without MPI, and `torch-ddl` its backend of
+torch.distributed; `gloo` is that of PyTorch. `two-level` is Horovod's hierarchical allreduce by calls of MPI.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.dimensions import Grid
 from ddlrun.ddl.partition import block_bounds
+from ddlrun.ddl.tcp.world import tcp_world
 from tests.bench.mpi_control import force, prefer
 
 WORLD = MPI.COMM_WORLD
@@ -67,6 +69,16 @@ class Ours(Algorithm):
     def run(self, x: Array) -> Array:
         self._learner.all_reduce(x, "sum", "", True)
         return x
+
+
+class OverTcp(Ours):
+    """Mode p of ddlrun over its own TCP connections."""
+
+    def __init__(self, *, one_host: bool) -> None:
+        address, port = meet(one_host=one_host)
+        place = {"RANK": WORLD.rank, "WORLD_SIZE": WORLD.size, "MASTER_ADDR": address, "MASTER_PORT": port}
+        environ = {**os.environ, **{name: str(value) for name, value in place.items()}}
+        self._learner = start_learner("-mode p", tcp_world(environ), "", environ)
 
 
 class Native(Algorithm):
@@ -174,15 +186,32 @@ class Gloo(Algorithm):
         import torch.distributed as dist  # noqa: PLC0415
 
         torch.set_num_threads(1)
-        address = WORLD.bcast("127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname()))
-        port = WORLD.bcast(free_port(address) if WORLD.rank == 0 else 0)
-        url = f"tcp://{address}:{port}"
-        dist.init_process_group("gloo", init_method=url, rank=WORLD.rank, world_size=WORLD.size)
-        self._dist, self._tensor = dist, torch.from_numpy
+        self._dist, self._tensor, self._group = dist, torch.from_numpy, None
+        if not dist.is_initialized():
+            address, port = meet(one_host=one_host)
+            url = f"tcp://{address}:{port}"
+            dist.init_process_group("gloo", init_method=url, rank=WORLD.rank, world_size=WORLD.size)
 
     def run(self, x: Array) -> Array:
-        self._dist.all_reduce(self._tensor(x))
+        self._dist.all_reduce(self._tensor(x), group=self._group)
         return x
+
+
+class DdlGroup(Gloo):
+    """torch.distributed's all_reduce over a group of the backend ddl."""
+
+    def __init__(self, *, one_host: bool) -> None:
+        super().__init__(one_host=one_host)
+        import ddlrun.ddl.torch  # noqa: F401, PLC0415 - it registers the backend
+
+        os.environ["MASTER_ADDR"], _ = meet(one_host=one_host)
+        self._group = self._dist.new_group(backend="ddl")
+
+
+def meet(*, one_host: bool) -> tuple[str, int]:
+    """Return an address of rank 0 and a free port there."""
+    address = WORLD.bcast("127.0.0.1" if one_host else socket.gethostbyname(socket.gethostname()))
+    return address, WORLD.bcast(free_port(address) if WORLD.rank == 0 else 0)
 
 
 def free_port(address: str) -> int:
@@ -205,5 +234,7 @@ def make_algorithm(text: str) -> Algorithm:
         "two-level": lambda: TwoLevel(grid),
         "horovod": Horovod,
         "gloo": lambda: Gloo(one_host=learner.host.hosts == 1),
+        "tcp": lambda: OverTcp(one_host=learner.host.hosts == 1),
+        "torch-ddl": lambda: DdlGroup(one_host=learner.host.hosts == 1),
     }
     return makers[text]() if text in makers else Ours(text)

@@ -58,16 +58,16 @@ UNDER = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
 
 
 class Place(NamedTuple):
-    """A cluster under one Open MPI."""
+    """A cluster under one MPI."""
 
     shape: str
     nic: int
     uplink: int
-    openmpi: str
+    mpi: str
 
     @property
     def title(self) -> str:
-        return f"{self.shape}, NIC {self.nic}, uplink {self.uplink} Mbit/s, {self.openmpi.replace(' v', ' ')}"
+        return f"{self.shape}, NIC {self.nic}, uplink {self.uplink} Mbit/s, {self.mpi}"
 
 
 # Rank order, algorithm, MiB -> result.
@@ -78,7 +78,7 @@ def read(lines: Iterable[str]) -> dict[Place, Results]:
     """Return the results between hosts; a later result replaces an earlier one of the same cell."""
     places: dict[Place, Results] = {}
     for result in map(json.loads, lines):
-        place = Place(result["shape"], result["nic"], result["uplink"], result["openmpi"])
+        place = Place(result["shape"], result["nic"], result["uplink"], result["mpi"])
         if result["least"]:
             places.setdefault(place, {})[result["order"], result["algorithm"], result["mib"]] = result
     return places
@@ -201,7 +201,7 @@ def invent_results(file: Path) -> None:
             times = [2 * max(cell.limit(mib), 0.001)]
             measured = {"mib": mib, "repeat": 1, "seconds": times, "bytes": [[cell.least(mib)]], "cpu": times}
             results = [measured | {"algorithm": name, "right": True, "note": ""} for name in cell.names_at(mib)]
-            append(file, [complete(cell, result, f"Open MPI v{cell.major}") for result in results])
+            append(file, [complete(cell, result, cell.manager.title) for result in results])
 
 
 def draw(file: Path, folder: Path) -> None:

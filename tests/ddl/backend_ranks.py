@@ -19,7 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ddlrun.ddl.torch  # noqa: F401 - it registers the backend
-from ddlrun.errors import DdlrunError
 
 
 def full(count: int, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -39,6 +38,18 @@ def reductions(rank: int, size: int) -> Any:
     at_root = full(3, rank)
     dist.reduce(at_root, 1)
     yield "reduce", at_root if rank == 1 else None
+    true = torch.tensor([True, rank == 0, False])
+    dist.all_reduce(true, op=dist.ReduceOp.MAX)
+    yield "bool", true
+    turning = full(3, rank + 1, torch.complex64)
+    dist.all_reduce(turning)
+    yield "complex", turning
+    sparse = torch.sparse_coo_tensor(torch.tensor([[rank, 3]]), torch.tensor([1.0, 2.0]), (size + 2,))
+    dist.all_reduce(sparse)
+    yield "sparse", sparse.to_dense()
+    several = [full(2, rank), full(3, rank)]
+    dist.all_reduce_coalesced(several)
+    yield "coalesced", torch.cat(several)
     block = torch.zeros(2)
     dist.reduce_scatter(block, [full(2, other + rank) for other in range(size)])
     yield "reduce_scatter", block
@@ -125,28 +136,58 @@ def results(backend: str) -> list[str]:
 
 
 def error_of(group: Any) -> str:
+    return error_from(lambda: dist.all_reduce(torch.ones(5), group=group))
+
+
+def error_from(call: Any) -> str:
     try:
-        dist.all_reduce(torch.ones(5), group=group)
-    except (DdlrunError, RuntimeError) as error:
-        return str(error)
+        call()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
     return "none"
+
+
+def late(rank: int) -> Any:
+    """Yield the errors of ranks 0 and 1 at timeouts, in groups whose rank 2 calls nothing."""
+    seconds, longer = timedelta(seconds=1), timedelta(seconds=5)
+    group = dist.new_group(backend="ddl", timeout=seconds)
+    trained = dist.new_group(backend="ddl", timeout=longer)
+    pair = dist.new_group(backend="ddl", timeout=seconds)
+    ends = dist.new_group([0, 2], backend="ddl", timeout=seconds)
+    model = DistributedDataParallel(network(), process_group=trained)
+    dist.barrier()
+    if rank < 2:
+        yield "silent", error_of(group)
+        yield "then", error_of(group)
+        yield "ddp", error_from(lambda: train(model, rank)).split("\n")[0]
+        yield "recv", error_from(lambda: dist.recv(torch.ones(5), 2, pair, tag=4))
+    if rank == 0:
+        yield "some", error_of(ends)
+        world: Any = dist.group.WORLD
+        yield "monitored", error_from(lambda: world.monitored_barrier(seconds, wait_all_ranks=True))
+    dist.barrier()
+
+
+def wrong(rank: int, size: int) -> Any:
+    """Yield the errors of wrong arguments, after which the group works."""
+    yield "length", error_from(lambda: dist.all_gather([torch.ones(2)], torch.ones(2)))
+    yield "size", error_from(lambda: dist.all_gather([torch.ones(3)] * size, torch.ones(2)))
+    yield "rows", error_from(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)))
+    total = torch.full((2,), rank)
+    dist.all_reduce(total)
+    yield "total", total.tolist()
 
 
 def failures(rank: int) -> Any:
     """Yield the errors of ranks 0 and 1 in groups with a rank 2 that does not take part."""
     soon = timedelta(seconds=2)
-    group = dist.new_group(backend="ddl", timeout=soon)
-    dist.barrier()
-    if rank < 2:
-        yield "silent", error_of(group)
-    dist.barrier()
     group = dist.new_group(backend="ddl")
     if rank == 0:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
         group.abort()
         try:
             work.wait()
-        except (DdlrunError, RuntimeError) as error:
+        except RuntimeError as error:
             yield "aborted", error
         yield "after", error_of(group)
     if rank == 1:
@@ -160,8 +201,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     ours = results("cpu:ddl")
-    for name, error in failures(dist.get_rank()):
-        print(f"{name}: {error}")
+    rank = dist.get_rank()
+    for part in (wrong(rank, dist.get_world_size()), late(rank), failures(rank)):
+        for name, error in part:
+            print(f"{name}: {error}")
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = sys.argv[1]
     theirs = results("gloo")

@@ -1,9 +1,11 @@
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Tuning
-from ddlrun.ddl.launch_context import find_context
+from ddlrun.ddl.launch_context import find_context, find_transport
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
 from ddlrun.ddl.tuning_parameters import parse_tuning
 from ddlrun.errors import InputError
@@ -96,6 +98,7 @@ def test_tuning_changes_the_default() -> None:
     )
     assert parse_tuning("bucket=1M", BETWEEN_HOSTS).explore == BETWEEN_HOSTS.explore
     assert parse_tuning("chunk=1M,explore=7", BETWEEN_HOSTS).explore == 7
+    assert parse_tuning("measure=0", BETWEEN_HOSTS).measure == 0
     assert parse_tuning("", BETWEEN_HOSTS) == BETWEEN_HOSTS
 
 
@@ -103,3 +106,10 @@ def test_tuning_changes_the_default() -> None:
 def test_wrong_tuning_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not NAME=NUMBER with chunk, depth, flat, bucket"):
         parse_tuning(text, BETWEEN_HOSTS)
+
+
+def test_without_mpi4py_ranks_of_a_job_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # as where it is not installed
+    of_an_agent = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+    assert find_transport({**of_an_agent, "RANK": "0", "WORLD_SIZE": "2"}) == "tcp"
+    assert find_transport(of_an_agent) == "mpi"  # fails, where the rank would otherwise be alone

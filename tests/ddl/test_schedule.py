@@ -2,8 +2,6 @@
 
 import itertools
 import math
-from collections import defaultdict, deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +11,9 @@ from hypothesis import strategies as st
 
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
 from ddlrun.ddl.partition import block_bounds, chunk_ranges
-from ddlrun.ddl.schedule import REDUCE_SCATTERS, Dimension, ScheduleStep, mirror, own_block, reduce_scatter
+from ddlrun.ddl.schedule import REDUCE_SCATTERS, Dimension, mirror, own_block, reduce_scatter
 from ddlrun.topology import RankOrder, Topology
+from tests.support.schedules import carry_out
 
 ORDERS = st.sampled_from(RankOrder)
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=4).filter(lambda dims: math.prod(dims) <= 48)
@@ -42,36 +41,6 @@ JOBS = st.builds(
     ORDERS,
     st.lists(ALGORITHMS, min_size=4, max_size=4),
 )
-
-
-def carry_out(programs: Sequence[Sequence[ScheduleStep]], buffers: list[np.ndarray]) -> None:
-    """Run the steps of all learners; messages between two learners arrive in order.
-
-    A step that is never complete fails the test.
-    """
-    wires: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
-    at, sent = [0] * len(programs), [False] * len(programs)
-    moved = True
-    while moved:
-        moved = False
-        for me, program in enumerate(programs):
-            while at[me] < len(program):
-                step = program[at[me]]
-                if not sent[me]:
-                    for peer, low, high in step.sends:
-                        wires[me, peer].append(buffers[me][low:high].copy())
-                    sent[me] = True
-                if any(not wires[message.peer, me] for message in step.receives):
-                    break
-                for number, (peer, low, high) in enumerate(step.receives, 1):
-                    received = wires[peer, me].popleft()
-                    assert len(received) == high - low
-                    buffers[me][low:high] = buffers[me][low:high] + received if step.combine else received
-                    if number == len(step.receives) and step.divisor > 1:
-                        buffers[me][low:high] /= step.divisor
-                at[me], sent[me], moved = at[me] + 1, False, True
-    assert at == [len(program) for program in programs]
-    assert not any(wires.values())
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))

@@ -140,7 +140,7 @@ def test_ddlrun_gives_the_ranks_of_a_run_a_secret(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_arrive_are_named() -> None:
-    job = Membership(rank=0, size=4, address="127.0.0.1", port=0, secret=b"", seconds=0)
+    job = member(0, 4)
     with pytest.raises(LostRankError, match=r"^rank 0 of 4: ranks 1, 2, 3 did not arrive within 0 s$"):
         AddressExchange(job, listen("127.0.0.1")).collect()
 
@@ -156,13 +156,17 @@ def test_what_a_job_without_mpi_needs() -> None:
         read_job({**right, "MASTER_PORT": "x"})
 
 
+def member(rank: int, size: int) -> Membership:
+    return Membership(rank=rank, size=size, address="127.0.0.1", port=0, secret=b"", seconds=0)
+
+
 @contextmanager
 def endpoints(size: int, secrets: list[bytes] | None = None) -> Iterator[list[Endpoint]]:
     """Yield endpoints of a job, all in this process."""
     listeners = [listen("127.0.0.1") for _ in range(size)]
     addresses = [RankAddress("127.0.0.1", listener.getsockname()[1], "here") for listener in listeners]
     made = [
-        Endpoint(rank, size, listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
+        Endpoint(member(rank, size), listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
         for rank, listener in enumerate(listeners)
     ]
     try:

@@ -10,6 +10,7 @@ from tests.support import needs
 needs.package("torch", "torch==2.13.0", module=True)
 
 RANKS = Path(__file__).parent / "backend_ranks.py"
+CALLBACK = "Got the following error when running the callback:"
 pytestmark = pytest.mark.extra
 
 
@@ -17,14 +18,31 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
     ends = started_alone(3, str(RANKS), str(free_port()))
     assert [end.returncode for end in ends] == [0, 0, 0], ends
     outputs = [end.stdout.splitlines() for end in ends]
-    assert [lines[-1] for lines in outputs] == [f"{count} results, of which differ: []" for count in (19, 16, 17)]
-    assert outputs[0][:-1] == [
-        "silent: rank 0 of 3: no message of rank 2 for 2 s",
-        "aborted: the process group was aborted",
-        "after: the process group was aborted",
-        "absent: rank 0 of 3: rank 2 did not arrive within 2 s",
+    assert [lines[-1] for lines in outputs] == [f"{count} results, of which differ: []" for count in (23, 20, 21)]
+    assert [line.split(": ")[3] for line in outputs[2][:3]] == [
+        "invalid output tensor list at index 0",
+        "invalid tensor size at index 0",
+        "the output has 2 rows, which 3 ranks do not divide",
     ]
-    assert outputs[1][1:-1] == [
-        "aborted: rank 1 of 3: rank 0 is lost: it has ended",
-        "absent: rank 1 of 3: rank 2 did not arrive within 2 s",
+    late = "was not complete at the timeout of 1 s: rank 2 had not"
+    for rank in (0, 1):
+        assert [line.replace(f"rank {rank}: ", "") for line in outputs[rank][4:8]] == [
+            f"silent: GroupError: group 2 (3 ranks), allreduce {late} called it",
+            f"then: GroupError: group 2 (3 ranks), allreduce {late} called it",
+            f"ddp: RuntimeError: {CALLBACK} GroupError: group 3 (3 ranks), allreduce {late} called it".replace(
+                "1 s", "5 s"
+            ),
+            f"recv: GroupError: group 4 (3 ranks), recv with tag 4 {late} sent it",
+        ]
+    assert outputs[0][8:-1] == [
+        f"some: GroupError: group 5 (2 ranks), rank 0: allreduce {late} called it",
+        "monitored: GroupError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms",
+        "aborted: group 6 (3 ranks), rank 0: the process group was aborted",
+        "after: GroupError: group 6 (3 ranks), rank 0: the process group was aborted",
+        "absent: GroupError: group 7 (3 ranks), rank 0: rank 2 did not arrive within 2 s",
     ]
+    assert outputs[1][8:-1] == [
+        "aborted: GroupError: group 6 (3 ranks), rank 1: rank 0 is lost: it has ended",
+        "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 2 s",
+    ]
+    assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends

@@ -19,6 +19,7 @@ from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fab
 from ddlrun.network.forecast import OrderPenalties, OrderPenalty, TrainingStep, forecast, order_penalties, uneven_data
 from ddlrun.network.message_counts import axes_of, blocks_of
 from ddlrun.network.presets import gradient_of, parse_links
+from ddlrun.network.unequal_nics import describe_slow_nics, nic_rates, unequal_cost
 from ddlrun.topology import RankOrder, Topology
 
 LINKS = st.builds(
@@ -35,12 +36,16 @@ NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs"]), min_s
 
 @given(
     st.builds(
-        Fabric, st.tuples(LINKS | st.just(Link()), LINKS, *[LINKS | st.just(Link())] * 2), NAMES, NAMES, COUNT, COUNT
+        Fabric,
+        st.tuples(LINKS | st.just(Link()), LINKS, *[LINKS | st.just(Link())] * 2),
+        *(NAMES, NAMES, COUNT, COUNT),
+        st.dictionaries(NAMES, st.integers(1, 10**13).map(float), max_size=3).map(lambda nics: tuple(nics.items())),
     )
 )
 def test_a_rendered_fabric_parses_to_itself(fabric: Fabric) -> None:
     again = parse_fabric(render_fabric(fabric), "a file")
-    assert again._replace(links=()) == fabric._replace(links=())
+    assert again._replace(links=(), nics=()) == fabric._replace(links=(), nics=())
+    assert dict(again.nics) == pytest.approx(dict(fabric.nics), rel=1e-6)
     for link, other in zip(again.links, fabric.links, strict=True):
         assert link == pytest.approx(other, rel=1e-6)
 
@@ -267,3 +272,31 @@ def test_plan_reports_an_error_in_one_line(arguments: str, problem: str) -> None
     done = ddlrun("plan", *arguments.split())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert problem in done.stderr
+
+
+def test_a_slow_nic_is_read_and_predicted() -> None:
+    fabric = parse_fabric("nic: {bandwidth: 40 Mbit/s}\nnics: {h3: 20 Mbit/s}\n", "net.yaml")
+    assert fabric.nics == (("h3", 2.5e6),)
+    assert parse_fabric(render_fabric(fabric), "again").nics == fabric.nics
+    nics = nic_rates(fabric, ["h1", "h2", "h3", "h4"], 4)
+    assert nics == (5e6, 5e6, 2.5e6, 5e6)
+    assert sorted(nic_rates(fabric, (), 4)) == sorted(nics)
+    assert nic_rates(fabric, ["a", "b"], 2) == ()
+    cost = forecast(Topology((2, 4)), Topology((2, 4)), fabric, TrainingStep(10**7), nics=nics).cost
+    # The host with the slow NIC sends its part once and receives the result once.
+    assert cost.seconds == pytest.approx(2 * 10**7 / 5e6, rel=0.02)
+    assert cost.busiest == "nic"
+    assert describe_slow_nics(dict(fabric.nics), 5e6) == ["h3's NIC carries 50 % of the others'"]
+
+
+def test_a_slow_nic_in_one_of_two_racks_is_predicted() -> None:
+    fabric = parse_fabric("nic: {bandwidth: 40 Mbit/s}\nuplink: {bandwidth: 10 Mbit/s}\n", "net.yaml")
+    cost = unequal_cost((5e6, 5e6, 2.5e6, 5e6), Topology((2, 2, 2)), fabric, 10**7)
+    assert cost.busiest == "uplink"
+    assert cost.seconds == pytest.approx(10**7 / 1.25e6, rel=0.02)
+
+
+@pytest.mark.parametrize("nics", ["h3", "{h3: fast}", "[h3]"])
+def test_malformed_nics_are_errors(nics: str) -> None:
+    with pytest.raises(InputError, match=r"net\.yaml: nics"):
+        parse_fabric(f"nic: {{bandwidth: 40 Mbit/s}}\nnics: {nics}\n", "net.yaml")

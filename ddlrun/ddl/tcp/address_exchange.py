@@ -16,7 +16,7 @@ from ddlrun.ddl.tcp.poller import READ, Introduction, Poller
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     from ddlrun.ddl.tcp.handshake import Greeting
 
@@ -29,7 +29,10 @@ PAUSE = 0.05
 
 
 class Membership(NamedTuple):
-    """A rank, the number of ranks, the address of rank 0, the secret of the job ("": none), and a limit in seconds."""
+    """A rank, the number of ranks, the address of rank 0, the secret of the job ("": none), and a limit in seconds.
+
+    In a group of a job's ranks these are numbered from 0. `ranks` are their numbers in the job, for messages.
+    """
 
     rank: int
     size: int
@@ -37,9 +40,17 @@ class Membership(NamedTuple):
     port: int
     secret: bytes
     seconds: float
+    group: str = ""
+    ranks: Sequence[int] = ()
 
     def __str__(self) -> str:
+        if self.group:
+            return f"{self.group} ({self.size} ranks), rank {self.number(self.rank)}"
         return f"rank {self.rank} of {self.size}"
+
+    def number(self, rank: int) -> int:
+        """Return the number of a rank in the job."""
+        return self.ranks[rank] if self.ranks else rank
 
 
 class AddressExchange:

@@ -75,6 +75,8 @@ class Connection:
         """The reason for which the connection has ended; "" while it is usable."""
         self.lost: int | None = None
         """The rank that the peer reports as lost."""
+        self.reports: deque[tuple[int, int]] = deque()
+        """The other messages of the peer's endpoint: their tags and values."""
 
     @property
     def awaited(self) -> bool:
@@ -208,6 +210,8 @@ class Connection:
         if group == FROM_ENDPOINT:
             if tag == LOST:
                 self.lost = size
+            else:
+                self.reports.append((tag, size))
             return
         key = group, tag
         posted = self.posted.get(key)

@@ -20,11 +20,13 @@ from ddlrun.ddl.tcp.connection import LOST, Completion, Connection
 from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import set_options
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
+from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from ddlrun.ddl.tcp.address_exchange import Membership
     from ddlrun.ddl.tcp.handshake import Greeting
 
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -47,9 +49,11 @@ class Endpoint:
     """
 
     def __init__(
-        self, rank: int, size: int, listener: socket.socket, secret: bytes, address_of: Callable[[int], RankAddress]
+        self, job: Membership, listener: socket.socket, secret: bytes, address_of: Callable[[int], RankAddress]
     ) -> None:
-        self.rank, self.size, self.address_of = rank, size, address_of
+        self.rank, self.size, self.address_of = job.rank, job.size, address_of
+        self.job = job
+        self.progress = ProgressReports()
         self._listener, self._secret = listener, secret
         self._poller = Poller()
         self.wake = self._poller.wake
@@ -99,6 +103,16 @@ class Endpoint:
     def awaited(self) -> list[int]:
         """Return the ranks from or to which a message is not complete."""
         return sorted(peer for peer, connection in self._connections.items() if connection.awaited)
+
+    def ask_progress(self, peers: Iterable[int]) -> None:
+        """Request the progress of peers, whose replies `poll` receives."""
+        for peer in peers:
+            with suppress(OSError):  # which `poll` finds, too
+                self.progress.ask(self._connection(peer))
+
+    def serve(self, seconds: float) -> None:
+        """Reply to peers for up to some seconds, also after a failure."""
+        self._poller.poll(seconds)
 
     def find_sources(self, group: int, tag: int) -> list[int]:
         """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
@@ -197,12 +211,13 @@ class Endpoint:
                 connection.flush()
             if mask & ~WRITE and not connection.read(to_end=mask & ENDED != 0):
                 self._end(connection, None)
+            self.progress.handle(connection)
         except OSError as error:
             self._end(connection, error)
         except RuntimeError as error:
             self._stop(error)
         if connection.lost is not None:
-            self._fail(connection.lost, f"as rank {connection.peer} reports")
+            self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
 
     def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
         """Close a connection that has ended. That is a failure if a message is awaited, now or later."""
@@ -212,7 +227,7 @@ class Endpoint:
             self._poller.forget(connection.socket)
             connection.socket = None
         if connection.lost is not None:
-            self._fail(connection.lost, f"as rank {connection.peer} reports")
+            self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
         connection.ended = _explain(error)
         self._check(connection)
 
@@ -223,7 +238,7 @@ class Endpoint:
     def _fail(self, lost: int, reason: str) -> None:
         """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
         if self._failure is None:
-            self._failure = LostRankError(f"rank {self.rank} of {self.size}: rank {lost} is lost: {reason}")
+            self._failure = LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}")
             self._report_lost(lost)
 
     def _stop(self, error: RuntimeError) -> None:

@@ -39,7 +39,7 @@ def join_by_store(job: Membership, store: Any) -> Endpoint:  # noqa: ANN401 - a 
     """Return an endpoint whose peers' addresses are read from the store when they are needed."""
     address = find_own_address(job.address)
     listener = listen(address)
-    store.set(f"address/{job.rank}", json.dumps([*listener.getsockname()[:2], name_host()]))
+    store.set(address_key(job.rank), json.dumps([*listener.getsockname()[:2], name_host()]))
     if job.rank == 0:
         store.set("secret", secrets.token_hex())
     limit = timedelta(seconds=job.seconds)
@@ -48,12 +48,17 @@ def join_by_store(job: Membership, store: Any) -> Endpoint:  # noqa: ANN401 - a 
         try:
             store.wait([key], limit)
         except RuntimeError as error:
-            raise LostRankError(f"{job}: rank {rank} did not arrive within {job.seconds:.0f} s") from error
+            raise LostRankError(f"{job}: rank {job.number(rank)} did not arrive within {job.seconds:.0f} s") from error
         return str(store.get(key).decode())
 
     @cache
     def address_of(rank: int) -> RankAddress:
-        return RankAddress(*json.loads(read(f"address/{rank}", rank)))
+        return RankAddress(*json.loads(read(address_key(rank), rank)))
 
     secret = job.secret or bytes.fromhex(read("secret", 0))
-    return Endpoint(job.rank, job.size, listener, secret, address_of)
+    return Endpoint(job, listener, secret, address_of)
+
+
+def address_key(rank: int) -> str:
+    """Return the key of a rank's address in the store."""
+    return f"address/{rank}"

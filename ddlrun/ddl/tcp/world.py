@@ -103,7 +103,7 @@ def _follow(job: Membership) -> Endpoint:
 
 def _make_endpoint(job: Membership, listener: socket.socket, secret: bytes, addresses: list[Any]) -> Endpoint:
     table = [RankAddress(*fields) for fields in addresses]
-    return Endpoint(job.rank, job.size, listener, secret, table.__getitem__)
+    return Endpoint(job, listener, secret, table.__getitem__)
 
 
 def _own_address(job: Membership) -> str:

@@ -12,11 +12,15 @@ from torch import distributed as torch_distributed
 
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import Membership
-from ddlrun.ddl.tcp.store_exchange import join_by_store
-from ddlrun.ddl.torch_backend.process_group import NAME, DdlProcessGroup
+from ddlrun.ddl.tcp.store_exchange import address_key, join_by_store
+from ddlrun.ddl.torch_backend.group_base import NAME
+from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
+
+    from ddlrun.ddl.tcp.endpoint import Endpoint
 
 distributed: Any = torch_distributed  # its stubs lack the methods that are called here
 
@@ -24,17 +28,26 @@ distributed: Any = torch_distributed  # its stubs lack the methods that are call
 def register() -> None:
     """Register the backend for tensors on the CPU. A second call does nothing."""
     if not hasattr(distributed.Backend, NAME.upper()):
-        distributed.Backend.register_backend(NAME, _make_group, devices=["cpu"])
+        distributed.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
 
 
-def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> DdlProcessGroup:  # noqa: ANN401
-    address = os.environ.get("MASTER_ADDR") or find_rendezvous_address({}, one_host=False)
+def _make_group(options: Any, _backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions
+    return DdlProcessGroup(*join(options))
+
+
+def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool]]:  # noqa: ANN401 - DistributedBackendOptions
+    """Join the other members of a group; return the arguments of its class."""
+    ranks = tuple(options.global_ranks_in_group)  # none for the default group
+    timeout: timedelta = options.timeout
     job = Membership(
-        rank=rank,
-        size=size,
-        address=address,
+        rank=options.group_rank,
+        size=options.group_size,
+        address=os.environ.get("MASTER_ADDR") or find_rendezvous_address({}, one_host=False),
         port=0,
         secret=os.environ.get("DDLRUN_DDL_SECRET", "").encode(),
         seconds=timeout.total_seconds(),
+        group=f"group {options.group_id}" if ranks else "default group",
+        ranks=ranks,
     )
-    return DdlProcessGroup(join_by_store(job, store), timeout)
+    endpoint = join_by_store(job, options.store)
+    return endpoint, job.seconds, lambda rank: bool(options.store.check([address_key(rank)]))

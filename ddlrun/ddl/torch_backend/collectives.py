@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
+import os
+from functools import cache, cached_property, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, dimension_algorithm
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
+from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
+from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
 from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
-from ddlrun.ddl.torch_backend.operators import find_operator
+from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddlrun.allreduce_algorithms import Tuning
+    from ddlrun.ddl.block_chunks import BlockChunk
     from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.group_dimensions import GroupDimensions
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp as Operator
     from ddlrun.ddl.schedule import ScheduleStep
@@ -25,6 +30,10 @@ if TYPE_CHECKING:
     from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
 
 BYTES = find_reduce_op("uint8", "sum")
+# Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
+IN_FLIGHT = 8
+# A large array has this many chunks, unless they would be larger: every chunk costs CPU time, whatever its size.
+CHUNKS, LARGEST_CHUNK = 64, 1 << 18
 
 
 class GroupCollectives:
@@ -33,18 +42,16 @@ class GroupCollectives:
     def __init__(self, endpoint: Endpoint, engine: Engine) -> None:
         self._endpoint, self._engine = endpoint, engine
         self._rank, self._size = endpoint.rank, endpoint.size
-        self._line = [_dimension(tuple(range(endpoint.size)), endpoint.rank)]
-        self._dimensions: list[Dimension] | None = None
+        self._dimensions: GroupDimensions | None = None
 
-    def allreduce(self, memory: TensorBytes, op: Any) -> Callable[[], bool]:  # noqa: ANN401 - a ReduceOp
+    def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
-        elements, dtype = memory.elements
 
         def steps(count: int, division: str) -> tuple[ScheduleStep, ...]:
-            scatter = reduce_scatter(self._grid(), count, division=division)
+            scatter = reduce_scatter(self._grid().dimensions, count, division=division)
             return (*scatter, *mirror(scatter))
 
-        return self._start_chunks(elements, find_operator(op, dtype), steps)
+        return self._start_chunks(memory.elements[0], operator, steps)
 
     def broadcast(self, memory: TensorBytes, root: int) -> Callable[[], bool]:
         """Fill the memory with that of the root."""
@@ -54,16 +61,13 @@ class GroupCollectives:
 
         return self._start_chunks(memory.bytes, BYTES, steps)
 
-    def reduce_scatter(self, memory: TensorBytes, op: Any) -> Callable[[], bool]:  # noqa: ANN401 - a ReduceOp
+    def reduce_scatter(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce; only the block of this member is then valid."""
-        elements, dtype = memory.elements
-        operator = find_operator(op, dtype)
-        steps = partial(reduce_scatter, self._line, division=operator.division)
-        return self._start_whole(elements, operator, lambda count: tuple(steps(count)))
+        return self._transfer(memory.elements[0], operator, ReduceScatterChunk)
 
     def allgather(self, array: Any) -> Callable[[], bool]:  # noqa: ANN401 - a numpy array
         """Fill bytes with the blocks of all members, each of which has written its own."""
-        return self._start_whole(array, BYTES, lambda count: tuple(mirror(reduce_scatter(self._line, count))))
+        return self._transfer(array, BYTES, AllgatherChunk)
 
     def exchange(self, blocks: Blocks) -> Callable[[], bool]:
         """Send a block to each member and receive one from each."""
@@ -71,31 +75,55 @@ class GroupCollectives:
         return self._start_whole(blocks.buffer, BYTES, lambda _count: steps)
 
     def _start_chunks(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
-        tuning = ONE_HOST if len(self._grid()) == 1 else BETWEEN_HOSTS
+        tuning = self._tuning(elements.nbytes)
         longest = max(tuning.chunk // elements.itemsize, 1)
         return _is_over(self._engine.start(elements, operator, steps, longest, tuning.depth))
 
     def _start_whole(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
         longest = max(len(elements), 1)
-        return _is_over(self._engine.start(elements, operator, lambda count, _division: steps(count), longest))
+        operation = self._engine.start(elements, operator, lambda count, _division: steps(count), longest, IN_FLIGHT)
+        return _is_over(operation)
 
-    def _grid(self) -> list[Dimension]:
-        """Return the dimensions of an allreduce: the ranks of this host, then hosts; all ranks if hosts differ."""
+    def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
+        """Begin a reduce-scatter or an allgather of equal blocks, in the order of the ranks."""
+        dimensions, order = self._grid()
+        size = len(elements) // self._size
+        transfer = BlockTransfer(
+            blocks=ArrayBlocks(elements, self._size, order),
+            own=elements[self._rank * size :][:size],
+            schedule=self._steps(kind),
+            own_block=partial(own_block, dimensions),
+        )
+        tuning = self._tuning(elements.nbytes)._replace(depth=IN_FLIGHT)
+        return _is_over(transfer.start(self._engine, kind, operator, tuning))
+
+    def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
+        """Return the schedule of a reduce-scatter or an allgather; its chunks have one or two lengths."""
+        dimensions = self._grid().dimensions
+
+        @cache
+        def steps(count: int, division: str) -> tuple[ScheduleStep, ...]:
+            scatter = reduce_scatter(dimensions, count, division=division)
+            return tuple(scatter if kind is ReduceScatterChunk else mirror(scatter))
+
+        return steps
+
+    def _tuning(self, nbytes: int) -> Tuning:
+        """Return the sizes for an array of `nbytes`."""
+        tuning = ONE_HOST if len(set(self._hosts)) == 1 else BETWEEN_HOSTS
+        return tuning._replace(chunk=max(tuning.chunk, min(nbytes // CHUNKS, LARGEST_CHUNK)))
+
+    def _grid(self) -> GroupDimensions:
+        """Return the dimensions, which are found in the first collective: before, addresses may be missing."""
         if self._dimensions is None:
-            self._dimensions = self._find_dimensions()
+            numbers = [self._endpoint.job.number(rank) for rank in range(self._size)]
+            self._dimensions = find_dimensions(self._hosts, numbers, rank=self._rank, environ=os.environ)
         return self._dimensions
 
-    def _find_dimensions(self) -> list[Dimension]:
-        hosts = [self._endpoint.address_of(rank).host for rank in range(self._size)]
-        by_host: dict[str, list[int]] = {}
-        for rank, host in enumerate(hosts):
-            by_host.setdefault(host, []).append(rank)
-        if len(by_host) == 1 or len({len(ranks) for ranks in by_host.values()}) > 1:
-            return self._line
-        mine = by_host[hosts[self._rank]]
-        at = mine.index(self._rank)
-        across = tuple(ranks[at] for ranks in by_host.values())
-        return [_dimension(tuple(mine), self._rank), _dimension(across, self._rank)]
+    @cached_property
+    def _hosts(self) -> list[str]:
+        """The host of each member."""
+        return [self._endpoint.address_of(rank).host for rank in range(self._size)]
 
 
 class Blocks:
@@ -115,10 +143,6 @@ class Blocks:
         """Return the block of a member on the rank `rank`, whose own one was not sent."""
         bounds = self.sends if member == rank else self.receives
         return self.buffer[bounds[member] : bounds[member + 1]]
-
-
-def _dimension(peers: tuple[int, ...], rank: int) -> Dimension:
-    return Dimension(peers, peers.index(rank), dimension_algorithm("r", len(peers)))
 
 
 def _is_over(operation: Operation) -> Callable[[], bool]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddlrun.ddl.tcp.communicator import Messages
+from ddlrun.ddl.tcp.communicator import Inbox, Messages
+from ddlrun.ddl.tcp.connection import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,31 @@ class MessageStarter:
         return self._comm.ranks.index(sources[0]) if sources else None
 
 
+class BlobExchange:
+    """Copies bytes of every member to all of them. Their lengths differ, and only the sender knows them."""
+
+    def __init__(self, comm: TcpCommunicator) -> None:
+        """Take a communicator that is used for nothing else."""
+        self._comm, self._calls = comm, 0
+
+    def start(self, mine: bytes, blobs: dict[int, Any]) -> Callable[[], bool]:
+        """Fill `blobs` with the bytes of all members; return a function that returns whether all are here."""
+        comm, tag = self._comm, self._calls
+        self._calls += 1
+        sent, inboxes = Messages(comm), {peer: Inbox() for peer in range(comm.size) if peer != comm.rank}
+        for peer, inbox in inboxes.items():
+            comm.endpoint.post_receive(comm.ranks[peer], comm.group, tag, Completion(inbox, []))
+            sent.send(mine, peer, tag)
+
+        def is_complete() -> bool:
+            if sent.open or any(inbox.open for inbox in inboxes.values()):
+                return False
+            blobs.update({comm.rank: mine, **{peer: inbox.data for peer, inbox in inboxes.items()}})
+            return True
+
+        return is_complete
+
+
 class AnySource:
     """A message from the member whose message with a tag is here first."""
 
@@ -50,6 +76,10 @@ class AnySource:
     def __call__(self) -> Callable[[], bool]:
         """Start to receive; return a function that returns whether the message is complete."""
         return self._is_complete
+
+    def write_back(self) -> None:
+        """Copy the bytes to the tensor."""
+        self._memory.write_back()
 
     def _is_complete(self) -> bool:
         if self._arrived is None:

@@ -10,6 +10,7 @@ from torch import distributed as torch_distributed
 
 from ddlrun.ddl.reduce_ops import WIDE, find_reduce_op
 from ddlrun.ddl.reduce_ops import ReduceOp as Operator
+from ddlrun.ddl.torch_backend.errors import ArgumentError
 from ddlrun.errors import InputError
 
 ReduceOp: Any = torch_distributed.ReduceOp  # its stubs lack the operations
@@ -18,6 +19,13 @@ NAMES = {
     ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.MAX: "max", ReduceOp.MIN: "min", ReduceOp.PRODUCT: "prod",
 }  # fmt: skip
 BITWISE = {ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor}
+# Booleans have the results of a sum, product and so on that is then true or false.
+LOGICAL = {
+    ReduceOp.SUM: np.logical_or, ReduceOp.MAX: np.logical_or, ReduceOp.BOR: np.logical_or,
+    ReduceOp.PRODUCT: np.logical_and, ReduceOp.MIN: np.logical_and, ReduceOp.BAND: np.logical_and,
+    ReduceOp.BXOR: np.logical_xor,
+}  # fmt: skip
+COMPLEX = {ReduceOp.SUM: np.add, ReduceOp.PRODUCT: np.multiply}
 
 
 def read_operation(opts: Any) -> Any:  # noqa: ANN401 - options of torch's, and a ReduceOp
@@ -26,14 +34,18 @@ def read_operation(opts: Any) -> Any:  # noqa: ANN401 - options of torch's, and 
 
 
 def find_operator(op: Any, dtype: str) -> Operator:  # noqa: ANN401 - a ReduceOp
-    """Return the operator of an operation. Raises InputError if there is none."""
-    for known, function in BITWISE.items():
-        if op == known and dtype in WIDE:
-            return Operator(dtype, "bitwise", partial(_combine, function))
+    """Return the operator of an operation. Raises ArgumentError if there is none."""
+    functions = LOGICAL if dtype == "bool" else COMPLEX if "complex" in dtype else BITWISE if dtype in WIDE else {}
+    for known, function in functions.items():
+        if op == known:
+            return Operator(dtype, "elements", partial(_combine, function))
     for known, name in NAMES.items():
         if op == known:
-            return find_reduce_op(dtype, name)
-    raise InputError(f"backend ddl: no operation {op} of {dtype}")
+            try:
+                return find_reduce_op(dtype, name)
+            except InputError as error:
+                raise ArgumentError(*error.problems) from error
+    raise ArgumentError(f"backend ddl: no operation {op} of {dtype}")
 
 
 def _combine(function: np.ufunc, mine: Any, theirs: Any, _divisor: int) -> None:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ddlrun.errors import DdlrunError, LostRankError
+from ddlrun.ddl.torch_backend.errors import GroupError, as_group_error
+from ddlrun.ddl.torch_backend.late_ranks import Inquiry
+from ddlrun.errors import DdlrunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,46 +28,92 @@ if TYPE_CHECKING:
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
-# Seconds between two looks for works that were submitted after a failure.
-PAUSE = 0.01
+
+
+class Call(NamedTuple):
+    """A collective or message as a script called it."""
+
+    name: str
+    result: Any
+    """The value of the future, once the call is complete."""
+    seconds: float | None = None
+    """The time limit; None: that of the group."""
+    missing: str = ""
+    """The reason for which a message is late, such as "no message of rank 2"; "" for a collective."""
+
+
+class Limit(NamedTuple):
+    """The time limit of a work: its length, its end (time.monotonic), and the number of the collective (0: none)."""
+
+    seconds: float
+    until: float
+    number: int
 
 
 class Work(NamedTuple):
-    """A collective or message in progress. `done` finishes it, `until` is its limit (time.monotonic)."""
+    """A collective or message in progress. `done` finishes it."""
 
+    call: Call
     is_complete: Callable[[], bool]
     done: Callable[[], None]
     future: Future[Any]
-    until: float
+    limit: Limit
 
 
 class ProgressThread:
     """A thread that uses an endpoint alone. Works are started in the order in which they were submitted."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine, seconds: float) -> None:
-        """Start the thread; `seconds` is the time limit of a work."""
-        self._endpoint, self._engine, self._seconds = endpoint, engine, seconds
+    def __init__(
+        self, endpoint: Endpoint, engine: Engine, seconds: float, arrived: Callable[[int], bool] = lambda _rank: True
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            endpoint: The endpoint.
+            engine: Carries out the collectives.
+            seconds: The time limit of a work without one of its own.
+            arrived: arrived(rank) returns whether a rank has created its endpoint.
+        """
+        self._endpoint, self._engine, self.seconds, self._arrived = endpoint, engine, seconds, arrived
         self._commands: deque[Callable[[], None]] = deque()
-        self._works: list[Work] = []
+        # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
+        self._collectives: deque[Work] = deque()
+        self._messages: list[Work] = []
+        self._next_limit = math.inf
+        """No work runs out of time before (time.monotonic)."""
         self._failure: Exception | None = None
+        self._inquiry: Inquiry | None = None
         self._lock = threading.Lock()
         self._ends = self._closed = False
+        self.collectives = 0
+        """The number of collectives that were submitted."""
         self._thread = threading.Thread(target=self._run, name="ddl process group", daemon=True)
         self._thread.start()
 
-    def submit(self, start: Start, done: Callable[[], None], result: Any) -> Future[Any]:  # noqa: ANN401
-        """Hand a work to the thread; return a future, which gets `result` after the thread has called `done`."""
+    def submit(self, call: Call, start: Start, done: Callable[[], None]) -> Future[Any]:
+        """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
         future: Future[Any] = torch.futures.Future()
-        until = time.monotonic() + self._seconds
+        seconds = self.seconds if call.seconds is None else call.seconds
+        until = time.monotonic() + seconds
 
-        def command() -> Work:
-            return Work(start(), partial(_finish, future, done, result), future, until)
+        def command(number: int) -> Work:
+            self._endpoint.progress.own = number or self._endpoint.progress.own
+            return Work(
+                call=call,
+                is_complete=start(),
+                done=partial(_finish, future, done, call.result),
+                future=future,
+                limit=Limit(seconds, until, number),
+            )
 
         with self._lock:
             if self._closed:
-                future.set_exception(self._failure or LostRankError("the process group has ended"))
+                future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group has ended"))
+            elif call.missing:
+                self._commands.append(partial(self._try_start, partial(command, 0), future))
             else:
-                self._commands.append(partial(self._try_start, command, future))
+                self.collectives += 1
+                self._commands.append(partial(self._try_start, partial(command, self.collectives), future))
         self._endpoint.wake()
         return future
 
@@ -76,7 +125,7 @@ class ProgressThread:
 
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
-        self._failure = self._failure or LostRankError("the process group was aborted")
+        self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group was aborted")
         self.end()
 
     def _try_start(self, command: Callable[[], Work], future: Future[Any]) -> None:
@@ -84,23 +133,25 @@ class ProgressThread:
             future.set_exception(self._failure)
             return
         try:
-            self._works.append(command())
+            work = command()
+            (self._messages if work.call.missing else self._collectives).append(work)
+            self._next_limit = min(self._next_limit, work.limit.until)
         except (DdlrunError, RuntimeError, ValueError, TypeError) as error:
-            future.set_exception(error)
+            future.set_exception(as_group_error(error))
 
     def _run(self) -> None:
         """Start works, move messages, and complete works, until the group ends."""
-        while self._works or self._commands or not self._ends:
+        while self._collectives or self._messages or self._commands or not self._ends:
             self._start_all()
             if self._failure is None:
                 self._try_advance()
             if self._failure is not None:
                 self._fail()
-                if not self._ends:
-                    time.sleep(PAUSE)
+                if not self._ends and not self._commands:
+                    self._endpoint.serve(LONGEST_WAIT)
         with self._lock:
             self._closed = True
-        self._failure = self._failure or LostRankError("the process group has ended")
+        self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group has ended")
         self._start_all()
         self._endpoint.close()
 
@@ -117,31 +168,53 @@ class ProgressThread:
                 self._endpoint.poll(self._longest_wait())
                 self._engine.progress()
         except (DdlrunError, RuntimeError) as error:
-            self._failure = self._failure or error
+            self._failure = self._failure or as_group_error(error)
 
     def _complete(self) -> None:
-        for work in [work for work in self._works if work.is_complete()]:
-            self._works.remove(work)
+        while self._collectives and self._collectives[0].is_complete():
+            self._collectives.popleft().done()
+        complete, pending = list[Work](), list[Work]()
+        for work in self._messages:
+            (complete if work.is_complete() else pending).append(work)
+        self._messages = pending
+        for work in complete:
             work.done()
 
     def _longest_wait(self) -> float:
         """Return the seconds to the next limit of a work."""
-        if self._works:
-            return max(min(work.until for work in self._works) - time.monotonic(), 0)
+        if self._inquiry is not None:
+            return max(self._inquiry.until - time.monotonic(), 0)
+        if self._collectives or self._messages:
+            return max(self._next_limit - time.monotonic(), 0)
         return 0 if self._ends else LONGEST_WAIT
 
     def _check_limits(self) -> None:
-        """Raise LostRankError if a work has run out of time."""
-        if any(work.until <= time.monotonic() for work in self._works):
-            ranks = ", ".join(map(str, self._endpoint.awaited())) or "others"
-            raise LostRankError(
-                f"rank {self._endpoint.rank} of {self._endpoint.size}: no message of rank {ranks} for "
-                f"{self._seconds:.0f} s"
-            )
+        """Raise GroupError if a work has run out of time; that of a collective names the ranks that are late."""
+        now = time.monotonic()
+        if now < self._next_limit:
+            return
+        works = (*self._collectives, *self._messages)
+        work = next((work for work in works if work.limit.until <= now), None)
+        if work is None:
+            self._inquiry = None
+            self._next_limit = min((work.limit.until for work in works), default=math.inf)
+        elif work.call.missing:
+            raise self._timeout(work, work.call.missing)
+        elif self._inquiry is None:
+            self._inquiry = Inquiry(self._endpoint, work.limit.number, self._arrived)
+        elif self._inquiry.is_over():
+            raise self._timeout(work, self._inquiry.explain())
+
+    def _timeout(self, work: Work, reason: str) -> GroupError:
+        limit = f"the timeout of {work.limit.seconds:g} s"
+        return GroupError(f"{self._endpoint.job}: {work.call.name} was not complete at {limit}: {reason}")
 
     def _fail(self) -> None:
-        while self._works:
-            self._works.pop().future.set_exception(self._failure)
+        self._engine.give_up()
+        for work in (*self._collectives, *self._messages):
+            work.future.set_exception(self._failure)
+        self._collectives.clear()
+        self._messages.clear()
 
 
 def _finish(future: Future[Any], done: Callable[[], None], result: Any) -> None:  # noqa: ANN401

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddlrun.ddl.flat import as_numpy
-from ddlrun.errors import InputError
+from ddlrun.ddl.torch_backend.errors import ArgumentError
 
 if TYPE_CHECKING:
-    Tensors = list[torch.Tensor]
+    from collections.abc import Sequence
 
 
 class TensorBytes:
@@ -18,7 +18,12 @@ class TensorBytes:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu":
-            raise InputError(f"backend ddl: a tensor on {tensor.device}; it reduces tensors on the CPU")
+            raise ArgumentError(
+                f"backend ddl: a tensor on {tensor.device}; it takes tensors on the CPU, and a second group, such as "
+                'new_group(backend="nccl"), those on GPUs'
+            )
+        if tensor.layout != torch.strided:
+            raise ArgumentError(f"backend ddl: unsupported layout {tensor.layout}; only allreduce takes sparse tensors")
         self._tensor = tensor.detach()
         self._whole = self._tensor.contiguous()
 
@@ -38,8 +43,14 @@ class TensorBytes:
             self._tensor.copy_(self._whole)
 
 
-def only(tensors: Tensors) -> torch.Tensor:
-    """Return the tensor of a list of one. Raises InputError."""
-    if len(tensors) != 1:
-        raise InputError(f"backend ddl: {len(tensors)} tensors instead of one")
-    return tensors[0]
+def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of tensors of one dtype as one flat tensor."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def split_into(whole: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Copy consecutive parts of a flat tensor to tensors."""
+    at = 0
+    for tensor in tensors:
+        tensor.detach().copy_(whole[at : at + tensor.numel()].reshape(tensor.shape))
+        at += tensor.numel()

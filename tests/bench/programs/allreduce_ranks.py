@@ -2,8 +2,8 @@
 
     allreduce_ranks.py FOLDER PLAN
 
-PLAN is JSON: {"rounds": N, "budget": SECONDS, "in_a_row": MIB, "sizes": [[MIB, [NAME, ...]], ...]}; tests.bench.cells
-describes the fields, tests.bench.baselines the names.
+PLAN is JSON: {"rounds": N, "budget": SECONDS, "in_a_row": MIB, "pause": SECONDS, "sizes": [[MIB, [NAME, ...]], ...]};
+tests.bench.cells describes the fields, tests.bench.baselines and tests.bench.sharded the names.
 Rank 0 writes to the pipe FOLDER/messages: a line `?` queries the bytes that each rack's uplink has carried, and the
 reply comes from the pipe FOLDER/replies; every other line is JSON, the results at a size. Without pipes it prints.
 """
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from tests.bench.baselines import WORLD, Algorithm, make_algorithm
+from ddlrun.process_managers.python_mpi import name_library
+from tests.bench.baselines import WORLD, Algorithm
+from tests.bench.sharded import make
 
 LEAST = 3
 # A first run that takes longer than this counts: its share of warming up is small.
@@ -60,8 +62,16 @@ class Observer:
         self._messages.flush()
 
 
-def time_runs(algorithm: Algorithm, base: Any, repeat: int, observer: Observer) -> Sample:
-    """Reduce `repeat` times in a row; if more than once, check an extra run before the clock starts."""
+class Runs(NamedTuple):
+    """Runs that are timed together: how many in a row, and the seconds without traffic before them."""
+
+    repeat: int
+    pause: float
+
+
+def time_runs(algorithm: Algorithm, base: Any, runs: Runs, observer: Observer) -> Sample:
+    """Reduce several times in a row; if more than once, check an extra run before the clock starts."""
+    repeat = runs.repeat
     x = base * np.float32(WORLD.rank + 1)
     exact = base * np.float32(WORLD.size * (WORLD.size + 1) / 2)
     with algorithm.turn():
@@ -70,6 +80,8 @@ def time_runs(algorithm: Algorithm, base: Any, repeat: int, observer: Observer) 
             correct = algorithm.is_correct(algorithm.run(x), exact)
             x[:] = 0
         before = observer.carried()
+        WORLD.Barrier()
+        time.sleep(runs.pause)
         WORLD.Barrier()
         cpu, start = time.process_time(), time.perf_counter()
         for _ in range(repeat):
@@ -96,7 +108,7 @@ def compare(runs: dict[str, Algorithm], mib: float, plan: dict[str, Any], observ
             spent = sum(sample.seconds for sample in samples[name]) * repeat
             if len(samples[name]) >= LEAST and spent > plan["budget"]:
                 continue
-            sample = time_runs(algorithm, base, repeat, observer)
+            sample = time_runs(algorithm, base, Runs(repeat, plan["pause"]), observer)
             if number or sample.seconds * repeat > LONG:
                 samples[name].append(sample)
     fixed = {"mib": mib, "repeat": repeat}
@@ -113,7 +125,7 @@ def make_all(names: list[str]) -> tuple[dict[str, Algorithm], dict[str, str]]:
     runs, missing = {}, {}
     for name in names:
         try:
-            runs[name] = make_algorithm(name)
+            runs[name] = make(name)
         except ImportError as error:
             missing[name] = str(error)
     return runs, missing
@@ -123,7 +135,7 @@ def main() -> None:
     folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
     observer = Observer(folder)
     runs, missing = make_all(list(dict.fromkeys(name for _, names in plan["sizes"] for name in names)))
-    observer.send({"openmpi": MPI.Get_library_version().split(",")[0], "missing": missing})
+    observer.send({"mpi": name_library(MPI.Get_library_version()), "missing": missing})
     for mib, names in plan["sizes"]:
         present = {name: runs[name] for name in names if name in runs}
         observer.send({"results": compare(present, mib, plan, observer)})

@@ -1,0 +1,93 @@
+"""The dimensions of a process group: the members of a host, the hosts of a rack, and racks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddlrun.allreduce_algorithms import dimension_algorithm
+from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
+from ddlrun.ddl.launch_context import parse_order
+from ddlrun.ddl.schedule import Dimension
+from ddlrun.errors import InputError
+from ddlrun.topology import RankOrder, Topology, parse_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    # A host: the numbers of its aisle, if there are several, of its rack, and of the first member on it.
+    Place = tuple[int, ...]
+
+
+class GroupDimensions(NamedTuple):
+    """The dimensions of a group from the view of a member.
+
+    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions.
+    """
+
+    dimensions: list[Dimension]
+    order: list[int]
+
+
+def find_dimensions(
+    hosts: Sequence[str], numbers: Sequence[int], *, rank: int, environ: Mapping[str, str]
+) -> GroupDimensions:
+    """Return the dimensions of a group, which are equal on all members.
+
+    Where the members of the hosts, or the hosts of the racks, are unequal, they are divided into equal parts.
+
+    Args:
+        hosts: The host of each member.
+        numbers: The rank of each member in the job.
+        rank: This member.
+        environ: Has the topology of the job, from which the racks are known.
+    """
+    first = [hosts.index(host) for host in hosts]
+    racks = _find_racks(first, numbers, environ)
+    places = [(*rack, member) for rack, member in zip(racks, first, strict=True)]
+    members = sorted(range(len(hosts)), key=places.__getitem__)
+    topology = _find_topology(places)
+    coords = coords_of(topology, RankOrder.HOST, members.index(rank))
+    lines = [[members[at] for at in peers_of(topology, RankOrder.HOST, coords, axis)] for axis in range(len(coords))]
+    blocks = (coords_of(topology, RankOrder.DDL, block) for block in range(topology.size))
+    return GroupDimensions(
+        [_dimension(line, rank) for line in lines if len(line) > 1],
+        [members[rank_at(topology, RankOrder.HOST, block)] for block in blocks],
+    )
+
+
+def _find_racks(first: Sequence[int], numbers: Sequence[int], environ: Mapping[str, str]) -> list[Place]:
+    """Return the aisle and the rack of each member, if the topology of the job has the same hosts; else ()."""
+    try:
+        topology = parse_topology(environ.get("DDLRUN_TOPOLOGY", ""))
+        order = parse_order(environ.get("DDLRUN_RANK_ORDER", "ddl"))
+    except InputError:
+        return [()] * len(numbers)
+    coords = [coords_of(topology, order, number)[1:] for number in numbers]
+    pairs = {*zip(first, coords, strict=True)}
+    if max(numbers) < topology.size and len(pairs) == len({*first}) == len({*coords}):
+        return [place[:0:-1] for place in coords]
+    return [()] * len(numbers)
+
+
+def _find_topology(places: Sequence[Place]) -> Topology:
+    """Return the members of a host x the hosts of a rack x racks; unequal ones are divided into equal parts.
+
+    >>> str(_find_topology([(0, 0), (0, 0), (0, 2), (0, 2), (1, 4), (1, 4), (1, 6), (1, 6)]))
+    '2x2x2'
+    >>> str(_find_topology([(0,), (0,), (0,), (0,), (4,), (4,)]))
+    '2x3x1'
+    """
+    sizes, counts = list[int](), Counter(places)
+    for _ in range(len(places[0])):
+        sizes.append(math.gcd(*counts.values()))
+        outer = Counter[tuple[int, ...]]()
+        for place, count in counts.items():
+            outer[place[:-1]] += count // sizes[-1]
+        counts = outer
+    return Topology((*sizes, *counts.values()))
+
+
+def _dimension(peers: Sequence[int], rank: int) -> Dimension:
+    return Dimension(tuple(peers), peers.index(rank), dimension_algorithm("r", len(peers)))

@@ -1,0 +1,91 @@
+"""Works: the handles of operations in progress, which torch.distributed waits for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddlrun.ddl.torch_backend.errors import GroupError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from ddlrun.ddl.torch_backend.messages import AnySource
+
+C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
+
+
+class FutureWork(C10D.Work):  # type: ignore[misc]
+    """A work with a future. Unlike that of torch's own class, its `wait` raises the error of the future."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the work is complete.
+
+        Raises GroupError if that takes longer than the timeout, after which the work goes on, and the error of the
+        group.
+        """
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        if seconds > 0 and not self._is_done_within(seconds):
+            raise GroupError(f"the work was not complete at the timeout of {seconds:g} s of its wait")
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True if the work is complete, or has failed."""
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        """Return True if the work is complete and has not failed."""
+        return self._future.done() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return the error of a work that is complete, or None."""
+        try:
+            self._future.value()
+        except Exception as error:  # noqa: BLE001 - any error of the group
+            return error
+        return None
+
+    def synchronize(self) -> None:
+        """Return when the work is complete."""
+        self._future.wait()
+
+    def result(self) -> Any:  # noqa: ANN401
+        """Return the tensors of a work that is complete."""
+        return self._future.value()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return the future of the tensors.
+
+        It fails as C++ code expects. The error of `self._future` is a value, which DistributedDataParallel would take
+        for tensors.
+        """
+        return self._future.then(_value)
+
+    def _is_done_within(self, seconds: float) -> bool:
+        done = threading.Event()
+        self._future.add_done_callback(lambda _future: done.set())
+        return done.wait(seconds)
+
+
+class AnySourceWork(FutureWork):
+    """A message from any member."""
+
+    def __init__(self, future: torch.futures.Future[Any], start: AnySource) -> None:
+        super().__init__(future)
+        self._start = start
+
+    def _source_rank(self) -> int:
+        return self._start.source
+
+    source_rank = _source_rank
+
+
+def _value(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401
+    return future.value()

@@ -1,0 +1,62 @@
+"""A rank of tests.bench.unequal: times algorithms in turn.
+
+    unequal_ranks.py FOLDER PLAN
+
+PLAN is JSON: {"rounds": N, "budget": SECONDS, "in_a_row": 0, "pause": 0, "mib": MIB, "links": DDLRUN_DDL_LINKS,
+"names": [...]}.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlrun.ddl.bootstrap import start_learner
+from ddlrun.ddl.tcp.world import tcp_world
+from tests.bench.baselines import WORLD, Algorithm, Native, Ours
+from tests.bench.programs.allreduce_ranks import Observer, compare
+
+if TYPE_CHECKING:
+    from ddlrun.ddl.communicators import Communicator
+
+
+class OnLinks(Ours):
+    """The allreduce of ddlrun over a communicator: with blocks sized by the links, by measured rates, or equal ones."""
+
+    def __init__(self, comm: "Communicator", kind: str, plan: dict[str, Any]) -> None:
+        environ = {**os.environ, "DDLRUN_DDL_LINKS": plan["links"] if kind == "sized" else ""}
+        # Mode p measures the NICs in the last of these reductions, and not again in those that are timed.
+        self._before = plan["rounds"] + 2 if kind == "measured" else 1
+        measure = int(self._before * plan["mib"] * 2**20)
+        tuning = f"explore=1,measure={measure}" if kind == "measured" else "explore=0"
+        self._learner = start_learner(None, comm, tuning, environ)
+        if kind == "equal":
+            self._learner.reducer.schedules.set_layout(None)
+
+    def prepare(self, count: int, repeat: int) -> None:
+        super().prepare(count, repeat)
+        for _ in range(self._before - 1):
+            self.run(np.zeros(count, np.float32))
+
+
+def make(name: str, plan: dict[str, Any]) -> Algorithm:
+    """Return an algorithm by its name."""
+    if name == "mpi":
+        return Native(WORLD)
+    kind, _, transport = name.partition("-")
+    return OnLinks(tcp_world(os.environ) if transport else WORLD, kind, plan)
+
+
+def main() -> None:
+    folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
+    observer = Observer(folder)
+    runs: dict[str, Any] = {name: make(name, plan) for name in plan["names"]}
+    observer.send({"results": compare(runs, plan["mib"], plan, observer)})
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

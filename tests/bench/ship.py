@@ -1,0 +1,165 @@
+"""The transfer of files to hosts in network namespaces, beside scp and rsync.
+
+    python -m tests.bench.ship
+
+Every host receives the same file from the first one. The hosts are in two racks, and the uplink of a rack is the
+slowest link. The limit is the time that the uplink needs for the file alone, with the headers of its packets. Times
+are those of whole transfers; that of ddlrun includes the hash of the file, and the start of Python on all hosts.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.measure import DDLRUN
+from tests.bench.options import bench_parser, cannot_run
+from tests.cluster.cluster import Cluster, why_not
+
+# A full packet of TCP over Ethernet, and its payload.
+PACKET, PAYLOAD = 1514, 1448
+RACKS = 2
+
+
+class Sizes(NamedTuple):
+    """The size of the file in MB, the hosts of a rack, and the rates of the links in Mbit/s."""
+
+    megabytes: int
+    hosts_per_rack: int
+    uplink: int
+    nic: int
+
+
+FULL = Sizes(megabytes=200, hosts_per_rack=4, uplink=100, nic=1000)
+SMOKE = Sizes(megabytes=1, hosts_per_rack=1, uplink=100, nic=1000)
+
+
+class Figures(NamedTuple):
+    """The result of a transfer: seconds, and the bytes that left and entered each rack."""
+
+    seconds: float
+    out: list[int]
+    into: list[int]
+
+
+def main() -> int:
+    """Print the table; return the exit code."""
+    parser = bench_parser(__doc__)
+    parser.add_argument("--uplink", type=int, help="rate of the uplinks in Mbit/s")
+    options = parser.parse_args()
+    if why_not():
+        cannot_run(why_not())
+    sizes = SMOKE if options.smoke else FULL
+    if options.uplink:
+        sizes = sizes._replace(uplink=options.uplink)
+    uplink, nic = f"{sizes.uplink}mbit", f"{sizes.nic}mbit"
+    with (
+        tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder,
+        Cluster(sizes.hosts_per_rack, RACKS, uplink=uplink, nic=nic) as cluster,
+    ):
+        _print_table(Transfers(cluster, Path(folder), sizes), sizes)
+    return 0
+
+
+class Transfers:
+    """The ways to put a file on all hosts, each of which has a disk of its own at the same path."""
+
+    def __init__(self, cluster: Cluster, folder: Path, sizes: Sizes) -> None:
+        """Write the file, and give each host its disk."""
+        os.environ["XDG_STATE_HOME"] = str(folder / "state")
+        self._cluster, self._folder = cluster, folder
+        self._disk = folder / "disk"
+        self._data = folder / "data"
+        self._names = [host.name for host in cluster.hosts]
+        for path in (self._disk, self._data, *(folder / name for name in self._names)):
+            path.mkdir()
+        (self._data / "file").write_bytes(os.urandom(sizes.megabytes * 10**6))
+        for name in self._names:
+            cluster.administer(name, ["mount", "--bind", str(folder / name), str(self._disk)])
+
+    def ship(self) -> float:
+        """Ship the file with ddlrun; return the seconds that it prints."""
+        hosts = ",".join(f"{name}:1" for name in self._names)
+        argv = [*DDLRUN, "launch", "--allow-run-as-root", "--process-manager", "ddlrun", "-H", hosts]
+        argv += ["--run-dir", str(self._folder / f"run.{time.monotonic_ns()}"), "--machine", "local"]
+        argv += ["--ship", str(self._data), "--ship-dir", str(self._disk), "true"]
+        done = self._cluster.run("h1", argv, cwd=self._folder, check=True)
+        seconds = re.search(r"shipped in ([0-9.]+) s", done.stderr)
+        assert seconds is not None, done.stderr
+        return float(seconds[1])
+
+    def scp(self) -> float:
+        """Copy the file to one host after the other."""
+        begin = time.monotonic()
+        for argv in self._copies(["scp", "-O", "-q", "-r"]):
+            subprocess.run(argv, check=True)
+        return time.monotonic() - begin
+
+    def scp_at_once(self) -> float:
+        """Copy the file to all hosts at the same time with scp."""
+        return self._at_once(["scp", "-O", "-q", "-r"])
+
+    def rsync_at_once(self) -> float:
+        """Copy the file to all hosts at the same time with rsync."""
+        return self._at_once(["rsync", "-a", "--whole-file", f"--rsync-path={shutil.which('rsync')}"])
+
+    def _at_once(self, words: list[str]) -> float:
+        begin = time.monotonic()
+        copies = [subprocess.Popen(argv) for argv in self._copies(words)]
+        codes = [copy.wait() for copy in copies]
+        assert codes == [0] * len(copies)
+        return time.monotonic() - begin
+
+    def _copies(self, words: list[str]) -> Iterator[list[str]]:
+        for name in self._names[1:]:
+            yield self._cluster.argv("h1", [*words, str(self._data), f"{name}:{self._disk}/"])
+
+    @contextmanager
+    def clean(self) -> Iterator[None]:
+        """Empty the disks afterwards."""
+        yield
+        for name in self._names:
+            for path in (self._folder / name).iterdir():
+                subprocess.run(["chmod", "-R", "u+w", str(path)], check=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def measure(self, transfer: Callable[[], float]) -> Figures:
+        """Return the figures of a transfer."""
+        before = [self._cluster.uplink_bytes(rack) for rack in range(RACKS)]
+        with self.clean():
+            seconds = transfer()
+        after = [self._cluster.uplink_bytes(rack) for rack in range(RACKS)]
+        pairs = list(zip(before, after, strict=True))
+        return Figures(seconds, [new[0] - old[0] for old, new in pairs], [new[1] - old[1] for old, new in pairs])
+
+
+def _print_table(transfers: Transfers, sizes: Sizes) -> None:
+    size = sizes.megabytes * 10**6
+    limit = size * 8 / (sizes.uplink * 10**6) * PACKET / PAYLOAD
+    ways = {"ddlrun launch --ship": transfers.ship, "scp, one after the other": transfers.scp,
+            "scp, at once": transfers.scp_at_once}  # fmt: skip
+    if shutil.which("rsync"):
+        ways["rsync, at once"] = transfers.rsync_at_once
+    print(
+        f"{sizes.megabytes} MB to {sizes.hosts_per_rack * RACKS} hosts in {RACKS} racks, "
+        f"uplinks {sizes.uplink} Mbit/s, NICs {sizes.nic} Mbit/s; the uplink needs {limit:.1f} s"
+    )
+    print(f"  {'':24} | seconds | to limit | uplink bytes per byte: out of rack 0 | into rack 1")
+    for name, transfer in ways.items():
+        figures = transfers.measure(transfer)
+        bytes_out, bytes_in = figures.out[0] / size, figures.into[1] / size
+        print(
+            f"  {name:24} | {figures.seconds:7.1f} | {figures.seconds / limit:8.2f} | {bytes_out:.3f} | {bytes_in:.3f}"
+        )
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

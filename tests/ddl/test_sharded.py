@@ -1,0 +1,81 @@
+"""Blocks of reduce-scatter and allgather, the dimensions of a process group, and the sharded optimizer."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.ddl.block_chunks import ArrayBlocks
+from ddlrun.ddl.group_dimensions import find_dimensions
+from ddlrun.ddl.partition import block_bounds, chunk_ranges
+from tests.ddl.test_mpi import started
+from tests.support import needs
+
+RANKS = Path(__file__).parent / "sharded_ranks.py"
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 40))
+def test_chunks_hold_the_same_part_of_every_block(count: int, parts: int, longest: int) -> None:
+    """Within a chunk the blocks lie as in an array of the chunk's length."""
+    array = np.arange(count)
+    blocks, copy = ArrayBlocks(array, parts), np.full(count, -1)
+    rows = list(itertools.pairwise(block_bounds(count, parts)))
+    for low, high in chunk_ranges(blocks.longest, longest):
+        chunk = np.empty(blocks.count(low, high), array.dtype)
+        blocks.load(low, high, chunk)
+        for (start, end), (first, last) in zip(rows, itertools.pairwise(block_bounds(len(chunk), parts)), strict=True):
+            assert chunk[first:last].tolist() == array[start:end][low:high].tolist()
+        ArrayBlocks(copy, parts).store(low, high, chunk)
+    assert (copy == array).all()
+
+
+def test_blocks_in_another_order() -> None:
+    array, copy, chunk = np.arange(12), np.zeros(12, int), np.empty(6, int)
+    ArrayBlocks(array, 3, [2, 0, 1]).load(1, 3, chunk)
+    assert chunk.tolist() == [9, 10, 1, 2, 5, 6]
+    ArrayBlocks(copy, 3, [2, 0, 1]).store(1, 3, chunk)
+    assert copy.tolist() == [0, 1, 2, 0, 0, 5, 6, 0, 0, 9, 10, 0]
+
+
+HOSTS = ("a", "a", "b", "b", "c", "c", "d", "d")
+LAUNCHED = {"DDLRUN_TOPOLOGY": "2x2x2", "DDLRUN_RANK_ORDER": "host"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "environ", "peers", "order"),
+    [
+        (HOSTS, {}, [(2, 3), (1, 3, 5, 7)], [0, 2, 4, 6, 1, 3, 5, 7]),
+        (HOSTS, LAUNCHED, [(2, 3), (1, 3), (3, 7)], [0, 4, 2, 6, 1, 5, 3, 7]),
+        (HOSTS, LAUNCHED | {"DDLRUN_TOPOLOGY": "4x2"}, [(2, 3), (1, 3, 5, 7)], [0, 2, 4, 6, 1, 3, 5, 7]),
+        (HOSTS[:4], LAUNCHED, [(2, 3), (1, 3)], [0, 2, 1, 3]),
+        (("a", "a", "a", "a", "b", "b"), {}, [(2, 3), (1, 3, 5)], [0, 2, 4, 1, 3, 5]),
+        (HOSTS[:5], {}, [(0, 1, 2, 3, 4)], [0, 1, 2, 3, 4]),
+        (HOSTS, LAUNCHED | {"DDLRUN_TOPOLOGY": "3*2+2"}, [(2, 3), (1, 3, 5, 7)], [0, 2, 4, 6, 1, 3, 5, 7]),
+    ],
+)
+def test_groups_follow_the_topology_or_the_hosts(
+    hosts: tuple[str, ...], environ: dict[str, str], peers: list[tuple[int, ...]], order: list[int]
+) -> None:
+    group = find_dimensions(hosts, range(len(hosts)), rank=3, environ=environ)
+    assert ([dimension.peers for dimension in group.dimensions], group.order) == (peers, order)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "peers"),
+    [((0, 2, 4, 6), [(0, 1), (0, 2)]), ((0, 1, 4, 5), [(0, 1), (0, 2)]), ((2, 4, 6), [(0, 1, 2)])],
+)
+def test_a_group_of_some_ranks_has_the_racks_of_the_job(numbers: tuple[int, ...], peers: list[tuple[int, ...]]) -> None:
+    group = find_dimensions([HOSTS[number] for number in numbers], numbers, rank=0, environ=LAUNCHED)
+    assert [dimension.peers for dimension in group.dimensions] == peers
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(4)
+@pytest.mark.parametrize("major", [4], indirect=True)
+def test_the_sharded_optimizer_trains_as_a_single_process(mpirun: str) -> None:
+    needs.package("torch", "torch==2.13.0")
+    done = started(mpirun, 4, str(RANKS), DDL_OPTIONS="-mode r:2x2")
+    assert (done.returncode, done.stdout.strip()) == (0, "0 wrong"), done.stdout + done.stderr
