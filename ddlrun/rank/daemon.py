@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from ddlrun.rank import protocol
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, send_signal
 
@@ -47,8 +47,8 @@ def remove_session_folder() -> None:
     """Remove the folder of an mpirun or daemon that has ended, which one that was killed leaves in /tmp."""
     import shutil  # noqa: PLC0415 - 2 ms, where all ranks have ended
 
-    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
-    if _first_word(folder) in SESSION_FOLDERS:
+    folder = find_session_folder()
+    if folder:
         shutil.rmtree(folder, ignore_errors=True)
     above = os.path.dirname(folder)
     if _first_word(above) == USER_FOLDER:
@@ -56,6 +56,12 @@ def remove_session_folder() -> None:
             os.rmdir(above)
         except OSError:  # another job uses it
             return
+
+
+def find_session_folder() -> str:
+    """Return the session folder of the mpirun or daemon that has started this process; empty if there is none."""
+    folder = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    return folder if _first_word(folder) in SESSION_FOLDERS else ""
 
 
 def _first_word(path: str) -> str:

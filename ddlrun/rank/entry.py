@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from ddlrun.errors import PreflightError, UnreachableError
 from ddlrun.rank import program, protocol
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.binding import bind_rank
 from ddlrun.rank.command_line import wrap
 from ddlrun.rank.connection import LauncherSocket, connect
@@ -14,12 +14,14 @@ from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import MPIRUN, KeeperSettings
+from ddlrun.rank.settings import MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings
 from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ddlrun.rank.shipped import Places
 
 CONNECT_SECONDS = 5.0
 # Where Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process manager.
@@ -52,7 +54,11 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     label = f"rank {rank} on {host}"
     problems += [f"{label}: {problem}" for problem in set_framework_variables(rank, local_rank, size)]
     argv = wrap(argv, rank, local_rank)
+    places = _enter_shipped()
+    if places is not None:
+        argv = [places.place(word) for word in argv]
     request = read_request(rank)
+    shared_memory = os.environ.pop(SHARED_MEMORY, "")
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if link is not None:
         os.set_inheritable(link, True)
@@ -72,10 +78,13 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         grace=grace,
         heartbeat=heartbeat,
         orders=orders,
+        shared_memory=shared_memory,
     )
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
     if link is not None:
         os.close(link)
+    if places is not None:
+        running.show_own_paths(places.cache)
     keeper = Keeper(connected, running, signals, settings)
     keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
     if report:
@@ -85,6 +94,22 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     if running.input is not None:
         keeper.send(protocol.INPUT_WANTED, "")
     keeper.run()
+
+
+def _enter_shipped() -> Places | None:
+    """Go to the files that were shipped to this host; return None if none were."""
+    text = os.environ.get(SHIPPED, "")
+    if not text:
+        return None
+    from ddlrun.rank.shipped import Places  # noqa: PLC0415 - for such jobs alone
+
+    places = Places(text)
+    try:
+        places.enter()
+    except OSError as error:
+        program.complain(f"shipped files on {os.uname().nodename}: {error.filename}: {error.strerror}")
+        os._exit(PreflightError.exit_code)
+    return places
 
 
 def _run_by_hand(

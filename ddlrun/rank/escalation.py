@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.processes import find_signal_targets, list_descendants, send_signal
 
 # What the program leaves behind may run on for this long, and for as long again after a SIGTERM.

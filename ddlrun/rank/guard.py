@@ -13,11 +13,11 @@ from __future__ import annotations
 import _socket  # socket itself takes 6 ms to import
 import os
 import select
-import signal
 import time
 
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.daemon import close_files, inherit_daemon, open_daemon
-from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
 from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.rank.processes import has_children, list_descendants, send_signal
 from ddlrun.rank.signals import SignalQueue
@@ -82,6 +82,7 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
     Returns:
         The guard, and None in the new process.
     """
+    keeper = os.getpid()
     link, guards_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     guard = os.fork()
     if guard:
@@ -94,6 +95,7 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
     if program:
         _stay(program, guards_link, settings)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PTRACER, keeper)  # with ptrace_scope 1, its descendants may then read the stacks of the program
     if os.getppid() != own_pid:
         os._exit(1)
     return None

@@ -1,4 +1,7 @@
-"""The states and stacks of a rank's processes, for the report of a stall."""
+"""The state of a rank's processes, with the stacks of their threads: the report of an examination.
+
+The report is JSON: see doctor/records.py. A process that cannot be read is reported as far as that is possible.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +9,116 @@ import os
 import time
 
 from ddlrun.rank.processes import children_of, list_processes, read_command, read_lines
+from ddlrun.rank.protocol import MOST_TEXT
+from ddlrun.rank.sockets import list_unacknowledged
+from ddlrun.rank.stacks import count_switches, probe, read_stacks
+from ddlrun.rank.system_call import describe_call, read_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ddlrun.rank.process_stat import ProcessStat
 
-MOST_SECONDS = 15
-MOST_PROCESSES = 8
-MOST_STACK_LINES = 40
-# The interval at which a running py-spy is stopped if the inspection is interrupted.
-POLL_SECONDS = 0.2
+MOST_SECONDS = 15.0
+MOST_PROCESSES = 16
+MOST_THREADS = 24
+MOST_FRAMES = 40
+MOST_CHARACTERS = 200
+# The beginning of a comment after code.
+COMMENT = "  # "
 
 
-def describe_processes(pid: int, seconds: float, interrupted: Callable[[], bool]) -> str:
-    """Return the state of a program's processes: the kernel's view, and Python stacks if py-spy is installed.
+def inspect_program(pid: int, seconds: float) -> str:
+    """Return the report of a program and its descendants.
 
     Args:
-        pid: The program; its descendants are included.
+        pid: The program.
         seconds: The time limit for all stacks together.
-        interrupted: Returns True once the caller has something more urgent to do.
     """
+    import json  # noqa: PLC0415 - in the examiner alone
+
     processes = list_processes()
     pids = [pid]
     for parent in pids:
         pids += children_of(parent, processes)
-    lines = []
     end = time.monotonic() + min(seconds, MOST_SECONDS)
-    for member in pids[:MOST_PROCESSES]:
-        stat = processes.get(member)
-        lines.append(_describe(member, stat))
-        if stat is not None and stat.name.startswith("python"):
-            lines += _read_stack(member, max(0.1, end - time.monotonic()), interrupted)
-    return "\n".join(lines)
+    shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
+    described = [_inspect(member, processes[member], end) for member in shown]
+    connections = list_unacknowledged(shown)
+    while True:
+        text = json.dumps({"processes": described, "connections": connections})
+        if len(text) < MOST_TEXT or not described:
+            return text
+        described.pop()
 
 
-def _describe(pid: int, stat: ProcessStat | None) -> str:
-    name, state = ("?", "gone") if stat is None else (stat.name, stat.state)
-    function = "".join(read_lines(f"/proc/{pid}/wchan")).strip("0\n")
-    waiting = f", waits in {function}" if function else ""
-    return f"process {pid} ({name}): state {state}{waiting}"
+def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
+    """Return the state of a process, with stacks if it runs Python."""
+    call = read_call(pid)
+    record = {
+        "pid": pid,
+        "name": stat.name,
+        "state": stat.state,
+        "waits_in": "".join(read_lines(f"/proc/{pid}/wchan")).strip("0\n"),
+        "call": call.name,
+        "target": describe_call(pid, call),
+        "command": [word[:MOST_CHARACTERS] for word in read_command(pid)],
+        "threads": [],
+        "problem": "",
+        "switches": count_switches(pid),
+        "replies": 0,
+    }
+    if is_python(pid, stat):
+        threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
+        sources = SourceLines(pid)
+        record["replies"] = probe(pid, stat.state)
+        record |= {"threads": [_cut(thread, sources.line) for thread in threads[:MOST_THREADS]], "problem": problem}
+    return record
 
 
-def _read_stack(pid: int, seconds: float, interrupted: Callable[[], bool]) -> list[str]:
-    import shutil  # noqa: PLC0415 - for stalls alone
-
-    executable = f"/proc/{pid}/exe"
-    beside = os.path.dirname(os.readlink(executable)) if os.path.exists(executable) else ""
-    folders = (os.environ["PATH"], os.path.dirname(read_command(pid)[0]), beside)
-    tool = shutil.which("py-spy", path=os.pathsep.join(folders))
-    if tool is None:
-        return ["  (py-spy is not installed on this host: pip install py-spy shows the Python stack here)"]
-    output = _run([tool, "dump", "--pid", str(pid)], seconds, interrupted)
-    return [f"  {line}" for line in output.splitlines()[:MOST_STACK_LINES]]
-
-
-def _run(argv: list[str], seconds: float, interrupted: Callable[[], bool]) -> str:
-    """Return a command's output, or its errors if it printed nothing else."""
-    import subprocess  # noqa: PLC0415 - for stalls alone
-
-    end = time.monotonic() + seconds
+def is_python(pid: int, stat: ProcessStat) -> bool:
+    """Return True for a process whose executable is a Python; threads and processes may have names of their own."""
     try:
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
-            while True:
-                try:
-                    output, errors = process.communicate(timeout=min(seconds, POLL_SECONDS))
-                except subprocess.TimeoutExpired:
-                    if interrupted() or time.monotonic() > end:
-                        process.kill()
-                        return f"(py-spy: stopped after {seconds:.1f} s)"
-                else:
-                    return output or errors
-    except OSError as error:
-        return f"(py-spy: {error})"
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        name = stat.name
+    return name.startswith(("python", "pypy"))
+
+
+def _cut(thread: dict[str, Any], line: Callable[[str, int], str]) -> dict[str, Any]:
+    """Return the record of a thread within the limits, with the source of its frames."""
+    frames = [
+        {
+            "function": function[:MOST_CHARACTERS],
+            "file": file[-MOST_CHARACTERS:],
+            "line": number,
+            "source": line(file, number),
+        }
+        for function, file, number in shorten(thread["frames"])
+    ]
+    return {**thread, "frames": frames}
+
+
+def shorten(frames: list[Any]) -> list[Any]:
+    """Return the innermost and the outermost frames of a stack that is too long."""
+    half = MOST_FRAMES // 2
+    return frames if len(frames) <= MOST_FRAMES else [*frames[:half], *frames[-half:]]
+
+
+class SourceLines:
+    """Lines of the source files of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = f"/proc/{pid}/cwd"
+        self._lines: dict[str, list[str]] = {}
+
+    def line(self, file: str, number: int) -> str:
+        """Return a line of a file without the comment after it; empty if there is none, as for native code."""
+        if file not in self._lines:
+            readable = file.endswith(".py") and os.path.isfile(os.path.join(self._folder, file))
+            self._lines[file] = read_lines(os.path.join(self._folder, file)) if readable else []
+        lines = self._lines[file]
+        line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        return line.partition(COMMENT)[0].rstrip()[:MOST_CHARACTERS]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from ddlrun.rank import protocol
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.connection import LauncherConnection, LauncherSocket
-from ddlrun.rank.daemon import end_daemon, is_daemon, remove_session_folder, watch_daemon
+from ddlrun.rank.daemon import end_daemon, find_session_folder, is_daemon, remove_session_folder, watch_daemon
 from ddlrun.rank.escalation import Escalation
 from ddlrun.rank.keeper_state import BEFORE_THE_END, State
 from ddlrun.rank.process_stat import StopDetector
@@ -33,10 +33,12 @@ from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ddlrun.rank.examination import Examination
     from ddlrun.rank.program import Program
     from ddlrun.rank.program_input import ProgramInput
     from ddlrun.rank.settings import KeeperSettings
     from ddlrun.rank.signals import SignalQueue
+    from ddlrun.rank.usage import UsageReporter
 
 # While this much output waits to be sent, the program is not read.
 MOST_UNSENT = 1 << 18
@@ -44,8 +46,12 @@ UNKILLABLE_SECONDS = 10.0
 LONGEST_WAIT = 5.0
 # The interval at which an ended program's children and pipes are checked.
 DRAIN_INTERVAL = 0.05
+# The time in which the agent reports a call of MPI_Abort by a program that has ended since.
+ORDER_SECONDS = 1.0
 INSPECTION_SECONDS = 15.0
 LONGEST_ORDER = 16
+# The errors where a file of /proc is not as proc(5) describes it.
+UNREADABLE = (OSError, ValueError, IndexError, KeyError)
 
 
 class Keeper:
@@ -77,6 +83,8 @@ class Keeper:
         self._warnings = ReceivedWarnings()
         self._reason = ""
         self._orders = settings.orders
+        self._usage: UsageReporter | None = None
+        self._examination: Examination | None = None
 
     def send(self, kind: bytes, text: str) -> None:
         """Queue a message to ddlrun."""
@@ -86,8 +94,12 @@ class Keeper:
         """Stay with the program to its end, and exit with its exit code."""
         if os.getppid() != self._settings.parent:  # it ended before the kernel was told to report that
             self._on_signal(signal.SIGTERM)
-        while self._advance() is not State.GONE:
+        if self._watches_daemon and find_session_folder():
+            self.send(protocol.SESSION_FOLDER, find_session_folder())
+        while self._advance() != State.GONE:
             self._wait()
+        if self._settings.shared_memory and self._program.status != 0:  # after a success, MPI has removed it
+            self._remove_shared_memory()
         if self._settings.local_rank == 0:
             self._leave_host()
         if self._connection.timed_out:
@@ -97,15 +109,15 @@ class Keeper:
 
     # -- states -----------------------------------------------------------------------------------
 
-    def _advance(self) -> State:
+    def _advance(self) -> str:
         """Go on to the state that follows from what has happened; return it."""
-        if self._state is State.DRAINING and self._is_drained():
+        if self._state == State.DRAINING and self._is_drained():
             self._report_end()
             self._state = State.REPORTING
-        if self._state is State.REPORTING and not self._must_wait_for_ddlrun():
+        if self._state == State.REPORTING and not self._must_wait_for_ddlrun():
             self._leave()
             self._state = State.LEAVING
-        if self._state is State.LEAVING and (self._handed_over or not self._connection.open):
+        if self._state == State.LEAVING and (self._handed_over or not self._connection.open):
             self._state = State.GONE
         return self._state
 
@@ -117,8 +129,9 @@ class Keeper:
             self._connection.finish_sending()
 
     def _continue_daemon(self) -> None:
-        """Continue mpirun's daemon, which was stopped: MPI waits for it without a limit, in MPI_Init for example."""
-        self.send(protocol.NOTE, f"mpirun's daemon on {os.uname().nodename} was stopped, and was continued")
+        """Continue a stopped daemon or agent: MPI waits for it without a limit, in MPI_Init for example."""
+        daemon = "mpirun's daemon" if self._settings.orders is None else "ddlrun's agent"
+        self.send(protocol.NOTE, f"{daemon} on {os.uname().nodename} was stopped, and was continued")
         send_signal(self._settings.parent, signal.SIGCONT)
 
     def _leave_host(self) -> None:
@@ -128,14 +141,26 @@ class Keeper:
         elif self._handed_over or self._alone or self._connection.timed_out:
             watch_daemon(self._settings.parent, self._connection, over=self._over)
 
+    def _remove_shared_memory(self) -> None:
+        """Remove the file that MPI has left behind on this host."""
+        try:
+            os.unlink(self._settings.shared_memory)
+        except OSError:  # another keeper was faster, or there is none
+            return
+
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():
-            return True
+            return not self._awaits_orders()
         overdue = max(self._program.ended_at, self._escalation.last_order) + UNKILLABLE_SECONDS
         if time.monotonic() <= overdue:
             return False
         self.send(protocol.NOTE, f"{self._settings.label}: cannot end processes {list_descendants()}")
         return True
+
+    def _awaits_orders(self) -> bool:
+        """Return True while the agent may still report that the program, which has failed, has called MPI_Abort."""
+        possible = self._orders is not None and self._program.status != 0
+        return possible and time.monotonic() < self._program.ended_at + ORDER_SECONDS
 
     def _must_wait_for_ddlrun(self) -> bool:
         """Return True while ddlrun, which may itself wait for a slow reader, has to read the report or reply to it."""
@@ -173,14 +198,19 @@ class Keeper:
         self._on_time(time.monotonic())
 
     def _input_fds(self) -> list[int]:
-        """Return the descriptors of the program's output, unless too much of it waits to be sent, and of orders."""
+        """Return the descriptors of the program's output, unless too much of it waits to be sent, and of reports."""
         pipes = [*self._program.pipes] if self._connection.unsent < MOST_UNSENT else []
+        if self._examination is not None:
+            pipes.append(self._examination.fd)
         return pipes if self._orders is None else [self._orders, *pipes]
 
     def _milliseconds_to_deadline(self) -> float:
         now = time.monotonic()
         deadline = min(now + LONGEST_WAIT, self._connection.deadline(), self._escalation.deadline())
-        if self._state not in BEFORE_THE_END and (self._program.pipes or has_children()):
+        if self._usage is not None:
+            deadline = min(deadline, self._usage.deadline)
+        waits_for_orders = self._state == State.DRAINING and self._awaits_orders()
+        if waits_for_orders or (self._state not in BEFORE_THE_END and (self._program.pipes or has_children())):
             deadline = min(deadline, now + DRAIN_INTERVAL)
         return max(0.0, (deadline - now) * 1000 + 1)
 
@@ -191,6 +221,8 @@ class Keeper:
             self._feed_program(self._program.input)
         elif fd == self._orders:
             self._on_abort(fd)
+        elif self._examination is not None and fd == self._examination.fd:
+            self._on_examination(self._examination)
         elif self._connection.open and fd == self._connection.fileno():
             if event & ~select.POLLOUT:
                 for kind, text in self._connection.receive():
@@ -204,16 +236,22 @@ class Keeper:
                 self._signal_program(int(text))
         elif kind in (protocol.INPUT, protocol.RESIZE) and self._program.input is not None:
             self._on_input(self._program.input, kind, text)
-        elif kind == protocol.TERMINATE:
-            self._order_end(float(text))
         elif kind == protocol.LEAVE:
             self._may_leave = True
         elif kind == protocol.HANDED_OVER:
             self._handed_over = True
         elif kind == protocol.OVER:
             self._over = True
+        else:
+            self._on_order(kind, text)
+
+    def _on_order(self, kind: bytes, text: bytes) -> None:
+        if kind == protocol.TERMINATE:
+            self._order_end(float(text))
         elif kind == protocol.INSPECT:
             self._inspect()
+        elif kind == protocol.MEASURE:
+            self._measure(float(text))
         elif kind == protocol.SWEEP:
             kill_run(os.environ.get("DDLRUN_RUN", ""))
 
@@ -229,27 +267,31 @@ class Keeper:
         self._order_end(self._settings.grace)
 
     def _on_abort(self, fd: int) -> None:
-        """Kill the program, which has called MPI_Abort: some MPI libraries would go on after that."""
+        """Kill the program, which has called MPI_Abort: some MPI libraries go on after that, and end on their own."""
         code = os.read(fd, LONGEST_ORDER)
         os.close(fd)
         self._orders = None
-        if code and self._state in BEFORE_THE_END:
+        if code and self._state in (*BEFORE_THE_END, State.DRAINING):
             self._reason = f"it called MPI_Abort with code {int(code)}"
             self._program.abort(int(code))
 
     def _on_loss(self, reason: str) -> None:
-        self._alone = self._state is not State.LEAVING
+        self._alone = self._state != State.LEAVING
         self._reason = self._reason or reason
         self._order_end(self._settings.grace)
 
     def _on_program_end(self) -> None:
-        self._ordered = self._state is State.TERMINATING
+        self._stop_examination()
+        self._ordered = self._state == State.TERMINATING
         self._escalation.clear_strays(self._program.ended_at, ordered=self._ordered)
         self._state = State.DRAINING
+        self._usage = None
 
     def _on_time(self, now: float) -> None:
         self._connection.keep_alive(now)
         self._escalation.signal_due(now)
+        if self._usage is not None and now >= self._usage.deadline:
+            self._report_usage(self._usage, now)
         if self._watches_daemon and self._daemon_stop.stays_stopped(now):
             self._continue_daemon()
         if self._state not in BEFORE_THE_END and not has_children():  # no process is left that could write more
@@ -262,7 +304,7 @@ class Keeper:
 
     def _order_end(self, grace: float) -> None:
         """End the program: SIGTERM now, SIGKILL after the grace, which a second order can only make shorter."""
-        if self._state is State.RUNNING:
+        if self._state == State.RUNNING:
             # A program that is exiting ends by itself, and its end may be the reason for the order.
             self._state = State.EXITING if is_exiting(self._program.pid) else State.TERMINATING
             self._escalation.terminate(self._program.pid)
@@ -287,10 +329,48 @@ class Keeper:
                 send_signal(pid, number)
 
     def _inspect(self) -> None:
-        from ddlrun.rank.inspection import describe_processes  # noqa: PLC0415 - for stalls alone
+        from ddlrun.rank.examination import Examination  # noqa: PLC0415 - for stalls alone
 
-        seconds = self._settings.heartbeat / 3 or INSPECTION_SECONDS
-        self.send(protocol.STATE, describe_processes(self._program.pid, seconds, self._signals.pending))
+        if self._examination is None and self._state in BEFORE_THE_END:
+            self._examination = Examination(self._program.pid, INSPECTION_SECONDS)
+
+    def _on_examination(self, examination: Examination) -> None:
+        report = examination.read()
+        if report is not None:
+            self._examination = None
+            self._connection.send(protocol.STATE, report)
+
+    def _stop_examination(self) -> None:
+        if self._examination is not None:
+            self._examination.stop()
+            self._examination = None
+
+    def _measure(self, interval: float) -> None:
+        """Report the use of resources from now on, until the program ends."""
+        from ddlrun.rank.usage import UsageReporter  # noqa: PLC0415 - for ranks that run longer than a moment
+
+        if self._program.guard is None or self._state not in BEFORE_THE_END:
+            return
+        host = self._settings.local_rank == 0
+        try:
+            self._usage = UsageReporter(self._program.guard.pid, interval, self._program.started_at, host=host)
+        except UNREADABLE as error:
+            self._end_measuring(error)
+
+    def _report_usage(self, usage: UsageReporter, now: float) -> None:
+        if self._connection.unsent:  # ddlrun has to read that first
+            usage.postpone(now)
+            return
+        try:
+            for kind, text in usage.report(now):
+                self.send(kind, text)
+        except UNREADABLE as error:
+            self._end_measuring(error)
+
+    def _end_measuring(self, error: Exception) -> None:
+        """Report no use of resources from now on: on this kernel, files of /proc have another content."""
+        self._usage = None
+        self.send(protocol.NOTE, f"{self._settings.label}: no samples of its use of resources: {error!r}")
 
     def _pass_on(self, fd: int) -> bool:
         """Send on what a pipe holds; return False if that is nothing."""

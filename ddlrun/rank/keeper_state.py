@@ -31,19 +31,17 @@ Deadlines in every state (see escalation.py and connection.py):
 - Loss of the connection after the heartbeat's seconds without a message.
 """
 
-import enum
 
+class State:
+    """The states of the keeper: see the table above. The module enum takes 3 ms to import."""
 
-class State(enum.Enum):
-    """A state of the keeper: see the table above."""
-
-    RUNNING = enum.auto()
-    EXITING = enum.auto()
-    TERMINATING = enum.auto()
-    DRAINING = enum.auto()
-    REPORTING = enum.auto()
-    LEAVING = enum.auto()
-    GONE = enum.auto()
+    RUNNING = "running"
+    EXITING = "exiting"
+    TERMINATING = "terminating"
+    DRAINING = "draining"
+    REPORTING = "reporting"
+    LEAVING = "leaving"
+    GONE = "gone"
 
 
 BEFORE_THE_END = (State.RUNNING, State.EXITING, State.TERMINATING)

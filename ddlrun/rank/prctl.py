@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
 
 
 def load_prctl() -> Callable[[int, int], object]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.process_stat import ProcessStat, read_stat
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))

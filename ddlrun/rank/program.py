@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
 from ddlrun.rank import protocol
+from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.guard import fork_program
 from ddlrun.rank.processes import count_oom_kills, explain_kill, send_signal
 from ddlrun.rank.program_streams import ProgramStreams, open_streams
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlrun.rank.guard import Guard
     from ddlrun.rank.program_input import InputRequest, ProgramInput
     from ddlrun.rank.settings import KeeperSettings
+    from ddlrun.rank.shipped import OwnPaths
 
 CHUNK = 1 << 16
 TAIL = 16 << 10
@@ -46,7 +47,8 @@ class Program:
         """Descriptor from which output is read -> the kind of message for the data."""
         self.input: ProgramInput | None = streams.input
         self.status = status
-        self._started_at = self._ended_at = time.monotonic()
+        self.started_at = self._ended_at = time.monotonic()
+        """The time of the start, as time.monotonic() has it."""
         self.terminal = streams.terminal
         """Whether it has a pseudo terminal."""
         self._oom_kills_before = oom_kills
@@ -54,6 +56,17 @@ class Program:
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
         self._abort_code = 0
+        self._own_paths: OwnPaths | None = None
+
+    def show_own_paths(self, cache: str) -> None:
+        """Replace the paths of shipped files in the output by those that the user knows.
+
+        Args:
+            cache: The folder of all shipped files.
+        """
+        from ddlrun.rank.shipped import OwnPaths  # noqa: PLC0415 - for such jobs alone
+
+        self._own_paths = OwnPaths(cache)
 
     @property
     def signal(self) -> int:
@@ -80,16 +93,24 @@ class Program:
             return b""
         except OSError:  # EIO: no process has the terminal open any more
             data = b""
-        if not data:
+        ended, is_error = not data, self.pipes[fd] == protocol.ERR
+        if self._own_paths is not None:
+            data = self._own_paths.restore(fd, data)
+        if ended:
             self.close_pipe(fd)
-        elif self.pipes[fd] == protocol.ERR:
+        elif not data:  # all of it was held back
+            return self.read(fd)
+        if is_error:
             self._error_tail = (self._error_tail + data)[-TAIL:]
         return data
 
     def abort(self, code: int) -> None:
-        """Kill the program; it counts as ended with an exit code."""
+        """Kill the program unless it has ended; it counts as ended with an exit code."""
         self._abort_code = code
-        send_signal(self.pid, signal.SIGKILL)
+        if self.status is None:
+            send_signal(self.pid, signal.SIGKILL)
+        else:
+            self.status = code << 8
 
     def close_pipe(self, fd: int) -> None:
         """Close a pipe unless that has been done."""
@@ -127,8 +148,7 @@ class Program:
     def _end(self, status: int, cpu_seconds: float) -> None:
         """Record the end of the program, unless that has been done."""
         if self.status is None:
-            killed = self._abort_code and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            self.status = self._abort_code << 8 if killed else status
+            self.status = self._abort_code << 8 if self._abort_code else status
             self._cpu_seconds = cpu_seconds
             self._ended_at = time.monotonic()
 
@@ -143,7 +163,7 @@ class Program:
         if self.signal == signal.SIGKILL and not ordered:
             reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
         return protocol.ProgramEnd(
-            code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self._started_at, 3),
+            code=self.exit_code, signal=self.signal, seconds=round(time.monotonic() - self.started_at, 3),
             max_rss_kib=self._max_rss_kib, oom_kills=oom_kills, ordered=int(ordered), reason=reason,
             tail=self._error_tail if self.status else b"",
         )  # fmt: skip

@@ -1,6 +1,11 @@
 """The settings of a keeper."""
 
 MPIRUN = "mpirun, or its daemon on that host,"
+# The variable that names a file which the ranks of a host share, and leave behind if they are killed.
+SHARED_MEMORY = "DDLRUN_SHARED_MEMORY"
+
+# The variable with the places of the files that were shipped to this host: JSON, see ShipRequest.variable.
+SHIPPED = "DDLRUN_SHIPPED"
 
 
 class KeeperSettings:
@@ -16,6 +21,7 @@ class KeeperSettings:
         heartbeat: float,
         manager: str = MPIRUN,
         orders: int | None = None,
+        shared_memory: str = "",
     ) -> None:
         self.label = label
         """The rank and its host, for messages."""
@@ -31,3 +37,5 @@ class KeeperSettings:
         """Seconds of silence after which ddlrun counts as lost; 0: no limit."""
         self.orders = orders
         """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
+        self.shared_memory = shared_memory
+        """The path of a file to remove if the program has failed, once all ranks have ended; empty: there is none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
+
+from ddlrun.rank.bare_signal import signal
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -1,11 +1,13 @@
 """mpirun's daemons that are left on hosts: ended over ssh, found by the session folder in their command lines.
 
 A daemon that cannot reach mpirun, as a firewall drops its packets, tries for two minutes. It has started no keeper that
-could end it. A daemon that is stopped stays if all that would see to its end was killed.
+could end it. A daemon that is stopped stays if all that would see to its end was killed. One that was killed with
+all its keepers leaves its session folder.
 """
 
 import os.path
-from collections.abc import Iterable
+import shlex
+from collections.abc import Mapping
 
 from ddlrun.remote.probe import ProbeTarget, run_scripts
 
@@ -38,6 +40,7 @@ folders() {
   done
 }
 count=0
+known=FOLDER
 pids=$(list)
 folders=$(folders)
 [ -z "$pids" ] || kill -TERM $pids 2>/dev/null
@@ -47,22 +50,26 @@ while pids=$(list) && [ -n "$pids" ] && [ $count -lt SECONDS ]; do
   sleep 1
 done
 [ -z "$pids" ] || kill -KILL $pids 2>/dev/null
-echo "$folders" | while IFS= read -r folder && [ -n "$folder" ]; do
+[ ! -O "$known" ] || [ -L "$known" ] || folders="$folders
+$known"
+echo "$folders" | while IFS= read -r folder; do
+  [ -n "$folder" ] || continue
   rm -rf "$folder"
   rmdir "${folder%/jf.*}" 2>/dev/null
 done
 """
 
 
-def end_daemons(hosts: Iterable[str], session_folder: str, reach: ProbeTarget) -> None:
+def end_daemons(folders: Mapping[str, str], session_folder: str, reach: ProbeTarget) -> None:
     """End the daemons of an mpirun on hosts, and remove their session folders; skip hosts that cannot be reached.
 
     They get SIGTERM, and SIGKILL after 3 s.
 
     Args:
-        hosts: The hosts.
+        folders: Host -> the session folder of the daemon there, which may have been killed; empty if it is not known.
         session_folder: mpirun's session folder, which no other mpirun has and which its daemons know.
         reach: The ways to reach the hosts.
     """
     script = END.replace("SESSION", os.path.basename(session_folder)).replace("SECONDS", str(TERM_SECONDS))
-    run_scripts(dict.fromkeys(hosts, script), reach)
+    scripts = {host: script.replace("FOLDER", shlex.quote(folder)) for host, folder in folders.items()}
+    run_scripts(scripts, reach)

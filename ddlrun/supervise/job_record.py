@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import Outcome, RankEnd
+from ddlrun.rank.daemon import SESSION_FOLDERS
 from ddlrun.rank.protocol import BOUND_WORDS, ProgramEnd, ProtocolError
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.mpirun import MpirunProcess
@@ -27,6 +28,8 @@ class JobRecord:
         """Hosts on which a keeper was killed or does not run, so that processes of its rank may still run."""
         self.unwatched: set[str] = set()
         """Hosts on which the keeper that would see to the end of mpirun's daemon was killed, or does not run."""
+        self.session_folders: dict[str, str] = {}
+        """Host, as a keeper there reports it -> the session folder of mpirun's daemon."""
         self.job_names: dict[str, str] = {}
         """The name of a host as a keeper there reports it -> its name in the job, where its rank was to run."""
         self.pause: str | None = None
@@ -42,11 +45,25 @@ class JobRecord:
         """Return those of the hosts on which mpirun's daemon may be left, and no keeper can end it.
 
         It may still try to reach mpirun, so that it has started no keeper, or may have been stopped.
+
+        Args:
+            hosts: The hosts of the job whose daemons do not end by themselves where they have no keeper.
         """
         without_keepers = set(hosts) - set(self.job_names.values()) if self.ended_while_starting else set()
         unwatched = {self.job_names.get(host, host) for host in self.unwatched}
         unreachable = {self.job_names.get(host, host) for host in self.lost_hosts - self.unswept}
         return frozenset(without_keepers | unwatched) - unreachable
+
+    def folders_of_daemons(self) -> dict[str, str]:
+        """Return the session folder of mpirun's daemon by host, as far as keepers have reported them."""
+        return {self.job_names.get(host, host): folder for host, folder in self.session_folders.items()}
+
+    def add_session_folder(self, peer: KeeperConnection, folder: str) -> None:
+        """Record the session folder of a host's daemon. Raises ProtocolError if it is the path of something else."""
+        names = folder.split("/")
+        if names[0] or ".." in names or names[-1].partition(".")[0] not in SESSION_FOLDERS:
+            raise ProtocolError("its session folder cannot be one")
+        self.session_folders[peer.host] = folder
 
     def add_unwatched(self, peer: KeeperConnection) -> None:
         """Record a host whose keeper of local rank 0 left without a watcher of a daemon that still ran."""

@@ -1,14 +1,8 @@
-"""Stalls: ranks without output for a time, and the states of their processes."""
+"""Stalls: ranks without output for a time."""
 
-import re
 from collections.abc import Callable
 
 from ddlrun.plan.supervision import SupervisedJob
-from ddlrun.rank import protocol
-from ddlrun.supervise.keepers import Keepers
-
-# Numbers that differ between ranks at the same place of a program.
-NUMBERED = r"(?i)\b(process|thread) (0x)?[0-9a-f]+"
 
 
 class StallDetector:
@@ -19,8 +13,6 @@ class StallDetector:
         self._printed_at: dict[int, float] = {}
         self._silent_since_start: set[int] = set()
         self._stalled: set[int] = set()
-        self._inspected: set[int] = set()
-        self._states: dict[str, tuple[str, list[int]]] = {}
 
     def start(self, rank: int, now: float) -> None:
         """Record that a rank has started."""
@@ -37,22 +29,19 @@ class StallDetector:
         """Forget a rank that has ended."""
         self._printed_at.pop(rank, None)
         self._stalled.discard(rank)
-        self._inspected.discard(rank)  # a keeper that leaves may have missed the order
-        self._report_complete_states()
 
     def stalled_ranks(self) -> list[int]:
         """Return the ranks that were reported and have printed nothing since."""
         return sorted(self._stalled)
 
-    def check(self, now: float, last_output: float, keepers: Keepers) -> None:
-        """Report ranks that have become silent, and have their keepers inspect them.
+    def check(self, now: float, last_output: float) -> bool:
+        """Report ranks that have become silent; return True if there are any.
 
         A rank that has never printed counts as silent only if no rank has printed since.
 
         Args:
             now: The time.
             last_output: The time of the last output of any rank.
-            keepers: The connections.
         """
         limit = now - self._seconds
         silent = {
@@ -62,26 +51,7 @@ class StallDetector:
             and rank not in self._stalled
             and (rank not in self._silent_since_start or last_output < limit)
         }
-        if not silent:
-            return
-        for peer in keepers.peers.values():
-            if peer.running and peer.rank in silent:
-                keepers.send(peer, protocol.INSPECT)
-        self._stalled |= silent
-        self._inspected |= silent
-        self._report(f"{self._job.describe(silent)} printed nothing for {self._seconds:g} s")
-
-    def add_state(self, rank: int, state: str) -> None:
-        """Collect the state of a rank's processes; report all when the last one has arrived, equal ones together."""
-        self._inspected.discard(rank)
-        _, ranks = self._states.setdefault(re.sub(NUMBERED, r"\1", state), (state, []))
-        ranks.append(rank)
-        self._report_complete_states()
-
-    def _report_complete_states(self) -> None:
-        """Report all states once no rank's is missing."""
-        if self._inspected:
-            return
-        states, self._states = self._states, {}
-        for text, ranks in states.values():
-            self._report("\n".join([f"state of {self._job.describe(ranks)}:", *text.splitlines()]))
+        if silent:
+            self._stalled |= silent
+            self._report(f"{self._job.describe(silent)} printed nothing for {self._seconds:g} s")
+        return bool(silent)

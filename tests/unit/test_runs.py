@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -21,30 +20,11 @@ from ddlrun.runs.history import PastRunState, find_run, read_history
 from ddlrun.runs.log_files import seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import parse_processes
-from ddlrun.runs.registry import born
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
+from tests.support.run_folders import make_run
 
 DAY = 86400
-
-
-def make_run(state: Path, name: str, *, age: float = 0.0, exit_code: int | None = 0, pid: int = 0) -> Path:
-    """Write the folder of a run that began `age` seconds ago; without an exit code, it has no outcome."""
-    folder = state / "runs" / name
-    folder.mkdir(parents=True)
-    started = time.time() - age
-    start = {
-        "run": name, "run_dir": str(folder), "hosts": ["n1", "n2"], "ranks": 4, "pid": pid, "host": os.uname().nodename,
-        "process_start": born(pid) if pid else "", "started": started, "program": ["/bin/python3", "train.py"],
-        "arguments": ["-np", "4", "train.py"], "working_folder": "/work",
-    }  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(start))
-    (folder / "plan.json").write_text("{}")
-    os.utime(folder / "plan.json", (started, started))
-    if exit_code is not None:
-        outcome = {"exit_code": exit_code, "seconds": 125.0, "requested": exit_code == 130}
-        (folder / "outcome.json").write_text(json.dumps(outcome))
-    return folder
 
 
 def test_a_new_name_is_a_date_and_a_word() -> None:

@@ -13,6 +13,9 @@ The hook starts nothing after the atexit functions: once Python finalizes, no ot
 start that waits for its thread blocks indefinitely.
 
 The hook also has the number of processes checked, once a library is imported that knows it (ddlrun_world_size.py).
+
+On a signal, the process writes its stacks to a file in memory, which an examination of the job reads (stacks.py). On
+another one, it adds a word once the interpreter runs again: a main thread that waits in a library does not.
 """
 
 # ruff: noqa: PLC0415, INP001 - it imports as little as possible, and nothing from the package
@@ -43,6 +46,14 @@ WORLD_MODULES = frozenset(
         "tensorflow.python.distribute.collective_all_reduce_strategy",
     )
 )
+
+# As in ddlrun/rank/stacks.py. Nothing else uses these real-time signals.
+STACKS_FILE = "ddlrun-stacks"
+STACKS_SIGNAL = 57
+PROBE_SIGNAL = 58
+PROBE_REPLY = b"moved\n"
+# The file has a high number: programs use the low ones, and may close and reuse them.
+STACKS_DESCRIPTOR = 200
 
 _failed: "list[int]" = []  # the exit code; quoted, so that old versions of Python can import this module
 _finalizing = False
@@ -274,7 +285,42 @@ def _install() -> None:
     atexit.register(_at_end)  # the first to be registered is the last to run
     sys.excepthook = _hook
     _watch_exits()
+    _offer_stacks()
     _run_shadowed_sitecustomize()
+
+
+def _offer_stacks() -> None:
+    """Let the signal write the stacks of all threads to a file in memory, also while C code runs or waits."""
+    import _signal  # signal itself takes 4 ms to import
+    import faulthandler
+    import os
+
+    try:
+        os.fstat(STACKS_DESCRIPTOR)
+    except OSError:  # it is free
+        pass
+    else:
+        return
+    try:
+        file = os.memfd_create(STACKS_FILE)
+        os.dup2(file, STACKS_DESCRIPTOR, inheritable=False)
+        os.close(file)
+    except (OSError, AttributeError):  # an old Python, or a low limit of open files
+        return
+    if _signal.getsignal(STACKS_SIGNAL) == _signal.SIG_DFL:
+        faulthandler.register(STACKS_SIGNAL, STACKS_DESCRIPTOR)
+    if _signal.getsignal(PROBE_SIGNAL) == _signal.SIG_DFL:
+        _signal.signal(PROBE_SIGNAL, _reply)
+
+
+def _reply(_number: int, _frame: object) -> None:
+    """Write that the main thread runs Python: the handler of the probe's signal."""
+    import os
+
+    try:  # noqa: SIM105 - as in _fail
+        os.write(STACKS_DESCRIPTOR, PROBE_REPLY)
+    except OSError:  # the program has closed it
+        pass
 
 
 def _run_shadowed_sitecustomize() -> None:

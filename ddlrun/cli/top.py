@@ -1,0 +1,119 @@
+"""ddlrun top: the use of resources by the ranks of a run."""
+
+import json
+import os
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlrun.cli.named_run import find_run_folder, may_run
+from ddlrun.cli.options import Sections, argument, option
+from ddlrun.monitor.diagnosis import Finding, diagnose, summarize
+from ddlrun.monitor.history import History
+from ddlrun.monitor.metrics_file import MetricsReader
+from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.runs.history import read_past_run
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.monitor.records import SlownessRecord, TopRecord
+
+REFRESH_SECONDS = 1.0
+# Lines that are not for ranks: those above and below them.
+OTHER_LINES = 14
+BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@click.command("top", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@argument("run", required=False)
+@option("Output", "--once", is_flag=True, help="Print the latest samples, and exit; so it is without a terminal.")
+@option("Output", "--json", "as_json", is_flag=True, help="Print the latest samples as JSON, and exit.")
+def command(run: str | None, *, once: bool, as_json: bool) -> None:
+    """Show what the ranks of RUN use, and what limits them.
+
+    RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
+
+    The ranks in trouble come first. Ctrl-C ends ddlrun top, and so does the end of the run.
+    """
+    folder = find_run_folder(run)
+    history = History()
+    with closing(MetricsReader(RunDir(folder).metrics)) as reader:
+        history.add(reader.read())
+        if as_json:
+            click.echo(render_json(folder, history), nl=False)
+            return
+        if not once and os.isatty(1):
+            _show(folder, history, reader)
+    click.echo("\n".join(render(folder, history)))
+
+
+def _show(folder: str, history: History, reader: MetricsReader) -> None:
+    """Show the samples as they arrive, until the run or the user ends this."""
+    sys.stdout.write(BEGIN)
+    try:
+        while True:
+            rows = os.get_terminal_size(1).lines
+            lines = [line + REST_OF_LINE for line in render(folder, history, max(1, rows - OTHER_LINES))[: rows - 1]]
+            sys.stdout.write(HOME + "\n".join(lines) + REST_OF_SCREEN)
+            sys.stdout.flush()
+            if not may_run(folder):
+                return
+            time.sleep(REFRESH_SECONDS)
+            history.add(reader.read())
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.stdout.write(END)
+        sys.stdout.flush()
+
+
+def render(folder: str, history: History, most_rows: int | None = None) -> list[str]:
+    """Return the lines to show of a run."""
+    past = read_past_run(folder)
+    name, state = (os.path.basename(folder), "starting") if past is None else (past.run.run, past.state.value)
+    if not history.time:
+        return [f"{name}: {state}", "no samples: they begin 2 s after the start, without --sample-interval 0"]
+    findings = diagnose(history)
+    seconds = "" if past is None else f", {history.time - past.run.started:.0f} s after its start"
+    head = [f"{name}: {state}{seconds}", f"limit: {summarize(history, findings)}"]
+    return [line[:COLUMNS] for line in _wrap(head)] + render_table(history, findings, most_rows)
+
+
+def _wrap(lines: list[str]) -> list[str]:
+    """Return lines, with the part of each that is too long on a line of its own."""
+    import textwrap  # noqa: PLC0415 - for the table alone
+
+    return [part for line in lines for part in textwrap.wrap(line, COLUMNS, subsequent_indent="  ")]
+
+
+def render_json(folder: str, history: History) -> str:
+    """Render the latest samples and the findings as JSON."""
+    findings = diagnose(history)
+    ranks = history.ranks()
+    record: TopRecord = {
+        "schema": "urn:ddlrun:top:1",
+        "run_dir": folder,
+        "time": history.time,
+        "limit": summarize(history, findings),
+        "findings": [_finding_record(finding) for finding in findings],
+        "ranks": [ranks[name][-1]._asdict() for name in sort_by_trouble(ranks, findings)],
+        "hosts": [
+            {**samples[-1]._asdict(), "nics": [nic._asdict() for nic in samples[-1].nics]}
+            for samples in history.hosts(1).values()
+        ],
+    }
+    return json.dumps(record, indent=2) + "\n"
+
+
+def _finding_record(finding: Finding) -> "SlownessRecord":
+    return {
+        "cause": finding.cause.value,
+        "ranks": finding.ranks,
+        "host": finding.host,
+        "severity": finding.severity,
+        "text": finding.text,
+    }

@@ -1,0 +1,184 @@
+"""The diagnosis of a job: one or two looks at its ranks, and the verdict; its record as JSON."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+from ddlrun.doctor.position import Activity, Position, locate_rank
+from ddlrun.doctor.records import RankReport
+from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, has_progressed, judge
+from ddlrun.hosts import fold
+from ddlrun.machine.cpus import cpu_list
+
+# Verdicts that name a hang, if the job has not moved.
+HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
+SAME_CALL_HINT = "their arguments, such as sizes, may differ"
+# What comes before the sentence.
+HANG, PROGRESS, LOOK = "hang", "no hang: the job moves on", "at this moment"
+
+
+class Diagnosis(NamedTuple):
+    """The result of an examination."""
+
+    look: JobLook
+    """The last look at the ranks."""
+    verdict: HangVerdict
+    moved: bool | None
+    """Whether a rank has moved between two looks; None: there was only one."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the job hangs, as far as two looks can show."""
+        return self.moved is False and self.verdict.finding in HANGS
+
+    @property
+    def explanation(self) -> str:
+        """The verdict on a job that hangs, with a hint where no rank stands out."""
+        hint = f": {SAME_CALL_HINT}" if self.verdict.finding is HangFinding.SAME_CALL else ""
+        return self.verdict.text + hint
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and whether the job hangs."""
+        if self.hangs:
+            return f"{HANG}: {self.explanation}"
+        return f"{PROGRESS if self.moved else LOOK}: {self.verdict.text}"
+
+
+def diagnose(looks: Sequence[JobLook]) -> Diagnosis:
+    """Return the diagnosis of one look or several; the last one counts."""
+    moved = any(map(has_progressed, looks, looks[1:])) if len(looks) > 1 else None
+    return Diagnosis(looks[-1], judge(looks[-1]), moved)
+
+
+def render_states(look: JobLook) -> str:
+    """Return the states and stacks of all ranks, those of ranks at the same position once."""
+    hosts = {rank.rank: rank.host for rank in look.ranks}
+    reports = {rank.rank: rank.report for rank in look.ranks}
+    lines = list[str]()
+    for group in group_ranks(look):
+        noun = "rank" if len(group.ranks) == 1 else "ranks"
+        on = fold(dict.fromkeys(hosts[rank] for rank in group.ranks))
+        lines.append(f"state of {noun} {cpu_list(group.ranks)} on {on}:")
+        report = reports[group.ranks[0]]
+        lines += render_report(report) if report is not None else []
+    return "\n".join(lines)
+
+
+def render_report(report: RankReport) -> list[str]:
+    """Return the lines of a rank's processes and their stacks, without native code."""
+    lines = []
+    for process in report.processes:
+        waiting = f", waits in {process.waits_in}" if process.waits_in else ""
+        lines.append(f"process {process.pid} ({process.name}): state {process.state}{waiting}")
+        for thread in process.threads:
+            name = f': "{thread.name}"' if thread.name else ""
+            lines.append(f"  Thread {thread.id or '?'} ({'active' if thread.active else 'idle'}){name}")
+            lines += [f"      {frame.function} ({frame.place})" for frame in thread.frames if frame.line]
+        if process.problem:
+            lines.append(f"  ({process.problem})")
+    return lines
+
+
+class HangVerdictRecord(TypedDict):
+    """The verdict on a job."""
+
+    finding: Annotated[str, HangFinding]
+    """The kind of verdict."""
+    hangs: bool
+    """Whether no rank has moved, and some wait."""
+    moved: bool | None
+    """Whether a rank has moved between two looks; null: there was only one."""
+    guilty: list[int]
+    """The ranks that the others wait for, or that differ from them."""
+    text: str
+    """A sentence."""
+
+
+class PositionRecord(TypedDict):
+    """The position of a rank."""
+
+    activity: Annotated[str, Activity]
+    call: str
+    """The function of a library, or the file, that it waits for."""
+    function: str
+    """The innermost function of the program."""
+    file: str
+    line: int
+    """0: unknown."""
+    source: str
+    """The line of the file."""
+
+
+class ExaminedRankRecord(TypedDict):
+    """A rank of an examined job."""
+
+    rank: int
+    host: str
+    exit_code: int | None
+    """null: it has not ended."""
+    position: PositionRecord | None
+    """null: it has ended, or did not reply."""
+    report: list[str]
+    """The states and stacks of its processes, in lines."""
+
+
+class DiagnosisRecord(TypedDict):
+    """doctor.json of a run folder, and the output of `ddlrun doctor --json`."""
+
+    schema: Literal["urn:ddlrun:doctor:1"]
+    request: str
+    """The request of `ddlrun doctor` to which this is the reply; empty: ddlrun has examined the job by itself."""
+    time: float
+    """Seconds since the epoch."""
+    verdict: HangVerdictRecord
+    sentence: str
+    """The verdict, and whether the job hangs."""
+    states: str
+    """The states and stacks of all ranks, those of ranks at the same position once."""
+    ranks: list[ExaminedRankRecord]
+
+
+def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> DiagnosisRecord:
+    """Return the record of a diagnosis."""
+    verdict = diagnosis.verdict
+    return {
+        "schema": "urn:ddlrun:doctor:1",
+        "request": request,
+        "time": time,
+        "verdict": {
+            "finding": verdict.finding.value,
+            "hangs": diagnosis.hangs,
+            "moved": diagnosis.moved,
+            "guilty": list(verdict.guilty),
+            "text": verdict.text,
+        },
+        "sentence": diagnosis.sentence,
+        "states": render_states(diagnosis.look),
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "host": rank.host,
+                "exit_code": rank.exit_code,
+                "position": None if rank.report is None else _record_position(locate_rank(rank.report)),
+                "report": [] if rank.report is None else render_report(rank.report),
+            }
+            for rank in diagnosis.look.ranks
+        ],
+    }
+
+
+def _record_position(position: Position) -> PositionRecord:
+    frame = position.frame
+    return {
+        "activity": position.activity.value,
+        "call": position.call,
+        "function": "" if frame is None else frame.function,
+        "file": "" if frame is None else frame.file,
+        "line": 0 if frame is None else frame.line,
+        "source": "" if frame is None else frame.source,
+    }
+
+
+def render_record(record: Mapping[str, Any]) -> str:
+    """Return the lines that a terminal shows of a record. Raises KeyError or TypeError if it is something else."""
+    return f"{record['sentence']}\n\n{record['states']}\n"

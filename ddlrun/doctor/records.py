@@ -1,0 +1,113 @@
+"""The state of a rank's processes, as its keeper reports it (see rank/inspection.py)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddlrun.wording import printable
+
+
+class Frame(NamedTuple):
+    """A function on a stack."""
+
+    function: str
+    file: str
+    """The path of the file, or the library of native code."""
+    line: int
+    """0: unknown, as in native code."""
+    source: str
+    """The line of the file; empty if it cannot be read."""
+
+    @property
+    def place(self) -> str:
+        """The file and the line in words, without the folder."""
+        name = self.file.rpartition("/")[2]
+        return f"{name}:{self.line}" if self.line else name
+
+
+class ThreadStack(NamedTuple):
+    """The stack of a thread, the innermost function first."""
+
+    id: int
+    """The number that the system has for the thread; 0: unknown."""
+    name: str
+    active: bool
+    """Whether it runs, as far as is known."""
+    frames: tuple[Frame, ...]
+
+
+class ExaminedProcess(NamedTuple):
+    """A process of a rank; the first one is the program."""
+
+    pid: int
+    name: str
+    state: str
+    """The letter of /proc/PID/stat, such as R, S, D or T."""
+    waits_in: str
+    """The function of the kernel; empty: none, or unknown."""
+    call: str
+    """The system call of its first thread; empty: none, or not known."""
+    target: str
+    """The file that the call is about; empty: none, or not known."""
+    command: tuple[str, ...]
+    """The first words of its command line."""
+    threads: tuple[ThreadStack, ...]
+    """Empty unless the process runs Python."""
+    problem: str
+    """The reason for which a Python process has no stacks."""
+    switches: int
+    """The number of times that its first thread has begun to wait."""
+    replies: int
+    """The number of its replies to probes: its main thread has run Python code after each (see rank/stacks.py)."""
+
+
+class DeadConnection(NamedTuple):
+    """A connection on which the other side acknowledges nothing."""
+
+    local: str
+    remote: str
+
+
+class RankReport(NamedTuple):
+    """The processes of a rank."""
+
+    processes: tuple[ExaminedProcess, ...]
+    connections: tuple[DeadConnection, ...]
+
+
+def parse_report(text: str | bytes) -> RankReport:
+    """Return the report of a keeper. Raises ValueError if it cannot be read."""
+    try:
+        record = json.loads(text)
+        processes = tuple(_parse_process(process) for process in record["processes"])
+        connections = tuple(
+            DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"]
+        )
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("the report of an examination cannot be read") from error
+    return RankReport(processes, connections)
+
+
+def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:
+    names = ("name", "state", "waits_in", "call", "target", "problem")
+    return ExaminedProcess(
+        pid=int(record["pid"]),
+        command=tuple(_text(word) for word in record["command"]),
+        threads=tuple(_parse_thread(thread) for thread in record["threads"]),
+        switches=int(record["switches"]),
+        replies=int(record["replies"]),
+        **{name: _text(record[name]) for name in names},
+    )
+
+
+def _parse_thread(record: Mapping[str, Any]) -> ThreadStack:
+    frames = tuple(
+        Frame(_text(frame["function"]), _text(frame["file"]), int(frame["line"]), _text(frame["source"]))
+        for frame in record["frames"]
+    )
+    return ThreadStack(int(record["id"]), _text(record["name"]), bool(record["active"]), frames)
+
+
+def _text(value: object) -> str:
+    """Return a text in one line that a terminal can show."""
+    return " ".join(printable(str(value)).split())

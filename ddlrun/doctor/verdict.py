@@ -1,0 +1,239 @@
+"""The verdict on a job: the rank or the line that is the reason why the other ranks wait, in a sentence."""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ddlrun.doctor.position import Activity, Position, describe, locate_rank, main_process
+from ddlrun.doctor.records import RankReport
+
+# A thread that waits in the same call wakes up now and then.
+FEW_SWITCHES = 10
+UNREACHABLE = "which is down, or its network is cut"
+UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
+
+
+class HangFinding(Enum):
+    """The kinds of verdicts."""
+
+    SILENT_HOST = "silent_host"
+    """The keepers of some ranks did not reply to the examination."""
+    STOPPED = "stopped"
+    """Some ranks are stopped by a signal."""
+    ABSENT = "absent"
+    """Some ranks are elsewhere, while others wait for them in a collective operation."""
+    ENDED = "ended"
+    """Some ranks have ended, while others wait for them."""
+    DIFFERENT_CALLS = "different_calls"
+    """All ranks wait, but in different operations or lines."""
+    NETWORK = "network"
+    """All ranks wait in the same operation, and data to a host is not acknowledged."""
+    SAME_CALL = "same_call"
+    """All ranks wait in the same operation."""
+    BLOCKED = "blocked"
+    """No rank waits for another, and some wait for something else."""
+    RUNNING = "running"
+    """No rank waits."""
+    UNKNOWN = "unknown"
+    """No rank could be examined."""
+
+
+class RankLook(NamedTuple):
+    """A rank at the time of an examination."""
+
+    rank: int
+    host: str
+    report: RankReport | None = None
+    """None: it has ended, or did not reply."""
+    exit_code: int | None = None
+    """None: it has not ended."""
+    reachable: bool = True
+    """Whether its host acknowledges what ddlrun sends."""
+
+
+class JobLook(NamedTuple):
+    """All ranks of a job at the time of an examination."""
+
+    ranks: tuple[RankLook, ...]
+
+
+class HangVerdict(NamedTuple):
+    """The result of an examination."""
+
+    finding: HangFinding
+    guilty: tuple[int, ...]
+    """The ranks that the others wait for, or that differ from them; empty if none stands out."""
+    text: str
+    """A sentence."""
+
+
+class Group(NamedTuple):
+    """Ranks at the same position."""
+
+    ranks: tuple[int, ...]
+    position: Position
+
+    @property
+    def text(self) -> str:
+        """The ranks and their position in words."""
+        return f"{name_ranks(self.ranks)} {describe(self.position, plural=len(self.ranks) > 1)}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> name_ranks([2]), name_ranks([3, 0, 1]), name_ranks([0, 2, 3, 4, 7])
+    ('rank 2', 'ranks 0, 1 and 3', 'ranks 0, 2-4 and 7')
+    """
+    parts = list[list[int]]()
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    words = [word for part in parts for word in _name_part(part)]
+    listed = f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
+
+
+def _name_part(part: Sequence[int]) -> list[str]:
+    """Return a run of successive ranks: the ends of a long one, or each of two."""
+    return [f"{part[0]}-{part[-1]}"] if len(part) > 2 else [str(rank) for rank in part]
+
+
+def group_ranks(look: JobLook) -> list[Group]:
+    """Return the ranks that have been examined by their positions, the largest group first."""
+    groups: dict[tuple[str, ...], list[tuple[int, Position]]] = {}
+    for rank in look.ranks:
+        if rank.report is not None:
+            position = locate_rank(rank.report)
+            groups.setdefault(position.key, []).append((rank.rank, position))
+    joined = [Group(tuple(rank for rank, _ in members), members[0][1]) for members in groups.values()]
+    return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def judge(look: JobLook) -> HangVerdict:
+    """Return the verdict on a job."""
+    groups = group_ranks(look)
+    waiting = [group for group in groups if group.position.waits_for_ranks]
+    others = [group for group in groups if not group.position.waits_for_ranks]
+    silent = tuple(rank.rank for rank in look.ranks if rank.report is None and rank.exit_code is None)
+    ended = tuple(rank.rank for rank in look.ranks if rank.exit_code is not None)
+    stopped = [group for group in others if group.position.activity is Activity.STOPPED]
+    if silent:
+        return _judge_silent(look, silent, groups)
+    if stopped:
+        return HangVerdict(HangFinding.STOPPED, _all_ranks(stopped), _sentence([*waiting, *stopped]))
+    if waiting and others:
+        return _judge_absent(waiting, others)
+    if waiting and ended:
+        return _judge_ended(waiting, ended)
+    if waiting:
+        return _judge_waiting(look, waiting)
+    return _judge_without_waiting(others)
+
+
+def _all_ranks(groups: Sequence[Group]) -> tuple[int, ...]:
+    return tuple(sorted(rank for group in groups for rank in group.ranks))
+
+
+def _sentence(groups: Sequence[Group], *more: str) -> str:
+    return "; ".join([*(group.text for group in groups), *more])
+
+
+def _judge_silent(look: JobLook, silent: tuple[int, ...], groups: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where some ranks were not examined; those on hosts that are cut off are the reason."""
+    lost = [rank for rank in look.ranks if rank.rank in silent and not rank.reachable]
+    mute = lost or [rank for rank in look.ranks if rank.rank in silent]
+    hosts = ", ".join(dict.fromkeys(rank.host for rank in mute))
+    cause = UNREACHABLE if lost else UNANSWERED
+    silent = tuple(rank.rank for rank in mute)
+    text = f"{name_ranks(silent)}: no reply from {hosts}, {cause}"
+    return HangVerdict(HangFinding.SILENT_HOST if groups else HangFinding.UNKNOWN, silent, _sentence(groups, text))
+
+
+def _judge_absent(waiting: Sequence[Group], others: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where some ranks wait for others that are elsewhere.
+
+    Ranks that are at their end wait for the others too: the smaller part differs.
+    """
+    left = [group for group in others if group.position.activity is Activity.FINALIZES]
+    if len(left) == len(others):
+        fewer = min(waiting, others, key=lambda groups: len(_all_ranks(groups)))
+        guilty = _all_ranks(others) if len(_all_ranks(others)) == len(_all_ranks(waiting)) else _all_ranks(fewer)
+        return HangVerdict(HangFinding.ENDED, guilty, _sentence([*waiting, *others]))
+    absent = [group for group in others if group not in left]
+    return HangVerdict(HangFinding.ABSENT, _all_ranks(absent), _sentence([*waiting, *left, *absent]))
+
+
+def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdict:
+    verb = "has" if len(ended) == 1 else "have"
+    guilty = ended if len(ended) <= len(_all_ranks(waiting)) else _all_ranks(waiting)
+    return HangVerdict(HangFinding.ENDED, guilty, _sentence(waiting, f"{name_ranks(ended)} {verb} ended"))
+
+
+def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where all ranks wait for each other."""
+    if len(waiting) > 1:
+        most = len(waiting[0].ranks)
+        fewer = [group for group in waiting if len(group.ranks) < most]
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(fewer), _sentence(waiting))
+    cut = _find_cut_off(look)
+    if cut is not None:
+        return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
+    if len(waiting[0].ranks) == 1:
+        return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
+    return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+
+
+def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
+    """Return the ranks to whose address most connections are dead, and a sentence; None if no connection is."""
+    dead = [(rank, pair) for rank in look.ranks if rank.report is not None for pair in rank.report.connections]
+    if not dead:
+        return None
+    ends = Counter(address for _, pair in set(dead) for address in (pair.local, pair.remote))
+    address, _ = ends.most_common(1)[0]
+    own = {rank.host for rank, pair in dead if pair.local == address}
+    ranks = tuple(rank.rank for rank in look.ranks if rank.host in own)
+    where = f"{', '.join(sorted(own))} ({address})" if own else address
+    return ranks, f"data to and from {where} is not acknowledged: its network, or that to it, is cut"
+
+
+def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
+    """Return the verdict where no rank waits for another."""
+    if not others:
+        return HangVerdict(HangFinding.UNKNOWN, (), "no rank could be examined")
+    free = (Activity.RUNS, Activity.IMPORTS, Activity.SLEEPS, Activity.FINALIZES, Activity.UNKNOWN)
+    blocked = [group for group in others if group.position.activity not in free]
+    finding = HangFinding.BLOCKED if blocked else HangFinding.RUNNING
+    return HangVerdict(finding, _all_ranks(blocked), _sentence(others))
+
+
+def has_progressed(before: JobLook, after: JobLook) -> bool:
+    """Return True if a rank moved between two looks, so that the job does not hang.
+
+    Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
+    of their functions decide. A rank that imports modules moves.
+    """
+    earlier = {rank.rank: rank.report for rank in before.ranks if rank.report is not None}
+    later = {rank.rank: rank.report for rank in after.ranks if rank.report is not None}
+    if earlier.keys() != later.keys():
+        return False  # a host has become silent, or a rank has ended
+    positions = [{rank: locate_rank(report) for rank, report in reports.items()} for reports in (earlier, later)]
+    if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
+        return True
+    waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
+    deciding = waits or earlier.keys()
+    return any(
+        positions[0][rank].key != positions[1][rank].key
+        or (positions[0][rank].waits_for_ranks and _has_returned(earlier[rank], later[rank]))
+        for rank in deciding
+    )
+
+
+def _has_returned(before: RankReport, after: RankReport) -> bool:
+    """Return True if a rank has left a call of a library, and is in the same one again."""
+    earlier, later = main_process(before), main_process(after)
+    sleeps = earlier.call == later.call == "futex"  # a wait without a limit, or with a long one
+    return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)

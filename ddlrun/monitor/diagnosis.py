@@ -1,0 +1,243 @@
+"""Diagnosis: what slows the ranks of a job down, as their last samples show it.
+
+Each rule is a function of samples alone. It looks at the last WINDOW samples: a short disturbance is no finding.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from statistics import mean, median
+from typing import NamedTuple
+
+from ddlrun.machine.cpus import cpu_list
+from ddlrun.monitor.history import History
+from ddlrun.monitor.samples import HostSample, RankSample
+
+WINDOW = 10
+LEAST_SAMPLES = 5
+# The share of the samples that a rule wants to hold in.
+MAJORITY = 0.6
+LEAST_THROTTLED = 0.1
+# Threads that wait for a CPU, per rank.
+LEAST_QUEUE = 0.3
+# CPUs that are busy with processes of others.
+LEAST_FOREIGN = 0.3
+# A rank that waits for storage uses less of a CPU than this.
+MOST_CPU_WAITING = 0.5
+LEAST_FAULTS = 20.0
+LEAST_SWAPPED_IN = 1 << 20
+# Memory may grow while a program starts, and while it reads.
+LEAST_AGE = 20.0
+EXHAUSTION_SECONDS = 1800.0
+LEAST_ERRORS = 10.0
+LEAST_RETRANSMITTED = 20.0
+MANY_TIMES = 5
+# Kernel functions in which a thread waits for data of another process.
+PIPES = ("pipe_read", "anon_pipe_read", "fifo_open")
+
+
+class SlownessCause(Enum):
+    """What slows ranks down."""
+
+    THROTTLED = "throttled"
+    """The CPU quota of a cgroup is used up."""
+    SWAPPING = "swapping"
+    """Memory is read back from swap space."""
+    STORAGE = "storage"
+    """Ranks wait for storage, or for the data of a pipe."""
+    NEIGHBOUR = "neighbour"
+    """Processes outside the job use the ranks' CPUs."""
+    OVERLOAD = "overload"
+    """The ranks have more busy threads than CPUs."""
+    LEAK = "leak"
+    """Memory grows, and will soon be used up."""
+    SLOW_NIC = "slow-nic"
+    """A network interface is slower than those of other hosts, or loses packets."""
+
+
+class Finding(NamedTuple):
+    """A cause of slowness."""
+
+    cause: SlownessCause
+    ranks: str
+    """The ranks, such as 3 or 0-7; empty where a host is meant."""
+    host: str
+    severity: float
+    """From 0 to 1: about the share of time that is lost."""
+    details: str
+    """What the samples show."""
+
+    @property
+    def text(self) -> str:
+        """The finding in words."""
+        noun = "rank" if self.ranks.isdigit() else "ranks"
+        return f"{noun} {self.ranks} on {self.host}: {self.details}" if self.ranks else f"{self.host}: {self.details}"
+
+
+def diagnose(history: History) -> list[Finding]:
+    """Return the findings, the most severe first; ranks of a host with the same cause are one finding."""
+    hosts = history.hosts(WINDOW)
+    by_host: dict[str, list[Sequence[RankSample]]] = {}
+    for samples in history.ranks(WINDOW).values():
+        by_host.setdefault(samples[-1].host, []).append(samples)
+    findings = find_slow_nics(hosts)
+    for host, ranks in by_host.items():
+        findings += _merge(filter(None, (find_cause(samples, ranks, hosts.get(host, [])) for samples in ranks)))
+    return sorted(findings, key=lambda finding: finding.severity, reverse=True)
+
+
+def find_cause(
+    samples: Sequence[RankSample], on_host: Sequence[Sequence[RankSample]], host: Sequence[HostSample]
+) -> Finding | None:
+    """Return the first cause that applies to a rank.
+
+    Args:
+        samples: The rank's samples.
+        on_host: The samples of all ranks of its host.
+        host: The samples of the host.
+    """
+    if len(samples) < LEAST_SAMPLES:
+        return None
+    return (
+        find_throttling(samples)
+        or find_swapping(samples, host)
+        or find_storage_wait(samples)
+        or find_leak(samples, host)
+        or find_busy_cpus(samples, on_host, host)
+    )
+
+
+def find_throttling(samples: Sequence[RankSample]) -> Finding | None:
+    """Return a finding if the CPU quota of a rank is used up in many periods."""
+    share = mean(sample.throttled for sample in samples)
+    often = mean(sample.throttled > 0 for sample in samples) >= MAJORITY
+    if share < LEAST_THROTTLED or not often:
+        return None
+    cpu = mean(sample.cpu for sample in samples)
+    details = f"throttled by the CPU quota of the cgroup in {share:.0%} of the time, at {cpu:.2f} CPUs"
+    return _finding(SlownessCause.THROTTLED, samples, share, details)
+
+
+def find_swapping(samples: Sequence[RankSample], host: Sequence[HostSample]) -> Finding | None:
+    """Return a finding if a rank waits for memory that its host has swapped out."""
+    faults = median(sample.faults for sample in samples)
+    swapped = median(sample.swapped_in for sample in host) if host else 0
+    if faults < LEAST_FAULTS or swapped < LEAST_SWAPPED_IN:
+        return None
+    details = f"swapping: {faults:.0f} page faults/s wait for storage, the host reads {swapped / 1e6:.0f} MB/s of swap"
+    return _finding(SlownessCause.SWAPPING, samples, 1 - min(1.0, mean(sample.cpu for sample in samples)), details)
+
+
+def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
+    """Return a finding if threads of a rank mostly wait for storage or a pipe, and none computes."""
+    waits = [sample for sample in samples if sample.blocked or sample.function in PIPES]
+    share = len(waits) / len(samples)
+    if share < MAJORITY or mean(sample.cpu / sample.size for sample in samples) > MOST_CPU_WAITING:
+        return None
+    functions = [sample.function for sample in waits if sample.function != "-"] or ["the kernel"]
+    read = mean(sample.read for sample in samples)
+    written = mean(sample.written for sample in samples)
+    purpose = "storage" if any(sample.blocked for sample in waits) else "data of another process"
+    rates = f"{read / 1e6:.1f} MB/s read, {written / 1e6:.1f} MB/s written"
+    details = f"waiting for {purpose} {share:.0%} of the time in {max(functions, key=functions.count)}; {rates}"
+    return _finding(SlownessCause.STORAGE, samples, share, details)
+
+
+def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample]) -> Finding | None:
+    """Return a finding if memory grows steadily, not by what is read, and that of the host would not last long."""
+    first, middle, last = samples[0], samples[len(samples) // 2], samples[-1]
+    if len(samples) < WINDOW or first.age < LEAST_AGE or not host:
+        return None
+    growth = last.anonymous - first.anonymous
+    pairs = zip(samples, samples[1:], strict=False)
+    steady = mean(later.anonymous > earlier.anonymous for earlier, later in pairs) >= MAJORITY
+    both_halves = min(middle.anonymous - first.anonymous, last.anonymous - middle.anonymous) > growth / 4
+    rate = growth / max(last.time - first.time, 1e-9)
+    if growth <= 0 or not (steady and both_halves) or rate < 2 * mean(sample.input for sample in samples):
+        return None
+    seconds = host[-1].available / rate
+    if seconds > EXHAUSTION_SECONDS:
+        return None
+    details = f"memory grows by {rate / 1e6:.1f} MB/s; that of the host lasts for another {seconds / 60:.0f} min"
+    return _finding(SlownessCause.LEAK, samples, 1 - seconds / EXHAUSTION_SECONDS, details)
+
+
+def find_busy_cpus(
+    samples: Sequence[RankSample], on_host: Sequence[Sequence[RankSample]], host: Sequence[HostSample]
+) -> Finding | None:
+    """Return a finding if threads of a rank wait for CPUs that others use, or that are too few."""
+    queue = mean(sample.queue / sample.size for sample in samples)
+    often = mean(sample.queue / sample.size >= LEAST_QUEUE / 2 for sample in samples) >= MAJORITY
+    if queue < LEAST_QUEUE or not often or not host:
+        return None
+    busy = mean(sample.cpu for sample in host)
+    own = sum(mean(sample.cpu for sample in rank) for rank in on_host)
+    severity = queue / (queue + mean(sample.cpu / sample.size for sample in samples))
+    if busy - own >= LEAST_FOREIGN:
+        cause = f"other processes keep {busy - own:.1f} CPUs of the host busy"
+        details = f"waiting for a CPU {severity:.0%} of the time, as {cause}"
+        return _finding(SlownessCause.NEIGHBOUR, samples, severity, details)
+    details = f"waiting for a CPU {severity:.0%} of the time: more busy threads than CPUs"
+    return _finding(SlownessCause.OVERLOAD, samples, severity, details)
+
+
+def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
+    """Return the hosts whose network is slower, or loses more, than that of the others."""
+    if len(hosts) < 2:
+        return []
+    speeds = {host: max((nic.speed for nic in samples[-1].nics), default=0) for host, samples in hosts.items()}
+    lost = {host: mean(_lost_packets(sample) for sample in samples) for host, samples in hosts.items()}
+    usual_speed, usual_loss = median(speeds.values()), median(lost.values())
+    findings = []
+    for host in hosts:
+        if 0 < speeds[host] < usual_speed:
+            details = f"its network interface has {speeds[host]} Mbit/s, others have {usual_speed:.0f}"
+            findings.append(Finding(SlownessCause.SLOW_NIC, "", host, 1 - speeds[host] / usual_speed, details))
+        elif lost[host] > max(LEAST_RETRANSMITTED, MANY_TIMES * usual_loss):
+            details = f"loses or repeats {lost[host]:.0f} packets/s, others {usual_loss:.0f}"
+            findings.append(Finding(SlownessCause.SLOW_NIC, "", host, 0.5, details))
+    return findings
+
+
+def _lost_packets(sample: HostSample) -> float:
+    return sample.retransmitted + sum(nic.errors for nic in sample.nics)
+
+
+def _finding(cause: SlownessCause, samples: Sequence[RankSample], severity: float, details: str) -> Finding:
+    last = samples[-1]
+    return Finding(cause=cause, ranks=last.ranks, host=last.host, severity=round(severity, 3), details=details)
+
+
+def _merge(findings: "filter[Finding]") -> list[Finding]:
+    """Merge the findings of a host with the same cause; the details are those of the most severe one."""
+    by_cause: dict[SlownessCause, list[Finding]] = {}
+    for finding in findings:
+        by_cause.setdefault(finding.cause, []).append(finding)
+    merged = []
+    for group in by_cause.values():
+        worst = max(group, key=lambda finding: finding.severity)
+        ranks = [finding.ranks for finding in group]  # sums over the ranks of a host are a single one
+        merged.append(worst._replace(ranks=cpu_list(map(int, ranks)) if len(ranks) > 1 else ranks[0]))
+    return merged
+
+
+def summarize(history: History, findings: Sequence[Finding]) -> str:
+    """Return in a line what limits the job now."""
+    if findings:
+        return findings[0].text
+    ranks = history.ranks(LEAST_SAMPLES)
+    if not ranks:
+        return "no samples of running ranks"
+    shares = {name: mean(sample.cpu / sample.size for sample in samples) for name, samples in ranks.items()}
+    busy = [name for name, share in shares.items() if share >= MOST_CPU_WAITING]
+    if len(busy) == len(shares):
+        return f"nothing but the ranks' own work: they keep {mean(shares.values()):.2f} CPUs busy each"
+    functions = [samples[-1].function for name, samples in ranks.items() if name not in busy]
+    function = max(functions, key=functions.count)
+    where = "" if function == "-" else f", most of them in {function}"
+    if not busy:
+        return f"ranks wait for events or devices{where}"
+    return f"{len(functions)} of {len(shares)} ranks wait{where}, while {_name(busy)} computes"
+
+
+def _name(busy: Sequence[str]) -> str:
+    return f"rank {busy[0]}" if len(busy) == 1 else f"each of {len(busy)} ranks"

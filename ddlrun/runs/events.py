@@ -1,0 +1,71 @@
+"""Events of a run: the JSON that the command of --on-event gets."""
+
+import json
+import time
+from typing import Literal, TypedDict
+
+from ddlrun.plan import Plan
+from ddlrun.plan.outcome import Outcome
+
+
+class EventRecord(TypedDict):
+    """An event of a run."""
+
+    schema: Literal["urn:ddlrun:event:1"]
+    event: Literal["start", "end"]
+    """start: ddlrun is about to start the ranks; end: all ranks have ended."""
+    time: float
+    """Seconds since 1970."""
+    run: str
+    """The run's name; a restart is a run of its own."""
+    run_dir: str
+    """The run folder."""
+    hosts: list[str]
+    ranks: int
+    """The number of ranks."""
+    state: Literal["running", "succeeded", "failed", "ended"]
+    """ended: by a user, the scheduler or a time limit."""
+    exit_code: int | None
+    """The exit code of ddlrun; null at the start."""
+    seconds: float | None
+    """The duration of the run; null at the start."""
+    reason: str | None
+    """The reason of a failure that is not a rank's own, in words."""
+
+
+def render_start(plan: Plan) -> str:
+    """Render the start of a run."""
+    return json.dumps(_record(plan)) + "\n"
+
+
+def render_end(plan: Plan, outcome: Outcome) -> str:
+    """Render the end of a run."""
+    record = _record(plan)
+    record["event"] = "end"
+    record["state"] = _final_state(outcome)
+    record["exit_code"] = outcome.final_code
+    record["seconds"] = outcome.seconds
+    record["reason"] = outcome.reason
+    return json.dumps(record) + "\n"
+
+
+def _final_state(outcome: Outcome) -> Literal["succeeded", "failed", "ended"]:
+    if outcome.exit_code == 0:
+        return "succeeded"
+    return "ended" if outcome.requested else "failed"
+
+
+def _record(plan: Plan) -> EventRecord:
+    return {
+        "schema": "urn:ddlrun:event:1",
+        "event": "start",
+        "time": time.time(),
+        "run": plan.run_id,
+        "run_dir": plan.run_dir.path,
+        "hosts": list(plan.placement.hosts.names),
+        "ranks": plan.placement.topology.size,
+        "state": "running",
+        "exit_code": None,
+        "seconds": None,
+        "reason": None,
+    }

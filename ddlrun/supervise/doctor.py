@@ -1,0 +1,164 @@
+"""The occasions on which a running job is examined: a request, a stall, and the end of its time.
+
+A request is a file in the run folder, which `ddlrun doctor` writes there, also from another host.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ddlrun.errors import EXIT_STALLED
+from ddlrun.plan.run_dir import RunDir
+from ddlrun.plan.supervision import StallAction
+from ddlrun.supervise.keepers import Keepers
+from ddlrun.supervise.root_cause import EndReason
+from ddlrun.supervise.supervision_state import SupervisionState
+
+if TYPE_CHECKING:
+    from ddlrun.doctor.diagnosis import Diagnosis
+    from ddlrun.supervise.examination import JobExaminer
+
+# The interval at which a request is looked for.
+REQUEST_SECONDS = 1.0
+# The time between the two looks at a job that has printed nothing.
+STALL_INTERVAL = 3.0
+NEVER = float("inf")
+LONGEST_REQUEST = 64
+
+
+class JobDoctor:
+    """The examinations of a job; times are those of time.monotonic()."""
+
+    def __init__(
+        self, state: SupervisionState, files: RunDir, keepers: Keepers, end_job: Callable[[EndReason], None]
+    ) -> None:
+        """Prepare for examinations.
+
+        Args:
+            state: The state of the job.
+            files: The run folder.
+            keepers: The connections.
+            end_job: The function that ends the job.
+        """
+        self._state, self._watch, self._files = state, state.watch, files
+        self._keepers, self._end_job = keepers, end_job
+        self._examiner: JobExaminer | None = None
+        self._next_request = 0.0
+        self._next_stall_check = 0.0
+        self._stalled_since = 0.0
+        self._limit: EndReason | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an examination goes on."""
+        return self._examiner is not None and self._examiner.busy
+
+    @property
+    def awaits_limit(self) -> bool:
+        """Whether a time limit is exceeded, and the job is examined before its end."""
+        return self._limit is not None
+
+    def deadline(self) -> float:
+        """Return the time at which `advance` has something to do."""
+        return min(self._next_request, NEVER if self._examiner is None else self._examiner.deadline())
+
+    def add_report(self, rank: int, text: str) -> None:
+        """Add the report of a rank. Raises ProtocolError if it cannot be read."""
+        if self._examiner is not None:
+            self._examiner.add_report(rank, text)
+
+    def end(self, rank: int) -> None:
+        """Wait no longer for a rank that has ended."""
+        if self._examiner is not None:
+            self._examiner.end(rank)
+
+    def end_at_limit(self, reason: EndReason | None, now: float) -> None:
+        """Examine the job, and end it for a time limit if there is a reason; jobs without ranks are ended at once."""
+        if reason is None or self._limit is not None:
+            return
+        if not reason.examined or not any(peer.running for peer in self._keepers.peers.values()):
+            self._end_job(reason)
+            return
+        self._limit = reason
+        self._begin(self._on_limit, None, now)
+
+    def advance(self, now: float) -> None:
+        """Do what has become due."""
+        if now >= self._next_request:
+            self._next_request = now + REQUEST_SECONDS
+            self._take_request(now)
+        if self._limit is not None and not self.busy:  # another examination was in the way
+            self._begin(self._on_limit, None, now)
+        if self._examiner is not None:
+            self._examiner.advance(now, self._keepers)
+
+    def check_stall(self, now: float) -> None:
+        """Report ranks that have become silent, and examine the job then, or again if it is to be ended for a stall."""
+        state = self._state
+        if state.record.pause is not None or not self._keepers.reading:  # the ranks may have waited for ddlrun
+            state.last_output = now
+        silent = state.stalls.check(now, state.last_output)
+        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and now >= self._next_stall_check
+        if (silent or ends) and not self.busy and self._limit is None:
+            self._stalled_since = now
+            self._begin(self._on_stall, STALL_INTERVAL, now)
+
+    def _is_stalled(self, now: float) -> bool:
+        """Return True if no rank of a running job has printed anything for the time of --stall-timeout."""
+        running = any(peer.running for peer in self._keepers.peers.values())
+        return running and self._state.last_output < now - self._watch.stall
+
+    def _begin(self, done: "Callable[[Diagnosis], None]", interval: float | None, now: float) -> None:
+        """Begin an examination with a second look after an interval, or None for only one."""
+        from ddlrun.supervise.examination import (  # noqa: PLC0415 - for such jobs alone
+            ExaminationRequest,
+            JobExaminer,
+        )
+
+        if self._examiner is None:
+            self._examiner = JobExaminer(self._state.job, self._state.record)
+        self._examiner.begin(ExaminationRequest(done, interval), now)
+
+    # -- diagnoses --------------------------------------------------------------------------------
+
+    def _on_stall(self, diagnosis: "Diagnosis") -> None:
+        from ddlrun.doctor.diagnosis import render_states  # noqa: PLC0415 - as above
+
+        now = time.monotonic()
+        self._save(diagnosis, "")
+        self._state.console.tell(f"{diagnosis.sentence}\n{render_states(diagnosis.look)}")
+        self._next_stall_check = now + self._watch.stall
+        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.moved
+        if ends and self._state.last_output < self._stalled_since:
+            option = f"no rank printed anything for {self._watch.stall:g} s (--stall-timeout)"
+            self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))
+
+    def _on_limit(self, diagnosis: "Diagnosis") -> None:
+        self._save(diagnosis, "")
+        path = self._files.diagnosis
+        self._state.console.tell(f"note: at the time limit, {diagnosis.verdict.text}; stacks: {path}")
+        if self._limit is not None:
+            self._end_job(self._limit)
+
+    def _take_request(self, now: float) -> None:
+        """Begin the examination that `ddlrun doctor` has requested, if it has."""
+        if self.busy or self._limit is not None or not os.path.exists(self._files.examination_request):
+            return
+        with suppress(OSError, ValueError):
+            with open(self._files.examination_request, encoding="ascii") as file:
+                request, interval = file.read(LONGEST_REQUEST).split()
+            os.unlink(self._files.examination_request)
+            self._begin(lambda diagnosis: self._save(diagnosis, request), float(interval), now)
+
+    def _save(self, diagnosis: "Diagnosis", request: str) -> None:
+        """Write a diagnosis to the run folder; a full disk is ignored."""
+        import json  # noqa: PLC0415 - as above
+
+        from ddlrun.doctor.diagnosis import record_diagnosis  # noqa: PLC0415 - as above
+        from ddlrun.runs.store import write_private  # noqa: PLC0415 - as above
+
+        record = record_diagnosis(diagnosis, request, time.time())
+        with suppress(OSError):
+            write_private(self._files.diagnosis, [json.dumps(record), "\n"])

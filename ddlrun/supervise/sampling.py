@@ -1,0 +1,66 @@
+"""The samples of a job's use of resources: the order to the keepers, and the collection of their reports."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddlrun.rank import protocol
+from ddlrun.rank.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlrun.monitor.collector import SampleCollector
+    from ddlrun.plan.run_dir import RunDir
+    from ddlrun.supervise.keepers import Keepers
+
+# ddlrun reads up to this many reports per second; ranks of larger jobs report less often.
+MOST_REPORTS = 500
+
+
+class Sampling:
+    """The schedule of the samples, which begin one interval after the start; times are those of time.monotonic()."""
+
+    def __init__(self, interval: float, ranks: int, files: RunDir, complain: Callable[[str], None]) -> None:
+        """Begin.
+
+        Args:
+            interval: The seconds between two samples of a rank; 0: there are none.
+            ranks: The number of ranks.
+            files: The run folder.
+            complain: Prints a problem with the file of the samples.
+        """
+        self._interval = max(interval, ranks / MOST_REPORTS)
+        self._ranks, self._files, self._complain = ranks, files, complain
+        self._next = time.monotonic() + self._interval if interval else float("inf")
+        self._ordered: set[int] = set()
+        self._collector: SampleCollector | None = None
+
+    def deadline(self) -> float:
+        """Return the time at which `collect` has something to do."""
+        return self._next
+
+    def add(self, rank: int, host: str, kind: bytes, text: str) -> None:
+        """Add a keeper's report of its rank, or of its host. Raises ProtocolError."""
+        if self._collector is None:
+            raise ProtocolError("it reports its use of resources without an order")
+        if kind == protocol.USAGE:
+            self._collector.add_rank(rank, host, text)
+        else:
+            self._collector.add_host(host, text)
+
+    def collect(self, now: float, keepers: Keepers) -> None:
+        """Write the reports since the last time, and order those of new ranks, if that is due."""
+        if now < self._next:
+            return
+        self._next = now + self._interval
+        if self._collector is None:
+            from ddlrun.monitor.collector import SampleCollector  # noqa: PLC0415 - for jobs that last a moment
+
+            self._collector = SampleCollector(self._files.metrics, self._ranks, self._complain)
+        self._collector.write()
+        for peer in list(keepers.peers.values()):
+            if peer.running and peer.rank is not None and peer.rank not in self._ordered:
+                self._ordered.add(peer.rank)
+                keepers.send(peer, protocol.MEASURE, f"{self._interval:g}")

@@ -1,0 +1,98 @@
+"""Make the table of docs/how-to/find-a-hang.md: python -m tests.hangs [HANG...], or --healthy N for runs without one.
+
+Each hang is a job of its own, which --stall-timeout ends.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.conftest import MPIRUNS, launch_line
+from tests.hangs.expected import GUILTY, HANGS, SCRIPT, expected_lines, seen_verdict
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "find-a-hang.md"
+TABLE = ("<!-- table -->\n", "<!-- end -->\n")
+HEAD = "| hang | guilty rank and line named | seconds after the timeout | verdict |"
+HEALTHY = Path(__file__).with_name("healthy.py")
+RANKS, STALL_SECONDS = 3, 5.0
+ENVIRONMENT = {
+    "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}  # fmt: skip
+
+
+class SeenHang(NamedTuple):
+    """The end of a job that hangs."""
+
+    named: bool
+    """Whether the verdict named the rank and the lines."""
+    seconds: float
+    """From the time of --stall-timeout after the last output until the verdict."""
+    text: str
+
+
+def run_hang(hang: str) -> SeenHang:
+    """Run a job that hangs, until ddlrun ends it."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("-np", str(RANKS), "--overload", "--stall-timeout", f"{STALL_SECONDS:g}", "--grace", "1")
+        argv = [*launch_line(MPIRUNS[5], Path(folder), *options), str(SCRIPT), folder, hang]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **ENVIRONMENT})
+        printed = max(path.stat().st_mtime for path in Path(folder).glob(f"{hang}.*"))
+        record: dict[str, Any] = json.loads(Path(folder, "run", "doctor.json").read_text())
+        seen = seen_verdict(record, hang)
+        named = seen.hangs and seen.guilty == [GUILTY[hang]] and seen.lines and done.returncode == 123
+        return SeenHang(named, record["time"] - printed - STALL_SECONDS, str(record["verdict"]["text"]))
+
+
+def render_row(hang: str, seen: SeenHang) -> str:
+    """Return a row of the table; a wrong verdict has the expected places."""
+    named = "yes" if seen.named else f"no: {', '.join(expected_lines(hang))}"
+    return f"| {HANGS[hang]} | {named} | {seen.seconds:.1f} | {seen.text} |"
+
+
+def write_table(rows: list[str]) -> None:
+    """Replace the table of the page."""
+    begin, end = TABLE
+    table = "\n".join([HEAD, "|---|---|---|---|", *rows]) + "\n"
+    text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{table}{end}", PAGE.read_text(), flags=re.DOTALL)
+    PAGE.write_text(text)
+
+
+def run_healthy(number: int) -> str | None:
+    """Examine a healthy job while it runs; return the sentence if that is a hang, None otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [*launch_line(MPIRUNS[5], Path(folder), "-np", str(RANKS), "--overload"), str(HEALTHY), str(number)]
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **ENVIRONMENT}
+        ) as job:
+            if job.stdout is not None:
+                job.stdout.readline()
+            doctor = [sys.executable, "-m", "ddlrun", "doctor", "--json", f"{folder}/run"]
+            done = subprocess.run(doctor, capture_output=True, text=True, check=True)
+            job.terminate()
+        record = json.loads(done.stdout)
+        print(number, record["sentence"], flush=True)
+        return str(record["sentence"]) if record["verdict"]["hangs"] else None
+
+
+def main() -> None:
+    """Make the table, or examine healthy jobs."""
+    if sys.argv[1:2] == ["--healthy"]:
+        count = int(sys.argv[2])
+        wrong = [sentence for sentence in map(run_healthy, range(count)) if sentence is not None]
+        print(f"{count} healthy runs, {len(wrong)} with a hang")
+        return
+    rows = []
+    for hang in sys.argv[1:] or HANGS:
+        rows.append(render_row(hang, run_hang(hang)))
+        print(rows[-1], flush=True)
+    if not sys.argv[1:]:
+        write_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""ddlrun doctor: a job that runs, one that has ended, and one that was not examined."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import OWN, launch_line
+from tests.support.json_schemas import validate, validate_run_folder
+from tests.support.launches import run
+
+DOCTOR = [sys.executable, "-m", "ddlrun", "doctor"]
+SCRIPT = """
+import sys
+def load(path):
+    with open(path) as file:
+        return file.read()
+print("up", flush=True)
+load(sys.argv[1])
+"""
+
+
+def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR)
+    argv = launch_line(OWN, tmp_path, "-np", "2", "--overload", str(tmp_path / "train.py"), str(fifo))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
+        early = run(DOCTOR, "--interval", "0.1", str(tmp_path / "run"))
+        shown = json.loads(run(DOCTOR, "--json", "--interval", "0.1", str(tmp_path / "run")).stdout)
+        job.terminate()
+        job.stdout.read()
+    os.close(writer)
+    assert early.returncode == 0, early.stderr
+    validate(shown, "doctor")
+    assert validate_run_folder(tmp_path / "run") >= {"doctor.json", "outcome.json"}
+    text = f"ranks 0 and 1 read {fifo} (load, train.py:5: return file.read())"
+    assert (shown["verdict"]["hangs"], shown["verdict"]["text"]) == (True, text)
+    later = run(DOCTOR, str(tmp_path / "run")).stdout
+    assert later.startswith(f"hang: {text}\n\nstate of ranks 0-1 on localhost:\nprocess ")
+    assert "      load (train.py:5)\n      <module> (train.py:7)\n" in later
+
+
+def test_a_run_that_has_ended_and_was_not_examined(tmp_path: Path) -> None:
+    assert run(launch_line(OWN, tmp_path, "-np", "1", "true")).returncode == 0
+    done = run(DOCTOR, str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "run run: it has ended, and was not examined before" in done.stderr

@@ -1,0 +1,140 @@
+"""The diagnosis of slow ranks: rules on recorded samples of real runs, and on samples made for them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ddlrun.monitor.diagnosis import diagnose, summarize
+from ddlrun.monitor.history import History
+from ddlrun.monitor.metrics_file import Sample, read_samples
+from ddlrun.monitor.samples import HostSample, NicSample, RankSample
+from tests.support.seeded_runs import SAMPLES, findings_of
+
+RANK = RankSample(
+    time=0.0, seconds=1.0, ranks="0", size=1, host="n1", age=100.0, cores=1, cpu=0.9, system=0.1, queue=0.0,
+    switches=9.0, processes=1, threads=2, running=1, blocked=0, rss=10**9, anonymous=10**9, faults=0.0, input=0.0,
+    read=0.0, written=0.0, throttled=0.0, state="R", function="-",
+)  # fmt: skip
+HOST = HostSample(
+    time=0.0, seconds=1.0, host="n1", cores=8, cpu=2.0, memory=10**10, available=10**9, swapped_in=0.0,
+    retransmitted=0.0, nics=(NicSample("eth0", 10000, 1e6, 1e6, 0.0),),
+)  # fmt: skip
+
+
+def history_of(samples: Sequence[Sample]) -> History:
+    history = History()
+    history.add(samples)
+    return history
+
+
+def ten(sample: Sample, **changes: Any) -> list[Sample]:
+    """Return ten samples in a row, with some fields changed; a function gives the value for the number of a sample."""
+    rows = [
+        {name: value(number) if callable(value) else value for name, value in changes.items()} for number in range(10)
+    ]
+    return [sample._replace(**{"time": float(number), **row}) for number, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "ranks"), [("throttled", "1"), ("storage", "1"), ("leak", "1"), ("neighbour", "0-1")]
+)
+def test_the_slow_ranks_of_a_recorded_run_are_named(cause: str, ranks: str) -> None:
+    assert findings_of(history_of(read_samples(str(SAMPLES / f"{cause}.jsonl")))) == {(cause, ranks)}
+
+
+def test_a_recorded_healthy_run_has_no_finding() -> None:
+    assert findings_of(history_of(read_samples(str(SAMPLES / "healthy.jsonl")))) == set()
+
+
+SLOW: dict[str, dict[str, Any]] = {
+    "throttled": {"throttled": 0.4},
+    "swapping": {"faults": 100.0, "cpu": 0.1},
+    "storage": {"blocked": 1, "cpu": 0.1, "function": "nfs_wait_bit_killable"},
+    "leak": {"anonymous": lambda number: 10**9 + number * 10**7},
+    "neighbour": {"queue": 0.5, "cpu": 0.5},
+}
+
+
+@pytest.mark.parametrize("cause", SLOW)
+def test_a_slow_rank_is_named_and_the_others_are_not(cause: str) -> None:
+    swapped = 10**7 if cause == "swapping" else 0
+    host = ten(HOST, swapped_in=float(swapped))
+    history = history_of([*ten(RANK), *ten(RANK, ranks="1", **SLOW[cause]), *host])
+    assert findings_of(history) == {(cause, "1")}
+
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "reads a checkpoint": {"anonymous": lambda number: 10**9 + number * 10**8, "input": 1e8},
+    "starts": {"anonymous": lambda number: 10**9 + number * 10**8, "age": lambda number: 5.0 + number},
+    "grows once": {"anonymous": lambda number: 10**9 + (number > 5) * 10**9},
+    "grows slowly": {"anonymous": lambda number: 10**9 + number * 10**4},
+    "writes a checkpoint": {"blocked": lambda number: int(number < 3), "cpu": 0.1},
+    "loads data in other processes": {"blocked": 1, "cpu": 1.5},
+    "is throttled for a moment": {"throttled": lambda number: 0.9 * (number == 4)},
+    "maps files": {"faults": 1000.0},
+    "waits for a CPU for a moment": {"queue": lambda number: 4.0 * (number == 4)},
+}
+
+
+@pytest.mark.parametrize("work", HEALTHY)
+def test_a_healthy_rank_has_no_finding(work: str) -> None:
+    assert findings_of(history_of([*ten(RANK, **HEALTHY[work]), *ten(HOST)])) == set()
+
+
+def test_few_samples_are_not_judged() -> None:
+    assert findings_of(history_of([*ten(RANK, throttled=1.0)[:4], *ten(HOST)])) == set()
+
+
+def test_ranks_that_wait_for_each_others_cpus_are_overloaded() -> None:
+    ranks = [sample for rank in "0123" for sample in ten(RANK, ranks=rank, cpu=0.5, queue=0.5)]
+    history = history_of([*ranks, *ten(HOST, cpu=2.0)])
+    assert findings_of(history) == {("overload", "0-3")}
+    assert summarize(history, diagnose(history)) == (
+        "ranks 0-3 on n1: waiting for a CPU 50% of the time: more busy threads than CPUs"
+    )
+
+
+def test_the_host_with_the_slow_network_is_named() -> None:
+    slow = (NicSample("eth0", 1000, 1e6, 1e6, 0.0),)
+    hosts = [*ten(HOST), *ten(HOST, host="n2", nics=slow), *ten(HOST, host="n3")]
+    (finding,) = diagnose(history_of(hosts))
+    assert finding.text == "n2: its network interface has 1000 Mbit/s, others have 10000"
+
+
+def test_the_host_that_loses_packets_is_named() -> None:
+    hosts = [*ten(HOST, retransmitted=5.0), *ten(HOST, host="n2", retransmitted=300.0), *ten(HOST, host="n3")]
+    (finding,) = diagnose(history_of(hosts))
+    assert (finding.cause.value, finding.host) == ("slow-nic", "n2")
+
+
+def test_the_sums_over_the_ranks_of_a_host_are_judged_per_rank() -> None:
+    sums = ten(RANK, ranks="0-7", size=8, cpu=7.2, queue=0.4)
+    assert findings_of(history_of([*sums, *ten(HOST, cpu=8.0)])) == set()
+    assert findings_of(history_of([*ten(RANK, ranks="0-7", size=8, throttled=0.5), *ten(HOST)])) == {
+        ("throttled", "0-7")
+    }
+
+
+def test_ranks_without_new_samples_have_ended() -> None:
+    history = history_of(ten(RANK))
+    history.add(sample._replace(time=sample.time + 20) for sample in ten(RANK, ranks="1"))
+    assert list(history.ranks()) == ["1"]
+
+
+IDLE = {"cpu": 0.0, "state": "S", "function": "ep_poll"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "summary"),
+    [
+        ([{}, {}], "nothing but the ranks' own work: they keep 0.90 CPUs busy each"),
+        ([IDLE, IDLE], "ranks wait for events or devices, most of them in ep_poll"),
+        ([IDLE, {}, IDLE], "2 of 3 ranks wait, most of them in ep_poll, while rank 1 computes"),
+        ([], "no samples of running ranks"),
+    ],
+)
+def test_a_job_without_findings_is_summarized(ranks: list[dict[str, Any]], summary: str) -> None:
+    samples = [sample for number, changes in enumerate(ranks) for sample in ten(RANK, ranks=str(number), **changes)]
+    history = history_of(samples)
+    assert summarize(history, diagnose(history)) == summary

@@ -1,0 +1,209 @@
+"""The doctor: positions of ranks from their stacks, verdicts, and the reports of keepers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ddlrun.doctor.diagnosis import diagnose, record_diagnosis
+from ddlrun.doctor.position import Activity, describe, locate_rank
+from ddlrun.doctor.records import RankReport, parse_report
+from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
+from tests.support.json_schemas import validate
+
+MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
+TORCH = "/env/lib/python3.11/site-packages/torch"
+C10D = f"{TORCH}/distributed/distributed_c10d.py"
+Frames = list[tuple[str, str, int, str]]
+BARRIER: Frames = [("PMPI_Barrier", "/lib/libmpi.so.40", 0, ""), ("Barrier", MPI, 0, "")]
+MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")
+ALL_REDUCE: Frames = [
+    ("all_reduce", C10D, 3000, "work.wait()"),
+    ("wrapper", f"{TORCH}/distributed/c10d_logger.py", 83, "return func(*args, **kwargs)"),
+    ("<module>", "/home/u/train.py", 41, "dist.all_reduce(x)"),
+]
+
+
+def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
+    """Return the record of a process."""
+    named = [dict(zip(("function", "file", "line", "source"), frame, strict=True)) for frame in frames]
+    thread = {"id": 7, "name": "", "active": state == "R", "frames": named}
+    return {
+        "pid": 7, "name": "python", "state": state, "waits_in": "", "call": "", "target": "", "command": ["python"],
+        "threads": [thread], "problem": "", "switches": 0, "replies": 0, **more,
+    }  # fmt: skip
+
+
+def report(*processes: dict[str, Any], connections: tuple[tuple[str, str], ...] = ()) -> RankReport:
+    """Return the report of a rank."""
+    pairs = [{"local": local, "remote": remote} for local, remote in connections]
+    return parse_report(json.dumps({"processes": processes, "connections": pairs}).encode())
+
+
+def own(line: int, source: str, function: str = "step") -> tuple[str, str, int, str]:
+    return (function, "/home/u/train.py", line, source)
+
+
+WAITING = report(process([*BARRIER, MAIN], "R"))
+LOOPING = report(process([own(37, "while True:")], "R"))
+
+POSITIONS = [
+    (WAITING, Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
+    (report(process(ALL_REDUCE, call="futex")), Activity.COMMUNICATES, "waits in all_reduce (train.py:41)"),
+    (
+        report(process([own(9, "loss.backward()")], call="futex")),
+        Activity.WAITS, "waits in futex (step, train.py:9: loss.backward())",
+    ),
+    (report(process([MAIN], "R")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
+    (report(process([MAIN], call="sleep")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
+    (
+        report(process([own(4, "a, b = line.split()")], "R")),
+        Activity.RUNS, "is in step (train.py:4): a, b = line.split()",
+    ),
+    (LOOPING, Activity.RUNS, "is in step (train.py:37): while True:"),
+    (
+        report(process([own(5, "with lock:")], call="futex")),
+        Activity.LOCKED, "waits for a lock (step, train.py:5: with lock:)",
+    ),
+    (
+        report(process([own(5, "os.write(fd, data)")], call="write", target="pipe:[4711]")),
+        Activity.WRITES, "writes to a pipe (step, train.py:5: os.write(fd, data))",
+    ),
+    (
+        report(process([own(5, "file.read()")], call="read", target="/data/x")),
+        Activity.READS, "reads /data/x (step, train.py:5: file.read())",
+    ),
+    (report(process([own(5, "x = f()")], "T")), Activity.STOPPED, "is stopped by a signal (step, train.py:5: x = f())"),
+    (
+        report(process([("main", "/lib/libc.so.6", 0, "")], "R")),
+        Activity.FINALIZES, "has left the program and is ending",
+    ),
+    (
+        report(process([], threads=[], waits_in="hrtimer_nanosleep")),
+        Activity.UNKNOWN, "is in an unknown place (hrtimer_nanosleep)",
+    ),
+    (
+        report(process([
+            ("exec_module", "<frozen importlib._bootstrap_external>", 940, ""), own(3, "import torch", "<module>"),
+        ], "R")),
+        Activity.IMPORTS, "imports modules (train.py:3: import torch)",
+    ),
+    (
+        # A model computes inside DistributedDataParallel.
+        report(process([
+            ("forward", f"{TORCH}/nn/modules/linear.py", 134, "return F.linear(input)"),
+            ("forward", f"{TORCH}/nn/parallel/distributed.py", 1655, "self._run_ddp_forward()"),
+            own(8, "y = model(x)"),
+        ], "R")),
+        Activity.RUNS, "is in step (train.py:8): y = model(x)",
+    ),
+    (
+        report(
+            process([("_try_get_data", f"{TORCH}/utils/data/dataloader.py", 1250, ""), own(8, "for batch in loader:")]),
+            process([own(3, "with lock:", "__getitem__"), ("fetch", f"{TORCH}/utils/data/_utils/fetch.py", 54, "")],
+                    call="futex"),
+        ),
+        Activity.LOADS,
+        ("waits for its data loader (step, train.py:8: for batch in loader:), whose worker waits for a lock "
+         "(__getitem__, train.py:3: with lock:) in process 7"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "activity", "text"), POSITIONS, ids=[text[:30] for _, _, text in POSITIONS])
+def test_the_position_of_a_rank(rank: RankReport, activity: Activity, text: str) -> None:
+    position = locate_rank(rank)
+    assert (position.activity, describe(position)) == (activity, text)
+
+
+def look(*reports: RankReport | int | None, reachable: bool = True) -> JobLook:
+    """Return a job with one rank per host; a number is the exit code of a rank that has ended."""
+    ranks = [
+        RankLook(rank, f"h{rank}", reachable=reachable, exit_code=value)
+        if isinstance(value, int)
+        else RankLook(rank, f"h{rank}", value, reachable=reachable)
+        for rank, value in enumerate(reports)
+    ]
+    return JobLook(tuple(ranks))
+
+
+GATHER = report(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
+CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "10.0.0.1"), ("10.0.0.3", "10.0.0.2"))
+VERDICTS = [
+    (
+        look(WAITING, WAITING, LOOPING, WAITING), HangFinding.ABSENT, (2,),
+        "ranks 0, 1 and 3 wait in Barrier (train.py:41); rank 2 is in step (train.py:37): while True:",
+    ),
+    (
+        look(WAITING, WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (2,),
+        "ranks 0 and 1 wait in Barrier (train.py:41); rank 2 waits in gather (train.py:44)",
+    ),
+    (
+        look(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
+        "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44)",
+    ),
+    (
+        look(WAITING, 0, WAITING), HangFinding.ENDED, (1,),
+        "ranks 0 and 2 wait in Barrier (train.py:41); rank 1 has ended",
+    ),
+    (look(WAITING, 0, 0), HangFinding.ENDED, (0,), "rank 0 waits in Barrier (train.py:41); ranks 1 and 2 have ended"),
+    (
+        look(WAITING, WAITING), HangFinding.SAME_CALL, (),
+        "all ranks wait in Barrier (train.py:41)",
+    ),
+    (
+        look(*(report(process([*BARRIER, MAIN], "R"), connections=pairs) for pairs in CUT)), HangFinding.NETWORK, (2,),
+        ("ranks 0-2 wait in Barrier (train.py:41); data to and from h2 (10.0.0.3) is not acknowledged: its network, or "
+         "that to it, is cut"),
+    ),
+    (
+        look(WAITING, None, reachable=False), HangFinding.SILENT_HOST, (1,),
+        "rank 0 waits in Barrier (train.py:41); rank 1: no reply from h1, which is down, or its network is cut",
+    ),
+    (look(LOOPING, LOOPING), HangFinding.RUNNING, (), "ranks 0 and 1 are in step (train.py:37): while True:"),
+    (look(0, 0), HangFinding.UNKNOWN, (), "no rank could be examined"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "finding", "guilty", "text"), VERDICTS, ids=[row[1].value for row in VERDICTS])
+def test_the_verdict(job: JobLook, finding: HangFinding, guilty: tuple[int, ...], text: str) -> None:
+    assert judge(job) == (finding, guilty, text)
+
+
+def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
+    before, later = look(WAITING, LOOPING), look(WAITING, report(process([own(38, "pass")], "R")))
+    assert diagnose([before, later]).hangs
+    moved = diagnose([before, look(LOOPING, WAITING)])
+    assert (moved.hangs, moved.sentence.partition(":")[0]) == (False, "no hang")
+    assert not diagnose([before]).hangs
+    same = look(WAITING, WAITING)
+    hint = ": their arguments, such as sizes, may differ"
+    assert diagnose([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
+    assert not diagnose([look(LOOPING), look(LOOPING)]).hangs
+
+
+@pytest.mark.parametrize(
+    ("more", "hangs"),
+    [({}, True), ({"replies": 1}, False), ({"call": "futex", "switches": 99}, False), ({"switches": 99}, True)],
+)
+def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str, Any], hangs: bool) -> None:  # noqa: FBT001
+    same = {"call": more["call"]} if "call" in more else {}
+    before, after = (report(process([*BARRIER, MAIN], **values)) for values in (same, more))
+    assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
+
+
+def test_the_record_is_that_of_the_schema() -> None:
+    record = record_diagnosis(diagnose([look(WAITING, LOOPING, 3, None)]), "request", 1.0)
+    validate(record, "doctor")
+    assert [rank["exit_code"] for rank in record["ranks"]] == [None, None, 3, None]
+    assert "state of rank 0 on h0:\nprocess 7 (python): state R\n  Thread 7 (active)\n" in record["states"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[]", b"null", b'{"processes": [1], "connections": []}', b'{"processes": [{}], "connections": []}',
+     b'{"processes": null, "connections": 3}', b"[" * 100_000, b"\xff"],
+)  # fmt: skip
+def test_a_report_that_cannot_be_read(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of any text
+        parse_report(text)

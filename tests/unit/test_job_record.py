@@ -1,0 +1,31 @@
+"""The record of a job: what keepers report about their hosts."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ddlrun.rank.protocol import ProtocolError
+from ddlrun.supervise.job_record import JobRecord
+from ddlrun.supervise.keeper_connection import Hello, KeeperConnection
+
+
+@pytest.fixture
+def peer() -> Iterator[KeeperConnection]:
+    with socket.socket() as link:
+        peer = KeeperConnection(link, 0.0)
+        peer.introduce(Hello(0, "n0", 0))
+        yield peer
+
+
+def test_session_folders_have_the_hosts_names_in_the_job(peer: KeeperConnection) -> None:
+    record = JobRecord()
+    record.job_names["n0"] = "n0.example.org"
+    record.add_session_folder(peer, "/scratch/ompi.n0.0/jf.7")
+    assert record.folders_of_daemons() == {"n0.example.org": "/scratch/ompi.n0.0/jf.7"}
+
+
+@pytest.mark.parametrize("folder", ["", "prted.7", "/home/user", "/home/../prted.7", "/prted.7/", "/prted.7/.."])
+def test_other_paths_are_no_session_folders(peer: KeeperConnection, folder: str) -> None:
+    with pytest.raises(ProtocolError):
+        JobRecord().add_session_folder(peer, folder)

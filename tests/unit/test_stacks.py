@@ -1,0 +1,106 @@
+"""The stacks of a Python process without py-spy: its start-up hook writes them on a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlrun.rank.program import HOOK
+from ddlrun.rank.stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
+from tests.support.waiting import wait_until
+
+HOLD = """
+import sys, threading
+def hold():
+    print("up", flush=True)
+    {wait}
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+hold()
+"""
+BLOCK = "sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def no_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let no folder have py-spy: that of the interpreter is one without it."""
+    (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+
+@contextmanager
+def held(folder: Path, code: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Provide a process that has printed a line, and waits."""
+    argv = [str(folder / "python"), "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environ}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def threads_in_line_5(pid: int) -> list[dict[str, Any]]:
+    """Return the threads of a process once its first one waits; it may still be about to after its output."""
+    threads, problem = read_stacks(pid, "S", 10)
+    assert problem == ""
+    return threads if threads[0]["frames"][-2] == ("hold", "<string>", 5) else []
+
+
+@pytest.mark.parametrize("wait", [BLOCK, "while True: pass", "__import__('time').sleep(600)"])
+def test_the_hook_writes_the_stacks_of_all_threads(tmp_path: Path, wait: str) -> None:
+    with held(tmp_path, HOLD.format(wait=wait), PYTHONPATH=HOOK) as process:
+        assert find_py_spy(process.pid) is None
+        for _ in range(2):
+            threads = wait_until(partial(threads_in_line_5, process.pid))
+            assert threads[0]["frames"][-1] == ("<module>", "<string>", 7)
+            assert "wait" in [frame[0] for frame in threads[1]["frames"]]
+        assert process.poll() is None
+
+
+def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> None:
+    with held(tmp_path, HOLD.format(wait="while True: pass"), PYTHONPATH=HOOK) as process:
+        assert probe(process.pid, "S") == 0  # sends none, as that could interrupt a system call
+        assert probe(process.pid, "R") == 0
+        wait_until(lambda: probe(process.pid, "S") == 1)
+
+
+def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
+    fork = "import os, sys\nif os.fork(): os.wait(); sys.exit()\n"
+    code = f"{fork}def child():\n    print('up', flush=True)\n    {BLOCK}\nchild()"
+    with held(tmp_path, code, PYTHONPATH=HOOK) as process:
+        (child,) = wait_until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        threads, _ = read_stacks(int(child), "S", 10)
+        assert threads[0]["frames"][0][:2] == ("child", "<string>")
+        os.kill(int(child), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "before", ["", f"import signal; signal.signal({STACKS_SIGNAL}, lambda *_: sys.exit('signalled'))"]
+)
+def test_a_process_without_the_hook_gets_no_signal(tmp_path: Path, before: str) -> None:
+    code = f"import sys\n{before}\nprint('up', flush=True); {BLOCK}; sys.exit(7)"
+    with held(tmp_path, code) as process:
+        assert read_stacks(process.pid, "S", 10) == ([], UNKNOWN)
+        process.communicate("")
+    assert process.returncode == 7
+
+
+def test_the_file_of_the_hook_is_not_inherited(tmp_path: Path) -> None:
+    code = "import os, sys\nprint('up', flush=True); sys.stdin.read(); os.execvp('ls', ['ls', '/proc/self/fd'])"
+    with held(tmp_path, code, PYTHONPATH=HOOK) as process:
+        output, _ = process.communicate("")
+    assert "200" not in output.split()
+
+
+@pytest.mark.parametrize("output", [b"", b"{}", b"[1]", b'[{"frames": 3}]', b"null"])
+def test_an_output_of_py_spy_that_cannot_be_read(output: bytes) -> None:
+    assert parse_dump(output) == []
