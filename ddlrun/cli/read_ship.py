@@ -1,0 +1,109 @@
+"""The files of --ship: the code around the script, its Python environment, and named paths."""
+
+import os
+from typing import TYPE_CHECKING
+
+from ddlrun.cli.job_hosts import Options
+from ddlrun.errors import InputError
+
+if TYPE_CHECKING:
+    from ddlrun.ship.request import ShipRequest, ShipSource
+
+
+def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None":
+    """Return the files that travel to the hosts; None without --ship.
+
+    Raises InputError for what does not exist, cannot travel or must not travel in plain text.
+    """
+    if not options.get("ship"):
+        if options.get("ship_dir"):
+            raise InputError("--ship-dir goes with --ship")
+        return None
+    from ddlrun.ship.request import ShipRequest, arrange_sources, parse_ship  # noqa: PLC0415 - for this option alone
+
+    if options.get("encrypt"):
+        raise InputError("--ship does not encrypt the files on their way; leave out --encrypt or --ship")
+    code, environment, paths = parse_ship(options["ship"])
+    sources = _data_sources(paths)
+    imports: list[str] = []
+    if code:
+        sources.append(_code_source(program))
+    if environment:
+        own_sources, imports = _environment_sources(program)
+        sources += own_sources
+    return ShipRequest(
+        sources=arrange_sources(sources),
+        folder=read_folder(options.get("ship_dir")),
+        working_folder=os.getcwd(),
+        import_folders=tuple(imports),
+    )
+
+
+def default_folder() -> str:
+    """Return the default folder of shipped files on each host."""
+    return f"/tmp/ddlrun-ship-{os.geteuid()}"  # noqa: S108 - it is made so that this user alone can write there
+
+
+def read_folder(folder: str | None) -> str:
+    """Return the folder of shipped files on each host. Raises InputError for a relative path."""
+    if folder is None:
+        return default_folder()
+    if not os.path.isabs(folder):
+        raise InputError(f"--ship-dir {folder}: write the whole path, such as /local/scratch/ddlrun")
+    return os.path.normpath(folder)
+
+
+def _data_sources(paths: tuple[str, ...]) -> "list[ShipSource]":
+    from ddlrun.ship.request import ShipSource, SourceKind, is_inside  # noqa: PLC0415 - for this option alone
+
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        raise InputError(*(f"--ship: {path} does not exist" for path in missing))
+    above = [path for path in paths if is_inside(os.getcwd(), os.path.abspath(path))]
+    if above:
+        raise InputError(
+            f"--ship: {above[0]} contains the current folder; write code for its files, and name data in it"
+        )
+    return [ShipSource(SourceKind.DATA, os.path.abspath(path)) for path in paths]
+
+
+def _code_source(program: tuple[str, ...]) -> "ShipSource":
+    """Return the folder of the code: the repository around the script, or else its folder. Raises InputError."""
+    from ddlrun.ship.files import find_repository  # noqa: PLC0415 - for this option alone
+    from ddlrun.ship.request import ShipSource, SourceKind  # noqa: PLC0415 - the same
+
+    folder = _script_folder(program)
+    barred = (os.path.expanduser("~"), "/")
+    repository = find_repository(folder)
+    if repository is not None and repository not in barred:
+        folder = repository
+    if folder in barred:
+        raise InputError(
+            f"--ship code: the script is directly in {folder}, all of which would travel; put it into a folder of its "
+            "own, or name what travels: --ship PATH,..."
+        )
+    return ShipSource(SourceKind.CODE, folder)
+
+
+def _script_folder(program: tuple[str, ...]) -> str:
+    """Return the folder of a program's script, or of the program itself; the current folder for any other program."""
+    if program[1:2] == ("-m",):
+        return os.getcwd()
+    own_file = "/" in program[0] and not os.path.basename(program[0]).startswith("python")
+    words = (*program[1:2], program[0]) if not own_file else program[:1]
+    script = next((word for word in words if os.path.isfile(word) and (own_file or word.endswith(".py"))), None)
+    return os.getcwd() if script is None else os.path.dirname(os.path.abspath(script))
+
+
+def _environment_sources(program: tuple[str, ...]) -> "tuple[list[ShipSource], list[str]]":
+    """Return the environment of the program's Python with its editable packages, and the folders of these."""
+    import sys  # noqa: PLC0415 - for this option alone
+
+    from ddlrun.ship.environment import find_editable, find_environment  # noqa: PLC0415 - the same
+    from ddlrun.ship.request import ShipSource, SourceKind  # noqa: PLC0415 - the same
+
+    own = os.path.basename(program[0]).startswith("python") and "/" in program[0]
+    folder = find_environment(program[0] if own else sys.executable)
+    imports = find_editable(folder)
+    packages = [ShipSource(SourceKind.PACKAGE, path) for path in imports]
+    return [ShipSource(SourceKind.ENVIRONMENT, folder), *packages], imports

@@ -1,0 +1,115 @@
+"""The stage of a launch that puts the files of --ship on its hosts."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from ddlrun.cli.inputs import reach
+from ddlrun.errors import InputError
+from ddlrun.hosts import fold
+from ddlrun.plan import Plan
+from ddlrun.plan.settings import Settings
+from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.probe import ProbeTarget, is_local
+from ddlrun.remote.processes import FinishedProcess, start_command
+from ddlrun.runs.store import state_folder
+from ddlrun.ship.archive import Archive, make_archive
+from ddlrun.ship.environment import find_interpreter, read_environment
+from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
+from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
+from ddlrun.ship.server import TransferPlan
+from ddlrun.ship.transfer import ShippedRun, TransferResult, render_size, transfer
+from ddlrun.supervise.launch import own_addresses
+from ddlrun.topology import Topology
+
+LEAST_SECONDS = 60.0
+# The time limit of a transfer as a whole; connections without progress end much earlier.
+LONGEST_SECONDS = 86400.0
+
+
+def ship(settings: Settings, plan: Plan) -> None:
+    """Put the files of --ship on the hosts of a plan. Raises InputError, PreflightError or UnreachableError."""
+    request = settings.ship
+    if request is None:
+        return
+    if not (settings.hosts.launcher.passes_stdin or settings.hosts.all_local):
+        raise InputError(
+            f"--ship: {settings.hosts.launcher.reason} does not pass standard input on; use another --launcher"
+        )
+    begin = time.monotonic()
+    archives = make_archives(request)
+    with reach_privately(settings.hosts.launcher) as target:
+        run = shipped_run(request, settings.run.run_id, settings.job.python, settings.check.seconds)
+        result = transfer(_transfer_plan(plan, archives), run, target)
+    if not settings.run.quiet:
+        _report(archives, result, time.monotonic() - begin)
+
+
+def make_archives(request: ShipRequest) -> list[Archive]:
+    """Return the archive of each source. Raises InputError where a file cannot be read."""
+    state = state_folder(os.environ)
+    return [make_archive(source, read_source(source, request.sources), state) for source in request.sources]
+
+
+@contextmanager
+def reach_privately(launcher: AgentLauncher) -> Iterator[ProbeTarget]:
+    """Provide the target of scripts with a secret, which therefore stand on no command line."""
+    with tempfile.NamedTemporaryFile("w", prefix="ddlrun-") as file:
+
+        def here(script: str) -> Callable[[], FinishedProcess]:
+            file.write(script)
+            file.flush()
+            return start_command(["sh", file.name], "", LONGEST_SECONDS)
+
+        yield reach(launcher, LONGEST_SECONDS, all_at_once=True)._replace(here=here)
+
+
+def read_source(source: ShipSource, sources: Iterable[ShipSource]) -> list[Entry]:
+    """Return the entries of one of the sources, without those of others. Raises InputError for an unreadable file."""
+    if source.kind is SourceKind.ENVIRONMENT:
+        return read_environment(source.path)
+    paths = list_tree(source.path) if source.whole else list_code(source.path)
+    inner = [other.path for other in sources if other is not source and is_inside(other.path, source.path)]
+    paths = [path for path in paths if not any(is_inside(path, folder) for folder in inner)]
+    return read_entries(paths, source.path, keep_times=False, writable=False)
+
+
+def _transfer_plan(plan: Plan, archives: list[Archive]) -> TransferPlan:
+    hosts, topology = plan.placement.hosts, plan.placement.topology
+    per_rack = topology.dims[1] if isinstance(topology, Topology) and len(topology.dims) > 2 else len(hosts)
+    racks = {host.name: host.rack or index // per_rack for index, host in enumerate(hosts)}
+    own_name = os.uname().nodename
+    return TransferPlan(
+        archives=archives,
+        hosts=hosts.names,
+        racks=racks,
+        first=next((name for name in hosts.names if is_local(name, own_name)), None),
+        addresses=own_addresses([name for name in hosts.names if name not in plan.local_hosts], plan.own_address),
+    )
+
+
+def shipped_run(request: ShipRequest, run_id: str, python: str, seconds: float) -> ShippedRun:
+    """Return the run whose files travel; hosts must answer within some seconds, at the least LEAST_SECONDS."""
+    environment = request.environment
+    interpreter = None if environment is None else find_interpreter(environment)
+    return ShippedRun(
+        request=request,
+        run_id=run_id,
+        python=python if interpreter is None else interpreter.path,
+        interpreter=interpreter,
+        seconds=max(seconds, LEAST_SECONDS),
+    )
+
+
+def _report(archives: list[Archive], result: TransferResult, seconds: float) -> None:
+    """Print which files have travelled."""
+    moved = [archive for archive in archives if result.hosts.get(archive.digest)]
+    for archive in moved:
+        hosts = fold(result.hosts[archive.digest])
+        click.echo(f"ddlrun: shipped {archive.source.path} ({render_size(archive.size)}) to {hosts}", err=True)
+    if moved:
+        click.echo(f"ddlrun: shipped in {seconds:.1f} s", err=True)

@@ -1,0 +1,139 @@
+"""Archives: the entries of a source as one stream of bytes, and its hash."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ddlrun.errors import InputError, PreflightError
+from ddlrun.ship.files import Entry
+from ddlrun.ship.host.unpack import BLOCK, FILE, HEAD
+from ddlrun.ship.request import ShipSource
+
+INDEX = "shipped.json"
+MOST_INDEXED = 100
+# A file that has changed this recently may change again without a sign of it.
+RECENT_SECONDS = 2.0
+# What a file needs on a disk beside its bytes.
+FILE_OVERHEAD = 4096
+
+
+class Archive(NamedTuple):
+    """A source that is ready to travel."""
+
+    source: ShipSource
+    entries: tuple[Entry, ...]
+    digest: str
+    size: int
+
+    @property
+    def space(self) -> int:
+        """The bytes that it needs on a disk."""
+        return self.size + FILE_OVERHEAD * len(self.entries)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes of the archive. Raises PreflightError where a file has changed."""
+        return archive_blocks(self.entries)
+
+
+def make_archive(source: ShipSource, entries: Sequence[Entry], state: str) -> Archive:
+    """Return the archive of a source. Files are read only where one has changed since the last time.
+
+    Args:
+        source: The source.
+        entries: Its entries.
+        state: The state folder, in which the hashes of earlier archives are.
+    """
+    size = HEAD + len(_manifest(entries)) + sum(entry.size for entry in entries)
+    fingerprint = _fingerprint(entries)
+    digest = _read_index(state).get(fingerprint)
+    if digest is None:
+        digest = _hash(entries)
+        if not any(_is_recent(entry) for entry in entries):
+            _write_index(state, fingerprint, digest)
+    return Archive(source, tuple(entries), digest, size)
+
+
+def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:
+    """Yield the bytes of an archive. Raises PreflightError where a file has changed, InputError where it is gone."""
+    manifest = _manifest(entries)
+    yield len(manifest).to_bytes(HEAD, "big") + manifest
+    small: list[bytes] = []
+    waiting = 0
+    for entry in entries:
+        if entry.kind != FILE:
+            continue
+        for block in _file_blocks(entry):
+            small.append(block)
+            waiting += len(block)
+            if waiting >= BLOCK:
+                yield b"".join(small)
+                small, waiting = [], 0
+    if small:
+        yield b"".join(small)
+
+
+def _manifest(entries: Sequence[Entry]) -> bytes:
+    rows = [(entry.kind, entry.path[1:], entry.mode, entry.mtime, entry.size, entry.target) for entry in entries]
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def _file_blocks(entry: Entry) -> Iterator[bytes]:
+    if entry.content is not None:
+        yield entry.content
+        return
+    left = entry.size
+    try:
+        with open(entry.source, "rb", buffering=0) as file:
+            while left:
+                block = file.read(min(left, BLOCK))
+                if not block:
+                    raise PreflightError(f"--ship: {entry.source} became shorter while it was read; start again")
+                left -= len(block)
+                yield block
+    except OSError as error:
+        raise InputError(f"--ship: {entry.source}: {error.strerror}") from error
+
+
+def _hash(entries: Sequence[Entry]) -> str:
+    digest = hashlib.sha256()
+    for block in archive_blocks(entries):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _fingerprint(entries: Sequence[Entry]) -> str:
+    """Return a hash of the numbers by which a change of a file is noticed without reading it."""
+    digest = hashlib.sha256(_manifest(entries))
+    for entry in entries:
+        digest.update(repr((entry.path, entry.identity, entry.content)).encode(errors="backslashreplace"))
+    return digest.hexdigest()
+
+
+def _is_recent(entry: Entry) -> bool:
+    return bool(entry.identity) and entry.identity[2] > (time.time() - RECENT_SECONDS) * 1e9
+
+
+def _read_index(state: str) -> dict[str, str]:
+    try:
+        with open(f"{state}/{INDEX}", encoding="utf-8") as file:
+            index = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in index.items()} if isinstance(index, dict) else {}
+
+
+def _write_index(state: str, fingerprint: str, digest: str) -> None:
+    """Add an entry to the index; where it cannot be written, files are read again the next time."""
+    index = {**_read_index(state), fingerprint: digest}
+    for key in list(index)[:-MOST_INDEXED]:
+        del index[key]
+    temporary = f"{state}/{INDEX}.{os.getpid()}"
+    with suppress(OSError):
+        os.makedirs(state, mode=0o700, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(index, file)
+        os.replace(temporary, f"{state}/{INDEX}")

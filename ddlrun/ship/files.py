@@ -1,0 +1,149 @@
+"""The files of a source: those of git, or of a folder without caches and environments."""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ddlrun.errors import InputError
+from ddlrun.remote.processes import start_command
+from ddlrun.ship.host.unpack import FILE, FOLDER, LINK
+
+# Folders of a folder without git that do not travel with code.
+LEFT_OUT = frozenset((
+    ".git", ".hg", ".svn", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache",
+    ".tox", ".nox", ".ipynb_checkpoints",
+))  # fmt: skip
+ENVIRONMENT_MARK = "pyvenv.cfg"
+MOST_CODE_FILES = 200_000
+GIT_SECONDS = 120.0
+READ_ONLY = ~0o222
+
+
+class Entry(NamedTuple):
+    """A file, folder or symbolic link of an archive."""
+
+    kind: str
+    path: str
+    """Its absolute path on the hosts, below the folder of the run."""
+    mode: int
+    mtime: int
+    size: int
+    target: str
+    """The target of a symbolic link."""
+    source: str
+    """The file that is read."""
+    identity: tuple[int, ...]
+    """Numbers that change when the file does."""
+    content: bytes | None = None
+    """What travels in place of the content of the file."""
+
+
+def find_repository(folder: str) -> str | None:
+    """Return the top folder of the git repository around a folder; None where there is none."""
+    done = start_command(["git", "-C", folder, "rev-parse", "--show-toplevel"])()
+    return done.out.rstrip("\n") if done.code == 0 else None
+
+
+def list_code(folder: str) -> list[str]:
+    """Return the paths of the files of a folder of code: those that git does not ignore, or by simple rules.
+
+    Raises InputError where these are very many.
+    """
+    paths = _list_by_git(folder)
+    if paths is None:
+        paths = []
+        for path in _walk(folder, skip=_is_left_out):
+            paths.append(path)
+            if len(paths) > MOST_CODE_FILES:
+                break
+    if len(paths) > MOST_CODE_FILES:
+        raise InputError(
+            f"--ship code: {folder} has more than {MOST_CODE_FILES} files; put the script into a folder of its own, or "
+            "name what travels: --ship PATH,..."
+        )
+    return paths
+
+
+def _list_by_git(folder: str) -> list[str] | None:
+    """Return the files of a folder that git tracks or does not ignore; None outside of a repository."""
+    argv = ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = start_command(argv, timeout=GIT_SECONDS)()
+    if done.code != 0:
+        return None
+    paths = []
+    for name in dict.fromkeys(filter(None, done.out.split("\0"))):
+        path = os.path.join(folder, name.rstrip("/"))
+        if os.path.isdir(path) and not os.path.islink(path):  # another repository, as of a submodule
+            paths += list_code(path)
+        elif os.path.lexists(path):
+            paths.append(path)
+    return paths
+
+
+def list_tree(folder: str) -> list[str]:
+    """Return the paths of all files of a folder, or of a file itself."""
+    if not os.path.isdir(folder):
+        return [folder]
+    return list(_walk(folder, skip=lambda _: False))
+
+
+def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the files and links below a folder, and the folders that have nothing in them."""
+    with os.scandir(folder) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
+    if not entries:
+        yield folder
+    for entry in entries:
+        if not entry.is_dir(follow_symlinks=False):
+            yield entry.path
+        elif not skip(entry.path):
+            yield from _walk(entry.path, skip)
+
+
+def _is_left_out(path: str) -> bool:
+    return os.path.basename(path) in LEFT_OUT or os.path.exists(f"{path}/{ENVIRONMENT_MARK}")
+
+
+def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable: bool) -> list[Entry]:
+    """Return the entries of files and of the folders above them, from `root` on, in the order of their paths.
+
+    Sockets, devices and pipes are left out. Raises InputError for a file that cannot be read.
+    """
+    entries: dict[str, Entry] = {}
+    for path in paths:
+        above = os.path.dirname(path)
+        while above not in entries and len(above) >= len(root):
+            entries[above] = _read_entry(above, root, keep_times=keep_times, writable=writable)
+            above = os.path.dirname(above)
+        entries[path] = _read_entry(path, root, keep_times=keep_times, writable=writable)
+    return sorted((entry for entry in entries.values() if entry.kind), key=lambda entry: entry.path)
+
+
+def _read_entry(path: str, root: str, *, keep_times: bool, writable: bool) -> Entry:
+    try:
+        status = os.stat(path) if path == root else os.lstat(path)  # a source that is a link travels as its target
+        target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
+        if stat.S_ISREG(status.st_mode) and not os.access(path, os.R_OK):
+            raise InputError(f"--ship: {path}: Permission denied")
+    except OSError as error:
+        raise InputError(f"--ship: {path}: {error.strerror}") from error
+    kinds = {stat.S_IFDIR: FOLDER, stat.S_IFREG: FILE, stat.S_IFLNK: LINK}
+    kind = kinds.get(stat.S_IFMT(status.st_mode), "")
+    mode = stat.S_IMODE(status.st_mode)
+    return Entry(
+        kind=kind,
+        path=path,
+        mode=mode if writable else mode & READ_ONLY,
+        mtime=int(status.st_mtime) if keep_times else 0,
+        size=status.st_size if kind == FILE else 0,
+        target=_inside_target(path, target, root),
+        source=path,
+        identity=(status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino) if kind == FILE else (),
+    )
+
+
+def _inside_target(path: str, target: str, root: str) -> str:
+    """Return the target of a link, relative where it is in the source, too."""
+    inside = os.path.isabs(target) and target.startswith(f"{root}/")
+    return os.path.relpath(target, os.path.dirname(path)) if inside else target

@@ -1,0 +1,106 @@
+"""Connections between hosts, and to ddlrun: each begins with a proof that the other end knows the secret."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+NONCE_BYTES = 32
+LONGEST_LINE = 1 << 20
+# The time in which a stranger must have proved that it knows the secret, and the time without any progress.
+GREETING_SECONDS, SILENCE_SECONDS = 20.0, 120.0
+BACKLOG = 64
+
+
+class LinkError(Exception):
+    """A connection failed; the text says why."""
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens on a free port of all addresses."""
+    try:
+        listener = socket.socket(socket.AF_INET6)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", 0))
+    except OSError:  # this host has no IPv6
+        listener = socket.socket(socket.AF_INET)
+        listener.bind(("0.0.0.0", 0))  # noqa: S104 - strangers lack the secret
+    listener.listen(BACKLOG)
+    return listener
+
+
+def connect(addresses: Iterable[str], port: int, secret: str, body: Mapping[str, Any]) -> socket.socket:
+    """Connect to the first address that can be reached, prove that this end knows the secret, and send a request.
+
+    Raises:
+        LinkError: No address can be reached, or the other end has closed the connection.
+    """
+    error: Exception = LinkError("no address")
+    for address in addresses:
+        try:
+            link = socket.create_connection((address, port), GREETING_SECONDS)
+        except OSError as failure:
+            error = failure
+            continue
+        link.settimeout(SILENCE_SECONDS)
+        nonce = receive_exactly(link, NONCE_BYTES)
+        text = json.dumps(body)
+        link.sendall(json.dumps({"body": text, "code": _code(secret, nonce, text)}).encode() + b"\n")
+        return link
+    raise LinkError(f"cannot connect to port {port} of {', '.join(addresses) or 'no address'}: {error}")
+
+
+def welcome(link: socket.socket, secret: str) -> dict[str, Any] | None:
+    """Return the request of a new connection; None if the other end does not know the secret."""
+    link.settimeout(GREETING_SECONDS)
+    nonce = os.urandom(NONCE_BYTES // 2).hex().encode()
+    try:
+        link.sendall(nonce)
+        message = json.loads(receive_line(link))
+        text, code = str(message["body"]), str(message["code"])
+        if not hmac.compare_digest(code.encode(), _code(secret, nonce, text).encode()):
+            return None
+        body = json.loads(text)
+    except (OSError, LinkError, ValueError, KeyError, TypeError):
+        return None
+    link.settimeout(SILENCE_SECONDS)
+    return body if isinstance(body, dict) else None
+
+
+def send_line(link: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message as a line of JSON."""
+    link.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive_line(link: socket.socket) -> bytes:
+    """Return the next line, after which the other end waits. Raises LinkError where there is none."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = link.recv(1 << 16)
+        if not part or len(line) > LONGEST_LINE:
+            raise LinkError("the connection was closed")
+        line += part
+    return bytes(line)
+
+
+def receive_exactly(link: socket.socket, size: int) -> bytes:
+    """Return the next bytes. Raises LinkError where there are not as many."""
+    data = bytearray()
+    while len(data) < size:
+        part = link.recv(size - len(data))
+        if not part:
+            raise LinkError("the connection was closed")
+        data += part
+    return bytes(data)
+
+
+def _code(secret: str, nonce: bytes, text: str) -> str:
+    return hmac.new(bytes.fromhex(secret), nonce + text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,239 @@
+"""The shipped files on a host's disk.
+
+objects/DIGEST/     what an archive contains, below its absolute path; the time of the folder is its last use
+runs/RUN/           the files of a run below their absolute paths, as links to objects; ranks write here
+runs/RUN.objects    the objects that the run uses
+incoming/           archives that are being extracted
+lock                held while objects are chosen for removal, or marked as used
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import time
+
+from ddlrun.ship.host.unpack import link_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+DAY_SECONDS = 86400
+# Objects that no run has used for this time are removed; one that was used in the last hour is not, whatever is short.
+DAYS, LEAST_SECONDS = 14.0, 3600.0
+# The processes of a run start this long after its objects were marked as used, at the latest.
+STARTING_SECONDS = 60.0
+OBJECTS, RUNS, INCOMING = "objects", "runs", "incoming"
+# The end of the name of the file that lists the objects of a run.
+LIST = ".objects"
+
+
+class StoreError(Exception):
+    """The folder cannot be used; the text says why."""
+
+
+class Store:
+    """The folder of shipped files of this user on this host."""
+
+    def __init__(self, folder: str) -> None:
+        """Make the folder. Raises StoreError where it is another user's, OSError where it cannot be made."""
+        self.folder = folder
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise StoreError(f"{folder} is not a folder that this user alone can write to")
+        for name in (OBJECTS, RUNS, INCOMING):
+            os.makedirs(f"{folder}/{name}", mode=0o700, exist_ok=True)
+
+    def object(self, digest: str) -> str:
+        """Return the path of an object."""
+        return f"{self.folder}/{OBJECTS}/{digest}"
+
+    def run(self, name: str) -> str:
+        """Return the path of a run's folder."""
+        return f"{self.folder}/{RUNS}/{name}"
+
+    @property
+    def free(self) -> int:
+        """The bytes that this user may still write."""
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_frsize
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder."""
+        with open(f"{self.folder}/lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Return the objects that are not here; mark the others as used."""
+        with self.locked():
+            absent = []
+            for digest in digests:
+                try:
+                    os.utime(self.object(digest))
+                except FileNotFoundError:
+                    absent.append(digest)
+            return absent
+
+    def incoming(self, digest: str) -> str:
+        """Return the path of a new folder, in which an archive can be extracted."""
+        path = f"{self.folder}/{INCOMING}/{digest}.{os.getpid()}"
+        os.mkdir(path, 0o700)
+        return path
+
+    def put(self, path: str, digest: str) -> None:
+        """Put an extracted archive in its place; another run may have been faster."""
+        try:
+            os.rename(path, self.object(digest))
+        except OSError:
+            if not os.path.isdir(self.object(digest)):
+                raise
+            remove_tree(path)
+        os.utime(self.object(digest))
+
+    def make_run(self, name: str, working_folder: str, sources: Sequence[dict[str, Any]]) -> None:
+        """Make the folder of a run, with links to the objects of its sources."""
+        run = self.run(name)
+        os.makedirs(run + working_folder, mode=0o700, exist_ok=True)
+        for source in sources:
+            path, content = run + source["path"], self.object(source["digest"]) + source["path"]
+            if source["whole"] or not os.path.isdir(content):
+                _replace_by_link(path, content)
+            else:
+                link_files(content, path)
+
+    # -- removal ----------------------------------------------------------------------------------
+
+    def remove_old(self, days: float = DAYS, most_bytes: int | None = None) -> tuple[int, int]:
+        """Remove runs and objects that were not used for some days, and more of them if these have too many bytes.
+
+        Those of runs with processes on this host stay. Returns the number of removed objects and runs, and the bytes
+        of the objects that are left; these are counted for `most_bytes` alone.
+        """
+        with self.locked():
+            alive = _living_runs()
+            ended = [name for name in os.listdir(f"{self.folder}/{RUNS}") if name.partition(LIST)[0] not in alive]
+            removed = sum(self._remove_run(name, days) for name in ended)
+            removed += self._remove_incoming()
+            objects = self._unused(alive)
+            before = time.time() - max(days * DAY_SECONDS, STARTING_SECONDS)
+            old = [digest for digest, used in objects if used < before]
+            for digest in old:
+                remove_tree(self.object(digest))
+            left = 0
+            if most_bytes is not None:
+                more, left = self._shrink([digest for digest, _ in objects if digest not in old], most_bytes)
+                removed += more
+            return removed + len(old), left
+
+    def make_room(self, needed: int) -> None:
+        """Remove objects that have not been used for the longest time, until some bytes are free."""
+        with self.locked():
+            for digest, used in self._unused(_living_runs()):
+                if self.free >= needed or used > time.time() - LEAST_SECONDS:
+                    return
+                remove_tree(self.object(digest))
+
+    def _shrink(self, unused: Sequence[str], most_bytes: int) -> tuple[int, int]:
+        """Remove objects, the longest unused first, down to some bytes; return their number and the bytes left."""
+        sizes = {digest: _bytes_of(self.object(digest)) for digest in os.listdir(f"{self.folder}/{OBJECTS}")}
+        left, removed = sum(sizes.values()), 0
+        for digest in unused:
+            if left <= most_bytes:
+                break
+            remove_tree(self.object(digest))
+            left -= sizes[digest]
+            removed += 1
+        return removed, left
+
+    def _unused(self, alive: set[str]) -> list[tuple[str, float]]:
+        """Return the objects that no living run uses, with the time of their last use, the oldest first."""
+        used = {digest for name in alive for digest in self._objects_of(name)}
+        objects = [digest for digest in os.listdir(f"{self.folder}/{OBJECTS}") if digest not in used]
+        times = [(digest, os.stat(self.object(digest)).st_mtime) for digest in objects]
+        return sorted(times, key=lambda item: item[1])
+
+    def _objects_of(self, name: str) -> list[str]:
+        """Return the objects that a run uses, as its folder lists them."""
+        try:
+            with open(f"{self.run(name)}{LIST}", encoding="ascii") as file:
+                return file.read().split()
+        except OSError:
+            return []
+
+    def note_objects(self, name: str, digests: Iterable[str]) -> None:
+        """List the objects that a run uses."""
+        with open(f"{self.run(name)}{LIST}", "w", encoding="ascii") as file:
+            file.write(" ".join(digests))
+
+    def _remove_run(self, name: str, days: float) -> int:
+        """Remove the folder of an ended run if it is old; return 1 if it was."""
+        path = f"{self.folder}/{RUNS}/{name}"
+        before = time.time() - days * DAY_SECONDS
+        if os.lstat(path).st_mtime > before or _changed_at(path) > before:
+            return 0
+        if os.path.isdir(path):
+            remove_tree(path)
+            return 1
+        os.unlink(path)
+        return 0
+
+    def _remove_incoming(self) -> int:
+        """Remove what processes that are gone have not finished."""
+        names = os.listdir(f"{self.folder}/{INCOMING}")
+        gone = [name for name in names if not os.path.exists(f"/proc/{name.rpartition('.')[2]}")]
+        for name in gone:
+            remove_tree(f"{self.folder}/{INCOMING}/{name}")
+        return len(gone)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder, whose parts may be read-only."""
+    for folder, _, _ in os.walk(path):
+        os.chmod(folder, 0o700)
+    shutil.rmtree(path)
+
+
+def _replace_by_link(path: str, target: str) -> None:
+    """Make a symbolic link; a folder of links in its place is removed."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    if os.path.islink(path):
+        os.unlink(path)
+    elif os.path.isdir(path):
+        shutil.rmtree(path)
+    os.symlink(target, path)
+
+
+def _changed_at(folder: str) -> float:
+    """Return the time of the last change in a folder: ranks write their results there."""
+    paths = [os.path.join(above, name) for above, folders, names in os.walk(folder) for name in (*folders, *names)]
+    return max((os.lstat(path).st_mtime for path in paths if not os.path.islink(path)), default=0.0)
+
+
+def _bytes_of(folder: str) -> int:
+    return sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(folder) for name in names)
+
+
+def _living_runs() -> set[str]:
+    """Return the names of runs that have a process of this user on this host."""
+    names = set()
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            try:
+                with open(f"/proc/{process}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+            except OSError:  # it has ended, or is another user's
+                continue
+            names |= {
+                word[len("DDLRUN_RUN=") :].decode(errors="replace")
+                for word in variables
+                if word.startswith(b"DDLRUN_RUN=")
+            }
+    return names

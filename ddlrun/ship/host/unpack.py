@@ -1,0 +1,110 @@
+"""The format of archives, and their extraction.
+
+An archive is the length of its manifest in 8 bytes, the manifest as JSON, and the contents of all files one after the
+other. The manifest is a list of entries: [kind, path, mode, mtime, size, target], with paths relative to /. The kinds
+are d (folder), f (file) and l (symbolic link).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Protocol
+
+    class ByteSource(Protocol):
+        """The bytes of an archive."""
+
+        def read(self, most: int) -> bytes:
+            """Return the next bytes, at most some; none at the end."""
+
+
+HEAD = 8
+FOLDER, FILE, LINK = "d", "f", "l"
+BLOCK = 1 << 18
+LONGEST_MANIFEST = 1 << 30
+
+
+class ArchiveError(Exception):
+    """An archive that cannot be extracted; the text says why."""
+
+
+def unpack(source: ByteSource, folder: str) -> None:
+    """Extract an archive into a folder, which is new.
+
+    Nothing is written outside: links are made when all files have been written. Raises ArchiveError or OSError.
+    """
+    length = int.from_bytes(_read(source, HEAD), "big")
+    if length > LONGEST_MANIFEST:
+        raise ArchiveError("its manifest is too long")
+    entries = json.loads(_read(source, length))
+    made = {folder}
+    for kind, path, mode, mtime, size, _ in entries:
+        target = _inside(folder, path)
+        _make_folders(target if kind == FOLDER else os.path.dirname(target), made)
+        if kind == FILE:
+            _write_file(source, target, mode, mtime, size)
+    for kind, path, _, _, _, target in entries:
+        if kind == LINK:
+            os.symlink(target, _inside(folder, path))
+    for kind, path, mode, mtime, _, _ in reversed(entries):
+        if kind == FOLDER:
+            _finish(_inside(folder, path), mode, mtime)
+
+
+def _make_folders(path: str, made: set[str]) -> None:
+    if path not in made:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        made.add(path)
+
+
+def _write_file(source: ByteSource, path: str, mode: int, mtime: int, size: int) -> None:
+    with open(path, "xb", buffering=0) as file:
+        for block in _blocks(source, size):
+            while block:
+                block = block[file.write(block) :]  # noqa: PLW2901 - the rest of it
+    _finish(path, mode, mtime)
+
+
+def _finish(path: str, mode: int, mtime: int) -> None:
+    os.utime(path, (mtime, mtime))
+    os.chmod(path, mode & 0o777)
+
+
+def _inside(folder: str, path: str) -> str:
+    """Return the place of an entry. Raises ArchiveError where that is not inside of the folder."""
+    if not path or path.startswith("/") or ".." in path.split("/"):
+        raise ArchiveError(f"it contains the path {path!r}")
+    return os.path.join(folder, path)
+
+
+def _blocks(source: ByteSource, size: int) -> Iterator[bytes]:
+    while size:
+        block = source.read(min(size, BLOCK))
+        if not block:
+            raise ArchiveError("it ends too early")
+        size -= len(block)
+        yield block
+
+
+def _read(source: ByteSource, size: int) -> bytes:
+    return b"".join(_blocks(source, size))
+
+
+def link_files(tree: str, target: str) -> None:
+    """Make the folders of a tree in another folder, with a symbolic link to each file; what is there already stays."""
+    os.makedirs(target, mode=0o755, exist_ok=True)
+    for entry in _entries(tree):
+        place = os.path.join(target, entry.name)
+        if entry.is_dir(follow_symlinks=False) and not os.path.islink(place):
+            link_files(entry.path, place)
+        elif not os.path.lexists(place):
+            os.symlink(entry.path, place)
+
+
+def _entries(folder: str) -> Iterable[Any]:
+    with os.scandir(folder) as entries:
+        return list(entries)

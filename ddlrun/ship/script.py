@@ -1,0 +1,55 @@
+"""The sh script that runs a task on a host, with the modules of ship/host as a zip archive in it."""
+
+import base64
+import io
+import json
+import os
+import shlex
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from ddlrun.ship.host.main import MARK
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PARTS = ("__init__.py", "ship/__init__.py")
+BOOTSTRAP = """
+import base64, os, sys
+task, archive = sys.stdin.read().split("\\n")[:2]
+file = os.memfd_create("ddlrun")
+os.write(file, base64.b64decode(archive))
+sys.path.insert(0, "/proc/self/fd/%d" % file)
+from ddlrun.ship.host.main import main
+main(task)
+"""
+
+
+def build_modules() -> str:
+    """Return the modules that hosts need, as a zip archive in base64."""
+    names = sorted(name for name in os.listdir(f"{PACKAGE}/ship/host") if name.endswith(".py"))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part in (*PARTS, *(f"ship/host/{name}" for name in names)):
+            archive.write(f"{PACKAGE}/{part}", f"ddlrun/{part}")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def task_script(task: Mapping[str, Any], python: str, modules: str) -> str:
+    """Return the script of a task; it runs under a Python if that is there, else under python3."""
+    return (
+        f"python={shlex.quote(python)}\n"
+        '[ -x "$python" ] || python=python3\n'
+        f"exec \"$python\" -I -S -c {shlex.quote(BOOTSTRAP)} <<'@ddlrun'\n{json.dumps(task)}\n{modules}\n@ddlrun\n"
+    )
+
+
+def parse_report(text: str) -> dict[str, Any] | None:
+    """Return the report that a host's task has printed; None where it has none."""
+    line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
+    if line is None:
+        return None
+    try:
+        report = json.loads(line.removeprefix(MARK))
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) else None

@@ -1,0 +1,179 @@
+"""ddlrun's side of the transfer: it collects the hosts' greetings, gives each its place, and sends the archives."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ddlrun.errors import DdlrunError
+from ddlrun.ship.archive import Archive
+from ddlrun.ship.chain import chain_order, predecessors
+from ddlrun.ship.host.link import LinkError, listen, send_line, welcome
+from ddlrun.wording import printable
+
+Problems = Sequence[str]
+BACKLOG = 4096
+# The time in which a thread ends once all hosts have; that of a stranger may take longer.
+END_SECONDS = 2.0
+
+
+class HostState(NamedTuple):
+    """The state of a host before the transfer."""
+
+    address: str
+    """Its address, as it reached ddlrun."""
+    port: int
+    """The port on which it passes archives on."""
+    missing: frozenset[str]
+    free: int
+    python: str
+    version: tuple[int, ...]
+    glibc: tuple[int, ...]
+    error: str = ""
+    """The reason why it cannot receive files."""
+
+
+def parse_state(body: Mapping[str, Any], address: str) -> HostState:
+    """Return the greeting of a host. An error is raised where it is none."""
+    if "error" in body:
+        return HostState(
+            address=address, port=0, missing=frozenset(), free=0, python="", version=(), glibc=(),
+            error=printable(str(body["error"])),
+        )  # fmt: skip
+    return HostState(
+        address=address,
+        port=int(body["port"]),
+        missing=frozenset(map(str, body["missing"])),
+        free=int(body["free"]),
+        python=str(body["python"]),
+        version=tuple(map(int, body["version"])),
+        glibc=tuple(map(int, body["glibc"])),
+    )
+
+
+class TransferPlan(NamedTuple):
+    """The archives of a transfer, and the hosts in the order in which they pass them on."""
+
+    archives: Sequence[Archive]
+    hosts: Sequence[str]
+    racks: Mapping[str, object]
+    first: str | None
+    """The host on which ddlrun runs, if it is one of them."""
+    addresses: Sequence[str]
+    """ddlrun's own addresses."""
+    only_check: bool = False
+    """Whether nothing is transferred."""
+
+
+class TransferServer:
+    """The threads that serve the hosts of one transfer."""
+
+    def __init__(self, plan: TransferPlan, secret: str, judge: Callable[[Mapping[str, HostState]], Problems]) -> None:
+        """Listen; `judge` returns the problems for which nothing is transferred."""
+        self._plan, self._secret, self._judge = plan, secret, judge
+        self._archives = {archive.digest: archive for archive in plan.archives}
+        self._listener = listen()
+        self._listener.listen(BACKLOG)
+        self.port: int = self._listener.getsockname()[1]
+        self.greetings: dict[str, HostState] = {}
+        self.problems: Problems = ()
+        self.error: DdlrunError | None = None
+        """The error of a file that could not be read."""
+        self._decided = threading.Condition()
+        self._chains: dict[str, list[str]] | None = None
+        self._threads: list[threading.Thread] = []
+        self._deadline = 0.0
+
+    def start(self, seconds: float) -> None:
+        """Accept the connections of hosts; those that have not greeted after some seconds are waited for no longer."""
+        self._deadline = time.monotonic() + seconds
+        self._run(self._accept)
+
+    def close(self) -> None:
+        """Accept no more connections, and wait for the end of the threads."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._decided:
+            self._deadline = 0.0
+            self._decided.notify_all()
+        end = time.monotonic() + END_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self, function: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def moved(self) -> dict[str, list[str]]:
+        """The hosts that got each archive, by its hash."""
+        return self._chains or {}
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, address = self._listener.accept()
+            except OSError:
+                return
+            self._run(self._serve, link, address[0])
+
+    def _serve(self, link: socket.socket, address: str) -> None:
+        with link:
+            body = welcome(link, self._secret)
+            if body is None:
+                return
+            try:
+                if body.get("host") in self._plan.hosts:
+                    self._control(link, str(body["host"]), parse_state(body, address.removeprefix("::ffff:")))
+                else:
+                    self._send(link, self._archives[str(body["digest"])])
+            except (OSError, KeyError, ValueError, TypeError, LinkError):
+                return  # the host reports what went wrong
+            except DdlrunError as error:
+                self.error = error
+
+    def _send(self, link: socket.socket, archive: Archive) -> None:
+        for block in archive.blocks():
+            link.sendall(block)
+
+    def _control(self, link: socket.socket, host: str, greeting: HostState) -> None:
+        """Wait for the greetings of the other hosts, and send a host its part of the transfer."""
+        with self._decided:
+            self.greetings[host] = greeting
+            if len(self.greetings) == len(self._plan.hosts):
+                self._decide()
+            self._decided.wait_for(self._may_reply, max(0.0, self._deadline - time.monotonic()))
+        if self._chains is None:  # a host has not greeted, whose reply says why
+            return
+        stop = bool(self.problems) or self._plan.only_check
+        transfers = [] if stop else [self._transfer(host, archive) for archive in self._wanted_by(host)]
+        send_line(link, {"transfers": transfers, "stop": stop})
+
+    def _may_reply(self) -> bool:
+        return self._chains is not None or time.monotonic() >= self._deadline
+
+    def _decide(self) -> None:
+        self.problems = self._judge(self.greetings)
+        self._chains = {}
+        for archive in self._plan.archives:
+            wanted = [host for host in self._plan.hosts if archive.digest in self.greetings[host].missing]
+            self._chains[archive.digest] = chain_order(wanted, self._plan.racks, self._plan.first)
+        self._decided.notify_all()
+
+    def _wanted_by(self, host: str) -> list[Archive]:
+        return [archive for archive in self._plan.archives if archive.digest in self.greetings[host].missing]
+
+    def _transfer(self, host: str, archive: Archive) -> dict[str, Any]:
+        """Return a host's part in the transfer of an archive."""
+        chain = self.moved[archive.digest]
+        before = predecessors(chain)[host]
+        source = None if before is None else self.greetings[before]
+        return {
+            "digest": archive.digest,
+            "size": archive.size,
+            "addresses": list(self._plan.addresses) if source is None else [source.address],
+            "port": self.port if source is None else source.port,
+            "passes_on": host != chain[-1],
+        }

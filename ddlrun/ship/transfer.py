@@ -1,0 +1,161 @@
+"""The transfer of a job's files to all its hosts, and the checks that must pass before."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.hosts import fold
+from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
+from ddlrun.ship.archive import Archive
+from ddlrun.ship.environment import Interpreter
+from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.script import build_modules, parse_report, task_script
+from ddlrun.ship.server import HostState, Problems, TransferPlan, TransferServer
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+class ShippedRun(NamedTuple):
+    """The run whose files travel."""
+
+    request: ShipRequest
+    run_id: str
+    python: str
+    """The Python under which hosts receive files, where they have it."""
+    interpreter: Interpreter | None
+    """The interpreter that an environment needs on each host; None: no environment travels."""
+    seconds: float
+    """The time in which hosts must answer."""
+
+
+class TransferResult(NamedTuple):
+    """The hosts that got each archive, or would get it; the others have it."""
+
+    hosts: Mapping[str, list[str]]
+    free: Mapping[str, int]
+    """Host -> the bytes that were free there before."""
+
+
+def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferResult:
+    """Put the archives on all hosts that do not have them, and make the folder of the run there.
+
+    Raises:
+        PreflightError: A host lacks space or the interpreter, or a file has changed meanwhile.
+        UnreachableError: A host could not be reached, or failed.
+    """
+    secret = os.urandom(32).hex()
+    server = TransferServer(plan, secret, lambda greetings: judge(greetings, plan, run))
+    task = _task(plan, run, secret, server.port)
+    modules = build_modules()
+    scripts = {host: task_script({**task, "host": host}, run.python, modules) for host in plan.hosts}
+    server.start(run.seconds)
+    try:
+        replies = run_scripts(scripts, reach)
+    finally:
+        server.close()
+    if server.problems:
+        raise PreflightError(*server.problems)
+    if server.error is not None:
+        raise server.error
+    failures = {host: _failure(reply.out, describe_failure(reply)) for host, reply in replies.items()}
+    raise_failures({host: reason for host, reason in failures.items() if reason is not None}, server.greetings)
+    return TransferResult(server.moved, {host: greeting.free for host, greeting in server.greetings.items()})
+
+
+def _task(plan: TransferPlan, run: ShippedRun, secret: str, port: int) -> dict[str, Any]:
+    return {
+        "action": "receive",
+        "folder": run.request.folder,
+        "run": run.run_id,
+        "working_folder": run.request.working_folder,
+        "secret": secret,
+        "addresses": list(plan.addresses),
+        "port": port,
+        "seconds": run.seconds,
+        "only_check": plan.only_check,
+        "sources": [_source(archive) for archive in plan.archives],
+    }
+
+
+def _source(archive: Archive) -> dict[str, Any]:
+    return {
+        "digest": archive.digest,
+        "path": archive.source.path,
+        "whole": archive.source.whole,
+        "space": archive.space,
+    }
+
+
+def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRun) -> Problems:
+    """Return the problems of hosts for which nothing is transferred: too little space, or no suitable interpreter."""
+    problems = []
+    for host, greeting in greetings.items():
+        if greeting.error:
+            problems.append(f"host {host}: --ship: {greeting.error}")
+            continue
+        needed = sum(archive.space for archive in plan.archives if archive.digest in greeting.missing)
+        if needed > greeting.free:
+            problems.append(
+                f"host {host}: {run.request.folder} has {render_size(greeting.free)} free, and the files need "
+                f"{render_size(needed)}; name another folder: --ship-dir, or remove files: ddlrun clean --shipped-days"
+            )
+        if run.interpreter is not None:
+            problems += _judge_python(host, greeting, run.interpreter)
+    return problems
+
+
+def _judge_python(host: str, greeting: HostState, interpreter: Interpreter) -> list[str]:
+    """Return the problem of a host on which the environment would not work."""
+    here = own_glibc()
+    if greeting.python != interpreter.path:
+        problem = f"no {interpreter.path}, on which the environment is based"
+        remedy = "install it there, or make the environment with a Python that all hosts have"
+    elif interpreter.version and greeting.version != interpreter.version:
+        problem = f"{interpreter.path} is Python {_render(greeting.version)}, here {_render(interpreter.version)}"
+        remedy = "make the environment with the same version"
+    elif here and greeting.glibc and greeting.glibc < here:
+        problem = f"glibc {_render(greeting.glibc)} is older than {_render(here)} here"
+        remedy = "compiled packages may not load there; make the environment on that host"
+    else:
+        return []
+    return [f"host {host}: --ship env: {problem}; {remedy}"]
+
+
+def _render(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def own_glibc() -> tuple[int, ...]:
+    """Return the version of this machine's C library; empty if it is another one."""
+    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    return tuple(map(int, version.split("."))) if name == "glibc" else ()
+
+
+def _failure(out: str, otherwise: str) -> str | None:
+    """Return the reason why a host failed; None if it did not."""
+    report = parse_report(out)
+    if report is None:
+        return otherwise
+    return str(report["error"]) if "error" in report else None
+
+
+def raise_failures(failures: Mapping[str, str], greeted: Mapping[str, object]) -> None:
+    """Raise UnreachableError with the hosts that failed; where some have not even greeted, with these alone."""
+    silent = {host: reason for host, reason in failures.items() if host not in greeted}
+    alike: dict[str, list[str]] = {}
+    for host, reason in (silent or failures).items():
+        alike.setdefault(reason, []).append(host)
+    if alike:
+        raise UnreachableError(*(f"host {fold(hosts)}: --ship: {reason}" for reason, hosts in alike.items()))
+
+
+def render_size(size: int) -> str:
+    """Render a number of bytes.
+
+    >>> render_size(3 << 30), render_size(5 << 20), render_size(100)
+    ('3.0 GiB', '5.0 MiB', '1 KiB')
+    """
+    if size >= GIB:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / MIB:.1f} MiB" if size >= MIB else f"{-(-size // 1024)} KiB"

@@ -1,0 +1,142 @@
+"""Files that travel to hosts whose disks share nothing: tmpfs in the mount namespace of each host."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.conftest import MPIRUNS, OWN, launch_line
+
+HOSTS = ("h1", "h2", "h3", "h4")
+TRAIN = """
+import os, sys
+from parts import model
+rank = os.environ["RANK"]
+text = open("data/words.txt").read().strip()
+print(os.uname().nodename, text, os.path.exists("ignored"), sys.prefix, flush=True)
+open(f"result.{rank}", "w").write("done")
+if sys.argv[1:]:
+    model.fail()
+"""
+MODEL = """
+def fail():
+    raise ValueError("broken")
+"""
+
+
+class Apart(NamedTuple):
+    """A project on h1 that the other hosts do not have, and the folder for shipped files on each host's own disk."""
+
+    cluster: Cluster
+    project: Path
+    cache: Path
+
+    def launch(self, manager: str, *words: str, runs: str = "1") -> subprocess.CompletedProcess[str]:
+        """Launch a program from h1, with one rank on each host."""
+        folder = self.project.parent / f"runs.{runs}"
+        folder.mkdir()
+        options = ["-H", ",".join(f"{host}:1" for host in HOSTS), "--ship-dir", str(self.cache)]
+        argv = [*launch_line(manager, folder, *options), *words]
+        return self.cluster.run("h1", argv, cwd=self.project, timeout=600)
+
+    def shell(self, host: str, script: str) -> str:
+        """Return the output of a script on a host, in the folder of its shipped files."""
+        return self.cluster.run(host, ["sh", "-c", script], cwd=self.cache, check=True).stdout.strip()
+
+
+@pytest.fixture
+def apart(cluster: Cluster, tmp_path: Path) -> Iterator[Apart]:
+    """Provide a project with a repository, and hosts that have neither it nor each other's files."""
+    project, cache = tmp_path / "project", tmp_path / "local"
+    for folder in (project / "parts", project / "data", cache):
+        folder.mkdir(parents=True)
+    (project / "train.py").write_text(TRAIN)
+    (project / "parts" / "model.py").write_text(MODEL)
+    (project / "data" / "words.txt").write_text("many words")
+    (project / ".gitignore").write_text("ignored\n")
+    (project / "ignored").write_text("this stays\n")
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    mounts = [(host, cache) for host in HOSTS] + [(host, project) for host in HOSTS[1:]]
+    for host, folder in mounts:
+        cluster.administer(host, ["mount", "-t", "tmpfs", "-o", f"mode=700,uid={os.geteuid()}", "tmpfs", str(folder)])
+    yield Apart(cluster, project, cache)
+    for host, folder in mounts:
+        cluster.administer(host, ["umount", "--lazy", str(folder)])
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("manager", [OWN, *MPIRUNS.values()], ids=["ddlrun", *map(str, MPIRUNS)])
+def test_code_travels_once_and_the_output_names_the_users_own_paths(apart: Apart, manager: str) -> None:
+    first = apart.launch(manager, "--ship", "code", "--no-tag-output", "train.py")
+    assert first.returncode == 0, first.stderr
+    assert sorted(line.split()[0] for line in first.stdout.splitlines()) == [*HOSTS]
+    assert all(" many words False " in line for line in first.stdout.splitlines())
+    assert f"shipped {apart.project} (" in first.stderr
+    second = apart.launch(manager, "--ship", "code", "train.py", "fail", runs="2")
+    assert second.returncode == 1
+    assert "ddlrun: shipped" not in second.stderr  # nothing has changed
+    assert f'File "{apart.project}/parts/model.py", line 3, in fail' in second.stderr
+    assert str(apart.cache) not in second.stdout + second.stderr
+    logs = (apart.project.parent / "runs.2" / "run" / "ranks").iterdir()
+    assert str(apart.cache) not in "".join(log.read_text() for log in logs)
+    assert len(apart.shell("h3", "ls objects").split()) == 1
+    assert apart.shell("h3", f"cat runs/*{apart.project}/result.*").startswith("done")
+
+
+@pytest.mark.extra
+def test_clean_removes_what_no_run_uses(apart: Apart) -> None:
+    for host in HOSTS[:2]:
+        apart.shell(
+            host, "mkdir -p objects/c0de/x runs incoming; touch -d '3 days ago' objects/c0de; chmod 555 objects/c0de"
+        )
+    clean = [sys.executable, "-m", "ddlrun", "clean", "h1,h2", "--ship-dir", str(apart.cache), "--shipped-days"]
+    kept = apart.cluster.run("h1", [*clean, "4"])
+    assert kept.stdout.splitlines()[1:] == ["h1: removed 0 shipped folders", "h2: removed 0 shipped folders"]
+    removed = apart.cluster.run("h1", [*clean, "2", "--shipped-size", "1MB"])
+    assert "h2: removed 1 shipped folder, 0 KiB left" in removed.stdout
+    assert apart.shell("h2", "ls objects") == ""
+
+
+def test_problems_of_hosts_are_named_before_anything_moves(apart: Apart) -> None:
+    (apart.project / "large").write_bytes(bytes(4 << 20))
+    apart.cluster.administer("h3", ["mount", "-o", "remount,size=2m", str(apart.cache)])
+    apart.cluster.administer("h2", ["chmod", "777", str(apart.cache)])
+    check = [
+        sys.executable,
+        "-m",
+        "ddlrun",
+        "check",
+        "h1,h2,h3",
+        "--only-checks",
+        "ssh",
+        "--ship-dir",
+        str(apart.cache),
+    ]
+    done = apart.cluster.run("h1", [*check, "--ship", "code,large"], cwd=apart.project)
+    assert done.returncode == 5
+    assert f"host h2: --ship: {apart.cache} is not a folder that this user alone can write to" in done.stdout
+    assert f"host h3: {apart.cache} has 2.0 MiB free, and the files need 4." in done.stdout
+    apart.cluster.administer("h2", ["chmod", "700", str(apart.cache)])
+    fine = apart.cluster.run("h1", [*check, "--ship", "data"], cwd=apart.project)
+    assert fine.returncode == 0
+    assert "h2: --ship would copy 1 of 1, 1 KiB; " in fine.stdout
+    assert apart.shell("h1", "ls objects") == ""
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("manager", [OWN, MPIRUNS[5]])
+def test_an_environment_travels_with_data(apart: Apart, manager: str) -> None:
+    venv = apart.project / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    site = next(venv.glob("lib/python3*/site-packages"))
+    (site / "only_here.py").write_text("")
+    (apart.project / "show.py").write_text("import only_here, sys, os\nprint(sys.prefix, os.listdir('data'))\n")
+    words = ["--ship", "code,env,data", "--no-tag-output", "venv/bin/python", "show.py"]
+    done = apart.launch(manager, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{venv} ['words.txt']"] * len(HOSTS)

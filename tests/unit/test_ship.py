@@ -1,0 +1,430 @@
+"""Shipped files: archives, the chain of hosts, environments, the folder on a host, and the user's own paths."""
+
+import io
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlrun.cli.read_ship import read_ship
+from ddlrun.errors import InputError, PreflightError
+from ddlrun.rank.shipped import OwnPaths, Places
+from ddlrun.ship.archive import Archive, make_archive
+from ddlrun.ship.chain import chain_order, predecessors
+from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
+from ddlrun.ship.files import list_code, list_tree, read_entries
+from ddlrun.ship.host.link import LinkError, connect, listen, receive_line, send_line, welcome
+from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
+from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
+from ddlrun.ship.host.unpack import ArchiveError, unpack
+from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
+from ddlrun.ship.server import HostState, TransferPlan
+from ddlrun.ship.transfer import ShippedRun, judge
+
+SECRET = "5e" * 32
+
+
+def archive_of(folder: Path, state: Path, kind: SourceKind = SourceKind.DATA) -> Archive:
+    entries = read_entries(list_tree(str(folder)), str(folder), keep_times=False, writable=False)
+    return make_archive(ShipSource(kind, str(folder)), entries, str(state))
+
+
+def write_tree(folder: Path) -> Path:
+    (folder / "sub" / "empty").mkdir(parents=True)
+    (folder / "a.txt").write_text("one")
+    (folder / "sub" / "large").write_bytes(os.urandom(700_000))
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "inside").symlink_to(folder / "sub" / "large")
+    (folder / "outside").symlink_to("/nowhere")
+    return folder
+
+
+def test_an_archive_becomes_the_same_files(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree")
+    archive = archive_of(tree, tmp_path / "state")
+    content = b"".join(archive.blocks())
+    assert len(content) == archive.size
+    unpack(io.BytesIO(content), str(tmp_path / "out"))
+    copy = Path(f"{tmp_path}/out{tree}")
+    assert (copy / "a.txt").read_text() == "one"
+    assert (copy / "inside").read_bytes() == (tree / "sub" / "large").read_bytes()
+    assert os.readlink(copy / "inside") == "sub/large"
+    assert os.readlink(copy / "outside") == "/nowhere"
+    assert (copy / "sub" / "empty").is_dir()
+    assert [(copy / name).stat().st_mode & 0o777 for name in ("run.sh", "sub")] == [0o555, 0o555]
+
+
+def test_the_hash_of_an_archive_depends_on_contents_and_not_on_times(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree")
+    for path in tree.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+    first = archive_of(tree, tmp_path / "state")
+    assert len(json.loads((tmp_path / "state" / "shipped.json").read_text())) == 1
+    os.utime(tree / "a.txt", (2, 2))
+    assert archive_of(tree, tmp_path / "state").digest == first.digest
+    (tree / "a.txt").write_text("two")
+    assert archive_of(tree, tmp_path / "state").digest != first.digest
+
+
+def test_a_file_that_became_shorter_ends_the_transfer(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree")
+    archive = archive_of(tree, tmp_path / "state")
+    (tree / "a.txt").write_text("")
+    with pytest.raises(PreflightError, match=r"a\.txt became shorter"):
+        list(archive.blocks())
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ""])
+def test_no_archive_is_extracted_outside_its_folder(tmp_path: Path, path: str) -> None:
+    manifest = json.dumps([("f", path, 0o644, 0, 1, "")]).encode()
+    with pytest.raises(ArchiveError, match="it contains the path"):
+        unpack(io.BytesIO(len(manifest).to_bytes(8, "big") + manifest + b"x"), str(tmp_path / "out"))
+
+
+def test_an_archive_that_ends_early_is_refused(tmp_path: Path) -> None:
+    content = b"".join(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks())
+    with pytest.raises(ArchiveError, match="it ends too early"):
+        unpack(io.BytesIO(content[:-1]), str(tmp_path / "out"))
+
+
+def test_code_is_what_git_does_not_ignore(tmp_path: Path) -> None:
+    for name in ("train.py", "new.py", "big.bin", ".venv/bin/python", "inner/part.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".venv" / "pyvenv.cfg").touch()
+    everything = {str(tmp_path / name) for name in ("train.py", "new.py", "big.bin", "inner/part.py")}
+    assert set(list_code(str(tmp_path))) == everything
+    (tmp_path / ".gitignore").write_text("*.bin\n.venv\n")
+    for folder in (tmp_path, tmp_path / "inner"):
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    assert set(list_code(str(tmp_path))) == {*everything, str(tmp_path / ".gitignore")} - {str(tmp_path / "big.bin")}
+
+
+def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    sources = [listen(), listen()]
+    successors = [Successors(source, SECRET) for source in sources]
+    ports = [source.getsockname()[1] for source in sources]
+    out = [tmp_path / name for name in ("first", "second")]
+
+    def take(place: int, *, forward: bool) -> None:
+        with connect(["127.0.0.1"], ports[place], SECRET, {"digest": archive.digest}) as link:
+            extraction = Extraction(str(out[place]), archive.digest)
+            relay(link, archive.size, extraction, Forwarding(successors[1], archive.digest) if forward else None)
+
+    threads = [threading.Thread(target=take, args=(0,), kwargs={"forward": True})]
+    threads.append(threading.Thread(target=take, args=(1,), kwargs={"forward": False}))
+    for thread in threads:
+        thread.start()
+    with successors[0].take(archive.digest) as link:
+        for block in archive.blocks():
+            link.sendall(block)
+    for thread in threads:
+        thread.join()
+    assert [Path(f"{folder}{tmp_path}/tree/a.txt").read_text() for folder in out] == ["one", "one"]
+
+
+def test_an_altered_archive_is_refused(tmp_path: Path) -> None:
+    content = bytearray(b"".join(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks()))
+    content[-1] ^= 1
+    near, far = socket.socketpair()
+    threading.Thread(target=near.sendall, args=(content,)).start()
+    with near, far, pytest.raises(ArchiveError, match="altered on the way"):
+        relay(far, len(content), Extraction(str(tmp_path / "out"), "0" * 64), None)
+
+
+@pytest.mark.parametrize("secret", [SECRET, "00" * 32])
+def test_only_a_host_with_the_secret_is_welcome(secret: str) -> None:
+    with listen() as listener:
+        replies = []
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link:
+                body = welcome(link, SECRET)
+                replies.append(body)
+                if body is not None:
+                    send_line(link, {"ok": True})
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with connect(["127.0.0.1"], listener.getsockname()[1], secret, {"host": "h1"}) as link:
+            if secret == SECRET:
+                assert receive_line(link) == b'{"ok": true}\n'
+            else:
+                with pytest.raises(LinkError, match="closed"):
+                    receive_line(link)
+        thread.join()
+    assert replies == [{"host": "h1"} if secret == SECRET else None]
+
+
+# -- the folder on a host -------------------------------------------------------------------------
+
+
+def put(store: Store, digest: str, source: Path, days: float = 0.0) -> None:
+    folder = Path(store.incoming(digest))
+    (folder / str(source)[1:]).mkdir(parents=True)
+    (folder / str(source)[1:] / "file").write_text(digest)
+    store.put(str(folder), digest)
+    used = time.time() - days * DAY_SECONDS - 3600
+    os.utime(store.object(digest), (used, used))
+
+
+def test_a_run_has_links_to_what_is_shipped(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    project, data = tmp_path / "project", tmp_path / "project" / "data"
+    put(store, "c0de", project)
+    put(store, "da7a", data)
+    sources = [
+        {"path": str(project), "digest": "c0de", "whole": False}, {"path": str(data), "digest": "da7a", "whole": True},
+    ]  # fmt: skip
+    store.make_run("run", str(project / "work"), sources)
+    place = Path(f"{store.run('run')}{project}")
+    (place / "result").write_text("new")
+    assert [(place / name).read_text() for name in ("file", "data/file")] == ["c0de", "da7a"]
+    assert (place / "work").is_dir()
+    assert not Path(f"{store.object('c0de')}{project}/result").exists()
+    assert store.missing(["c0de", "none"]) == ["none"]
+
+
+def test_the_second_of_two_runs_that_ship_the_same_keeps_the_first(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    put(store, "c0de", tmp_path)
+    inode = os.stat(store.object("c0de")).st_ino
+    put(store, "c0de", tmp_path)
+    assert os.stat(store.object("c0de")).st_ino == inode
+    assert os.listdir(f"{store.folder}/incoming") == []
+
+
+def test_what_no_run_uses_is_removed_by_age_and_by_size(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    for digest, days in (("01d", 20.0), ("used", 20.0), ("b", 2.0), ("a", 3.0), ("new", 0.0)):
+        put(store, digest, tmp_path, days)
+    store.make_run("living", "/work", [])
+    store.note_objects("living", ["used"])
+    sleeper = subprocess.Popen(["sleep", "300"], env={**os.environ, "DDLRUN_RUN": "living"})
+    try:
+        removed, _ = store.remove_old()
+        assert (removed, sorted(os.listdir(f"{store.folder}/objects"))) == (1, ["a", "b", "new", "used"])
+        removed, left = store.remove_old(most_bytes=8)  # the files have 1, 1, 3 and 4 bytes
+        assert (removed, left) == (1, 8)
+        assert sorted(os.listdir(f"{store.folder}/objects")) == ["b", "new", "used"]
+        store.remove_old(0)
+        assert os.listdir(f"{store.folder}/objects") == ["used"]
+        assert os.path.isdir(store.run("living"))
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    store.remove_old(0)
+    assert os.listdir(f"{store.folder}/runs") == []
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("open", "link"):
+        with pytest.raises(StoreError, match="this user alone"):
+            Store(str(tmp_path / name))
+
+
+# -- the request ----------------------------------------------------------------------------------
+
+
+def test_a_source_inside_of_data_travels_with_it() -> None:
+    data, inside = ShipSource(SourceKind.DATA, "/data"), ShipSource(SourceKind.DATA, "/data/a")
+    code = ShipSource(SourceKind.CODE, "/code")
+    assert arrange_sources([inside, data, code, data]) == (code, data)
+    with pytest.raises(InputError, match="contains the environment"):
+        arrange_sources([data, ShipSource(SourceKind.ENVIRONMENT, "/data/venv")])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ship": "code,,x"}, "an element is empty"),
+        ({"ship": "nothing"}, "nothing does not exist"),
+        ({"ship": "code,."}, "contains the current folder"),
+        ({"ship": "code", "encrypt": True}, "does not encrypt"),
+        ({"ship": "code", "ship_dir": "cache"}, "write the whole path"),
+        ({"ship_dir": "/cache"}, "goes with --ship"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        read_ship(options, ("python", "train.py"))
+
+
+def test_the_home_folder_is_not_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="all of which would travel"):
+        read_ship({"ship": "code"}, ("hostname",))
+
+
+def test_code_is_that_around_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    request = read_ship({"ship": "code"}, ("/usr/bin/python3", "project/train.py"))
+    assert request is not None
+    assert request.sources == (ShipSource(SourceKind.CODE, str(tmp_path / "project")),)
+    assert request.working_folder == str(tmp_path)
+
+
+def test_words_of_a_command_line_name_the_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = (ShipSource(SourceKind.CODE, "/code"), ShipSource(SourceKind.ENVIRONMENT, "/venv"))
+    request = ShipRequest(sources, str(tmp_path), "/code/sub", ("/code/src",))
+    root = request.run_folder("run")
+    Path(f"{root}/code/sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("PATH", "/venv/bin:/bin"), ("PYTHONPATH", "/other"), ("VIRTUAL_ENV", ""), ("PWD", "")):
+        monkeypatch.setenv(name, value)
+    places = Places(request.variable("run"))
+    places.enter()
+    assert Path.cwd() == Path(f"{root}/code/sub")
+    assert os.environ["PATH"] == f"{root}/venv/bin:/bin"
+    assert os.environ["PYTHONPATH"] == f"{root}/code/src:/other"
+    assert os.environ["VIRTUAL_ENV"] == f"{root}/venv"
+    words = ["/venv/bin/python", "--data=/code/data", "/codes", "code", "-x", "/code"]
+    placed = [f"{root}/venv/bin/python", f"--data={root}/code/data", "/codes", "code", "-x", f"{root}/code"]
+    assert list(map(places.place, words)) == placed
+    without_code = request._replace(sources=sources[1:])
+    assert json.loads(without_code.variable("run"))["folder"] == "/code/sub"
+    assert request.place("/venv/bin/python", "run") == f"{root}/venv/bin/python"
+
+
+@pytest.mark.parametrize("text", ["code,env", "/data/x", "code,data/"])
+def test_the_list_of_ship_keeps_its_paths(text: str) -> None:
+    _, _, paths = parse_ship(text)
+    assert [path.rstrip("/") for path in text.split(",") if path not in ("code", "env")] == list(paths)
+
+
+# -- the user's own paths -------------------------------------------------------------------------
+
+CACHE = "/tmp/ddlrun-ship-0"  # noqa: S108 - a name
+OUTPUT = (
+    f'  File "{CACHE}/objects/ab12/home/me/train.py", line 3\n{CACHE} and {CACHE}/ and {CACHE}/runs\n'
+    f"{CACHE}/runs/20261123-x.y_z/home/me {CACHE}/objects/12\n/tmp/ddlrun-other/tmp/"
+).encode()
+RESTORED = (
+    f'  File "/home/me/train.py", line 3\n{CACHE} and {CACHE}/ and {CACHE}/runs\n'
+    f"/home/me {CACHE}/objects/12\n/tmp/ddlrun-other/tmp/"
+).encode()
+
+
+@given(st.lists(st.integers(0, len(OUTPUT)), max_size=4))
+def test_output_names_the_users_own_paths_wherever_it_is_split(cuts: list[int]) -> None:
+    bounds = [0, *sorted(cuts), len(OUTPUT)]
+    paths = OwnPaths(CACHE)
+    parts = [OUTPUT[start:end] for start, end in zip(bounds[:-1], bounds[1:], strict=True) if start < end]
+    restored = b"".join([*(paths.restore(1, part) for part in parts), paths.restore(1, b"")])
+    short = any(OUTPUT[:cut].endswith((b"/", b"/t", b"/tm", b"/tmp", b"/tmp/")) for cut in cuts)
+    assert restored == RESTORED or short
+
+
+def test_a_prompt_is_not_held_back() -> None:
+    assert OwnPaths(CACHE).restore(1, b"folder [/tmp/]: ") == b"folder [/tmp/]: "
+    assert OwnPaths(CACHE).restore(1, b"/tmp/") == b"/tmp/"
+
+
+# -- chains and checks ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
+def test_a_chain_enters_each_rack_once(racks: list[int], data: st.DataObject) -> None:
+    hosts = [f"h{number}" for number in range(len(racks))]
+    of_host = dict(zip(hosts, racks, strict=True))
+    first = data.draw(st.sampled_from(hosts))
+    chain = chain_order(hosts, of_host, first)
+    assert sorted(chain) == sorted(hosts)
+    assert chain[0] == first
+    before = predecessors(chain)
+    entries = [host for host in chain if before[host] is None or of_host[before[host] or ""] != of_host[host]]
+    assert len(entries) == len(set(racks))
+
+
+def greeting(**values: object) -> HostState:
+    usual = HostState(
+        address="10.0.0.1", port=1, missing=frozenset(), free=1 << 30, python="/usr/bin/python3", version=(3, 11),
+        glibc=(99, 0),
+    )  # fmt: skip
+    return usual._replace(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, None),
+        ({"free": 10, "missing": frozenset(["DIGEST"])}, "has 1 KiB free, and the files need"),
+        ({"python": "/usr/bin/python3.9"}, "no /usr/bin/python3, on which"),
+        ({"version": (3, 12)}, "is Python 3.12, here 3.11"),
+        ({"glibc": (1, 0)}, "glibc 1.0 is older than"),
+    ],
+)
+def test_hosts_that_cannot_take_the_files_are_named(
+    values: dict[str, object], problem: str | None, tmp_path: Path
+) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)._replace(digest="DIGEST")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
+    interpreter = find_interpreter(str(tmp_path / "venv"))
+    run = ShippedRun(ShipRequest((), "/cache", "/"), "run", "python3", interpreter, 1.0)
+    plan = TransferPlan([archive], ["h1"], {}, None, [])
+    problems = judge({"h1": greeting(**values)}, plan, run)
+    assert bool(problems) == (problem is not None)
+    assert problem is None or problem in problems[0]
+
+
+# -- environments ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide a virtual environment with a console script and two editable packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    path = folder / "venv"
+    subprocess.run(["python3", "-m", "venv", "--without-pip", str(path)], check=True)
+    (path / "bin" / "tool").write_text(f"#!{path}/bin/python3\nimport sys\nprint(sys.prefix)\n")
+    (path / "bin" / "tool").chmod(0o755)
+    site = next(path.glob("lib/python3*/site-packages"))
+    for name in ("one/src", "two/pkg"):
+        (folder / name).mkdir(parents=True)
+    (site / "one.pth").write_text(f"{folder}/one/src\nimport sys\n{path}/lib\n")
+    mapping = {"pkg": f"{folder}/two/pkg"}
+    (site / "__editable___two_finder.py").write_text(f"MAPPING: dict[str, str] = {mapping}\n")
+    return path
+
+
+def test_an_environment_works_in_another_folder(venv: Path, tmp_path: Path) -> None:
+    assert find_environment(f"{venv}/bin/python") == str(venv)
+    assert os.path.exists(find_interpreter(str(venv)).path)
+    source = ShipSource(SourceKind.ENVIRONMENT, str(venv))
+    archive = make_archive(source, read_environment(str(venv)), str(tmp_path))
+    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"))
+    moved = f"{tmp_path}/out{venv}"
+    done = subprocess.run([f"{moved}/bin/tool"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{moved}\n"
+
+
+def test_editable_packages_are_found(venv: Path) -> None:
+    assert find_editable(str(venv)) == [f"{venv.parent}/one/src", f"{venv.parent}/two"]
+
+
+def test_a_python_outside_of_an_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="of no virtual environment"):
+        find_environment(f"{tmp_path}/bin/python")
+    (tmp_path / "conda-meta").mkdir()
+    with pytest.raises(InputError, match="of a conda environment"):
+        find_environment(f"{tmp_path}/bin/python")
