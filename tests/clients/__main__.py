@@ -1,81 +1,83 @@
-"""Run the suites of other projects; with --write, replace their table in docs/how-to/frameworks.md.
+"""Run the suites of other projects; with --write, replace their rows in the table of docs/how-to/frameworks.md.
 
-    python -m tests.clients [--write] [--all] [--install] [NAME...]
+    python -m tests.clients [--write] [--all] [--install] [--column TITLE]... [NAME...]
 
-Without --all, only the quick suites and one host.
+Without --all and without names, only the quick suites. Without --all and without columns, only one host.
 """
 
 import argparse
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.clients.run import install, run
-from tests.clients.suites import SUITES, Suite
+from tests.clients.run import folder_of, install, run
+from tests.clients.suites import COLUMNS, SUITES, Column, Suite
+from tests.clients.table import NOT_RUN, NOWHERE, replace_rows
 from tests.cluster.two_hosts import TwoHosts
-from tests.conftest import MPIRUNS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
-BEGIN, END = "<!-- suites -->\n", "<!-- end of suites -->\n"
-HEADER = (
-    "| suite | version | own launcher | 4.1, one host | 5.0, one host | 4.1, two hosts | 5.0, two hosts |",
-    "|---|---|---|---|---|---|---|",
-)
 
 
 def main() -> None:
     """Run the suites and print their results."""
-    parser = argparse.ArgumentParser(description="Run the test suites of other projects under ddlrun.")
-    parser.add_argument("--write", action="store_true", help="replace the table of the page")
-    parser.add_argument("--all", action="store_true", help="also the slow suites, and two hosts")
-    parser.add_argument("--install", action="store_true", help="only fetch the suites")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"suites: {'; '.join(SUITES)}")
-    options = parser.parse_args()
-    install()
+    options = parse()
+    suites = {
+        name: suite
+        for name, suite in SUITES.items()
+        if (name in options.names if options.names else suite.quick or options.all)
+    }
+    install(suites.values())
     if options.install:
         return
-    chosen = {
-        name: suite for name, suite in SUITES.items()
-        if (name in options.names if options.names else suite.quick or options.all)
-    }  # fmt: skip
-    rows = {name: cells(name, suite, over_hosts=options.all) for name, suite in chosen.items()}
-    if options.write:
-        write(rows)
-    failed = [name for name, row in rows.items() if any("exit code" in cell for cell in row[1:])]
+    titles = options.column or [title for title, column in COLUMNS.items() if options.all or not column.two_hosts]
+    failed = []
+    for name, suite in suites.items():
+        if not folder_of(suite).exists():
+            print(f"{name}: not run: no clone of {suite.repository}, version {suite.version}, in {folder_of(suite)}")
+            continue
+        row = [cell(name, title, wanted=title in titles) for title in COLUMNS]
+        if options.write:
+            PAGE.write_text(replace_rows(PAGE.read_text(), {name: [suite.version, *row]}))
+        failed += [name] if any(map(is_failure, row)) else []
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def cells(name: str, suite: Suite, *, over_hosts: bool) -> list[str]:
-    """Return the results of a suite: with its own launcher, and with ddlrun on one host and on two."""
-    row = [cell(name, suite, 5, own=True), *(cell(name, suite, major) for major in sorted(MPIRUNS))]
-    if not (over_hosts and suite.over_hosts):
-        reason = "not run" if suite.over_hosts else "-"
-        return [*row, reason, reason]
-    with TwoHosts() as hosts:
-        return [*row, *(cell(name, suite, major, hosts=hosts) for major in sorted(MPIRUNS))]
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Run the test suites of other projects under ddlrun.")
+    parser.add_argument("--write", action="store_true", help="replace the rows of the page")
+    parser.add_argument("--all", action="store_true", help="also the slow suites, and two hosts")
+    parser.add_argument("--install", action="store_true", help="only fetch these suites")
+    parser.add_argument("--column", action="append", choices=COLUMNS, help="only this column of the table")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"suites: {'; '.join(SUITES)}")
+    return parser.parse_args()
 
 
-def cell(name: str, suite: Suite, major: int, *, own: bool = False, hosts: TwoHosts | None = None) -> str:
-    """Run a suite once, print and return the result; a failure shows the end of the output."""
+def cell(name: str, title: str, *, wanted: bool) -> str:
+    """Run a suite once if that is wanted, print and return the result; a failure shows the end of the output."""
+    suite, column = SUITES[name], COLUMNS[title]
+    if column.two_hosts and not suite.over_hosts:
+        return NOWHERE
+    if not wanted:
+        return NOT_RUN
     with tempfile.TemporaryDirectory() as folder:
-        result = run(suite, major, Path(folder), own=own, hosts=hosts)
-        launcher = "own launcher" if own else "ddlrun"
-        print(f"{name}: {launcher}, Open MPI {major}, {'two hosts' if hosts else 'one host'}: {result}", flush=True)
-        if "exit code" in result:
+        result = _run(suite, column, Path(folder))
+        print(f"{name}: {title}: {result}", flush=True)
+        if is_failure(result):
             print(Path(folder, "output").read_text()[-3000:], flush=True)
     return result
 
 
-def write(rows: dict[str, list[str]]) -> None:
-    """Replace the rows of these suites in the page, and keep the others."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    table, _, after = rest.partition(END)
-    known = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| ")}
-    for name, row in rows.items():
-        known[name] = f"| {' | '.join((name, SUITES[name].version, *row))} |"
-    lines = [*HEADER, *(known[name] for name in SUITES if name in known)]
-    text = "".join(f"{line}\n" for line in lines)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+def is_failure(result: str) -> bool:
+    """Return True if a result is that of a suite that failed, as a whole or in part."""
+    return "failed" in result or "exit code" in result
+
+
+def _run(suite: Suite, column: Column, folder: Path) -> str:
+    with ExitStack() as stack:
+        hosts = stack.enter_context(TwoHosts()) if column.two_hosts else None
+        return run(suite, column.major, folder, own=column.own, hosts=hosts)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import re
 from typing import NamedTuple
 
 TORCH = "torch==2.13.0"
-# The number of tests that passed, as pytest prints it; those of unittest, and the end of a script.
-PYTEST = r"(?m)^(?P<passed>\d+) passed(?!.*failed)"
-UNITTEST = r"Ran (?P<passed>\d+) tests? in [\d.]+s\n\nOK"
+# The number of tests that passed, as pytest prints it, and the tests of unittest, of which some may be skipped.
+PYTEST = r"^(?:(?P<failed>\d+) failed, )?(?P<passed>\d+) passed"
+UNITTEST = r"Ran (?P<ran>\d+) tests? in [\s\S]*?^OK(?: \(skipped=(?P<skipped>\d+)\))?$"
+# What launchers write before the lines of a rank: ddlrun's [0@host], Open MPI's [1,0]<stdout>:
+RANK = r"(?m)^\[\d+(?:@[\w.-]+\] ?|,\d+\]<std\w+>: ?)"
 
 
 class Suite(NamedTuple):
@@ -15,14 +17,23 @@ class Suite(NamedTuple):
     distribution: str
     version: str
     command: str
-    """The command line in the folder; mpiexec is ddlrun or Open MPI's. `{hosts}` is -H with several hosts."""
+    """The command line in the folder; mpiexec is ddlrun or Open MPI's, and the names in braces are those of `run`."""
     pattern: str = PYTEST
     own: str = ""
     """The same with the project's own launcher; empty: it is mpiexec, too."""
+    also: str = ""
+    """What else the suite needs: requirements for pip, or packages of Debian."""
     folder: str = ""
     """The folder of the suite in the source distribution; empty: `package` has it."""
     package: str = ""
     """The folder of the suite in site-packages."""
+    repository: str = ""
+    """The repository that has the suite, where the source distribution lacks it; the user clones it.
+
+    Without folder, package and repository, the suite is in the folder of the programs here.
+    """
+    debian: bool = False
+    """Whether the distribution is a package of Debian 12, not one of PyPI."""
     quick: bool = True
     """Whether it takes less than some minutes on two quiet cores."""
 
@@ -32,19 +43,62 @@ class Suite(NamedTuple):
         return f"{self.distribution}=={self.version}"
 
     @property
+    def requirements(self) -> tuple[str, ...]:
+        """All requirements for pip. A repository has its package, too, and Horovod is built by `make horovod`."""
+        own = () if self.repository else (self.requirement,)
+        return (*own, *self.also.split())
+
+    @property
     def over_hosts(self) -> bool:
         """Whether it can run over several hosts."""
         return "{hosts}" in self.command
 
     def result(self, output: str, code: int) -> str:
-        """Return the number of tests that passed, `passed` for a script, or the exit code."""
-        found = re.search(self.pattern, output)
-        if code or found is None:
+        """Return the number of tests that passed, also beside failures, `passed` for a script, or the exit code."""
+        match = re.search(self.pattern, re.sub(RANK, "", output), re.MULTILINE)
+        numbers = {} if match is None else match.groupdict()
+        if numbers.get("failed"):
+            return f"{numbers['failed']} failed, {numbers['passed']} passed"
+        if code or match is None:
             return f"exit code {code}"
-        return f"{found['passed']} passed" if "passed" in found.groupdict() else "passed"
+        if "ran" in numbers:
+            return f"{int(numbers['ran']) - int(numbers['skipped'] or 0)} passed"
+        return f"{numbers['passed']} passed" if "passed" in numbers else "passed"
 
 
+class Column(NamedTuple):
+    """A column of the table: how the suites are run."""
+
+    major: int
+    """The major version of Open MPI."""
+    own: bool = False
+    """Whether the launcher is the project's own."""
+    two_hosts: bool = False
+
+
+COLUMNS = {
+    "own launcher": Column(5, own=True),
+    "4.1, one host": Column(4),
+    "5.0, one host": Column(5),
+    "4.1, two hosts": Column(4, two_hosts=True),
+    "5.0, two hosts": Column(5, two_hosts=True),
+}
+# Examples that need no file beside their input.
+LAMMPS = """passed=0; cd {folder}
+for name in melt min indent nemd; do
+  mpiexec {hosts} -n 2 lmp -in {debian}/usr/share/lammps/examples/$name/in.$name || exit 1
+  passed=$((passed + 1))
+done; echo $passed passed"""
+# A matrix of 1000 rows on 2x2 ranks.
+HPCC = """cd {folder} && cp {debian}/usr/share/doc/hpcc/examples/_hpccinf.txt hpccinf.txt &&
+mpiexec {hosts} -n 4 hpcc && cat hpccoutf.txt"""
 PYTEST_COMMAND = "python -m pytest -q"
+TRAINER = (
+    "lightning_cli.py fit --trainer.accelerator cpu --trainer.strategy ddp --trainer.max_epochs 1 "
+    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 2 "
+    "--trainer.logger false --trainer.enable_checkpointing false --trainer.devices {local} --trainer.num_nodes {nodes} "
+    "--trainer.default_root_dir {folder}"
+)
 SUITES = {
     "mpi-pytest": Suite("mpi-pytest", "2026.0", f"{PYTEST_COMMAND} tests", folder="mpi_pytest-2026.0"),
     "mpi4py, demo/test-run": Suite(
@@ -63,6 +117,33 @@ SUITES = {
     ),
     "Horovod, test_torch": Suite(
         "horovod", "0.28.1", f"mpiexec {{hosts}} -n 2 {PYTEST_COMMAND} test/parallel/test_torch.py",
-        own=f"horovodrun -np 2 {PYTEST_COMMAND} test/parallel/test_torch.py", folder="horovod-0.28.1", quick=False,
+        own=f"horovodrun -np 2 {PYTEST_COMMAND} test/parallel/test_torch.py", quick=False,
+        repository="https://github.com/horovod/horovod", also="mock==5.2.0",
     ),
+    "heat, test_communication": Suite(
+        "heat", "1.8.0", f"mpiexec {{hosts}} -n 2 -x PYTHONPATH={{programs}} {PYTEST_COMMAND} -p torchvision_stand_in "
+        "tests/core/test_communication.py", quick=False,
+        repository="https://github.com/helmholtz-analytics/heat",
+    ),
+    "Lightning, LightningCLI": Suite(
+        "lightning", "2.6.6", f"mpiexec {{hosts}} -n 2 python {TRAINER}", "`max_epochs=1` reached",
+        own=f"python {TRAINER}", also="jsonargparse[signatures]==4.53.0", quick=False,
+    ),
+    "Transformers, Trainer": Suite(
+        "transformers", "5.23.0", "mpiexec {hosts} -n 2 python transformers_trainer.py 2 {folder}", "trained",
+        own="python -m torch.distributed.run --nproc-per-node 2 transformers_trainer.py 2 {folder}", quick=False,
+    ),
+    "DeepSpeed, ZeRO": Suite(
+        "deepspeed", "0.19.8", "mpiexec {hosts} -n 2 python deepspeed_zero.py", "trained by 2",
+        own="deepspeed --num_accelerators 2 deepspeed_zero.py", quick=False,
+    ),
+    "JAX, distributed": Suite(
+        "jax", "0.10.2", "mpiexec {hosts} -n 2 python jax_processes.py", "gathered from 2",
+        own="mpiexec -n 2 python jax_processes.py mpi4py", quick=False,
+    ),
+    "LAMMPS, examples": Suite(
+        "lammps", "20220106", f"sh -c '{LAMMPS}'", debian=True, quick=False,
+        also="liblammps0 lammps-examples libfftw3-double3 libvoro++1 libkim-api2",
+    ),
+    "hpcc": Suite("hpcc", "1.5.0", f"sh -c '{HPCC}'", r"(?m)^Success=1$", also="libblas3", debian=True, quick=False),
 }  # fmt: skip

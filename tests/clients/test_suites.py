@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.run import folder_of, run
-from tests.clients.suites import PYTEST, SUITES, UNITTEST, Suite
+from tests.clients.c10d import summary
+from tests.clients.run import PYTHON, folder_of, places_of, run
+from tests.clients.suites import COLUMNS, PYTEST, SUITES, UNITTEST, Suite
+from tests.clients.table import BEGIN, END, NOT_RUN, parse_rows, replace_rows
 from tests.support import needs
 
 
@@ -13,9 +15,12 @@ from tests.support import needs
     ("pattern", "output", "code", "result"),
     [
         (PYTEST, "...\n15 passed in 7.47s\n", 0, "15 passed"),
-        (PYTEST, "10 failed, 5 passed in 7.47s\n", 1, "exit code 1"),
+        (PYTEST, "10 failed, 5 passed in 7.47s\n", 1, "10 failed, 5 passed"),
+        (PYTEST, "5 passed, 1 error in 7.47s\n", 1, "exit code 1"),
         (PYTEST, "no tests ran in 0.01s\n", 0, "exit code 0"),
         (UNITTEST, "Ran 19 tests in 30.1s\n\nOK\n", 0, "19 passed"),
+        (UNITTEST, "[0@h1] Ran 9 tests in 3s\n[1@h1] Ran 9 tests in 3s\n\n\n[0@h1] OK (skipped=2)\n", 0, "7 passed"),
+        (PYTEST, "[1,0]<stdout>:15 passed, 2 skipped in 7.47s\n[1@h1] 15 passed in 7s\n", 0, "15 passed"),
         (UNITTEST, "Ran 19 tests in 30.1s\n\nFAILED (errors=1)\n", 1, "exit code 1"),
         ("", "", 0, "passed"),
     ],
@@ -24,11 +29,51 @@ def test_results_of_suites(pattern: str, output: str, code: int, result: str) ->
     assert Suite("x", "1", "x", pattern).result(output, code) == result
 
 
+# Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.
+TESTED = ("mpi-pytest", "accelerate, test_script")
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
+
+
+def test_the_page_has_the_table_that_is_generated() -> None:
+    page = PAGE.read_text()
+    assert replace_rows(page, {}) == page
+
+
+def test_a_row_keeps_old_results_of_its_version() -> None:
+    new, other = ["4.1.2", NOT_RUN, "20 passed", *["-"] * 3], ["4.2", NOT_RUN, "20 passed", *["-"] * 3]
+    name, page = "mpi4py, demo/test-run", f"text\n{BEGIN}{END}more\n"
+    page = replace_rows(page, {name: ["4.1.2", *["19 passed"] * 5], "hpcc": ["1.5.0", *["passed"] * 5]})
+    assert f"| {name} | 4.1.2 | 19 passed | 20 passed | - | - | - |\n| hpcc |" in replace_rows(page, {name: new})
+    assert f"| {name} | 4.2 | not run | 20 passed | - | - | - |\n| hpcc |" in replace_rows(page, {name: other})
+    assert page.startswith("text\n")
+    assert page.endswith("more\n")
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_commands_of_suites_have_the_places_of_a_run(name: str) -> None:
+    suite = SUITES[name]
+    for hosts in (False, True):
+        places = places_of(hosts=hosts, folder=Path("results"))
+        assert "{" not in suite.command.format(**places)
+        assert "{" not in suite.own.format(**places)
+
+
+def test_cases_that_pass_with_gloo_alone_are_listed() -> None:
+    gloo = {"A.x": "passed", "A.y": "passed", "A.z": "skipped", "A.test_ddp_logging_data_cpu": "passed"}
+    ddl = {"A.x": "failed", "A.z": "skipped", "A.test_ddp_logging_data_cpu": "failed"}
+    text, worse = summary(gloo, ddl)
+    assert text == "gloo: 3 passed, 0 failed, 1 skipped\nddl: 0 passed, 2 failed, 1 skipped"
+    assert worse == ["A.x", "A.y"]
+
+
 @pytest.mark.extra
 @pytest.mark.busy
-@pytest.mark.openmpi(5)
-def test_mpi4pys_test_of_its_run_module(major: int, tmp_path: Path) -> None:
-    suite = SUITES["mpi4py, demo/test-run"]
-    if not folder_of(suite).exists():
+@pytest.mark.parametrize("name", TESTED)
+def test_quick_suites_have_the_results_of_the_page(name: str, tmp_path: Path) -> None:
+    suite, title = SUITES[name], "5.0, one host"
+    if not PYTHON.exists() or not folder_of(suite).exists():
         needs.skip("no test suites of other projects", "make test-clients")
-    assert run(suite, major, tmp_path) == "19 passed", (tmp_path / "output").read_text()
+    version, *results = parse_rows(PAGE.read_text())[name]
+    assert version == suite.version
+    result = run(suite, COLUMNS[title].major, tmp_path)
+    assert result == dict(zip(COLUMNS, results, strict=True))[title], (tmp_path / "output").read_text()

@@ -1,15 +1,19 @@
 """The examples of docs/examples on two ranks; run as a module, write their table into docs/how-to/frameworks.md."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.cluster.cluster import Cluster
-from tests.conftest import MPIRUNS, launch_line, need_horovod
+from tests.conftest import OWN, launch_line, need_horovod
+from tests.support.managers import MANAGERS, Manager
+from tests.support.without_mpi import make_environment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "examples"
@@ -18,6 +22,12 @@ BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
 # Where `make test-all` installs TensorFlow and JAX.
 APART = Path(sys.prefix, "frameworks", "bin", "python")
 EPOCHS = ("--epochs", "15")
+PATIENCE = 1800.0
+LEGEND = (
+    "The figures are those on one host / on two hosts. In the last three columns ddlrun itself started the ranks: in",
+    "an environment without MPI, with MPICH, and with Intel MPI. Horovod was built with Open MPI.",
+    "",
+)
 
 
 class Example(NamedTuple):
@@ -30,17 +40,20 @@ class Example(NamedTuple):
 
     @property
     def why_not(self) -> str:
-        """Say why it cannot run here; empty where it can."""
+        """The reason why it cannot run here; empty if it can."""
         if self.framework in ("tensorflow", "jax"):
             return "" if APART.exists() else f"no {self.framework}: make test-all"
         return ""
 
     @property
-    def command(self) -> list[str]:
-        """Return what is launched."""
-        script, *arguments = self.script.split()
-        python = APART if self.framework in ("tensorflow", "jax") else sys.executable
-        return [str(python), str(FOLDER / script), *arguments, *EPOCHS]
+    def python(self) -> Path:
+        """The Python that has the framework."""
+        return APART if self.framework in ("tensorflow", "jax") else Path(sys.executable)
+
+    def runs_under(self, manager: Manager) -> bool:
+        """Return False where the example needs an MPI, or the one that Horovod was built with."""
+        needs_mpi = self.framework in ("mpi", "horovod")
+        return not (needs_mpi and manager.without_mpi) and (self.framework != "horovod" or manager.mpirun != OWN)
 
 
 EXAMPLES = {
@@ -74,53 +87,76 @@ def parse(text: str) -> Learned:
     return Learned(float(loss[0]), float(done[0][0]), done[0][1], int(done[0][2]))
 
 
-def launch(example: Example, mpirun: str, folder: Path, cluster: Cluster | None = None) -> Learned:
+def launch(example: Example, manager: Manager, folder: Path, cluster: Cluster | None = None) -> Learned:
     """Train on two ranks of this host, or on as many as the example wants of the cluster's two."""
     if example.framework == "horovod":
         need_horovod()
-    argv = [*launch_line(mpirun, folder, "--no-tag-output"), "--framework", example.framework]
+    python = make_environment(example.python, folder / "venv") if manager.without_mpi else example.python
+    script, *arguments = example.script.split()
+    program = [str(python), str(FOLDER / script), *arguments, *EPOCHS]
+    argv = [*launch_line(manager.mpirun, folder, "--no-tag-output"), *manager.options]
+    # ddlrun.ddl without MPI needs the variables of torch, which `auto` sets.
+    argv += ["--framework", "auto" if manager.without_mpi else example.framework]
     argv += ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]  # a rank that waits leaves the core to others
     if cluster is None:
-        argv += ["-np", "2", *example.command]
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        argv += ["-np", "2", *program]
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
     else:
         each = example.ranks // 2
         # The two hosts share this machine's cores, though each has them all for its rank's threads.
-        argv += ["-H", f"h1:{each},h2:{each}", "--env", "OMP_NUM_THREADS=1", *example.command]
-        done = cluster.run("h1", argv, cwd=folder, timeout=300)
+        argv += ["-H", f"h1:{each},h2:{each}", "--env", "OMP_NUM_THREADS=1", *program]
+        done = cluster.run("h1", argv, cwd=folder, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return parse(done.stdout)
 
 
-def cell(example: Example, major: int, cluster: Cluster | None) -> str:
-    """Run an example; return its accuracy."""
-    with tempfile.TemporaryDirectory() as folder:
-        learned = launch(example, MPIRUNS[major], Path(folder), cluster)
-    shown = f"{learned.accuracy} %"
-    print(f"{example.script}, Open MPI {major}, {'two hosts' if cluster else 'one host'}: {shown}", flush=True)
-    return shown
+def cell(example: Example, manager: Manager, cluster: Cluster) -> str:
+    """Run an example on one host and on two; return its accuracies."""
+    if example.why_not or not example.runs_under(manager):
+        return example.why_not or "-"
+    accuracies = []
+    for where in (None, cluster):
+        with tempfile.TemporaryDirectory() as folder:
+            accuracies.append(launch(example, manager, Path(folder), where).accuracy)
+    print(f"{example.script}, {manager.title}: {accuracies}", flush=True)
+    return f"{accuracies[0]} / {accuracies[1]} %"
 
 
-def table() -> str:
-    """Run everything under both majors on one host and on two; return a Markdown table."""
-    lines = [
-        "| gradients averaged by | example | 4.1, one host | 4.1, two hosts | 5.0, one host | 5.0, two hosts |",
-        "|---|---|---|---|---|---|",
-    ]
-    with Cluster(hosts_per_rack=2, racks=1) as two:
-        for title, example in EXAMPLES.items():
-            name, _, option = example.script.partition(" ")
-            link = f"[{name}](../examples/{name}){option and f' `{option}`'}"
-            cells = [example.why_not or cell(example, major, where) for major in MPIRUNS for where in (None, two)]
-            lines.append(f"| {' | '.join((title, link, *cells))} |")
-    return "".join(f"{line}\n" for line in lines)
+def read_cells(page: str) -> dict[tuple[str, str], str]:
+    """Return the cells of the page's table, by the title of an example and that of a process manager."""
+    table = page.partition(BEGIN)[2].partition(END)[0]
+    titles, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    return {(row[0], title): text for row in rows for title, text in zip(titles[2:], row[2:], strict=True)}
+
+
+def render(cells: Mapping[tuple[str, str], str]) -> str:
+    """Return the table in Markdown below its legend."""
+    headings = ("gradients averaged by", "example", *(manager.title for manager in MANAGERS))
+    lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+    for title, example in EXAMPLES.items():
+        name, _, option = example.script.partition(" ")
+        link = f"[{name}](../examples/{name}){option and f' `{option}`'}"
+        row = (cells[title, manager.title] for manager in MANAGERS)
+        lines.append(f"| {' | '.join((title, link, *row))} |")
+    return "".join(f"{line}\n" for line in (*LEGEND, *lines))
 
 
 def main() -> None:
-    """Write the page's table anew."""
+    """Run all examples on one host and on two, and write the page's table anew.
+
+    Words are the titles of process managers; the columns of others stay.
+    """
     os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}")
+    chosen = [manager for manager in MANAGERS if manager.title in sys.argv[1:]] or MANAGERS
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    cells = dict.fromkeys(itertools.product(EXAMPLES, (manager.title for manager in MANAGERS)), "not run")
+    cells |= read_cells(page)
+    with Cluster(hosts_per_rack=2, racks=1) as two:
+        for manager in chosen:
+            for title, example in EXAMPLES.items():
+                cells[title, manager.title] = cell(example, manager, two)
+                PAGE.write_text(f"{before}{BEGIN}\n{render(cells)}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

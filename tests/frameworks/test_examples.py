@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MPIRUNS, launch_line
-from tests.frameworks.examples import EPOCHS, EXAMPLES, FOLDER, Example, Learned, launch, parse
+from tests.frameworks.examples import (
+    EPOCHS,
+    EXAMPLES,
+    FOLDER,
+    PAGE,
+    Example,
+    Learned,
+    launch,
+    parse,
+    read_cells,
+    render,
+)
+from tests.support import needs
+from tests.support.managers import INTEL_MPI, MANAGERS, MPICH, MPIRUN, WITHOUT_MPI, Manager
 
 
 def alone(*words: str) -> Learned:
@@ -44,11 +57,31 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "major"), CASES, indirect=["major"])
-def test_two_ranks_learn_the_same(name: str, mpirun: str, tmp_path: Path, plain: Learned, digits: Learned) -> None:
+@pytest.mark.usefixtures("mpirun")
+def test_two_ranks_learn_the_same(name: str, major: int, tmp_path: Path, plain: Learned, digits: Learned) -> None:
     example = EXAMPLES[name]
     if example.why_not:
         pytest.skip(example.why_not)
-    learned = launch(example, mpirun, tmp_path)
+    learned = launch(example, MPIRUN[major], tmp_path)
+    assert learned.ranks == 2
+    same(learned, plain, digits, example)
+
+
+@pytest.mark.parametrize(
+    ("name", "manager"),
+    [
+        ("PyTorch, ddlrun's optimizer", WITHOUT_MPI),
+        ("ddlrun.ddl, model parallel along X", MPICH),
+        ("mpi4py", INTEL_MPI),
+    ],
+)
+def test_two_ranks_learn_the_same_without_mpirun(
+    name: str, manager: Manager, tmp_path: Path, plain: Learned, digits: Learned
+) -> None:
+    if manager.package and not manager.library.exists():
+        needs.skip(f"no {manager.package}", "make mpis")
+    example = EXAMPLES[name]
+    learned = launch(example, manager, tmp_path)
     assert learned.ranks == 2
     same(learned, plain, digits, example)
 
@@ -74,3 +107,9 @@ def test_training_goes_on_from_a_checkpoint_with_more_ranks(mpirun: str, tmp_pat
 
 def test_every_example_is_run() -> None:
     assert {example.script.split()[0] for example in EXAMPLES.values()} == {path.name for path in FOLDER.glob("*.py")}
+
+
+def test_the_table_of_the_page_is_read_as_it_is_written() -> None:
+    page = PAGE.read_text()
+    assert len(read_cells(page)) == len(EXAMPLES) * len(MANAGERS)
+    assert render(read_cells(page)) in page

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster, why_not
-from tests.conftest import MPIRUNS
 from tests.frameworks.examples import EXAMPLES, Learned, launch
 from tests.frameworks.test_examples import alone, same
+from tests.support.managers import MPIRUN
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -31,6 +31,6 @@ def test_two_hosts_learn_the_same(
     example = EXAMPLES[name]
     if example.why_not:
         pytest.skip(example.why_not)
-    learned = launch(example, MPIRUNS[example.over_hosts], tmp_path, cluster)
+    learned = launch(example, MPIRUN[example.over_hosts], tmp_path, cluster)
     assert learned.ranks == example.ranks
     same(learned, *references, example)

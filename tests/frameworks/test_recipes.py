@@ -82,7 +82,7 @@ def test_the_stacks_of_a_hang_show_the_rank_that_is_elsewhere(tmp_path: Path) ->
     sleeping, waiting = (lines.index(line) + 1 for line in lines if re.match(r"\s*(time\.sleep|world\.barrier)", line))
     expected = {"0": str(waiting), "1": str(sleeping)}
     assert dict(STACK.findall(PAGE)) == expected
-    argv = [*launch_line(MPIRUNS[5], tmp_path, *PATIENT), "--stall-timeout", "5", "hang.py"]
+    argv = [*launch_line(MPIRUNS[5], tmp_path, *PATIENT), "--stall-timeout", "5", "--stall-action", "report", "hang.py"]
     with started(
         ["env", "--default-signal=INT", *argv],
         cwd=tmp_path,

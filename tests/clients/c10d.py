@@ -1,0 +1,63 @@
+"""Run PyTorch's own cases for its backend gloo with gloo and with the backend "ddl"; print the numbers side by side.
+
+    python -m tests.clients.c10d [--ranks N] [--file FILE] [NAME...]
+
+The options are those of tests.clients.c10d_cases. The exit code is 1 if a case passes with gloo alone, except those
+that `EXPECTED` explains.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.clients.run import PYTHON, install
+
+ROOT = Path(__file__).parents[2]
+# Cases that cannot pass, and the reason.
+EXPECTED = {
+    "test_ddp_logging_data_cpu": "it compares the name of the backend with gloo's",
+}
+
+
+def run(backend: str, arguments: list[str]) -> dict[str, dict[str, str]]:
+    """Run the cases with a backend; return their results by name."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "results")
+        argv = [str(PYTHON), "-m", "tests.clients.c10d_cases", backend, "--results", str(file), *arguments]
+        subprocess.run(argv, cwd=ROOT, env=environ, stdout=sys.stderr, check=True)
+        results = [json.loads(line) for line in file.read_text().splitlines()]
+    return {result["case"]: result for result in results}
+
+
+def summary(gloo: dict[str, str], ddl: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the numbers of two backends, and the cases that pass with gloo alone for no known reason.
+
+    >>> summary({"A.x": "passed", "A.y": "skipped"}, {"A.x": "failed", "A.y": "skipped"})
+    ('gloo: 1 passed, 0 failed, 1 skipped\\nddl: 0 passed, 1 failed, 1 skipped', ['A.x'])
+    """
+    counts = {"gloo": Counter(gloo.values()), "ddl": Counter(ddl.values())}
+    states = ("passed", "failed", "skipped")
+    lines = [f"{name}: {', '.join(f'{count[state]} {state}' for state in states)}" for name, count in counts.items()]
+    worse = [case for case, state in gloo.items() if state == "passed" and ddl.get(case) != "passed"]
+    return "\n".join(lines), [case for case in worse if case.rpartition(".")[2] not in EXPECTED]
+
+
+def main() -> None:
+    """Run the cases with both backends."""
+    install(())
+    results = {backend: run(backend, sys.argv[1:]) for backend in ("gloo", "ddl")}
+    states = [{case: result["state"] for case, result in results[backend].items()} for backend in ("gloo", "ddl")]
+    text, worse = summary(*states)
+    print(text)
+    for case in worse:
+        print(f"\n{case}: {results['ddl'].get(case, {}).get('reason', 'it was not run')}")
+    sys.exit(bool(worse))
+
+
+if __name__ == "__main__":
+    main()
