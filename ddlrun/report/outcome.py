@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import exception_line, is_collateral, last_lines, without_numbers
+from ddlrun.process_managers.agents import is_own
+from ddlrun.process_managers.openmpi import ABORT
 from ddlrun.wording import printable, signal_name
 
 # Lines on ranks that failed later, and the characters of an exception in them.
@@ -71,7 +73,7 @@ CODE_HINTS = LIMIT_HINTS | {
     128 + signal.SIGKILL: "killed by another process: often by the kernel or the batch system, for lack of memory",
 }
 MPI_HINTS = (
-    (r"MPI_ABORT was invoked on rank (\d+)[\s\S]*?[Ee]rror ?code:? (-?\d+)", "rank {0} called MPI_Abort with {1}"),
+    (ABORT, "rank {0} called MPI_Abort with {1}"),
     (
         r"(?:ORTE|PRTE) (?:was unable to reliably start|has lost communication)",
         "mpirun could not start its daemon on a host, or lost it: ddlrun check HOSTS shows the reason",
@@ -138,7 +140,9 @@ def _reason(outcome: Outcome, plan: Plan, *, with_tail: bool) -> Iterator[str]:
         yield f"ended by {signal_name(outcome.signal)} after {outcome.until_end:.1f} s"
     else:
         verb = "ended" if outcome.requested else "failed"
-        yield f"{verb} after {outcome.until_end:.1f} s: {outcome.reason or f'mpirun ended with {outcome.exit_code}'}"
+        manager = "the process manager" if is_own(plan.mpirun) else "mpirun"
+        reason = outcome.reason or f"{manager} ended with {outcome.exit_code}"
+        yield f"{verb} after {outcome.until_end:.1f} s: {reason}"
     hint = _hint(outcome)
     if hint:
         yield f"  hint: {hint}"

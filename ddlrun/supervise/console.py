@@ -20,8 +20,12 @@ TICK_SECONDS = 0.1
 # The interval at which a slow terminal or pipe is written to.
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
-# Harmless lines of mpirun: about its ssh, now and then, and about signals.
-HARMLESS = rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal )[^\n]*\n"
+# Lines of the process manager that are not printed: harmless ones of mpirun, about its ssh, now and then, and about
+# signals; those of ddlrun's own, which the report repeats.
+HARMLESS = (
+    rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal |"
+    rb"ddlrun: (?:lost host |rank \d+: its keeper was killed|rank \d+ on \S+ ended without MPI_Finalize))[^\n]*\n"
+)
 # The box of a rank that called MPI_Abort. mpirun prints it, at times after ddlrun has begun to end the job.
 MPI_ABORT = re.compile(rb"-{70,}\nMPI_ABORT was invoked .*?\n-{70,}\n", re.DOTALL)
 MOST_HIDDEN = 1 << 16  # bytes

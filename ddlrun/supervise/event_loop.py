@@ -52,8 +52,9 @@ class Supervision:
         self._epoll, self._readers = state.epoll, Readers(state.epoll)
         self._stalls, self._limits = state.stalls, state.limits
         self._heartbeat, self._warnings = state.heartbeat, state.warnings
-        self._reactions = KeeperReactions(state, listener)
+        self._reactions = KeeperReactions(state, listener, files)
         self._keepers, self._termination = self._reactions.keepers, self._reactions.termination
+        self._doctor = self._reactions.doctor
 
     @property
     def record(self) -> JobRecord:
@@ -73,6 +74,8 @@ class Supervision:
                 self._on_time(time.monotonic(), signals)
         finally:
             self._reactions.input.close()
+        if not self._keepers.complete:  # mpirun may have failed by itself, and left daemons behind
+            self.record.ended_while_starting = True
         for fd in self._mpirun.pipes:
             while self._read_mpirun(fd):
                 pass
@@ -97,7 +100,7 @@ class Supervision:
             if self._reactions.input.event(fd):
                 self._on_signal(signal.SIGINT)
         elif fd not in self._mpirun.pipes:
-            if not self._readers.lose(fd):
+            if not (self._readers.lose(fd) or self._mpirun.ssh_clients.end(fd)):
                 self._keepers.event(fd, event)
         elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)
@@ -109,9 +112,11 @@ class Supervision:
             now + LONGEST_WAIT,
             self._console.tick(now, reading=self._keepers.reading),
             self._heartbeat.deadline(),
+            self._state.samples.deadline(),
         ]
         if not self._termination.ending:
-            deadlines += self._limits.deadline(), self._warnings.deadline(), self._readers.deadline()
+            limit = float("inf") if self._doctor.awaits_limit else self._limits.deadline()
+            deadlines += limit, self._warnings.deadline(), self._readers.deadline(), self._doctor.deadline()
         if self._termination.phase is not Phase.RUNNING or not self._mpirun.running:
             deadlines.append(now + END_INTERVAL)
         if self._watch.status_line or self._watch.stall:
@@ -131,12 +136,13 @@ class Supervision:
         if not self._termination.ending:
             self._check_limits(now)
         self._check_heartbeats(now)
+        self._state.samples.collect(now, self._keepers)
         if self._mpirun.stays_stopped(now) and self._mpirun.resume():
-            self._console.tell("mpirun was stopped while the job ran, and was continued")
+            self._console.tell(f"{self._mpirun.name} was stopped while the job ran, and was continued")
         all_gone = len(self.record.ends) == self._ranks and not self._keepers.remaining
         self._termination.advance(now, all_gone=all_gone)
-        if self._watch.stall and not self._termination.ending:
-            self._stalls.check(now, self._state.last_output, self._keepers)
+        if not self._termination.ending:
+            self._examine(now)
         if self._watch.status_line:
             self._console.draw_status(now, lambda: self._status(now))
 
@@ -144,11 +150,16 @@ class Supervision:
         for number, reached in self._warnings.take_due(now):
             if number in self._watch.forward:
                 self._keepers.send_signal(number, reached)
-        self._reactions.end_job(self._limits.exceeded(now))
+        self._doctor.end_at_limit(self._limits.exceeded(now), now)
         self._reactions.end_after_signal(now)
         message = self._limits.report_early_ends(now, self.record.ends)
         if message is not None:
             self._console.tell(message)
+
+    def _examine(self, now: float) -> None:
+        if self._watch.stall:
+            self._doctor.check_stall(now)
+        self._doctor.advance(now)
 
     def _check_heartbeats(self, now: float) -> None:
         silent = [keeper for keeper in self._heartbeat.beat(now, self._keepers) if not keeper.peer.watching]
@@ -202,6 +213,7 @@ class Supervision:
         failed = reason is not None or self._mpirun.exit_code != 0
         unprinted = self._console.finish(seconds, signals.take, failed=failed)
         self._keepers.close()
+        self._mpirun.ssh_clients.close()
         self._epoll.close()
         return unprinted
 

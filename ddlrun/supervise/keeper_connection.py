@@ -34,7 +34,15 @@ class PeerState(enum.Enum):
 ALLOWED = {
     PeerState.WELCOMED: frozenset((protocol.HEARTBEAT,)),
     PeerState.PROVEN: frozenset((protocol.HEARTBEAT, protocol.HELLO)),
-    PeerState.RUNNING: AFTER_THE_END | {protocol.BOUND, protocol.INPUT_WANTED, protocol.ENDED},
+    PeerState.RUNNING: AFTER_THE_END
+    | {
+        protocol.BOUND,
+        protocol.SESSION_FOLDER,
+        protocol.INPUT_WANTED,
+        protocol.ENDED,
+        protocol.USAGE,
+        protocol.HOST_USAGE,
+    },
     PeerState.ENDED: AFTER_THE_END | {protocol.HANDOVER},
     PeerState.WATCHING: AFTER_THE_END - {protocol.OUT, protocol.ERR},
 }

@@ -4,8 +4,10 @@ import os
 import signal
 
 from ddlrun.errors import PreflightError, UnreachableError
+from ddlrun.plan.run_dir import RunDir
 from ddlrun.rank import protocol
 from ddlrun.rank.protocol import ProtocolError
+from ddlrun.supervise.doctor import JobDoctor
 from ddlrun.supervise.keeper_connection import Hello, KeeperConnection, PeerState
 from ddlrun.supervise.keepers import KeeperEvents, Keepers
 from ddlrun.supervise.listener import Listener
@@ -24,12 +26,13 @@ SIGNALLED_SECONDS = 5.0
 class KeeperReactions:
     """The keepers of a job; what they report goes into its state, and may end it."""
 
-    def __init__(self, state: SupervisionState, listener: Listener) -> None:
+    def __init__(self, state: SupervisionState, listener: Listener, files: RunDir) -> None:
         """Accept the connections of keepers.
 
         Args:
             state: The state of the job.
             listener: The socket to which they connect.
+            files: The run folder.
         """
         self._state, self._watch, self._job = state, state.watch, state.job
         self._console, self._mpirun, self._record = state.console, state.mpirun, state.record
@@ -43,6 +46,8 @@ class KeeperReactions:
         self.termination = Termination(
             self.keepers, state.mpirun, state.record, grace=state.watch.grace, tell=state.console.tell
         )
+
+        self.doctor = JobDoctor(state, files, self.keepers, self.end_job)
 
     def end_job(self, reason: EndReason | None) -> None:
         """End all ranks if there is a reason to; the first reason counts."""
@@ -62,25 +67,36 @@ class KeeperReactions:
             self._state.last_output = peer.heard_at
             self._stalls.add_output(rank, peer.heard_at)
             self._console.output.write(rank, int(kind == protocol.ERR), text)
-        elif kind == protocol.BOUND:
-            self._record.add_binding(rank, _decode(text))
         elif kind == protocol.SIGNALLED:
             self._warnings.add(protocol.parse_number(_decode(text), signal.NSIG - 1), rank, peer.heard_at)
         elif kind == protocol.LOST:
             peer.farewell = self._heartbeat.explain_farewell(_decode(text), peer.heard_at)
-        elif kind == protocol.STATE:
-            self._stalls.add_state(rank, _decode(text))
         elif kind == protocol.INPUT_WANTED:
             self.input.request(peer)
         elif kind == protocol.ENDED:
             self._on_rank_end(peer, rank, protocol.ProgramEnd.parse(text))
         elif kind == protocol.HANDOVER:
             self.termination.hand_over(peer)
+        else:
+            self._record_report(peer, rank, kind, _decode(text))
+
+    def _record_report(self, peer: KeeperConnection, rank: int, kind: bytes, text: str) -> None:
+        """Record what a keeper reports of its rank or its host."""
+        if kind == protocol.BOUND:
+            self._record.add_binding(rank, text)
+        elif kind == protocol.SESSION_FOLDER:
+            self._record.add_session_folder(peer, text)
+        elif kind == protocol.STATE:
+            self.doctor.add_report(rank, text)
+        elif kind in (protocol.USAGE, protocol.HOST_USAGE):
+            self._state.samples.add(rank, peer.host, kind, text)
 
     def _on_rank_start(self, peer: KeeperConnection, hello: Hello) -> None:
         rank = hello.rank
         if self._limits.has_started(rank):
             raise ProtocolError(f"rank {rank} already has one")
+        if not self._limits.any_started:
+            self._mpirun.watch_ssh_clients()
         peer.introduce(hello)
         self._record.job_names[hello.host] = self._job.host_of(rank)
         self._console.output.start(rank, peer.host)
@@ -95,6 +111,7 @@ class KeeperReactions:
         self.input.end(rank)
         self._console.output.end(rank, failed=end.code != 0)
         self._stalls.end(rank)
+        self.doctor.end(rank)
         self._record.add_end(peer, rank, end)
         self._limits.rank_ended()
         if self.termination.ending:

@@ -3,7 +3,7 @@
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ddlrun.plan import STDIN, Plan
@@ -63,14 +63,17 @@ def apply_job_end(outcome: Outcome, end: JobEnd) -> Outcome:
 
 
 def _own_addresses(plan: Plan) -> tuple[str, ...]:
-    """Return this machine's addresses that the job's hosts reach, the one on the job's network first."""
     others = [name for name in plan.placement.hosts.names if name not in plan.local_hosts]
+    return own_addresses(others, plan.own_address)
+
+
+def own_addresses(others: Sequence[str], preferred: str | None) -> tuple[str, ...]:
+    """Return this machine's addresses that other hosts reach, the one on the job's network first if it has one."""
     routed = _routed_addresses(others[:8]) if others else LOOPBACK
-    preferred = () if plan.own_address is None else (plan.own_address,)
-    return tuple(dict.fromkeys((*preferred, *routed)))
+    return tuple(dict.fromkeys((*(() if preferred is None else (preferred,)), *routed)))
 
 
-def _routed_addresses(hosts: list[str]) -> tuple[str, ...]:
+def _routed_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the addresses from which this machine talks to hosts; its name where no host's name resolves."""
     import socket  # noqa: PLC0415 - 6 ms, for jobs over several hosts alone
 

@@ -53,7 +53,8 @@ class JobLimits:
     def exceeded(self, now: float) -> EndReason | None:
         """Return the reason to end the job if a limit is exceeded: the job's own, or that for its ranks' start."""
         if self._watch.timeout and now > self.started_at + self._watch.timeout:
-            return EndReason(TIMED_OUT, f"the time limit of {self._watch.timeout:g} s (--timeout)", requested=True)
+            text = f"the time limit of {self._watch.timeout:g} s (--timeout)"
+            return EndReason(TIMED_OUT, text, requested=True, examined=True)
         if not self._watch.start or now <= self._last_start + self._watch.start:
             return None
         missing = [rank for rank in range(self._job.ranks) if rank not in self._started]

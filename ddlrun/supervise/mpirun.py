@@ -10,6 +10,7 @@ from ddlrun.rank.process_stat import STOPPED, StopDetector, read_stat
 from ddlrun.remote.mpirun_process import Process, TimeoutExpired
 from ddlrun.remote.sessions import end_session
 from ddlrun.supervise.root_cause import MpirunEnd
+from ddlrun.supervise.ssh_clients import SshClients
 
 # The last bytes of its output are stored: they may hold the reason for its end.
 MOST_STORED = 1 << 18
@@ -21,17 +22,19 @@ LONGEST_REFUSAL = 100
 class MpirunProcess:
     """A running mpirun, or one that has ended."""
 
-    def __init__(self, process: Process, name: str, host_names: Sequence[str]) -> None:
+    def __init__(self, process: Process, name: str, host_names: Sequence[str], ssh_clients: SshClients) -> None:
         """Take charge of a process.
 
         Args:
             process: The process.
             name: The name of the process manager in messages.
             host_names: The hosts of the job.
+            ssh_clients: The ssh clients that it starts.
         """
         self._process = process
         self._stop = StopDetector(process.pid)
         self.name, self._host_names = name, host_names
+        self.ssh_clients = ssh_clients
         self.pipes = {
             pipe.fileno(): stream for stream, pipe in enumerate((process.stdout, process.stderr)) if pipe is not None
         }
@@ -89,7 +92,12 @@ class MpirunProcess:
             ended_by_ddlrun=ended_by_ddlrun,
             name=self.name,
             host_names=self._host_names,
+            ended_ssh_client=self.ssh_clients.first_ended,
         )
+
+    def watch_ssh_clients(self) -> None:
+        """Begin to watch the ssh clients that it has started."""
+        self.ssh_clients.watch(self._process.pid)
 
     def terminate(self) -> None:
         """Send SIGTERM, once: after a second one, Open MPI 4.1 leaves its ranks alone."""

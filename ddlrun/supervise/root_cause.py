@@ -9,8 +9,19 @@ from typing import NamedTuple
 from ddlrun.errors import UnreachableError
 from ddlrun.plan.outcome import RankEnd
 from ddlrun.plan.tracebacks import is_collateral
-from ddlrun.process_managers.agents import lost_agent
-from ddlrun.process_managers.openmpi import improper_end, killed_rank, lost_host
+from ddlrun.process_managers.agents import killed_keeper, lost_agent, unfinished_rank
+from ddlrun.process_managers.openmpi import (
+    SESSION,
+    abort_call,
+    aborting_rank,
+    ended_ssh_client,
+    failed_daemon,
+    improper_end,
+    killed_rank,
+    lost_host,
+    reports_failure,
+    unwritable_folder,
+)
 from ddlrun.supervise.heartbeat import UNREACHABLE
 from ddlrun.supervise.keeper_connection import KeeperConnection
 from ddlrun.supervise.missing_daemons import find_name
@@ -19,6 +30,8 @@ from ddlrun.wording import signal_name
 # 128 + SIGINT, SIGKILL, SIGTERM: the exit codes of programs that a keeper ended.
 ORDERED_CODES = (130, 137, 143)
 RESET = "a firewall or another device on the way reset it, or the host was restarted"
+CAUSES = "there was killed, the host went down, or the network failed"
+SIGNALLED = "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"
 SPAWN_REFUSED = "MPI_Comm_spawn found no free slot; --spawn-slots N lets the job start N more processes per host"
 
 
@@ -44,6 +57,8 @@ class EndReason(NamedTuple):
     """The connection whose end is the reason; mpirun may know its cause."""
     lost_host: str | None = None
     """The host that mpirun lost."""
+    examined: bool = False
+    """Whether the ranks are examined before the job is ended."""
 
 
 class MpirunEnd(NamedTuple):
@@ -59,6 +74,8 @@ class MpirunEnd(NamedTuple):
     """The name of the process manager in messages."""
     host_names: Sequence[str] = ()
     """The hosts of the job."""
+    ended_ssh_client: str | None = None
+    """The host of the ssh client that was the first to end after the start of a rank."""
 
 
 def explain_closed_connection(peer: KeeperConnection) -> EndReason:
@@ -69,7 +86,7 @@ def explain_closed_connection(peer: KeeperConnection) -> EndReason:
         return EndReason(code, f"{label} had to end: {peer.farewell}")
     connection = ClosedConnection(peer.rank, label)
     if peer.error is None:
-        return _killed(connection)
+        return _killed(label, connection)
     text = f"the connection of {label} broke ({os.strerror(peer.error)})"
     if peer.error == errno.ECONNRESET:
         return EndReason(code, f"{text}: {RESET}", closed=connection)
@@ -77,25 +94,40 @@ def explain_closed_connection(peer: KeeperConnection) -> EndReason:
 
 
 def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason:
-    """Return the reason for the end, corrected if mpirun knows why a keeper's connection closed.
+    """Return the reason for the end, corrected if mpirun knows why a keeper's connection closed, or a rank failed.
 
     - The kernel also resets the connection of a killed keeper that had not yet read everything.
     - An mpirun that was killed or has lost a host kills the keepers of all hosts. Their connections may close before
       its end is noticed, or before the keeper on the lost host has ended its program.
+    - A rank whose MPI has lost another one may fail before its keeper, which has lost mpirun, ends it.
+    - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
+      the ends of their programs.
     """
     if reason.closed is None:
-        return reason
-    if killed_rank(mpirun.output) == reason.closed.rank:
-        return _killed(reason.closed)
-    lost = lost_agent(mpirun.output) or lost_host(mpirun.output)
-    if lost is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
+        loss = _find_loss(mpirun) if _is_cut_off(reason, ends.values()) else None
+        return loss or reason
+    killed = killed_rank(mpirun.output)
+    if reason.closed.rank in (killed and killed[0], killed_keeper(mpirun.output)):
+        return _killed(reason.closed.label, reason.closed)
+    abort = abort_call(mpirun.output)
+    if abort is not None:
+        rank, code = abort
+        return EndReason(code & 255 or 1, f"rank {rank} called MPI_Abort with {code}")
+    if _find_loss(mpirun) is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
         return ended_by_mpirun(mpirun, ends)
+    if _may_be_signalled(mpirun, ends.values()):
+        return EndReason(mpirun.exit_code, SIGNALLED)
     return reason
 
 
-def _killed(connection: ClosedConnection) -> EndReason:
-    text = f"{connection.label} was killed by another process"
-    return EndReason(128 + signal.SIGKILL, text, closed=connection)
+def _is_cut_off(reason: EndReason, ends: Iterable[RankEnd]) -> bool:
+    """Return True if the job ends because of a rank that had lost another one, or whose keeper had lost mpirun."""
+    root = root_of(ends) if reason.reason is None and reason.signal is None else None
+    return root is not None and (root.reason != "" or _is_collateral(root))
+
+
+def _killed(label: str, connection: ClosedConnection | None = None) -> EndReason:
+    return EndReason(128 + signal.SIGKILL, f"{label} was killed by another process", closed=connection)
 
 
 def root_of(ends: Iterable[RankEnd]) -> RankEnd | None:
@@ -122,26 +154,91 @@ def ended_by_mpirun(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason
         mpirun: The end of mpirun.
         ends: The ends of ranks so far.
     """
+    problem = _find_loss(mpirun) or _explain_failed_start(mpirun) or _find_rank(mpirun, ends)
+    if problem is not None:
+        return problem
+    if mpirun.exit_code < 0:
+        number = -mpirun.exit_code
+        sender = "" if mpirun.ended_by_ddlrun else ", which ddlrun did not send"
+        return EndReason(128 + number, f"{mpirun.name} was killed by {signal_name(number)}{sender}", number)
+    if mpirun.exit_code == 0:
+        return EndReason(1, f"{mpirun.name} ended while ranks were still running")
+    if ends and _may_be_signalled(mpirun, ends.values()):
+        return EndReason(mpirun.exit_code, SIGNALLED)
+    return EndReason(mpirun.exit_code)
+
+
+def _find_rank(mpirun: MpirunEnd, ends: Mapping[int, RankEnd]) -> EndReason | None:
+    """Return the reason for the end where mpirun, or ddlrun's own process manager, names a rank; None if not."""
+    code = mpirun.exit_code or 1
+    improper = improper_end(mpirun.output) or unfinished_rank(mpirun.output)
+    if improper is not None:
+        rank, host = improper
+        with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
+        return EndReason(
+            code, f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
+        )
+    killed, aborting = killed_rank(mpirun.output), aborting_rank(mpirun.output)
+    if killed is not None:
+        rank, host = killed
+        return _killed(f"rank {rank} on {host}")
+    if aborting is None:
+        return None
+    rank, host = aborting
+    return EndReason(code, f"rank {rank} on {host} aborted the job: it called MPI_Abort, or its MPI did after an error")
+
+
+def _explain_failed_start(mpirun: MpirunEnd) -> EndReason | None:
+    """Return the reason why mpirun or a daemon could not start; None if mpirun's output shows none."""
+    code = mpirun.exit_code or 1
+    folder = unwritable_folder(mpirun.output)
+    if folder is not None:
+        place = f"{folder.path} on {folder.host or os.uname().nodename}"
+        text = f"Open MPI cannot make its folder {place}: {folder.problem}; name another place there: TMPDIR"
+        return EndReason(code, text)
+    daemon = failed_daemon(mpirun.output)
+    if daemon is None:
+        return None
+    host, status = daemon
+    host = find_name(host, mpirun.host_names)
+    text = f"mpirun's daemon on {host} ended with {status} before it had reached mpirun; try: ddlrun check {host}"
+    return EndReason(code, text)
+
+
+def _may_be_signalled(mpirun: MpirunEnd, ends: Iterable[RankEnd]) -> bool:
+    """Return True if mpirun has ended as after a signal that it handles: all ranks had to end, and it gives no reason.
+
+    No record shows which signal a process has handled.
+    """
+    silent = mpirun.exit_code == 1 and not mpirun.ended_by_ddlrun and not reports_failure(mpirun.output)
+    return silent and all(end.ordered or not end.exit_code for end in ends)
+
+
+def _find_loss(mpirun: MpirunEnd) -> EndReason | None:
+    """Return the reason for the end where mpirun, or ddlrun's own process manager, has lost a host or its session."""
+    code = UnreachableError.exit_code
     agent = lost_agent(mpirun.output)
     if agent is not None:
         host, reason = agent
-        return EndReason(UnreachableError.exit_code, f"host {host} was lost: {reason}", lost_host=host)
+        return EndReason(code, f"host {host} was lost: {reason}", lost_host=host)
     lost = lost_host(mpirun.output)
     if lost is not None:
         address, connection = lost
         host = find_name(address, mpirun.host_names)
-        causes = "something there was killed, the host went down, or the network failed"
-        code = UnreachableError.exit_code
-        return EndReason(code, f"mpirun lost host {host}, {connection}: {causes}", lost_host=host)
-    improper = improper_end(mpirun.output)
-    if improper is not None:
-        rank, host = improper
-        with_code = f" with {ends[rank].exit_code}" if rank in ends else ""
-        text = f"rank {rank} on {host} exited{with_code} while others were in MPI, without MPI_Finalize"
-        return EndReason(mpirun.exit_code or 1, text)
-    if mpirun.exit_code < 0:
-        number = -mpirun.exit_code
-        return EndReason(128 + number, f"{mpirun.name} was killed by {signal_name(number)}", number)
-    if mpirun.exit_code == 0:
-        return EndReason(1, f"{mpirun.name} ended while ranks were still running")
-    return EndReason(mpirun.exit_code)
+        return EndReason(code, f"mpirun lost host {host}, {connection}: something {CAUSES}", lost_host=host)
+    return _explain_ssh_client(mpirun)
+
+
+def _explain_ssh_client(mpirun: MpirunEnd) -> EndReason | None:
+    """Return the reason for the end where mpirun has ended as one of its ssh clients did."""
+    code = UnreachableError.exit_code
+    client = ended_ssh_client(mpirun.output, mpirun.exit_code)
+    name = None if client is None else client.host or mpirun.ended_ssh_client
+    if client is None or name is None:
+        return None
+    host = find_name(name, mpirun.host_names)
+    if not client.killed:
+        text = f"mpirun lost host {host}, {SESSION}: its ssh client or something {CAUSES}"
+        return EndReason(code, text, lost_host=host)
+    number = "a signal" if client.signal is None else signal_name(client.signal)
+    return EndReason(code, f"mpirun lost {SESSION} on {host}: its ssh client was killed by {number}")

@@ -34,9 +34,11 @@ class FinishedJob(NamedTuple):
     unswept: frozenset[str]
     """Hosts on which processes of the job may be left."""
     unwatched: frozenset[str]
-    """Hosts on which mpirun's daemon may be left, as no keeper sees to its end."""
+    """Hosts on which mpirun's daemon, or our agent, may be left, as no keeper sees to its end."""
     session_folder: str | None
     """The folder of mpirun's session files, if it had one of its own."""
+    daemon_folders: Mapping[str, str]
+    """Host -> the folder of the session files of mpirun's daemon, where a keeper has reported it."""
 
 
 def run_job(
@@ -85,8 +87,9 @@ def run_job(
             outcome=outcome,
             bound=tuple(record.bindings.values()),
             unswept=record.unswept_hosts(),
-            unwatched=record.unwatched_hosts(job.host_names),
+            unwatched=record.unwatched_hosts(() if job.own_manager else job.host_names),
             session_folder=command.session_folder,
+            daemon_folders=record.folders_of_daemons(),
         )
     finally:
         listener.close()

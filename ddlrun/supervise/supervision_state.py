@@ -10,7 +10,9 @@ from ddlrun.supervise.heartbeat import Heartbeat
 from ddlrun.supervise.job_record import JobRecord
 from ddlrun.supervise.limits import JobLimits
 from ddlrun.supervise.mpirun import MpirunProcess
+from ddlrun.supervise.sampling import Sampling
 from ddlrun.supervise.signals import SignalWarnings
+from ddlrun.supervise.ssh_clients import SshClients
 from ddlrun.supervise.stall_detection import StallDetector
 
 
@@ -29,11 +31,13 @@ class SupervisionState:
         self.watch, self.job = watch, job
         self.epoll = select.epoll()
         self.console = Console(watch, job.ranks, files)
-        self.mpirun = MpirunProcess(process, job.manager, job.host_names)
+        ssh_clients = SshClients(self.epoll, () if job.own_manager else job.host_names)
+        self.mpirun = MpirunProcess(process, job.manager, job.host_names, ssh_clients)
         self.stalls = StallDetector(watch.stall, job, self.console.tell)
         self.limits = JobLimits(watch, job, process.pid)
         self.heartbeat = Heartbeat(watch.heartbeat, self.limits.started_at)
         self.warnings = SignalWarnings()
+        self.samples = Sampling(watch.sample_interval, job.ranks, files, self.console.tell)
         self.record = JobRecord()
         self.last_output = self.limits.started_at
         """The time at which a rank last wrote something."""

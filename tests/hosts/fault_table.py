@@ -5,20 +5,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.cluster import links
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import SWITCH
-from tests.hosts.test_faults import RANKS, Job, children, cmdline, parent
+from tests.hosts.test_faults import RANKS, Job, children, cmdline, parent, pids
 
 RANK_2 = "echo started; test $OMPI_COMM_WORLD_RANK = 2 || exec sleep 3600; "
 GO = "echo started; until test -e go; do sleep 0.1; done"
 WAIT = ("sh", "-c", f"setsid sleep 3600 & {GO}")
 PYTHON = """
 import atexit, os, signal, sys, time
+def meet():
+    if "DDLRUN_RANK" in os.environ and "MPI4PY_LIBMPI" not in os.environ:  # ddlrun starts ranks without an MPI
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        return lambda: dist.recv(torch.zeros(1))
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.recv
+{first}
 print("started", flush=True)
 while open(sys.argv[1]).read().count("started") < 4:  # Open MPI 4.1 may drop what ranks write while the job ends
     time.sleep(0.02)
@@ -34,6 +42,8 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SLEEP = "time.sleep(3600)"
+# Under ddlrun's own process manager with an MPI, ranks are in MPI when a fault happens.
+IN_MPI = 'if "MPI4PY_LIBMPI" in os.environ: meet()'
 NO_LINE = "^$"
 
 
@@ -49,12 +59,15 @@ class Scene(NamedTuple):
         """Return the processes of a kind."""
         keeper, rank = self.job.started("h3")
         mpirun = parent(self.job.started("h1")[0])
+        clients = [pid for pid in children(mpirun) if "ssh" in "".join(cmdline(pid)[:1]) and "h3" in cmdline(pid)]
         ddlrun = self.job.process.pid
         victims = {
             "ddlrun": [ddlrun],
             "ddlrun's guard": [pid for pid in children(ddlrun) if cmdline(pid) == cmdline(ddlrun)],
             "mpirun": [mpirun],
             "daemon": [parent(keeper)],
+            "daemon of h2": [parent(self.job.started("h2")[0])],
+            "ssh client": clients,
             "keeper": [keeper],
             "guard": children(keeper)[:1],
             "rank": [rank],
@@ -81,6 +94,10 @@ class Fault(NamedTuple):
     before: Callable[[Cluster, Path], AbstractContextManager[object]] = lambda _cluster, _folder: nullcontext()
     after: Callable[[Scene], object] | None = None
     """What happens once all ranks have started."""
+    own: tuple[int, str] | None = None
+    """Exit code and pattern under ddlrun's own process manager, where they are others."""
+    only_own: bool = False
+    """Whether it is a fault of ddlrun's own process manager."""
 
     def __str__(self) -> str:
         """Return the name, pytest's id of the test."""
@@ -90,9 +107,9 @@ class Fault(NamedTuple):
 # -- programs -------------------------------------------------------------------------------------
 
 
-def python(on_rank_2: str, on_others: str = SLEEP) -> tuple[str, ...]:
+def python(on_rank_2: str, on_others: str = SLEEP, *, first: str = IN_MPI) -> tuple[str, ...]:
     """Return a Python program whose rank 2 does something else than the others, once all have started."""
-    return (sys.executable, "-c", PYTHON.format(on_rank_2=on_rank_2, on_others=on_others), "output")
+    return (sys.executable, "-c", PYTHON.format(first=first, on_rank_2=on_rank_2, on_others=on_others), "output")
 
 
 def shell(script: str) -> tuple[str, ...]:
@@ -194,6 +211,16 @@ def send(number: signal.Signals, *victims: str, go: bool = False) -> Callable[[S
     return act
 
 
+def act_in_turn(*acts: Callable[[Scene], None]) -> Callable[[Scene], None]:
+    """Return a function that calls functions one after the other."""
+
+    def act(scene: Scene) -> None:
+        for each in acts:
+            each(scene)
+
+    return act
+
+
 def kill_all(place: int) -> Callable[[Scene], None]:
     """Return a function that kills the keepers (0) or programs (1) of all ranks at once."""
 
@@ -202,6 +229,13 @@ def kill_all(place: int) -> Callable[[Scene], None]:
             os.kill(pid, signal.SIGKILL)
 
     return act
+
+
+def kill_host(scene: Scene) -> None:
+    """Kill all processes of the job on h3 at once, also sshd's session."""
+    for pid in set(pids(scene.cluster, "h3")) - scene.job.before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def cut(host: str) -> Callable[[Scene], None]:
@@ -250,6 +284,7 @@ def remove_run_folder(scene: Scene) -> None:
 
 
 QUICK = ("--heartbeat", "4")
+TREE = ("env", "DDLRUN_FAN_OUT=1")
 S = signal.Signals
 # fmt: off
 FAULTS = (
@@ -265,8 +300,27 @@ FAULTS = (
         "SIGSTOP to ddlrun's guard, then all ranks exit with 0", 0, NO_LINE,
         after=send(S.SIGSTOP, "ddlrun's guard", go=True),
     ),
-    Fault("SIGTERM to mpirun", 1, "mpirun ended with 1", after=send(S.SIGTERM, "mpirun")),
-    Fault("SIGINT to mpirun", 1, "mpirun ended with 1", after=send(S.SIGINT, "mpirun")),
+    Fault(
+        "SIGTERM to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        after=send(S.SIGTERM, "mpirun"), own=(143, "the process manager ended with 143"),
+    ),
+    Fault(
+        "SIGINT to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        after=send(S.SIGINT, "mpirun"), own=(130, "the process manager ended with 130"),
+    ),
+    Fault(
+        "SIGHUP to mpirun", 1, "mpirun was ended by SIGTERM, SIGINT or",
+        after=send(S.SIGHUP, "mpirun"), own=(129, "the process manager ended with 129"),
+    ),
+    Fault(
+        "SIGKILL to mpirun's ssh client of a host", 3,
+        "mpirun lost the ssh session of its daemon on h3: its ssh client was killed by",
+        after=send(S.SIGKILL, "ssh client"), own=(3, "host h3 was lost"),
+    ),
+    Fault(
+        "SIGTERM to mpirun's ssh client of a host", 3, "mpirun lost host h3",
+        after=send(S.SIGTERM, "ssh client"), own=(3, "host h3 was lost"),
+    ),
     Fault("SIGTERM to mpirun's daemon on a host", 3, "h3", after=send(S.SIGTERM, "daemon")),
     Fault("SIGTERM to a keeper", 143, "rank 2 on h3 had to end: its keeper received", after=send(S.SIGTERM, "keeper")),
     Fault(
@@ -277,6 +331,10 @@ FAULTS = (
     Fault(
         "SIGKILL to a keeper and its guard", 137, "rank 2 on h3 was killed by another process",
         after=send(S.SIGKILL, "guard", "keeper"),
+    ),
+    Fault(
+        "SIGKILL to all processes of the job on a host", 3, "mpirun lost host h3",
+        after=kill_host, own=(3, "host h3 was lost"),
     ),
     Fault("SIGKILL to the guard of a rank", 137, "rank 2 on h3 .*SIGKILL", after=send(S.SIGKILL, "guard")),
     Fault(
@@ -331,6 +389,14 @@ FAULTS = (
     Fault(
         "the folder for temporary files of a host is full", 5, "h3: .* has 4 KiB free",
         before=mounted("h3", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "tmpfs", "TMP"),
+    ),
+    Fault(
+        "the folder for temporary files of a host is read-only", 5, "h3: the folder .* is missing, read-o",
+        before=read_only("h3", "TMP"),
+    ),
+    Fault(
+        "the same, `--skip-checks`", 213, "cannot make its folder .*h3.*TMPDIR|daemon on h3 ended with 213",
+        words=("echo", "started"), options=("--skip-checks",), before=read_only("h3", "TMP"), own=(0, NO_LINE),
     ),
     # limits
     Fault(
@@ -394,11 +460,11 @@ FAULTS = (
     Fault("a rank kills its process group", 137, "rank 2 on h3 .*SIGKILL", words=python("os.killpg(0, 9)")),
     Fault(
         "a rank exits with 7 while others are in MPI_Init", 7, "rank 2 on h3 .*exit code 7",
-        words=python("sys.exit(7)", "from mpi4py import MPI"),
+        words=python("sys.exit(7)", "meet()", first=""),
     ),
     Fault(
         "a rank waits for a message that nobody sends, `--timeout 3`", 124, "the time limit of 3 s",
-        words=python("from mpi4py import MPI; MPI.COMM_WORLD.recv()", "from mpi4py import MPI"),
+        words=python("meet()()", "meet(); time.sleep(3600)", first=""),
         options=("--timeout", "3"),
     ),
     Fault("the program does not exist", 127, r"exit code 127 \(the program does not", words=("/no/such/program",)),
@@ -410,6 +476,31 @@ FAULTS = (
     Fault(
         "a background process of `env -i setsid`, and all ranks exit with 0", 0, NO_LINE,
         words=("sh", "-c", "env -i /usr/bin/setsid /bin/sleep 3600 & exit 0"),
+    ),
+    # ddlrun's own process manager
+    Fault(
+        "SIGKILL to the agent in the middle of a tree of agents (`DDLRUN_FAN_OUT=1`)", 3, "h2",
+        prefix=TREE, after=send(S.SIGKILL, "daemon of h2"), only_own=True,
+    ),
+    Fault(
+        "SIGTERM to the agent in the middle of the tree", 3, "h2",
+        prefix=TREE, after=send(S.SIGTERM, "daemon of h2"), only_own=True,
+    ),
+    Fault(
+        "SIGSTOP to the agent in the middle of the tree, then all ranks exit with 0", 0, NO_LINE,
+        prefix=TREE, after=send(S.SIGSTOP, "daemon of h2", go=True), only_own=True,
+    ),
+    Fault(
+        "the network of the host in the middle of the tree is cut", 3, "no sign of life from h2",
+        options=QUICK, prefix=TREE, after=cut("h2"), only_own=True,
+    ),
+    Fault(
+        "SIGSTOP to the ssh client that leads to an agent, then all ranks exit with 0", 0, NO_LINE,
+        after=send(S.SIGSTOP, "ssh client", go=True), only_own=True,
+    ),
+    Fault(
+        "SIGSTOP to the ssh client that leads to an agent, then SIGINT to ddlrun", 130, "ended by SIGINT",
+        after=act_in_turn(send(S.SIGSTOP, "ssh client"), send(S.SIGINT, "ddlrun")), only_own=True,
     ),
 )
 # fmt: on

@@ -11,14 +11,59 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.hosts import fault_table
 
 TESTS = ("tests/hosts/test_faults.py", "tests/hosts/test_fault_table.py")
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
-BEGIN, END = "<!-- table -->\n", "<!-- end -->\n"
+END = "<!-- end -->\n"
 LONGEST_MESSAGE = 110
+Row = dict[str, Any]
+Seen = dict[str, Row]
+
+
+class Columns(NamedTuple):
+    """The columns of a table of the page."""
+
+    begin: str
+    """The line before the table."""
+    ids: tuple[str, ...]
+    """The names of the mpiruns, or of what is in their place, in the names of tests."""
+    quoted: str
+    """The name of that whose messages are shown."""
+    head: str
+    """The first line of the table."""
+    words: tuple[tuple[str, str], ...] = ()
+    """What other process managers call what the names of rows name."""
+
+    def rename(self, fault: str) -> str:
+        """Return the name of a row in this table."""
+        for old, new in self.words:
+            fault = fault.replace(old, new)
+        return fault
+
+
+OPEN_MPI = Columns(
+    begin="<!-- table -->\n",
+    ids=("openmpi4", "openmpi5"),
+    quoted="openmpi5",
+    head="| fault | exit code, 4.1 / 5.0 | nothing left after, 4.1 / 5.0 | first message (5.0) |",
+)
+OWN = Columns(
+    begin="<!-- own table -->\n",
+    ids=("without-mpi", "mpich", "impi-rt"),
+    quoted="without-mpi",
+    head="| fault | exit code, no MPI / MPICH / Intel MPI | nothing left after | first message (no MPI) |",
+    words=(
+        ("mpirun's daemon", "the agent"), ("mpirun starts its daemons", "agents are started"),
+        ("what the agent sends to mpirun", "what the agent and the keepers send to ddlrun"),
+        ("a stopped daemon", "a stopped agent"), ("mpirun", "the process manager"),
+        ("a rank calls MPI_Comm_spawn, and the job has no free slot", "a rank calls MPI_Comm_spawn"),
+        ("are in MPI_Init", "are in MPI_Init, or in init_process_group"),
+        ("without MPI_Finalize", "without MPI_Finalize or destroy_process_group"),
+    ),
+)  # fmt: skip
 # Test and parameter of test_faults.py -> the row's name, in the order of the table. The rows of fault_table.py follow.
 FAULTS = {
     "how a rank ends: 0": "none: all ranks exit with 0",
@@ -78,11 +123,11 @@ FAULTS = {
 }
 
 
-def rows(lines: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return fault -> major -> what was seen."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+def rows(lines: list[str]) -> dict[str, Seen]:
+    """Return fault -> name of the mpirun -> what was seen."""
+    found: dict[str, Seen] = {}
     for row in map(json.loads, lines):
-        match = re.fullmatch(r"test_(\w+)\[openmpi(\d)-?(.*)\]", row["test"])
+        match = re.fullmatch(rf"test_(\w+)\[({'|'.join((*OPEN_MPI.ids, *OWN.ids))})-?(.*)\]", row["test"])
         if match:
             found.setdefault(name_of(match[1], match[3]), {})[match[2]] = row
     return found
@@ -102,28 +147,50 @@ def exit_code(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
-HEAD = (
-    "| fault | exit code, 4.1 / 5.0 | nothing left after, 4.1 / 5.0 | first message (5.0) |",
-    "|---|---|---|---|",
-)
-
-
-def table(found: dict[str, dict[str, dict[str, Any]]], before: list[str]) -> str:
+def table(columns: Columns, found: dict[str, Seen], before: list[str]) -> str:
     """Return the rows as a Markdown table; those that it had before stay where there is nothing new."""
-    lines = {line.split(" | ")[0]: line for line in before}
+    quoted = columns.ids.index(columns.quoted)
+    names = [*FAULTS.values(), *map(str, fault_table.FAULTS), *found]
+    places = {f"| {columns.rename(name)}": place for place, name in reversed([*enumerate(names)])}
+    old = {line.split(" | ")[0]: line for line in before}
+    lines = {name: line for name, line in old.items() if name in places}  # others have been renamed or removed
     for fault, seen in found.items():
-        both = [seen.get(major, {}) for major in ("4", "5")]
-        codes = " / ".join(str(exit_code(row["code"])) if row else "-" for row in both)
-        seconds = " / ".join(str(row.get("seconds", "-")) for row in both)
-        said = both[1].get("said") or both[0].get("said") or [""]
-        shown = re.sub(r"/\S*/", ".../", str(said[0] if isinstance(said, list) else said)).replace("|", "\\|")
-        times = " / ".join(f"{part} s" for part in seconds.split(" / "))
-        shown = textwrap.shorten(shown, LONGEST_MESSAGE, placeholder=" ...")
-        lines[f"| {fault}"] = f"| {fault} | {codes} | {times} | {shown} |"
-    names = (*FAULTS.values(), *map(str, fault_table.FAULTS))
-    places = {f"| {name}": place for place, name in enumerate(names)}
-    ordered = sorted(lines, key=lambda name: places.get(name, len(places)))
-    return "".join(f"{line}\n" for line in (*HEAD, *(lines[name] for name in ordered)))
+        name = f"| {columns.rename(fault)}"
+        cells = [seen.get(column, {}) for column in columns.ids]
+        if any(cells):
+            lines[name] = f"{name} | {merge(row_text(cells, quoted), lines.get(name, ''), quoted)}"
+    ordered = sorted(lines, key=lambda name: places[name])
+    return "".join(f"{line}\n" for line in (columns.head, "|---|---|---|---|", *(lines[name] for name in ordered)))
+
+
+def row_text(cells: list[Row], quoted: int) -> str:
+    """Return a row of a table without its name; the message is that of a column, else of the first that has one."""
+    codes = " / ".join(str(exit_code(row["code"])) if row else "-" for row in cells)
+    times = " / ".join(f"{row['seconds']} s" if row else "-" for row in cells)
+    said = next((row["said"][0] for row in (cells[quoted], *cells) if row.get("said")), "")
+    shown = re.sub(r"/\S*/", ".../", said).replace("|", "\\|")
+    return f"{codes} | {times} | {textwrap.shorten(shown, LONGEST_MESSAGE, placeholder=' ...')} |"
+
+
+def merge(text: str, before: str, quoted: int) -> str:
+    """Return a row without its name; the cells that were not run are those of the row that was there before."""
+    parts, old = text.split(" | ", 2), before.split(" | ", 3)[1:]
+    if not old:
+        return text
+    if parts[0].split(" / ")[quoted] == "-" != old[0].split(" / ")[quoted]:
+        parts[2] = old[2]
+    for place in range(2):
+        cells = zip(parts[place].split(" / "), old[place].split(" / "), strict=True)
+        parts[place] = " / ".join(was if new == "-" else new for new, was in cells)
+    return " | ".join(parts)
+
+
+def replace_table(page: str, columns: Columns, found: dict[str, Seen], *, keep: bool) -> str:
+    """Return the page with a new table; with `keep`, rows that were not run stay as they are."""
+    before, _, rest = page.partition(columns.begin)
+    old, _, after = rest.partition(END)
+    kept = [line for line in old.splitlines()[3:] if line.startswith("| ")] if keep else []
+    return f"{before}{columns.begin}\n{table(columns, found, kept)}\n{END}{after}"
 
 
 def main() -> int:
@@ -134,11 +201,10 @@ def main() -> int:
         variables = {"FAULT_TABLE": str(seen), "EVERY_MPI": "1"}
         code = subprocess.run(argv, env={**os.environ, **variables}, check=False).returncode
         if code == 0:
-            before, _, rest = PAGE.read_text().partition(BEGIN)
-            old, _, after = rest.partition(END)
-            kept = [line for line in old.splitlines()[2:] if line.startswith("| ") and line not in HEAD]
-            shown = table(rows(seen.read_text().splitlines()), kept if sys.argv[1:] else [])
-            PAGE.write_text(f"{before}{BEGIN}\n{shown}\n{END}{after}")
+            page, found = PAGE.read_text(), rows(seen.read_text().splitlines())
+            for columns in (OPEN_MPI, OWN):
+                page = replace_table(page, columns, found, keep=bool(sys.argv[1:]))
+            PAGE.write_text(page)
     return code
 
 

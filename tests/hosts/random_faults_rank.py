@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 
 def line(rank: int, number: int, size: int) -> bytes:
@@ -24,7 +24,7 @@ def main() -> None:
     folder, program = sys.argv[1], json.loads(sys.argv[2])
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     _on_term(f"{folder}/term.{rank}", deaf=program["deaf"])
-    world = _world() if program["mpi"] else None
+    meet = _meet() if program["mpi"] else None
     record = os.open(f"{folder}/rank.{rank}", os.O_CREAT | os.O_WRONLY, 0o600)
     before, after = program["before"], program["after"]
     _write_lines(rank, range(before), program["size"], record)
@@ -33,14 +33,20 @@ def main() -> None:
     _write_lines(rank, range(before, before + after), program["size"], record)
     if rank == program["victim"]:
         _fail(program["how"])
-    if world is not None:
-        world.Barrier()
+    if meet is not None:
+        meet()
 
 
-def _world() -> Any:
+def _meet() -> Callable[[], object]:
+    """Meet the other ranks in MPI, or in gloo where ddlrun starts ranks without an MPI; return a barrier."""
+    if "DDLRUN_RANK" in os.environ and "MPI4PY_LIBMPI" not in os.environ:
+        import torch.distributed as dist  # noqa: PLC0415 - two seconds
+
+        dist.init_process_group("gloo")
+        return lambda: (dist.barrier(), dist.destroy_process_group())
     from mpi4py import MPI  # noqa: PLC0415 - half a second
 
-    return MPI.COMM_WORLD
+    return MPI.COMM_WORLD.Barrier
 
 
 def _on_term(path: str, *, deaf: bool) -> None:

@@ -20,6 +20,9 @@ from tests.hosts.random_faults_scenario import (
 ANY_LINE = "^"
 # Messages that may come before the report of a failure.
 NOTES = "note:|warning:|no more log in|[0-9]+ bytes of output were not|.* and was continued|.* did not end within"
+# MPI aborts the job from another rank, which is about to connect to one that has failed. mpirun then kills the keepers,
+# which may not have passed on that rank's last output, nor its end.
+ABORTED = Result(frozenset({14}), r"rank \d on h\d (aborted the job|.*exit code 14)")
 # Faults of ddlrun itself, which count even while it ends the job. So do all after the end of a daemon: the kernel has
 # keepers end their ranks then, before ddlrun knows.
 OF_DDLRUN = (Kind.KILL_DDLRUN, Kind.STOP_DDLRUN)
@@ -41,6 +44,8 @@ def allowed_results(scenario: Scenario, injected: Sequence[Fault]) -> list[Resul
             results += _results(fault, scenario)
     if all(fault.kind in HARMLESS or fault.moment is Moment.END for fault in injected):
         results.append(_own_result(scenario))
+        if scenario.mpi and scenario.how != "0":
+            results.append(ABORTED)
     return results
 
 
@@ -64,18 +69,18 @@ def _own_result(scenario: Scenario) -> Result:
 def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
     host = fault.host
     on_host = rf"rank {scenario.rank_on(host)} on {host}"
-    gone = f"mpirun lost host {host}|{on_host} had to end"
+    gone = f"mpirun lost host {host}|{on_host} had to end|host {host} was lost"
     tables: dict[Kind, tuple[int, str]] = {
         Kind.KILL_RANK: (137, f"failed: {on_host} .*killed by SIGKILL"),
         Kind.KILL_KEEPER: (137, f"{on_host} was killed by another process"),
         Kind.KILL_DAEMON: (3, gone),
-        Kind.KILL_MPIRUN: (137, "mpirun was killed by SIGKILL"),
+        Kind.KILL_MPIRUN: (137, "(mpirun|the process manager) was killed by SIGKILL"),
         Kind.KILL_DDLRUN: (-9, ANY_LINE),
         Kind.KILL_SSHD: (3, gone),
         Kind.STOP_RANK: (124, "the time limit of"),
         Kind.STOP_KEEPER: (3, f"no sign of life from {host} .*the host replies, but its keepers do not run"),
         Kind.STOP_DDLRUN: (3, "no sign of life from ddlrun|ddlrun( itself)? did not run"),
-        Kind.CUT: (3, f"no sign of life from {host} .*the host is down, or its network is cut"),
+        Kind.CUT: (3, f"no sign of life from {host} .*the host is down, or its network is cut|mpirun lost host {host}"),
     }
     if fault.kind in tables:
         code, pattern = tables[fault.kind]
@@ -87,6 +92,5 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
     if fault.moment is Moment.START and fault.kind is Kind.CUT:
-        yield Result(
-            frozenset({3}), f"ranks? .* did not start in .* on {host} has|mpirun lost host {host}|{host}.*timed out"
-        )
+        late = f"ranks? .* did not start in .* on {host} has|rank {scenario.rank_on(host)} on {host} did not start in"
+        yield Result(frozenset({3}), f"{late}|mpirun lost host {host}|host {host} was lost|{host}.*timed out")

@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ddlrun.process_managers.agents import START as OWN_START
 from tests.cluster.cluster import Cluster
 from tests.hosts.random_faults_rank import line
-from tests.hosts.random_faults_results import allowed_results, first_line, is_decisive
+from tests.hosts.random_faults_results import ABORTED, allowed_results, first_line, is_decisive
 from tests.hosts.random_faults_scenario import ORDERLY, Fault, Kind, Moment, Scenario
-from tests.hosts.test_faults import Job, children, cmdline, programs_of
+from tests.hosts.test_faults import Job, children, cmdline, is_keeper, programs_of
 
 RANK = Path(__file__).with_name("random_faults_rank.py")
 MPIRUNS = ("mpirun", "prterun", "orterun", "orterun_wrapper")
@@ -209,7 +210,7 @@ class Run:
             keeper = self._find(fault.host, lambda pid: programs_of(pid) != [])
             victims = [keeper] if target == "KEEPER" else programs_of(keeper)[:1]
         elif target == "DAEMON":
-            victims = [self._find(fault.host, lambda pid: os.path.basename(command(pid)) in DAEMONS)]
+            victims = [self._find(fault.host, is_daemon)]
         elif target == "MPIRUN":
             victims = [self._mpirun_pid()]
         elif target == "GUARD":
@@ -276,6 +277,7 @@ class Run:
     def _check_output(self, injected: list[Fault]) -> list[Violation]:
         """Return the ranks whose shown output has a gap, or lacks lines that were written."""
         orderly = all(fault.kind in ORDERLY for fault in injected) and len(injected) < MOST_ORDERLY
+        orderly = orderly and self._job.process.returncode not in ABORTED.codes
         announced = "bytes of output were not printed" in self._job.errors.read_text(errors="replace")
         violations = []
         for rank, host in enumerate(self._scenario.hosts):
@@ -301,8 +303,15 @@ def is_left(pid: int) -> bool:
 
 
 def is_mpirun(words: list[str]) -> bool:
-    """Return True for the command line of an mpirun that starts ranks."""
-    return words != [] and os.path.basename(words[0]) in MPIRUNS and str(RANK) in words
+    """Return True for the command line of an mpirun that starts ranks, or of ddlrun's own process manager."""
+    of_mpirun = words != [] and os.path.basename(words[0]) in MPIRUNS and str(RANK) in words
+    return of_mpirun or words[3:4] == [OWN_START]
+
+
+def is_daemon(pid: int) -> bool:
+    """Return True for mpirun's daemon, or an agent of ddlrun's own process manager."""
+    is_agent = cmdline(pid)[3:5] == [OWN_START, "--agent"] and not is_keeper(pid)
+    return is_agent or os.path.basename(command(pid)) in DAEMONS
 
 
 def is_session(word: str) -> bool:

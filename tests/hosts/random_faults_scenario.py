@@ -3,7 +3,9 @@
 import enum
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from tests.conftest import OWN_MAJOR, OWN_MANAGERS
 
 HOSTS = ("h1", "h2", "h3", "h4")
 HEARTBEAT = 8.0
@@ -99,6 +101,7 @@ class Scenario:
 
     seed: int
     major: int
+    """The major version of Open MPI, or a key of OWN_MANAGERS."""
     hosts: tuple[str, ...]
     skip_checks: bool
     mpi: bool
@@ -115,6 +118,13 @@ class Scenario:
     full_disk: bool
     grace: float
     faults: tuple[Fault, ...]
+
+    @property
+    def manager(self) -> str:
+        """The process manager in words."""
+        if self.major == OWN_MAJOR:
+            return "ddlrun without an MPI"
+        return f"ddlrun with {OWN_MANAGERS[self.major]}" if self.major in OWN_MANAGERS else f"Open MPI {self.major}"
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -153,7 +163,7 @@ class Scenario:
 
     def __str__(self) -> str:
         """Describe the scenario in a line."""
-        facts = [f"seed {self.seed}: Open MPI {self.major} on {','.join(self.hosts)}", f"{sum(self.lines)} lines"]
+        facts = [f"seed {self.seed}: {self.manager} on {','.join(self.hosts)}", f"{sum(self.lines)} lines"]
         facts += [name for name in ("mpi", "deaf", "skip_checks", "full_disk") if getattr(self, name)]
         facts += [f"rank {self.victim} ends with {self.how}"] if self.how != "0" else []
         facts += [f"a reader that stops for {self.pause:.1f} s"] if self.pause else []
@@ -185,6 +195,11 @@ def draw(seed: int) -> Scenario:
         grace=random_.choice((1.0, 2.0, 3.0)),
         faults=faults,
     )
+
+
+def draw_own(seed: int) -> Scenario:
+    """Return the scenario of a seed under ddlrun's own process manager, with one of the MPIs or without."""
+    return replace(draw(seed), major=random.Random(seed).choice([*OWN_MANAGERS]))  # noqa: S311 - as above
 
 
 def _draw_faults(random_: random.Random, hosts: tuple[str, ...]) -> tuple[Fault, ...]:

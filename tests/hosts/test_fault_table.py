@@ -8,18 +8,24 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
+from tests.conftest import OWN_MAJOR, OWN_MANAGERS, manager_id
 from tests.hosts.fault_table import FAULTS, Fault, Scene
 from tests.hosts.random_faults_results import first_line
 from tests.hosts.test_faults import RANKS, Job
 
-# `make faults` runs each row with both major versions; `make test-all` every sixth row, with one of them.
-ALL = [(major, fault) for major in (4, 5) for fault in FAULTS]
-CASES = ALL if "FAULT_TABLE" in os.environ else [*ALL[: len(FAULTS) : 12], *ALL[len(FAULTS) + 6 :: 12]]
+# `make faults` runs each row with all process managers. `make test-all` runs every sixth row with one of Open MPI's
+# major versions, and the rows of ddlrun's own process manager.
+OPEN_MPI_FAULTS = [fault for fault in FAULTS if not fault.only_own]
+OWN_FAULTS = [fault for fault in FAULTS if fault.only_own]
+ALL = [(major, fault) for major in (4, 5) for fault in OPEN_MPI_FAULTS]
+ALL_OWN = [(major, fault) for major in OWN_MANAGERS for fault in FAULTS]
+FEW = [*ALL[: len(OPEN_MPI_FAULTS) : 12], *ALL[len(OPEN_MPI_FAULTS) + 6 :: 12]]
+CASES = [*ALL, *ALL_OWN] if "FAULT_TABLE" in os.environ else [*FEW, *((OWN_MAJOR, fault) for fault in OWN_FAULTS)]
 
 
 @pytest.mark.extra
 @pytest.mark.parametrize(
-    ("major", "fault"), CASES, indirect=["major"], ids=[f"openmpi{major}-{fault.name}" for major, fault in CASES]
+    ("major", "fault"), CASES, indirect=["major"], ids=[f"{manager_id(major)}-{fault.name}" for major, fault in CASES]
 )
 def test_fault(cluster: Cluster, mpirun: str, tmp_path: Path, fault: Fault) -> None:
     with ExitStack() as stack:
@@ -32,4 +38,7 @@ def test_fault(cluster: Cluster, mpirun: str, tmp_path: Path, fault: Fault) -> N
                 job.wait_for_output("started", RANKS)
                 fault.after(scene)
             code, _, err = job.end()
-    assert (code, bool(re.search(fault.line, first_line(err)))) == (fault.code, True), (code, err)
+    expected, line = (
+        fault.own if fault.own is not None and mpirun in OWN_MANAGERS.values() else (fault.code, fault.line)
+    )
+    assert (code, bool(re.search(line, first_line(err)))) == (expected, True), (code, err)

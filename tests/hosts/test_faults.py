@@ -6,15 +6,18 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ddlrun.process_managers.agents import START as OWN_START
 from tests.cluster.cluster import Cluster
-from tests.conftest import launch_line
+from tests.conftest import OWN, OWN_MANAGERS, OWN_MPIS, launch_line
 from tests.support.waiting import PATIENCE, wait_until
 
 EXTRA = pytest.mark.extra
@@ -22,8 +25,14 @@ GRACE = 2
 RANKS = 4
 SCRIPT = """
 import ctypes, os, sys, time
-from mpi4py import MPI
-rank, how, output = MPI.COMM_WORLD.rank, *sys.argv[1:]
+how, output, library = sys.argv[1:]
+if library == "gloo":
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank, barrier = dist.get_rank(), dist.barrier
+else:
+    from mpi4py import MPI
+    rank, barrier = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.barrier
 print("started", flush=True)
 if rank == 2:
     while open(output).read().count("started") < 4:  # Open MPI 4.1 may drop what ranks write while the job ends
@@ -41,9 +50,10 @@ if rank == 2:
     if how == "unfinished":
         os._exit(0)
     sys.exit(int(how))
-MPI.COMM_WORLD.barrier()
-MPI.COMM_WORLD.barrier()
+barrier()
+barrier()
 """
+RANK_IN_MPI = Path(__file__).with_name("rank_in_mpi.py")
 
 
 class Job:
@@ -65,7 +75,7 @@ class Job:
         self.before = cluster.processes()
         self._folders_before = session_folders(cluster)
         argv = [*prefix, *launch_line(mpirun, folder, "-H", "h1,h2,h3,h4")]
-        argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *words]
+        argv += ["-np", str(RANKS), "--grace", str(GRACE), *options, *program_of(mpirun, words)]
         launch = cluster.argv("h1", argv, cwd=folder)
         if login is not None:
             launch = cluster.argv(login, ["ssh", "h1", f"cd {folder} && exec {shlex.join(argv)}"])
@@ -144,6 +154,27 @@ class Job:
                 file.write(json.dumps(row) + "\n")
 
 
+def need_mpi(mpirun: str) -> None:
+    """Skip the test where ranks have no MPI."""
+    if mpirun == OWN:
+        pytest.skip("no MPI")
+
+
+def is_process_manager(words: list[str], mpirun: str) -> bool:
+    """Return True for the command line of mpirun, or of ddlrun's own process manager."""
+    return words[:1] in ([mpirun], [f"{Path(mpirun).parent}/prterun"]) or words[3:4] == [OWN_START]
+
+
+def program_of(mpirun: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the program of the ranks: with an MPI under ddlrun's own process manager, shell scripts run in MPI ranks.
+
+    It notices other faults than Open MPI, whose ranks are not in MPI while a shell script runs.
+    """
+    if mpirun in OWN_MPIS and words[0] == "sh":
+        return (sys.executable, str(RANK_IN_MPI), *words)
+    return words
+
+
 def pids(cluster: Cluster, host: str) -> list[int]:
     return sorted(cluster.processes(host))
 
@@ -210,11 +241,12 @@ STAY = ("sh", "-c", "setsid sleep 3600 & echo started; sleep 3600")
     ("victim", "code", "said"),
     [
         pytest.param("ddlrun", -9, "", marks=EXTRA),
-        pytest.param("mpirun", 137, "mpirun was killed by SIGKILL", marks=EXTRA),
+        pytest.param("mpirun", 137, "(mpirun|the process manager) was killed by SIGKILL, which", marks=EXTRA),
         pytest.param(
             "daemon",
             3,
-            r"rank 2 on h3 had to end: mpirun, or its daemon on that host, is gone|mpirun lost host h3",
+            r"rank 2 on h3 had to end: (mpirun, or its daemon|ddlrun's agent) on that host,? is gone|"
+            "mpirun lost host h3|host h3 was lost: the connection to its agent ended",
             marks=EXTRA,
         ),
         pytest.param("keeper", 137, "rank 2 on h3 was killed by another process", marks=EXTRA),
@@ -284,7 +316,8 @@ def test_a_daemon_that_cannot_call_home(cluster: Cluster, mpirun: str, tmp_path:
     options = ("--skip-checks", "--start-timeout", "5")
     with cluster.blocked("h3", "1024-65534"), Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
         code, _, err = job.end()
-    assert (code, "no daemon on h3 has connected to mpirun" in err) == (3, True), err
+    said = "rank 2 on h3 did not start in 5 s" if mpirun in OWN_MANAGERS.values() else "no daemon on h3 has connected"
+    assert (code, said in err) == (3, True), err
 
 
 @pytest.mark.extra
@@ -350,8 +383,11 @@ def test_a_daemon_that_hangs_at_the_end(cluster: Cluster, mpirun: str, tmp_path:
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("h1", "mpirun was stopped when the job was over, and was continued"),
-        ("h3", r"(orted|prted) on h3 \(process \d+\) was stopped when the job was over, and was continued"),
+        ("h1", "(mpirun|the process manager)"),
+        (
+            "h3",
+            r"((orted|prted|ddlrun-agent) on h3 \(process \d+\)|ddlrun's agent on h3)",
+        ),
     ],
 )
 def test_a_stopped_process_when_all_ranks_end(
@@ -366,7 +402,9 @@ def test_a_stopped_process_when_all_ranks_end(
         go.touch()
         code, _, err = job.end()
     assert code == 0, err
-    assert re.search(f"^ddlrun: {said}$", err, re.MULTILINE), err
+    # With an MPI, ranks wait in MPI_Finalize for a stopped process of ddlrun's own process manager.
+    when = "( when the job was over| while the job ran|)" if mpirun in OWN_MPIS else " when the job was over"
+    assert re.search(f"^ddlrun: {said} was stopped{when}, and was continued$", err, re.MULTILINE), err
 
 
 @pytest.mark.extra
@@ -428,7 +466,8 @@ def test_an_sshd_that_is_killed(cluster: Cluster, mpirun: str, tmp_path: Path) -
                     os.kill(pid, signal.SIGKILL)
             code, out, err = job.end()
     assert (code, out.count("started")) == (3, 4), (code, out, err)
-    assert "mpirun lost host h3, the ssh session of its daemon" in err
+    lost = "mpirun lost host h3, the ssh session of its daemon|host h3 was lost: the connection to its agent ended"
+    assert re.search(lost, err), err
 
 
 @pytest.mark.extra
@@ -479,46 +518,67 @@ MPI.COMM_WORLD.barrier()
 
 @pytest.mark.extra
 def test_a_spawn_without_slots(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    need_mpi(mpirun)
     (tmp_path / "train.py").write_text(SPAWN)
     with Job(cluster, mpirun, tmp_path, "train.py") as job:
         code, _, err = job.end()
-    assert (code, "--spawn-slots N lets the job start N more" in err) == (4, True), err
+    own = mpirun in OWN_MANAGERS.values()
+    text = "does not offer MPI_Comm_spawn" if own else "--spawn-slots N lets the job start N more"
+    assert (code, text in err) == (1 if own else 4, True), err
 
 
 AGENT = """#!/bin/sh
-case "$*" in *{host}*) touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;; esac
-exec ssh "$@"
+case "$* $(tr '\\0' ' ' </proc/$PPID/cmdline)" in *{host}\\ *{caller}*)
+    touch {folder}/calling; until test -e {folder}/cut; do sleep 0.1; done;;
+esac
+exec /usr/bin/ssh "$@"
 """
 
 
-def write_agent(folder: Path, host: str) -> str:
-    """Return the argument of mpirun for an agent that starts the daemon of a host only when FOLDER/cut exists."""
-    agent = folder / "agent"
-    agent.write_text(AGENT.format(folder=folder, host=host))
-    agent.chmod(0o755)
-    return f"--mca plm_rsh_agent {agent}"
+class SlowSsh(NamedTuple):
+    """An ssh that starts the daemon or agent of a host only when FOLDER/cut exists."""
+
+    options: tuple[str, ...]
+    prefix: tuple[str, ...]
+
+
+def write_ssh(mpirun: str, folder: Path, host: str) -> SlowSsh:
+    """Write an ssh that waits for FOLDER/cut; return the options of ddlrun, and the words before its command line."""
+    (folder / "bin").mkdir()
+    ssh = folder / "bin" / "ssh"
+    own = mpirun in OWN_MANAGERS.values()
+    ssh.write_text(AGENT.format(folder=folder, host=host, caller="agent/start.py" if own else ""))
+    ssh.chmod(0o755)
+    if own:
+        return SlowSsh((), ("env", f"PATH={folder}/bin:{os.environ['PATH']}"))
+    return SlowSsh(("--mpi-args", f"--mca plm_rsh_agent {ssh}"), ())
 
 
 @pytest.mark.extra
 @pytest.mark.openmpi(4)
 def test_a_network_that_is_cut_while_mpirun_starts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
-    options = ("--skip-checks", "--start-timeout", "5", "--mpi-args", write_agent(tmp_path, "h3"))
-    with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+    ssh, own = write_ssh(mpirun, tmp_path, "h3"), mpirun in OWN_MANAGERS.values()
+    # With ddlrun's own process manager, hosts are probed by the same ssh before.
+    seconds = "30" if own else "5"
+    options = ("--skip-checks", "--start-timeout", seconds, *ssh.options)
+    with Job(cluster, mpirun, tmp_path, *STAY, options=options, prefix=ssh.prefix) as job:
         wait_until((tmp_path / "calling").exists, job.show)
         with cluster.cut("h3"):
             (tmp_path / "cut").touch()
             code, _, err = job.end()
     assert code == 3, err
-    assert "did not start in 5 s (--start-timeout): no daemon on h3 has connected to mpirun" in err
+    late = f"did not start in {seconds} s (--start-timeout)"
+    assert (f"rank 2 on h3 {late}" if own else f"{late}: no daemon on h3 has connected to mpirun") in err
 
 
 @pytest.mark.extra
 @pytest.mark.openmpi(4)
 def test_a_host_that_is_cut_off_before_its_first_keeper(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The daemon of h3 has connected to mpirun, which waits for that of h4; TCP keepalive ends it."""
-    options = ("--skip-checks", "--heartbeat", "4", "--mpi-args", write_agent(tmp_path, "h4"))
+    ssh = write_ssh(mpirun, tmp_path, "h4")
+    options = ("--skip-checks", "--heartbeat", "4", *ssh.options)
     established = ["ss", "-Htn", "state", "established", "not", "sport", "=", ":22"]
-    with Job(cluster, mpirun, tmp_path, *STAY, options=options) as job:
+    with Job(cluster, mpirun, tmp_path, *STAY, options=options, prefix=ssh.prefix) as job:
         wait_until(lambda: cluster.run("h3", established).stdout, job.show)
         with cluster.cut("h3"):
             os.kill(job.ddlrun(), signal.SIGINT)
@@ -559,8 +619,11 @@ def test_a_keeper_that_is_killed_after_its_guard(cluster: Cluster, mpirun: str, 
     ],
 )
 def test_how_a_rank_ends(cluster: Cluster, mpirun: str, tmp_path: Path, how: str, code: int | None, said: str) -> None:
+    if how == "abort":
+        need_mpi(mpirun)
     (tmp_path / "train.py").write_text(SCRIPT if how != "0" else "print('started')")
-    with Job(cluster, mpirun, tmp_path, "train.py", how, str(tmp_path / "output")) as job:
+    library = "gloo" if mpirun == OWN else "mpi"
+    with Job(cluster, mpirun, tmp_path, "train.py", how, str(tmp_path / "output"), library) as job:
         ended, out, err = job.end()
     assert ended == code if code is not None else ended > 0, err
     report = "".join(line for line in err.splitlines(keepends=True) if line.startswith("ddlrun: "))
@@ -584,7 +647,7 @@ def test_ctrl_c(cluster: Cluster, mpirun: str, tmp_path: Path, moment: str) -> N
         if moment == "checks":
             job.process_on_h1(lambda words: words[:1] == ["ssh"] and "h3" in words)
         elif moment == "start":
-            job.process_on_h1(lambda words: words[:1] in ([mpirun], [f"{Path(mpirun).parent}/prterun"]))
+            job.process_on_h1(lambda words: is_process_manager(words, mpirun))
         else:
             job.wait_for_output("started", RANKS)
         os.kill(ours, signal.SIGINT)

@@ -45,6 +45,11 @@ BEHAVIOURS = {
     "output without rank": ([(protocol.OUT, b"x")], "a keeper", WRONG_STATE.format("b'o'")),
     "no signal": ([HELLO, (protocol.SIGNALLED, b"666")], "rank 0 on n0", "'666' is not a number from 0 to [0-9]+"),
     "impossible end": ([HELLO, (protocol.ENDED, b"1\t2")], "rank 0 on n0", "its report of the end cannot be read"),
+    "samples without an order": (
+        [HELLO, (protocol.USAGE, b"1")],
+        "rank 0 on n0",
+        "it reports its use of resources without an order",
+    ),
     "oversized": ([HELLO, ("raw", b"o\xff\xff\xff\xff")], "rank 0 on n0", "a message has 4294967295 bytes, .*"),
     "forged": ([HELLO, ("raw", b"o\0\0\0\0" + bytes(16))], "rank 0 on n0", "a message was altered or forged .*"),
     "a host to log in to": ([(protocol.HELLO, b"0\t-oProxyCommand=touch pwned\t0\t1"), HELLO], "rank 0 on .*", ".*"),

@@ -18,12 +18,15 @@ pytestmark = [pytest.mark.openmpi(5), pytest.mark.busy]
 ROOT = Path(__file__).parents[2]
 DDLRUN = [sys.executable, "-m", "ddlrun"]
 RANKS = """
+import os, time
 import numpy as np
 from ddlrun import ddl
 ddl.init()
 x = np.ones(1000, np.float32)
 for step in range(20):
     ddl.all_reduce(x, in_place=True)
+while not os.path.exists({metrics!r}):
+    time.sleep(0.1)
 raise SystemExit(3 * (ddl.rank() == 1))
 """
 YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -31,12 +34,13 @@ YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    argv = launch_line(mpirun, tmp_path, "-np", "2", "--overload", str(script))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    script.write_text(RANKS.format(metrics=str(metrics)))
+    argv = launch_line(mpirun, tmp_path, "-np", "2", "--overload", "--sample-interval", "0.1", str(script))
     environ = {**os.environ, **YIELD, "DDL_OPTIONS": "-mode r -dump_iter 6"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, cwd=ROOT, timeout=300)
     assert done.returncode == 3, done.stderr
-    files = {"plan.json", "binding.json", "ddl.jsonl", "outcome.json", "run.json"}
+    files = {"plan.json", "binding.json", "ddl.jsonl", "metrics.jsonl", "outcome.json", "run.json"}
     assert validate_run_folder(tmp_path / "run") == files
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1
 

@@ -1,12 +1,28 @@
 """The report of a failed run: the root cause in words, with a hint if there is one."""
 
+import os
+
 import pytest
 
 from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.tracebacks import CHAINS, last_lines
-from ddlrun.process_managers.openmpi import improper_end, lost_host
+from ddlrun.process_managers.openmpi import (
+    SESSION,
+    EndedSshClient,
+    aborting_rank,
+    ended_ssh_client,
+    improper_end,
+    lost_host,
+)
 from ddlrun.report.outcome import HINTS, MPI_HINTS, find_hint, render_end, render_others
-from ddlrun.supervise.root_cause import ClosedConnection, EndReason, MpirunEnd, explain_by_mpirun, root_of
+from ddlrun.supervise.root_cause import (
+    ClosedConnection,
+    EndReason,
+    MpirunEnd,
+    ended_by_mpirun,
+    explain_by_mpirun,
+    root_of,
+)
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 
@@ -87,6 +103,11 @@ IMPROPER = """------------------------------------------------------------------
 prterun has exited due to process rank 1 with PID 318 on node vm exiting
 improperly. There are three reasons this could occur:
 """
+ABORTING = """--------------------------------------------------------------------------
+prterun has exited due to process rank 1 with PID 6077 on node h2 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
 LOST = """--------------------------------------------------------------------------
 PRTE has lost communication with a remote daemon.
 
@@ -120,17 +141,55 @@ def test_messages_of_mpirun() -> None:
     assert (find_hint(NO_CPU, MPI_HINTS) or "").startswith("the rank file names cores that a host does not have")
     assert improper_end(IMPROPER) == (1, "vm")
     assert improper_end(ABORT) is None
+    assert aborting_rank(ABORTING) == (1, "h2")
+    assert aborting_rank(IMPROPER) is None
     assert lost_host(LOST) == ("h2", "the connection to its daemon")
-    assert lost_host("Connection to h3 closed by remote host.\r\n") == ("h3", "the ssh session of its daemon")
-    assert lost_host("ssh: connect to host h4 port 22: Connection refused\n") == ("h4", "the ssh session of its daemon")
-    assert lost_host(NO_DAEMON) == ("h2", "the ssh session of its daemon")
-    assert lost_host(NO_DAEMON.replace("255", "127")) is None
+    assert lost_host("Connection to h3 closed by remote host.\r\n") == ("h3", SESSION)
+    assert lost_host("ssh: connect to host h4 port 22: Connection refused\n") == ("h4", SESSION)
     assert lost_host("a rank said: Connection to the database closed by remote host\n") is None
+
+
+LOST_4 = """--------------------------------------------------------------------------
+ORTE was unable to reliably start one or more daemons.
+This usually is caused by:
+"""
+
+
+NO_FOLDER = """A call to mkdir was unable to create the desired directory:
+
+  Directory: /x/ompi.h3.0
+  Error:     Read-only file system
+
+Please check to ensure you have adequate permissions to perform
+the desired operation.
+"""
+
+
+def test_a_start_that_failed_is_explained() -> None:
+    assert ended_by_mpirun(MpirunEnd(213, NO_DAEMON.replace("255", "213")), {}) == EndReason(
+        213, "mpirun's daemon on h2 ended with 213 before it had reached mpirun; try: ddlrun check h2"
+    )
+    log = "[h3:9] [[5,0],2] ORTE_ERROR_LOG: Error in file orte/util/session_dir.c at line 107\n"
+    for output, host in ((NO_FOLDER + log, "h3"), (NO_FOLDER, os.uname().nodename)):
+        place = f"/x/ompi.h3.0 on {host}: Read-only file system"
+        text = f"Open MPI cannot make its folder {place}; name another place there: TMPDIR"
+        assert ended_by_mpirun(MpirunEnd(213, output), {}) == EndReason(213, text)
+
+
+def test_ssh_clients_whose_end_has_ended_mpirun() -> None:
+    assert ended_ssh_client(NO_DAEMON, 0) == EndedSshClient("h2", killed=False)
+    assert ended_ssh_client(NO_DAEMON.replace("255", "0"), 0) == EndedSshClient("h2", killed=True)
+    assert ended_ssh_client(NO_DAEMON.replace("255", "127"), 0) is None
+    assert ended_ssh_client(LOST_4, 255) == EndedSshClient(None, killed=False)
+    assert ended_ssh_client(LOST_4, 9) == EndedSshClient(None, killed=True, signal=9)
+    assert ended_ssh_client(LOST_4, 127) is None
+    assert ended_ssh_client(ABORT, 9) is None
 
 
 KILLED = """--------------------------------------------------------------------------
 mpirun noticed that process rank 2 with PID 29617 on node h3 exited on signal 9 (Killed).
 """
+KILLED_KEEPER = "ddlrun: rank 2: its keeper was killed\n"
 CLOSED = EndReason(137, "rank 2 on h3 was killed by another process", closed=ClosedConnection(2, "rank 2 on h3"))
 RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 broke")
 
@@ -141,19 +200,54 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
         (CLOSED, MpirunEnd(0, ""), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(1, LOST), 3, "mpirun lost host h2"),
         (CLOSED, MpirunEnd(1, LOST.replace("h2", "127.0.0.1"), host_names=["a", "localhost"]), 3, "mpirun lost host"),
+        (CLOSED, MpirunEnd(0, NO_DAEMON), 3, "mpirun lost host h2"),
+        (CLOSED, MpirunEnd(255, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost host h2"),
+        (CLOSED, MpirunEnd(9, LOST_4, ended_ssh_client="h2"), 3, "mpirun lost the ssh session of its daemon on h2"),
+        (CLOSED, MpirunEnd(9, LOST_4), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(1, LOST + KILLED), 137, "rank 2 on h3 was killed by another process"),
-        (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL"),
+        (CLOSED, MpirunEnd(-9, ""), 137, "mpirun was killed by SIGKILL, which ddlrun did not send"),
+        (CLOSED, MpirunEnd(1, ""), 1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send"),
+        (CLOSED, MpirunEnd(1, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
         (CLOSED, MpirunEnd(-9, "", ended_by_ddlrun=True), 137, "rank 2 on h3 was killed by another process"),
         (RESET, MpirunEnd(1, KILLED), 137, "rank 2 on h3 was killed by another process"),
         (RESET, MpirunEnd(1, KILLED.replace("rank 2", "rank 1")), 3, "the connection of rank 2 on h3 broke"),
+        (RESET, MpirunEnd(137, KILLED_KEEPER), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, MpirunEnd(137, KILLED_KEEPER.replace("2", "1")), 3, "the connection of rank 2 on h3 broke"),
+        (CLOSED, MpirunEnd(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
+        (CLOSED, MpirunEnd(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
+        (CLOSED, MpirunEnd(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
         (EndReason(124, "the time limit"), MpirunEnd(1, LOST), 124, "the time limit"),
+        (EndReason(124, "the time limit"), MpirunEnd(1, ABORT), 124, "the time limit"),
     ],
 )
 def test_mpirun_knows_why_a_connection_closed(reason: EndReason, mpirun: MpirunEnd, code: int, text: str) -> None:
     corrected = explain_by_mpirun(reason, mpirun, {})
     assert (corrected.exit_code, str(corrected.reason).startswith(text)) == (code, True), corrected
     lost = next(iter(mpirun.host_names[1:]), "h2")
-    assert corrected.lost_host == (lost if text.startswith("mpirun lost") else None)
+    assert corrected.lost_host == (lost if text.startswith("mpirun lost host") else None)
+
+
+def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
+    failed, cut_off = end(0, 1), end(0, 1)._replace(reason="mpirun is gone")
+    lonely = end(0, 1, "At least one pair of MPI processes are unable to reach each other for\n")
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: failed}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, ""), {0: cut_off}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: cut_off}).lost_host == "h2"
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: lonely}).lost_host == "h2"
+
+
+def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
+    ordered = {rank: end(rank, 143, ordered=True) for rank in (0, 1)}
+    signalled = EndReason(1, "mpirun was ended by SIGTERM, SIGINT or SIGHUP, which ddlrun did not send")
+    assert ended_by_mpirun(MpirunEnd(1, ""), ordered) == signalled
+    assert ended_by_mpirun(MpirunEnd(1, "WARNING: no such device\n"), ordered | {2: end(2, 0)}) == signalled
+    for mpirun, ends in (
+        (MpirunEnd(1, "[h1:9] ORTE_ERROR_LOG: Not found\n"), ordered),
+        (MpirunEnd(1, "", ended_by_ddlrun=True), ordered),
+        (MpirunEnd(1, ""), ordered | {2: end(2, 7)}),
+        (MpirunEnd(1, ""), {}),
+    ):
+        assert ended_by_mpirun(mpirun, ends) == EndReason(1)
 
 
 def test_later_failures_are_folded() -> None:

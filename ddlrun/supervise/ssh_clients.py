@@ -1,0 +1,75 @@
+"""The ssh clients that mpirun has started, one per host: the first of them that ends while the job runs."""
+
+import os
+import select
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ddlrun.supervise.missing_daemons import MOST_HOSTS
+
+
+class SshClients:
+    """mpirun's ssh clients. Open MPI 4.1 does not print which of them was killed."""
+
+    def __init__(self, epoll: select.epoll, host_names: Iterable[str]) -> None:
+        """Prepare to watch the ssh clients of a job's hosts.
+
+        Args:
+            epoll: The events of the supervision.
+            host_names: The hosts of the job. More than 64 are not watched.
+        """
+        self._epoll = epoll
+        names = frozenset(host_names)
+        self._names = names if len(names) <= MOST_HOSTS else frozenset()
+        self._hosts: dict[int, str] = {}
+        self.first_ended: str | None = None
+        """The host of the client that was the first to end; None while all run."""
+
+    def watch(self, mpirun: int) -> None:
+        """Begin to watch the clients among mpirun's children. Before Linux 5.3 nothing is watched."""
+        for pid in _children(mpirun):
+            host = self._host_of(_command_line(pid))
+            if host is not None:
+                with suppress(OSError):
+                    fd = os.pidfd_open(pid)
+                    self._hosts[fd] = host
+                    self._epoll.register(fd, select.EPOLLIN)
+
+    def _host_of(self, words: Sequence[str]) -> str | None:
+        """Return the host to which a command line of ssh leads; None for other programs."""
+        if os.path.basename(words[0]) != "ssh":
+            return None
+        return next((word for word in words if word in self._names), None)
+
+    def end(self, fd: int) -> bool:
+        """Record the end of a client after an event of epoll; return False if the event is not that of a client."""
+        host = self._hosts.pop(fd, None)
+        if host is None:
+            return False
+        self._epoll.unregister(fd)
+        os.close(fd)
+        self.first_ended = self.first_ended or host
+        return True
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for fd in self._hosts:
+            os.close(fd)
+        self._hosts.clear()
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of all threads of a process."""
+    children: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            children += map(int, file.read_text(encoding="ascii").split())
+    return children
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return [""]
