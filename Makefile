@@ -9,7 +9,7 @@ WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
-.PHONY: demo dev test test-all test-clients release frameworks coverage check fuzz bench faults goldens reference docs clean apt \
+.PHONY: demo dev test test-all test-clients release frameworks rest test-tensorflow coverage check fuzz bench faults goldens reference docs clean apt \
 	schedulers horovod mpis announce prepared
 
 demo: $(VENV)/demo
@@ -18,18 +18,23 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(PYTEST) $(TESTS) -m "not extra"
 
-# First `make test`, with nothing else installed; then the tests that it has left out, of which many only wait: in one
-# process more.
+# First `make test`, with nothing else installed; then all that it has left out, at once.
 test-all:
 	$(MAKE) test
 	$(MAKE) prepared
+	$(MAKE) -j3 rest test-tensorflow fuzz
+
+# Many of these tests only wait: they run in one process more than there are cores.
+rest: $(VENV)/test-all
 	$(PYTEST) -n $$(($(WORKERS) + 1)) $(TESTS) --rest
+test-tensorflow: $(VENV)/frameworks/done
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
-	$(MAKE) fuzz
 
 # Fetch test suites of other projects from PyPI, and run the quick ones under ddlrun and beside their own launchers.
+# Then run PyTorch's own cases for its backend gloo with gloo and with the backend ddl.
 test-clients: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.clients
+	$(VENV)/bin/python -m tests.clients.c10d
 
 # Run all tests and report the line coverage of the launcher, which takes minutes longer.
 coverage: prepared

@@ -19,6 +19,7 @@ import tests.cluster.slurm
 from tests.cluster.cluster import why_not
 from tests.cluster.grid_engine import GridEngineCluster
 from tests.cluster.slurm import SlurmCluster
+from tests.support import needs
 from tests.support.cpu_group import own_cpu_group
 
 # Both are wheels: 5.0 beside the tests' Python, 4.1 in an environment of its own inside. `make test` installs both.
@@ -27,10 +28,13 @@ MPIRUNS = {
     5: os.environ.get("MPIRUN5", str(Path(sys.prefix) / "bin/mpirun")),
 }
 
-# ddlrun's own process manager, in place of an mpirun and of a major version of Open MPI.
+# ddlrun's own process manager, in place of an mpirun: for ranks without an MPI, and with those of `make mpis`.
 OWN = "ddlrun"
-OWN_MAJOR = 0
+OWN_MPIS = ("mpich", "impi-rt")
 SRUN = "srun"
+# The numbers in place of a major version of Open MPI.
+OWN_MAJOR = 0
+OWN_MANAGERS = {OWN_MAJOR: OWN, -1: "mpich", -2: "impi-rt"}
 
 # Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
 # after the other, so all of them run in one process. Other test files are distributed one by one.
@@ -110,18 +114,29 @@ def session_folders() -> Iterator[None]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test with each major version of Open MPI, or with those of its `openmpi` marker.
 
-    A test with the marker `own` also runs with ddlrun's own process manager, in `make test` only with `quick`.
+    A test with the marker `own` also runs with ddlrun's own process manager, in `make test` only with `quick`. With
+    EVERY_MPI, all tests run with all of them.
     """
     parametrized = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "major" in metafunc.fixturenames and not any("major" in names for names in parametrized):
-        marker = metafunc.definition.get_closest_marker("openmpi") if "EVERY_MPI" not in os.environ else None
+        every = "EVERY_MPI" in os.environ
+        marker = metafunc.definition.get_closest_marker("openmpi") if not every else None
         numbers = sorted(MPIRUNS) if marker is None else list(marker.args)
         values = [pytest.param(number, id=f"openmpi{number}") for number in numbers]
         own = metafunc.definition.get_closest_marker("own")
-        if own is not None:
+        if every:
+            values += [pytest.param(number, id=manager_id(number)) for number in OWN_MANAGERS]
+        elif own is not None:
             marks = () if own.kwargs.get("quick") else pytest.mark.extra
-            values.append(pytest.param(OWN_MAJOR, id="without-mpi", marks=marks))
+            values.append(pytest.param(OWN_MAJOR, id=manager_id(OWN_MAJOR), marks=marks))
         metafunc.parametrize("major", values, indirect=True)
+
+
+def manager_id(major: int) -> str:
+    """Return the name of an mpirun, or of what is in its place, in the names of tests."""
+    if major in MPIRUNS:
+        return f"openmpi{major}"
+    return OWN_MANAGERS[major].replace(OWN, "without-mpi")
 
 
 @pytest.fixture
@@ -132,8 +147,10 @@ def major(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def mpirun(major: int) -> str:
-    if major == OWN_MAJOR:
-        return OWN
+    if major in OWN_MANAGERS:
+        if OWN_MANAGERS[major] in OWN_MPIS and not mpi_library(OWN_MANAGERS[major]).exists():
+            needs.skip(f"no {OWN_MANAGERS[major]}", "make mpis")
+        return OWN_MANAGERS[major]
     path = MPIRUNS[major]
     if shutil.which(path) is None:
         pytest.fail(f"no Open MPI {major} at {path}: `make test` installs both majors")
@@ -156,8 +173,15 @@ def launch_line(mpirun: str, folder: Path, *options: str) -> list[str]:
 
 
 def manager_options(mpirun: str) -> list[str]:
-    """Return the options that choose an mpirun, ddlrun's own process manager, or Slurm's."""
+    """Return the options that choose an mpirun, ddlrun's own process manager with an MPI or without, or Slurm's."""
+    if mpirun in OWN_MPIS:
+        return ["--process-manager", OWN, "-x", f"MPI4PY_LIBMPI={mpi_library(mpirun)}"]
     return ["--process-manager", mpirun] if mpirun in (OWN, SRUN) else ["--mpirun", mpirun]
+
+
+def mpi_library(name: str) -> Path:
+    """Return the library of an MPI that `make mpis` installs."""
+    return Path(sys.prefix) / name / "lib/libmpi.so.12"
 
 
 @pytest.fixture(scope="session")

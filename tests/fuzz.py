@@ -76,7 +76,12 @@ def fuzz(name: str, seconds: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         fuzz(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60")
+    failed = False
     for parser in PARSERS:
         argv = [sys.executable, "-m", "tests.fuzz", parser, os.environ.get("SECONDS_EACH", "5")]
-        done = subprocess.run(argv, check=False)
-        print(f"{parser}: {'clean' if done.returncode == 0 else f'ended with {done.returncode}'}")
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            failed = True
+            print(done.stdout.decode(errors="replace"))
+        print(f"{parser}: {f'ended with {done.returncode}' if done.returncode else 'clean'}", flush=True)
+    sys.exit(failed)
