@@ -4,6 +4,7 @@ EXIT_BAD_INPUT = 2
 EXIT_UNREACHABLE = 3
 EXIT_PLACEMENT = 4
 EXIT_PREFLIGHT = 5
+EXIT_STALLED = 123
 EXIT_TIMED_OUT = 124
 # A process that signal N ended has the exit code 128 + N, as in a shell.
 EXIT_SIGNAL = 128

@@ -49,7 +49,10 @@ COMMANDS = {
     "bench": "bench",
     "tune": "tune",
     "runs": "run_history",
+    "top": "top",
+    "metrics": "metrics",
     "logs": "logs",
+    "doctor": "doctor",
     "rerun": "rerun",
     "ps": "runs.ps",
     "kill": "runs.kill",
@@ -62,17 +65,18 @@ SECTIONS = {
     "Jobs": ("launch", "submit"),
     "Plans": ("gen-rankfile", "lint", "show", "plan", "config"),
     "Hosts": ("check", "probe", "racks", "bench", "tune"),
-    "Runs": ("runs", "logs", "rerun", "report", "ps", "kill", "clean"),
+    "Runs": ("runs", "top", "metrics", "logs", "doctor", "rerun", "report", "ps", "kill", "clean"),
 }
 OTHER = "Other commands"
 # Commands of other programs -> command here.
 SYNONYMS = {
     "run": "launch", "exec": "launch", "start": "launch", "torchrun": "launch", "mpirun": "launch", "batch": "submit",
     "sbatch": "submit", "stop": "kill", "cancel": "kill", "status": "ps", "list": "runs", "history": "runs",
+    "monitor": "top", "watch": "top", "htop": "top",
     "restart": "rerun", "rankfile": "gen-rankfile",
     "version": "--version", "-v": "--version", "-version": "--version", "-help": "--help", "-?": "--help",
     "debug": "launch --debug-rank",
-    "topo": "probe", "benchmark": "bench", "cleanup": "clean", "doctor": "check", "preflight": "check",
+    "topo": "probe", "benchmark": "bench", "cleanup": "clean", "preflight": "check",
 }  # fmt: skip
 # Columns of a help text on a terminal that is wide enough.
 MOST_COLUMNS = 120

@@ -50,6 +50,10 @@ from ddlrun.wording import did_you_mean
         help=f"Run only these checks, of {', '.join(NAMES)}.")  # fmt: skip
 @check_build_option
 @option("Checks", "--script", metavar="FILE", help="Also check that this script is the same on all hosts.")
+@option("Checks", "--ship", metavar="code,env,PATH,...",
+        help="Also check that these files can be copied to all hosts, as by launch --ship.")  # fmt: skip
+@option("Checks", "--ship-dir", metavar="DIR", show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
+        help="Folder for the files of --ship, on a local disk of each host.")  # fmt: skip
 @process_manager_option
 @mpirun_option
 @option("Output", "--all", "everything", is_flag=True, help="Also show checks that passed.")
@@ -62,6 +66,8 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
 
     HOSTS is a list such as n[01-64], or @HOSTFILE; default: the hosts of the current scheduler job, or this host.
     """
+    if options["ship"] and options["as_json"]:
+        raise InputError("--ship prints no JSON; leave out --ship or --json")
     host_list, launcher = read_job_hosts(hosts, options)
     check_distinct(host_list, os.uname().nodename)
     choice = ManagerRequest(options["process_manager"], options["mpirun"], (sys.executable,))
@@ -79,31 +85,44 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     report = run_checks(host_list, launcher, request)
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
     click.echo(text, nl=False)
-    return report.exit_code
+    if report.unreachable or not options["ship"]:
+        return report.exit_code
+    from ddlrun.cli.check_ship import check_ship  # noqa: PLC0415 - for this option alone
+
+    return check_ship(host_list, launcher, options, report.here[1]) or report.exit_code
 
 
 def run_checks(hosts: HostList, launcher: AgentLauncher, request: PreflightRequest) -> PreflightReport:
     """Run the requested checks on hosts that a launcher reaches. Raises InputError where the network is malformed."""
     if request.network is not None:
         parse_cidr(request.network)
-    # An agent knows its hosts by other means than their names.
-    only = request.only - {"names"} if launcher.launcher == "agent" else request.only
+    only = request.only if launcher.needs_names else request.only - {"names"}
     request = request._replace(only=only, ssh=launcher.shown)
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left))
 
 
 def _needless_checks(manager: Mpirun, program: Sequence[str]) -> frozenset[str]:
-    """Return the checks of what a job does not need: ddlrun's own process manager needs no MPI."""
+    """Return the checks of what a job does not need: an mpirun on each host, or ddlrun's agent or its Python there."""
+    needless = frozenset() if manager.manager.on_hosts else frozenset({"mpi"})
     if not is_own(manager):
+        return needless | {"agent"}
+    return needless if program[0] == sys.executable else needless | {"python"}
+
+
+def _shipped_checks(settings: Settings) -> frozenset[str]:
+    """Return the checks of files that travel to the hosts with --ship."""
+    ship = settings.ship
+    if ship is None:
         return frozenset()
-    return frozenset({"mpi"}) if program[0] == sys.executable else frozenset({"mpi", "python"})
+    checks = {"files": ship.has_code, "python": ship.contains(sys.executable)}
+    return frozenset(name for name, travels in checks.items() if travels)
 
 
 def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     """Probe a job's hosts and check them, with warnings on standard error."""
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
-    only -= _needless_checks(mpirun, settings.job.program)
+    only -= _needless_checks(mpirun, settings.job.program) | _shipped_checks(settings)
     request = PreflightRequest(
         mpirun=mpirun.path,
         major=mpirun.major,

@@ -184,6 +184,12 @@ def _hosts(ctx: click.Context, last: str) -> Iterable[str]:
     return hostfile_names(last) if last.startswith("@") else known_hosts(ctx.params.get("hostfile"))
 
 
+def _shipped(_ctx: click.Context, _last: str) -> Iterable[str]:
+    from ddlrun.ship.request import CODE_WORD, ENVIRONMENT_WORD  # noqa: PLC0415
+
+    return (CODE_WORD, ENVIRONMENT_WORD)
+
+
 def _spare_hosts(ctx: click.Context, last: str) -> Iterable[str]:
     return ("extra", *_hosts(ctx, last))
 
@@ -208,6 +214,7 @@ COMPLETERS = {
     "runs": Completer(_active_runs),
     "changes": Completer(_runs, paths="dir"),
     "script": Completer(paths="file"),
+    "ship": Completer(_shipped, listed=True, paths="file"),
     "spare_hosts": Completer(_spare_hosts, listed=True),
 }
 # Metavar of any other option -> its values.

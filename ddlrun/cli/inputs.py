@@ -180,11 +180,12 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(f"{error.host}: {error.problem}") from error
 
 
-def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> ProbeTarget:
+def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS, *, all_at_once: bool = False) -> ProbeTarget:
     """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
 
-    GPUs that are chosen by number here are chosen on the hosts too, as mpirun passes the variable on, except
-    where Slurm chooses them for each host.
+    Scripts that wait for each other must run `all_at_once`, however many hosts there are. GPUs that are chosen by
+    number here are chosen on the hosts too, as mpirun passes the variable on, except where Slurm chooses them for each
+    host.
     """
     own_name = os.uname().nodename
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
@@ -192,10 +193,11 @@ def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS) -> Pr
     chosen = "" if launcher.launcher == "srun" or launcher.gpus else _chosen_gpus()
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
-        from ddlrun.remote.fan_out import run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
+        from ddlrun.remote.fan_out import FANOUT, run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
 
         heads = {name: chosen + allocated.get(name, "") for name in scripts}
-        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, launcher, seconds)
+        fanout = max(FANOUT, len(scripts)) if all_at_once else FANOUT
+        return run_on_hosts({name: heads[name] + script for name, script in scripts.items()}, launcher, seconds, fanout)
 
     return ProbeTarget(
         own_name,

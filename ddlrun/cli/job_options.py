@@ -193,6 +193,8 @@ job_options = option_group(
     ),
     option("Output", "--rank-logs/--no-rank-logs", default=True, show_default="on",
            help="Write a log per rank to the run folder (see ddlrun logs --rank)."),
+    option("Output", "--sample-interval", type=SECONDS, metavar="TIME", default=1, show_default=True,
+           help="Time between two samples of each rank's use of resources, for ddlrun top; 0: none."),
     option(
         "Debugging", "--debug-rank", type=WholeNumber(min=0), metavar="N",
         help="Run rank N under pdb or ipdb at this terminal, a program in another language under gdb. Ctrl-\\ ends the "
@@ -217,7 +219,10 @@ job_options = option_group(
     option("Termination", "--heartbeat", type=SECONDS, metavar="TIME", default=30, show_default=True,
            help="Consider a host, or ddlrun, lost after this time of silence; 0: never."),
     option("Termination", "--stall-timeout", type=SECONDS, metavar="TIME", default=0, show_default=True,
-           help="Report ranks that print nothing for this time, with their stacks; 0: never."),
+           help="Report ranks that print nothing for this time, with their stacks, and end a job that hangs, with exit "
+           "code 123; 0: never."),
+    option("Termination", "--stall-action", type=Choice(["end", "report"]), default="end", show_default=True,
+           help="End a job all of whose ranks print nothing for the time of --stall-timeout, or only report them."),
     option("Termination", "--forward-signals", default="USR1,USR2", show_default=True, metavar="NAME,...",
            help="Signals that are passed on to the programs of the ranks."),
     horovod_options,

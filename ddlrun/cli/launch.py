@@ -9,6 +9,7 @@ The stages of a launch, each with the value that it returns:
     place_ranks      Placed      host, cores and GPU of every rank
     plan_job         Planned     rank file, environment, command
     write_files      Planned     the run folder
+    ship_files       Planned     code, data and environment on the hosts, with --ship
     supervise_run    Finished    the outcome
     report_outcome   Finished    the reason of a failure, printed
 
@@ -103,6 +104,19 @@ class Launch(Sections):
 )
 @option(
     "Run",
+    "--ship",
+    metavar="code,env,PATH,...",
+    help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment, paths.",
+)
+@option(
+    "Run",
+    "--ship-dir",
+    metavar="DIR",
+    show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
+    help="Folder for the files of --ship, on a local disk of each host.",
+)
+@option(
+    "Run",
     "--run-dir",
     metavar="DIR",
     show_default="a new folder in ~/.local/state/ddlrun/runs",
@@ -121,6 +135,12 @@ class Launch(Sections):
     type=Number(min=0),
     metavar="DAYS",
     help="Remove the folders of ended runs that are older than DAYS.",
+)
+@option(
+    "Run",
+    "--on-event",
+    metavar="COMMAND",
+    help="Start COMMAND at the start and at the end of the run; the event is JSON on its standard input.",
 )
 @option(
     "Run",
@@ -205,7 +225,7 @@ def _run_until_done(attempt: Attempt) -> int:
     while True:
         try:
             attempt = attempt if finished is None else running.next_attempt(finished)
-            planned = running.write_files(_plan(attempt))
+            planned = running.ship_files(running.write_files(_plan(attempt)))
         except DdlrunError as error:
             if finished is None:
                 raise

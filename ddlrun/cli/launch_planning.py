@@ -102,7 +102,7 @@ def _manager_request(settings: Settings) -> ManagerRequest:
         mpirun=mpi.mpirun,
         program=settings.job.program,
         openmpi_options=tuple(name for name, value in options.items() if value),
-        foreign_launcher=not hosts.all_local and not hosts.launcher.shell,
+        foreign_launcher=not hosts.all_local and not hosts.launcher.passes_stdin,
         variables=settings.environment.variables,
     )
 

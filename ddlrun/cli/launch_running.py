@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import click
@@ -13,8 +13,11 @@ from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
+from ddlrun.process_managers.agents import is_own
+from ddlrun.remote.event_command import EventCommand
 from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
+from ddlrun.runs.events import render_end, render_start
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
 from ddlrun.runs.retention import remove_old_runs
@@ -28,6 +31,9 @@ from ddlrun.runs.store import (
 )
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
+
+# The time that commands of --on-event have after the end of the run.
+EVENT_SECONDS = 10.0
 
 
 class Finished(NamedTuple):
@@ -47,6 +53,15 @@ def write_files(planned: Planned) -> Planned:
     remove_old_runs(state, run.retention)
     make_output_folder(planned.attempt.settings.supervision)
     _record_attempt(planned)
+    return planned
+
+
+def ship_files(planned: Planned) -> Planned:
+    """Put the files of --ship on the hosts. Raises InputError, PreflightError or UnreachableError."""
+    if planned.attempt.settings.ship is not None:
+        from ddlrun.cli.shipping import ship  # noqa: PLC0415 - for this option alone
+
+        ship(planned.attempt.settings, planned.plan)
     return planned
 
 
@@ -74,15 +89,27 @@ def supervise_run(planned: Planned) -> Finished:
     settings = attempt.settings
     if not settings.run.quiet:
         _show_plan(settings, plan)
+    events = EventCommand(settings.run.on_event)
+    _note_problem(events.start(render_start(plan)))
     done = run_plan(plan, _supervision(settings, plan), os.environ)
-    if done.unswept:
-        _end_orphans(sorted(done.unswept), settings)
     unwatched = done.unwatched.difference(plan.local_hosts)
+    orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
+    if orphaned:
+        _end_orphans(sorted(orphaned), settings)
     if plan.mpirun.major is not None and done.session_folder is not None and unwatched:
-        _end_daemons(sorted(unwatched), done.session_folder, settings)
+        folders = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched)}
+        _end_daemons(folders, done.session_folder, settings)
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
+    _note_problem(events.start(render_end(plan, outcome)))
+    _note_problem(events.finish(EVENT_SECONDS))
     return Finished(attempt, plan, outcome)
+
+
+def _note_problem(problem: str | None) -> None:
+    """Print a problem with the command of --on-event, if there is one."""
+    if problem is not None:
+        click.echo(f"ddlrun: note: --on-event: {problem}", err=True)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
@@ -104,18 +131,18 @@ def _show_plan(settings: Settings, plan: Plan) -> None:
 
 
 def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
-    """End the processes that are left of the run on hosts where a keeper was killed."""
+    """End the processes that are left of the run on hosts where a keeper was killed, with our own agents."""
     from ddlrun.runs.orphans import end_runs  # noqa: PLC0415 - rarely needed
 
     target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
     end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)
 
 
-def _end_daemons(hosts: Iterable[str], session_folder: str, settings: Settings) -> None:
-    """End the daemons of mpirun that are left on hosts where no keeper sees to that."""
+def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Settings) -> None:
+    """End the daemons of mpirun that are left on hosts where no keeper sees to that, and remove their folders."""
     from ddlrun.runs.daemons import end_daemons  # noqa: PLC0415 - rarely needed
 
-    end_daemons(hosts, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
+    end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:

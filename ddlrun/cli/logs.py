@@ -8,14 +8,13 @@ from contextlib import closing
 
 import click
 
+from ddlrun.cli.named_run import find_run_folder
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.read_supervision import parse_ranks
 from ddlrun.cli.value_types import WholeNumber
-from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir
-from ddlrun.runs.history import PastRunState, find_run, read_past_run, restart_folder
+from ddlrun.runs.history import PastRunState, read_past_run, restart_folder
 from ddlrun.runs.log_files import LogReader, Source, rank_sources, run_sources
-from ddlrun.runs.store import state_folder
 
 POLL_SECONDS = 0.2
 
@@ -37,9 +36,7 @@ def command(run: str | None, ranks: str | None, lines: int | None, *, follow: bo
     The ranks' standard output goes to standard output, and their standard error to standard error. With --rank, both
     streams of each rank go to standard output, in the order of their arrival.
     """
-    folder = find_run(run, state_folder(os.environ))
-    if not os.path.exists(RunDir(folder).plan):
-        raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
+    folder = find_run_folder(run)
     chosen = None if ranks is None else parse_ranks(ranks, "--rank")
     if not follow:
         _print_run(folder, chosen, lines)

@@ -185,8 +185,8 @@ scheduler_options = option_group(
     ),
     option(
         "Hosts", "--launcher", type=Choice(["auto", *LAUNCHERS]), default="auto", show_default=True,
-        help="Program that starts mpirun's daemons on the hosts; auto: the scheduler's own inside its job, "
-        "otherwise ssh.",
+        help="Program that starts mpirun's daemons or ddlrun's agents on the hosts; auto: the scheduler's own inside "
+        "its job, otherwise ssh.",
     ),
 )  # fmt: skip
 

@@ -32,6 +32,7 @@ from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, un
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import TrainingStep, forecasts, order_penalties, uneven_data, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
+from ddlrun.network.unequal_nics import nic_rates
 from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import Epoch, ForecastReport, forecast_dict, render_forecast
 from ddlrun.topology import JobTopology, Topology, UnequalTopology, parse_topology
@@ -154,7 +155,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         fabric=fabric,
         work=work,
         gradient_source=source,
-        forecasts=forecasts(topology, wiring, fabric, work),
+        forecasts=forecasts(topology, wiring, fabric, work, nics=nic_rates(fabric, cluster.names, topology.hosts)),
         penalties=order_penalties(topology, wiring),
         epoch=_epoch(options, topology),
     )
@@ -172,11 +173,12 @@ def _epoch(options: Mapping[str, Any], topology: JobTopology) -> Epoch | None:
 
 
 class ClusterTopology(NamedTuple):
-    """The topology that launch would use, the reason, and the hosts of the largest rack (None: unknown)."""
+    """The topology that launch would use, the reason, the hosts of the largest rack (None: unknown), their names."""
 
     topology: JobTopology
     reason: str
     per_rack: int | None = None
+    names: tuple[str, ...] = ()
 
 
 def _read_network(text: str | None) -> Fabric | None:
@@ -215,7 +217,7 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
         profile = None if request.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
         if profile is not None and profile.topology != topology:
             reason += f", but for the {profile}, {profile.topology}"
-    return ClusterTopology(topology, reason, largest)
+    return ClusterTopology(topology, reason, largest, tuple(arranged.hosts.names))
 
 
 def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> ClusterTopology:

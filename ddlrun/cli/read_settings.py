@@ -15,6 +15,7 @@ from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.cli.read_debugging import read_input, read_wrappers
+from ddlrun.cli.read_ship import read_ship
 from ddlrun.cli.read_supervision import read_supervision, requeued
 from ddlrun.environment.exports import check_name, parse_assignment, parse_exports, render_lms_variables
 from ddlrun.environment.frameworks import parse_frameworks
@@ -77,6 +78,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
         check=_read_check(options),
         supervision=read_supervision(options, allocation, read_input(options, program)),
         run=_read_run(options, allocation),
+        ship=read_ship(options, program),
     )
 
 
@@ -197,8 +199,16 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         arguments=options["arguments"],
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
         exit_code_base=options.get("exit_code_base", 0),
+        on_event=_split_command(options.get("on_event") or ""),
         print_tail=not options.get("raises", False),
     )
+
+
+def _split_command(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(f"--on-event {text!r}: {error}; quote it as for a shell") from error
 
 
 def _read_mpi_args(text: str, words: tuple[str, ...]) -> tuple[str, ...]:

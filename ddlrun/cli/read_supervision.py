@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddlrun.errors import InputError
-from ddlrun.plan.supervision import OutputStyle, RankInput, SupervisionOptions
+from ddlrun.plan.supervision import OutputStyle, RankInput, StallAction, SupervisionOptions
 from ddlrun.schedulers import Allocation
 
 # These end the job, or cannot be caught.
@@ -30,6 +30,8 @@ def read_supervision(
         timeout=options["timeout"],
         start=options.get("start_timeout") or 0.0,
         stall=options["stall_timeout"],
+        sample_interval=options["sample_interval"],
+        stall_action=StallAction(options["stall_action"]),
         forward=parse_signals(options["forward_signals"]),
         encryption=_read_encryption(options),
         style=OutputStyle(

@@ -35,6 +35,8 @@ from ddlrun.runs.store import state_folder
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 CLEAN_GRACE_SECONDS = 2.0
+# The time in which a host removes shipped files.
+REMOVAL_SECONDS = 600.0
 # Beyond --grace, which a run's ddlrun gives its ranks.
 EXTRA_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -140,6 +142,26 @@ def _runs_by_host(
 )
 @option("Termination", "--keep-runs", type=COUNT, metavar="N",
         help="Also remove the folders of your ended runs except for the latest N.")  # fmt: skip
+@option(
+    "Termination",
+    "--shipped-days",
+    type=Number(min=0),
+    metavar="DAYS",
+    help="Also remove files of launch --ship on HOSTS that no run has used for DAYS.",
+)
+@option(
+    "Termination",
+    "--shipped-size",
+    metavar="SIZE",
+    help="Also remove files of launch --ship on HOSTS, the longest unused first, down to SIZE such as 20GB per host.",
+)
+@option(
+    "Termination",
+    "--ship-dir",
+    metavar="DIR",
+    show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
+    help="Folder of the files of launch --ship.",
+)
 def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's own
     """End processes that earlier runs left behind.
 
@@ -154,10 +176,20 @@ def clean(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's o
     _print_leftovers(leftovers)
     if not options["dry_run"]:
         failed = {**failed, **_clean(folder, leftovers, runs, options)}
+        _remove_shipped(_choose_hosts(hosts, runs, options), options)
     elif not leftovers:
         click.echo("nothing to end")
     _raise_failures(failed, options)
     return 0
+
+
+def _remove_shipped(hosts: Sequence[str], options: Options) -> None:
+    """Remove files of launch --ship on hosts, where an option asks for it."""
+    if options["shipped_days"] is None and options["shipped_size"] is None:
+        return
+    from ddlrun.cli.remove_shipped import remove_shipped  # noqa: PLC0415 - for these options alone
+
+    remove_shipped(hosts, options, _target(options, REMOVAL_SECONDS))
 
 
 def _print_leftovers(leftovers: Mapping[str, Mapping[str, Sequence[OrphanProcess]]]) -> None:
@@ -186,13 +218,16 @@ def _clean(
 
 def _find_processes(hosts: str | None, runs: Sequence[Run], options: Options) -> tuple[Processes, Failures]:
     """Return the processes of all runs on each host, and the replies of hosts that failed."""
+    return find_processes(_choose_hosts(hosts, runs, options), _target(options))
+
+
+def _choose_hosts(hosts: str | None, runs: Sequence[Run], options: Options) -> Sequence[str]:
+    """Return the named hosts, else this one and those of runs that were started here."""
     if hosts or options["hostfile"]:
-        names: Sequence[str] = read_hosts(hosts, options["hostfile"]).names
-    else:
-        own_name = os.uname().nodename
-        run_hosts = dict.fromkeys(name for run in runs for name in run.hosts)
-        names = ("localhost", *(name for name in run_hosts if not is_local(name, own_name)))
-    return find_processes(names, _target(options))
+        return read_hosts(hosts, options["hostfile"]).names
+    own_name = os.uname().nodename
+    run_hosts = dict.fromkeys(name for run in runs for name in run.hosts)
+    return ("localhost", *(name for name in run_hosts if not is_local(name, own_name)))
 
 
 def _target(options: Options, extra_seconds: float = 0.0) -> ProbeTarget:

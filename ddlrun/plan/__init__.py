@@ -76,7 +76,8 @@ class Plan(NamedTuple):
     @property
     def program(self) -> tuple[str, ...]:
         """The user's own program and its arguments."""
-        words = self.argv[self.argv.index(START) + 1 :]
+        start = next(index for index, word in enumerate(self.argv) if word.endswith(START))  # it may have travelled
+        words = self.argv[start + 1 :]
         return tuple(word[1:] if word and not word.strip(":") else word for word in words)
 
     @property

@@ -39,19 +39,24 @@ LAUNCH_KEYS = {
     "export": "export",
     "profile": "profile",
     "run_dir": "run_dir",
+    "ship": "ship",
+    "ship_dir": "ship_dir",
     "keep_runs": "keep_runs",
     "keep_days": "keep_days",
     "exit_code_base": "exit_code_base",
+    "on_event": "on_event",
     "output.tag": "tag",
     "output.timestamp": "timestamp_output",
     "output.fold": "fold_output",
     "output.folder": "output_filename",
     "output.ranks": "shown_ranks",
     "output.rank_logs": "rank_logs",
+    "output.sample_interval": "sample_interval",
     "termination.grace": "grace",
     "termination.timeout": "timeout",
     "termination.heartbeat": "heartbeat",
     "termination.stall_timeout": "stall_timeout",
+    "termination.stall_action": "stall_action",
     "termination.forward_signals": "forward_signals",
     "recovery.restarts": "restarts",
     "recovery.spare_hosts": "spare_hosts",
@@ -86,7 +91,7 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "export", "placement.gpu_order", "network.interfaces", "output.ranks",
+    "hosts", "framework", "export", "ship", "placement.gpu_order", "network.interfaces", "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Names of options that are no keys -> key.

@@ -134,12 +134,20 @@ def _mpirun_job(job: PlacedJob, exports: tuple[str, ...]) -> MpirunJob:
         ssh=launcher.words if launcher.launcher == "ssh" else (),
         exports=exports,
         extra=settings.mpi.args,
-        program=(sys.executable, "-I", "-S", START, *map(pack_word, settings.job.program)),
+        program=(*_keeper_command(settings), *map(pack_word, settings.job.program)),
         overload=job.placement.shares_cores,
         spawns=settings.mpi.spawn_slots > 0,
         local=settings.hosts.local,
         launcher=launcher.shell,
+        works_everywhere=launcher.works_everywhere,
         rank_hosts=job.placement.rank_hosts(),
         cpus=job.placement.common_cpus(),
         step=launcher.words if launcher.launcher == "srun" else (),
     )
+
+
+def _keeper_command(settings: Settings) -> tuple[str, ...]:
+    """Return the command line of a keeper, without the program: where they travel, its Python and script do."""
+    words = (sys.executable, "-I", "-S", START)
+    ship = settings.ship
+    return words if ship is None else tuple(ship.place(word, settings.run.run_id) for word in words)

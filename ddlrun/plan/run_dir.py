@@ -84,6 +84,21 @@ class RunDir(NamedTuple):
         return f"{self.path}/ddl.jsonl"
 
     @property
+    def metrics(self) -> str:
+        """The use of resources by ranks and hosts, one JSON object per line, while the run lasts."""
+        return f"{self.path}/metrics.jsonl"
+
+    @property
+    def diagnosis(self) -> str:
+        """The last examination of the job, as JSON."""
+        return f"{self.path}/doctor.json"
+
+    @property
+    def examination_request(self) -> str:
+        """The request of `ddlrun doctor` for an examination, until ddlrun begins with it."""
+        return f"{self.path}/doctor.request"
+
+    @property
     def outcome(self) -> str:
         """The Outcome as JSON."""
         return f"{self.path}/outcome.json"

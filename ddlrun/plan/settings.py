@@ -18,6 +18,7 @@ from ddlrun.plan.wrappers import Wrapper
 from ddlrun.process_managers import AUTO
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.schedulers import Allocation
+from ddlrun.ship.request import ShipRequest
 from ddlrun.topology import RankOrder, Topology
 
 
@@ -177,6 +178,8 @@ class RunOptions(NamedTuple):
     retention: Retention = Retention()
     exit_code_base: int = 0
     """What is added to ddlrun's own exit codes."""
+    on_event: tuple[str, ...] = ()
+    """The words of the command that is started for each event of the run."""
     print_tail: bool = True
     """Whether the traceback or the last lines of a rank that failed are printed again in the reason."""
 
@@ -193,6 +196,8 @@ class Settings(NamedTuple):
     check: CheckOptions
     supervision: SupervisionOptions
     run: RunOptions
+    ship: ShipRequest | None = None
+    """The files that travel to the hosts; None: none do."""
 
 
 def restart_settings(settings: Settings, attempt: int, run_id: str) -> Settings:

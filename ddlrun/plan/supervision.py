@@ -75,6 +75,13 @@ class RankInput(NamedTuple):
         return self.mode is not InputMode.PIPE
 
 
+class StallAction(enum.Enum):
+    """The action for a job that has printed nothing for the time of --stall-timeout."""
+
+    END = "end"
+    REPORT = "report"
+
+
 class SupervisionOptions(NamedTuple):
     """How a job is supervised; times are in seconds, 0: no limit."""
 
@@ -85,6 +92,9 @@ class SupervisionOptions(NamedTuple):
     """Time without a new rank after which missing ranks are given up."""
     stall: float = 0.0
     """Time without output after which a rank is reported."""
+    sample_interval: float = 0.0
+    """Time between two samples of a rank's use of resources; 0: there are none."""
+    stall_action: StallAction = StallAction.END
     forward: tuple[int, ...] = ()
     """Signals that are passed on to every rank's program."""
     encryption: str | None = None

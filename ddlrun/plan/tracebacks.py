@@ -17,6 +17,7 @@ COLLATERAL = (
     "Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused",
     "remote process exited", "NCCL communicator was aborted", "Socket closed", "Horovod has been shut down",
     "failed to connect to all addresses", "Connection was likely closed", "MPI_ERR_PROC_ABORTED",
+    "MPI_ERR_INTERN", "are unable to reach each other for",
 )  # fmt: skip
 
 

@@ -17,8 +17,11 @@ from ddlrun.cli.show_records import (
     TopologyRecord,
 )
 from ddlrun.ddl.monitor.event_records import IterationsRecord, StragglerRecord
+from ddlrun.doctor.diagnosis import DiagnosisRecord
 from ddlrun.machine.preset import MachineDescription
 from ddlrun.mapping.lint_record import LintRecord
+from ddlrun.monitor.records import TopRecord
+from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.network.description import NetworkDescription
 from ddlrun.network.measurements import BenchRecord, TuneRecord
 from ddlrun.plan.outcome import OutcomeRecord
@@ -27,6 +30,7 @@ from ddlrun.plan.tuning_profile import ProfilesRecord
 from ddlrun.preflight.records import CheckRecord, RunCheckRecord
 from ddlrun.report.records import ForecastRecord, HierarchyRecord
 from ddlrun.runs.binding_record import BindingsRecord
+from ddlrun.runs.events import EventRecord
 from ddlrun.runs.records import HistoryRecord, RunsRecord, StartRecord
 from docs.reference.config_schema import config_schema
 from docs.reference.record_types import RecordTypes, field_docstrings
@@ -56,6 +60,8 @@ SCHEMAS = {
     "bench": PublishedSchema("Output of ddlrun bench --json", (BenchRecord,)),
     "check": PublishedSchema("Output of ddlrun check --json", (CheckRecord,)),
     "config-show": PublishedSchema("Output of ddlrun config show --json", (ConfigRecord,)),
+    "doctor": PublishedSchema("Output of ddlrun doctor --json, and doctor.json of a run folder", (DiagnosisRecord,)),
+    "event": PublishedSchema("Standard input of the command of ddlrun launch --on-event", (EventRecord,)),
     "lint": PublishedSchema("Output of ddlrun lint --json", (list[LintRecord],)),
     "plan": PublishedSchema("Output of ddlrun plan --json", (ForecastRecord,)),
     "probe": PublishedSchema("Output of ddlrun probe --json", (ProbeRecord,)),
@@ -70,10 +76,12 @@ SCHEMAS = {
     "show-rankfile": PublishedSchema("Output of ddlrun show rankfile --json", (RankfileRecord,)),
     "show-schema": PublishedSchema("Output of ddlrun show schema --json", (SchemasRecord,)),
     "show-topology": PublishedSchema("Output of ddlrun show topology --json", (TopologyRecord,)),
+    "top": PublishedSchema("Output of ddlrun top --json", (TopRecord,)),
     "tune": PublishedSchema("Output of ddlrun tune --json", (TuneRecord,)),
     "run-binding": PublishedSchema("binding.json of a run folder", (BindingsRecord,)),
     "run-check": PublishedSchema("check.json of a run folder", (RunCheckRecord,)),
     "run-event": PublishedSchema("A line of ddl.jsonl of a run folder", (IterationsRecord, StragglerRecord)),
+    "run-metrics": PublishedSchema("A line of metrics.jsonl of a run folder", (RankSample, HostSample)),
     "run-outcome": PublishedSchema("outcome.json of a run folder", (OutcomeRecord,)),
     "run-start": PublishedSchema("run.json of a run folder", (StartRecord,)),
     "run-plan": PublishedSchema(

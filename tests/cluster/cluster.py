@@ -9,13 +9,13 @@ hosts while the machine's own files stay as they are. Disk (/tmp too), processes
 Neither root nor anything that outlives the Python which made the cluster is needed: see namespaces.py.
 """
 
-import itertools
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.cluster import links, namespaces
@@ -40,15 +40,25 @@ def why_not() -> str:
 class Cluster(HostGroup):
     """Hosts h1, h2, ... rack by rack, 10.77.RACK.PLACE/16, up inside `with`.
 
-    `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. With `ipv6`
-    the hosts have IPv6 only: fd77::RACK:PLACE/64, racks counted from 1.
+    `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. `nics` has the hosts
+    whose rate is another one, `rack_sizes` the hosts of each rack if these differ. With `ipv6` the hosts have IPv6
+    only: fd77::RACK:PLACE/64, racks counted from 1.
     """
 
     def __init__(
-        self, hosts_per_rack: int, racks: int, *, uplink: str | None = None, nic: str | None = None, ipv6: bool = False
+        self,
+        hosts_per_rack: int,
+        racks: int,
+        *,
+        uplink: str | None = None,
+        nic: str | None = None,
+        nics: Mapping[str, str] = MappingProxyType({}),
+        rack_sizes: Sequence[int] = (),
+        ipv6: bool = False,
     ) -> None:
         super().__init__()
-        self._shape = hosts_per_rack, racks
+        self._rack_sizes = tuple(rack_sizes) or (hosts_per_rack,) * racks
+        self._nics = dict(nics)
         self._ipv6 = ipv6
         self._uplink, self._nic = uplink, nic
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
@@ -175,8 +185,8 @@ class Cluster(HostGroup):
         return int(re.findall(r"overlimits (\d+)", text)[0])
 
     def _up(self) -> None:
-        per_rack, racks = self._shape
-        for number, (rack, place) in enumerate(itertools.product(range(racks), range(1, per_rack + 1)), 1):
+        places = [(rack, place) for rack, size in enumerate(self._rack_sizes) for place in range(1, size + 1)]
+        for number, (rack, place) in enumerate(places, 1):
             name = f"h{number}"
             self._hosts[name] = ClusterHost(name, rack, place, self.folder / name, self._ipv6)
         self._write_files()
@@ -188,11 +198,12 @@ class Cluster(HostGroup):
                 step(host)
 
     def _limit(self) -> None:
-        uplinks = [f"{end}{rack}" for rack in range(self._shape[1]) for end in ("up", "dn")]
+        uplinks = [f"{end}{rack}" for rack in range(len(self._rack_sizes)) for end in ("up", "dn")]
         links.limit(self.namespaces, SWITCH, uplinks, self._uplink, "128kb")
-        links.limit(self.namespaces, SWITCH, self._hosts, self._nic, "512kb")
         for host in self.hosts:
-            links.limit(self.namespaces, host.name, ["eth0"], self._nic, "512kb")
+            rate = self._nics.get(host.name, self._nic)
+            links.limit(self.namespaces, SWITCH, [host.name], rate, "512kb")
+            links.limit(self.namespaces, host.name, ["eth0"], rate, "512kb")
 
     def _write_files(self) -> None:
         keys = {name: self.folder / f"{name}.key" for name in ("user", *self._hosts)}

@@ -39,7 +39,7 @@ def validate_run_folder(folder: Path) -> set[str]:
     """Assert that all JSON in a run folder is valid; return the names of its files."""
     paths = {path.name: path for path in folder.iterdir() if path.suffix in (".json", ".jsonl")}
     for name, path in paths.items():
-        lines = path.read_text().splitlines() if name == "ddl.jsonl" else [path.read_text()]
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         for line in lines:
             validate(json.loads(line), RUN_FILES[name])
     return set(paths)
@@ -47,5 +47,5 @@ def validate_run_folder(folder: Path) -> set[str]:
 
 RUN_FILES = {
     "plan.json": "run-plan", "outcome.json": "run-outcome", "check.json": "run-check", "binding.json": "run-binding",
-    "ddl.jsonl": "run-event", "run.json": "run-start",
+    "ddl.jsonl": "run-event", "metrics.jsonl": "run-metrics", "run.json": "run-start", "doctor.json": "doctor",
 }  # fmt: skip

@@ -60,6 +60,7 @@ _OWN = """\
 @mpirun mpirun (Open MPI) 4.1.4
 @daemon
 @python 3.11.7
+@agent 3.11.7
 @package mpi4py 4.1.2 /opt/python/lib/python3.11/site-packages
 @package torch 2.13.0 /opt/python/lib/python3.11/site-packages
 @folder

@@ -129,7 +129,7 @@ def test_hosts_of_the_hostfile_on_the_line(answer: Answer) -> None:
 
 def test_runs(answer: Answer) -> None:
     assert plain(answer("kill", "")) == {"20261122-101500-7-ab"}
-    for command in ("report", "logs", "rerun"):
+    for command in ("report", "logs", "doctor", "rerun"):
         assert plain(answer(command, "2026")) == {"20261122-101500-7-ab", "20261121-090000-5-cd"}
     assert plain(answer("logs", "10")) == {"101500-7-ab"}
     assert plain(answer("logs", "la")) == {"last"}

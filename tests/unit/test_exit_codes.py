@@ -81,4 +81,5 @@ def test_the_script_and_ddlrun_end_with_different_codes(mpirun: str, tmp_path: P
     limit = run(*words, str(tmp_path / "limit"), "--timeout", "1", "sleep", "3600")
     assert limit.returncode == 206
     assert "ddlrun: exit code 206; " in limit.stderr
+    assert "ddlrun: note: at the time limit, rank 0 sleeps; stacks: " in limit.stderr
     assert json.loads((tmp_path / "limit/outcome.json").read_text())["exit_code_of"] == "ddlrun"

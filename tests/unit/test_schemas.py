@@ -79,7 +79,7 @@ def test_every_command_with_json_has_a_schema() -> None:
     }
     outputs = {f"show-{view}" for view in VIEWS} | {"config-show"} | with_json - {"launch", "show", "config"}
     inputs = {"config", "machine", "network", "profile"}
-    assert set(NAMES) == outputs | inputs | set(RUN_FILES.values())
+    assert set(NAMES) == outputs | {"event"} | inputs | set(RUN_FILES.values())
 
 
 def test_every_json_file_of_a_run_folder_has_a_schema() -> None:

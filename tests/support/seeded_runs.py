@@ -1,0 +1,185 @@
+"""Jobs with a known cause of slowness, for the diagnosis of ddlrun top; run as a program, this records their samples.
+
+python -m tests.support.seeded_runs CAUSE... writes tests/unit/samples/CAUSE.jsonl
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from ddlrun.monitor.diagnosis import WINDOW, diagnose
+from ddlrun.monitor.history import History
+from ddlrun.monitor.metrics_file import MetricsReader, read_samples, render_line
+from tests.conftest import OWN, launch_line
+from tests.support.processes import started, wait_for
+
+SAMPLES = Path(__file__).parents[1] / "unit" / "samples"
+CPU_GROUPS, IO_GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/blkio")
+
+# The beginning of the program of each rank; it runs until there is a file `stop`.
+STEPS = """
+import os, sys, time
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(1000))
+def running():
+    return not os.path.exists(folder + "/stop")
+"""
+HEALTHY = """
+data = bytearray(1 << 20)
+while running():
+    compute(0.01)
+    time.sleep(0.05)
+    with open(f"{folder}/checkpoint-{rank}", "wb") as file:
+        file.write(data)
+"""
+THROTTLED = """
+if rank == 1:
+    open(folder + "/cpu/cgroup.procs", "w").write(str(os.getpid()))
+while running():
+    compute(0.01)
+    time.sleep(0 if rank == 1 else 0.05)
+"""
+LEAK = """
+memory = []
+while running():
+    compute(0.01)
+    time.sleep(0.1)
+    if rank == 1:
+        memory.append(bytearray(os.urandom(1 << 12) * 512))
+"""
+NEIGHBOUR = """
+while running():
+    compute(0.01)
+"""
+STORAGE = """
+if rank == 1:
+    open(folder + "/io/cgroup.procs", "w").write(str(os.getpid()))
+data = open(folder + "/data", "rb", buffering=0)
+while running():
+    compute(0.01)
+    time.sleep(0.05)
+    if rank == 1:
+        if not data.read(1 << 18):
+            data.seek(0)
+        os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+"""
+
+
+class Seed(NamedTuple):
+    """A job with a cause of slowness: in rank 1, or with a busy neighbour in both ranks."""
+
+    program: str
+    needs: tuple[Path, ...] = ()
+    """Folders of cgroups that have to be writable."""
+
+    def why_not(self) -> str | None:
+        """Return the reason why this machine cannot run it."""
+        missing = [path for path in self.needs if not os.access(path, os.W_OK) or os.geteuid()]
+        return f"{missing[0]} is not writable" if missing else None
+
+
+SEEDS = {
+    "healthy": Seed(HEALTHY),
+    "throttled": Seed(THROTTLED, (CPU_GROUPS / "cpu.cfs_quota_us",)),
+    "leak": Seed(LEAK),
+    "neighbour": Seed(NEIGHBOUR),
+    "storage": Seed(STORAGE, (IO_GROUPS / "blkio.throttle.read_bps_device",)),
+}
+
+
+@contextmanager
+def _cgroup(above: Path, link: Path, settings: dict[str, str]) -> Iterator[None]:
+    """Make a cgroup, to which a link leads."""
+    folder = above / f"ddlrun-seed-{os.getpid()}"
+    folder.mkdir()
+    try:
+        for name, value in settings.items():
+            (folder / name).write_text(value)
+        link.symlink_to(folder)
+        yield
+    finally:
+        wait_for(lambda: not (folder / "cgroup.procs").read_text())
+        folder.rmdir()
+
+
+@contextmanager
+def _surroundings(cause: str, folder: Path) -> Iterator[None]:
+    """Make what the program of a seed needs."""
+    if cause == "throttled":
+        with _cgroup(CPU_GROUPS, folder / "cpu", {"cpu.cfs_quota_us": "2000"}):
+            yield
+    elif cause == "neighbour":
+        code = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"
+        argv = [sys.executable, "-c", code, str(os.getpid())]
+        spinners = [subprocess.Popen(argv) for _ in range(os.cpu_count() or 1)]
+        try:
+            yield
+        finally:
+            for spinner in spinners:
+                spinner.kill()
+                spinner.wait()
+    elif cause == "storage":
+        (folder / "data").write_bytes(os.urandom(1 << 20) * 16)
+        device = os.stat(folder / "data").st_dev
+        limit = f"{os.major(device)}:{os.minor(device)} 200000"
+        with _cgroup(IO_GROUPS, folder / "io", {"blkio.throttle.read_bps_device": limit}):
+            yield
+    else:
+        yield
+
+
+def run_seed(cause: str, folder: Path, is_done: Callable[[History], bool]) -> History:
+    """Run a seeded job until its samples suffice; return them."""
+    (folder / "program.py").write_text(STEPS + SEEDS[cause].program)
+    argv = launch_line(OWN, folder, "-np", "2", "--overload", "--quiet", sys.executable)
+    history = History()
+    reader = MetricsReader(str(folder / "run" / "metrics.jsonl"))
+
+    def suffices() -> bool:
+        history.add(reader.read())
+        return is_done(history) or job.poll() is not None
+
+    with _surroundings(cause, folder), started([*argv, str(folder / "program.py"), str(folder)]) as job:
+        try:
+            wait_for(suffices)
+        finally:
+            (folder / "stop").touch()
+            job.wait()
+    reader.close()
+    return history
+
+
+def findings_of(history: History) -> set[tuple[str, str]]:
+    """Return the causes and ranks of the findings."""
+    return {(finding.cause.value, finding.ranks) for finding in diagnose(history)}
+
+
+def _record(cause: str) -> None:
+    """Record the samples of a seeded job: the last ones at the time of its finding, or of 40 s of a healthy job."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        enough = 40.0
+
+        def is_done(history: History) -> bool:
+            ages = [samples[-1].age for samples in history.ranks().values()]
+            return bool(diagnose(history)) if cause != "healthy" else min(ages, default=0.0) > enough
+
+        history = run_seed(cause, folder, is_done)
+        print(cause, [finding.text for finding in diagnose(history)])
+        samples = read_samples(str(folder / "run" / "metrics.jsonl"))
+    times = sorted({sample.time for sample in samples})[-WINDOW - 2 :]
+    kept = [sample for sample in samples if sample.time >= times[0]]
+    (SAMPLES / f"{cause}.jsonl").write_text("".join(render_line(sample) for sample in kept))
+
+
+if __name__ == "__main__":
+    for cause_name in sys.argv[1:] or SEEDS:
+        _record(cause_name)
