@@ -27,9 +27,12 @@ def write_sysfs(facts: Facts, folder: Path, *, cgroup: Literal[1, 2] = 2) -> Pat
     `cgroup` is the version in which a cpuset forbids CPUs. hwloc before 2.2, as in Open MPI 4.1, knows only 1.
     """
     root = folder / facts.name
-    for path, content in (*_files(facts), *_cpuset_files(facts, cgroup)):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(f"{content}\n")
+    files = {f"{root}/{path}": content for path, content in (*_files(facts), *_cpuset_files(facts, cgroup))}
+    for parent in {os.path.dirname(path) for path in files}:
+        os.makedirs(parent, exist_ok=True)
+    for path, content in files.items():  # thousands, for which pathlib takes twice as long
+        with open(path, "w") as file:
+            file.write(f"{content}\n")
     (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
     for device in facts.devices:
         _write_device(root, facts, device)

@@ -4,7 +4,6 @@ The captured outputs of real machines are beside the project, in the folder that
 """
 
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tests.machines.render_lscpu import render_summary, render_table
 from tests.machines.render_numactl import render_numactl
 from tests.machines.render_nvidia_smi import Style, render_topo
 from tests.machines.render_ppc64_cpu import render_ppc64_cpu
-from tests.machines.render_sysfs import write_sysfs
+from tests.machines.trees import captured_tree, described_tree
 from tests.support import needs
 
 pytestmark = pytest.mark.extra
@@ -162,20 +161,20 @@ def test_hwloc_xml(capture: Capture, file: str) -> None:
 
 
 @pytest.mark.parametrize("tree", HWLOC_SYSFS)
-def test_sysfs(capture: Capture, tree: str, tmp_path: Path) -> None:
-    root = unpacked(capture(f"hwloc-sysfs/{tree}.tar.bz2"), tmp_path)
+def test_sysfs(capture: Capture, tree: str) -> None:
+    root = captured_tree(capture(f"hwloc-sysfs/{tree}.tar.bz2"))
     captured = parse_sysfs(probe_output(str(root)), "h")
-    described = parse_sysfs(probe_output(str(write_sysfs(load(HWLOC_SYSFS[tree]), tmp_path / "own"))), "h")
+    described = parse_sysfs(probe_output(str(described_tree(HWLOC_SYSFS[tree]))), "h")
     assert cores_of_machine(described) == cores_of_machine(captured)
     assert [core.numa_node for core in described.cores] == [core.numa_node for core in captured.cores]
     assert described.numa_nodes == captured.numa_nodes
 
 
 @pytest.mark.parametrize("tree", HWLOC_SYSFS)
-def test_lstopo_finds_the_same_cores(capture: Capture, tree: str, tmp_path: Path) -> None:
+def test_lstopo_finds_the_same_cores(capture: Capture, tree: str) -> None:
     needs.program("lstopo", "hwloc-nox")
-    root = unpacked(capture(f"hwloc-sysfs/{tree}.tar.bz2"), tmp_path)
-    own = write_sysfs(load(HWLOC_SYSFS[tree]), tmp_path / "own")
+    root = captured_tree(capture(f"hwloc-sysfs/{tree}.tar.bz2"))
+    own = described_tree(HWLOC_SYSFS[tree])
     assert cores_of_lstopo("--input", str(own)) == cores_of_lstopo("--input", str(root))
 
 
@@ -229,21 +228,7 @@ def test_nvidia_smi(capture: Capture, file: str) -> None:
 
 
 @pytest.mark.parametrize("tree", HWLOC_SYSFS)
-def test_captured_trees_agree_with_lstopo(capture: Capture, tree: str, tmp_path: Path) -> None:
+def test_captured_trees_agree_with_lstopo(capture: Capture, tree: str) -> None:
     needs.program("lstopo", "hwloc-nox")
-    root = unpacked(capture(f"hwloc-sysfs/{tree}.tar.bz2"), tmp_path)
+    root = captured_tree(capture(f"hwloc-sysfs/{tree}.tar.bz2"))
     assert cores_of_machine(parse_sysfs(probe_output(str(root)), tree)) == cores_of_lstopo("--input", str(root))
-
-
-def unpacked(archive: Path, folder: Path) -> Path:
-    """Unpack one of hwloc's trees of /sys and /proc; return its root."""
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):  # Debian 12's Python has none
-            tar.extraction_filter = tarfile.data_filter
-        tar.extractall(folder / "captured")  # noqa: S202 - hwloc's own test data
-    root = next((folder / "captured").iterdir())
-    for path in root.rglob("*"):  # some captures are filled up with NUL bytes, which grep calls binary
-        if path.is_file() and b"\0" in (content := path.read_bytes()):
-            path.chmod(0o644)
-            path.write_bytes(content.replace(b"\0", b""))
-    return root

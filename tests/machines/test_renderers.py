@@ -23,8 +23,8 @@ from tests.machines.render_hwloc import render_hwloc
 from tests.machines.render_lscpu import render_json, render_summary, render_table
 from tests.machines.render_numactl import render_numactl
 from tests.machines.render_nvidia_smi import Style, render_query, render_topo
-from tests.machines.render_sysfs import write_sysfs
 from tests.machines.selection import others_extra
+from tests.machines.trees import described_tree
 from tests.support import needs
 from tests.support.oracle import environment, parse_map
 from tests.support.shapes import placement
@@ -50,9 +50,9 @@ def test_both_formats_of_hwloc_describe_the_same_machine(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", others_extra(WITH_CORES))
-def test_sys_and_hwloc_describe_the_same_machine(name: str, tmp_path: Path) -> None:
+def test_sys_and_hwloc_describe_the_same_machine(name: str) -> None:
     facts = load(name)
-    kernel = parse_sysfs(probe_output(str(write_sysfs(facts, tmp_path))), name)
+    kernel = parse_sysfs(probe_output(str(described_tree(name))), name)
     hwloc = parse_hwloc(render_hwloc(facts), name)
     ours, theirs = cores_of_machine(kernel), cores_of_machine(hwloc)
     assert unordered(ours) == unordered(theirs)
@@ -79,7 +79,7 @@ def test_lstopo_reads_the_same_machine_from_sys_and_from_xml(name: str, tmp_path
     needs.program("lstopo", "hwloc-nox")
     facts = load(name)
     (tmp_path / "machine.xml").write_text(render_hwloc(facts))
-    tree = cores_of_lstopo("--input", str(write_sysfs(facts, tmp_path)))
+    tree = cores_of_lstopo("--input", str(described_tree(name)))
     xml = cores_of_lstopo("--input", str(tmp_path / "machine.xml"))
     assert unordered(tree) == unordered(xml)
     assert (tree == xml) == (name not in ORDERED_BY_OFFLINE_CPUS)
@@ -91,7 +91,7 @@ def test_lstopo_reads_the_same_devices_from_sys_and_from_xml(name: str, tmp_path
     needs.program("lstopo", "hwloc-nox")
     facts = load(name)
     (tmp_path / "machine.xml").write_text(render_hwloc(facts))
-    tree = devices_of_lstopo(str(write_sysfs(facts, tmp_path)))
+    tree = devices_of_lstopo(str(described_tree(name)))
     assert tree == devices_of_lstopo(str(tmp_path / "machine.xml"))
     assert set(tree) >= {device.address for device in facts.devices}
 
@@ -111,10 +111,10 @@ def devices_of_lstopo(path: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("name", others_extra(WITH_CORES))
-def test_lscpu_prints_what_is_rendered(name: str, tmp_path: Path) -> None:
+def test_lscpu_prints_what_is_rendered(name: str) -> None:
     program = needs.program("lscpu", "util-linux")
     facts = load(name)
-    root = write_sysfs(facts, tmp_path)
+    root = described_tree(name)
 
     def lscpu(*options: str) -> str:
         argv = [program, "--sysroot", str(root), *options]
@@ -192,25 +192,25 @@ PLANNED = {
 
 @pytest.mark.parametrize("name", [name for name in PLANNED if name != "offline-cpu0"])
 def test_mpirun_does_what_is_planned_from_sys(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
-    root = write_sysfs(load(name), tmp_path, cgroup=1)
-    check_plan(name, parse_sysfs(probe_output(str(root)), name), root, major, mpirun)
+    root = described_tree(name, cgroup=1)
+    check_plan(name, parse_sysfs(probe_output(str(root)), name), root, tmp_path, major, mpirun)
 
 
 @pytest.mark.parametrize("name", ["interleaved-4x10", "forbidden-package", "cpuset-reorders-packages", "offline-cpu0"])
 def test_mpirun_does_what_is_planned_where_majors_differ(name: str, major: int, mpirun: str, tmp_path: Path) -> None:
     """The hwloc inside Open MPI 4.1 does not see what a cgroup 2 forbids, and no cores where CPU 0 is offline."""
-    root = write_sysfs(load(name), tmp_path, cgroup=2)
+    root = described_tree(name)
     machine = parse_sysfs(probe_output(str(root)), name)
     assert MachineNoteCode.CORES_OF_OPEN_MPI_4 in {note.code for note in machine.notes}
     hidden = has_hwloc_2_0(parse_version(f"(Open MPI) {major}.1", mpirun, "test"))
     counted = count_cores({name: machine}, hwloc_2_0=hidden)[name]
     assert (counted.cores == machine.cores) != hidden
     assert sum(core.usable for core in counted.cores) == len(machine.cores)
-    check_plan(name, counted, root, major, mpirun)
+    check_plan(name, counted, root, tmp_path, major, mpirun)
 
 
-def check_plan(name: str, machine: Machine, root: Path, major: int, mpirun: str) -> None:
-    facts, ranks, tmp_path = load(name), PLANNED[name], root.parent
+def check_plan(name: str, machine: Machine, root: Path, tmp_path: Path, major: int, mpirun: str) -> None:
+    facts, ranks = load(name), PLANNED[name]
     planned = placement(str(ranks), ["a"], machine)
     (tmp_path / "ranks").write_text("".join(render(planned, name)))
     (tmp_path / "hosts").write_text(f"a slots={ranks}\n")
