@@ -68,9 +68,9 @@ def busy(seconds: float) -> float:
 
 
 def quiet(patience: float) -> float:
-    """Wait until less than 15 % of the cores is in use; return the last share."""
+    """Wait until less than 15 % of the cores is in use; return the last share. Without patience, look only once."""
     until = time.monotonic() + patience
-    while (share := busy(3)) > 0.15 and time.monotonic() < until:
+    while (share := busy(3 if patience else 0.1)) > 0.15 and time.monotonic() < until:
         pass
     return share
 
@@ -269,7 +269,8 @@ def main() -> None:
         except JobFailed as error:
             sys.stderr.write(f"{error}\n")
             failed.append(cell.name)
-        print(f"{100 * before:.0f} % busy before, {100 * busy(1):.0f} % after, {time.monotonic() - start:.0f} s")
+        after = busy(1 if options.patience else 0.1)
+        print(f"{100 * before:.0f} % busy before, {100 * after:.0f} % after, {time.monotonic() - start:.0f} s")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
