@@ -98,6 +98,14 @@ def test_a_lost_rank_is_named_on_all_others(case: str) -> None:
 
 
 @pytest.mark.extra
+def test_a_message_of_another_length_that_came_early_is_an_input_error() -> None:
+    first, second = started_alone(2, str(FAULTS), "early")
+    assert first.stdout.startswith("LostRankError rank 0 of 2: rank 1 is lost: "), first
+    assert second.stdout.startswith("InputError rank 1 of 2: all_reduce: sum of float64 of shape (2000,): "), second
+    assert "a message of rank 0 has " in second.stdout
+
+
+@pytest.mark.extra
 def test_a_rank_with_another_secret_is_refused() -> None:
     environ = {"DDLRUN_DDL_SECRET": "this", "DDLRUN_DDL_START_TIMEOUT": "10"}
     ends = started_alone(2, str(FAULTS), "secret", **environ)
