@@ -38,7 +38,7 @@ class Handle:
             try:
                 self._engine.wait(operation)
             except RuntimeError as error:
-                raise self._failure(error) from error
+                raise self.explain(error) from error
             del self._open[0]
             finish()
 
@@ -55,11 +55,11 @@ class Handle:
             while self._open and self._engine is not None and self._engine.test(self._open[0][0]):
                 self._open.pop(0)[1]()
         except RuntimeError as error:
-            raise self._failure(error) from error
+            raise self.explain(error) from error
         return not self._open
 
-    def _failure(self, error: RuntimeError) -> InputError:
-        """Return an error of MPI (a RuntimeError) with the dtype and shape of the arrays, which it lacks."""
+    def explain(self, error: RuntimeError) -> InputError:
+        """Return an error of the transport or MPI with the dtype and shape of the arrays, which it lacks."""
         return InputError(
             f"{self._description}: {error}; -dbg_level 1 tells whether another rank reduces something else"
         )

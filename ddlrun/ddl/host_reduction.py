@@ -86,7 +86,10 @@ class HostReducer:
                 algorithm = self._size_blocks(self._nic_monitor, algorithm, elements, reduce_op)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
-            operation = self._execute(algorithm, elements, reduce_op, axes)
+            try:
+                operation = self._execute(algorithm, elements, reduce_op, axes)
+            except RuntimeError as error:  # a message of another length that was here before its buffer
+                raise handle.explain(error) from error
             if operation is None:
                 unpack_bucket(bucket, elements)
             else:

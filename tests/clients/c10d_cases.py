@@ -24,7 +24,7 @@ from torch import distributed as torch_distributed
 
 from ddlrun.ddl.torch_backend import join
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
-from tests.ddl.test_tcp import free_port
+from tests.ddl.test_tcp import reserved_port
 
 dist: Any = torch_distributed  # its stubs lack what is replaced here
 # Seconds after which a case has failed.
@@ -128,8 +128,8 @@ def run(case: unittest.TestCase) -> tuple[str, str]:
     return ("skipped", result.skipped[0][1]) if result.skipped else ("passed", "")
 
 
-def main() -> None:
-    """Run the cases whose names contain one of the names."""
+def main(port: int) -> None:
+    """Run the cases whose names contain one of the names; the ranks meet at a port."""
     parser = argparse.ArgumentParser(description="Run the cases of gloo with a backend.")
     parser.add_argument("backend", choices=("gloo", "ddl"))
     parser.add_argument("--results", type=Path, required=True, help="the file to which results are appended")
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     options = parser.parse_intermixed_args()
     os.environ.update(
-        BACKEND="gloo", WORLD_SIZE=options.ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
+        BACKEND="gloo", WORLD_SIZE=options.ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         OMP_NUM_THREADS="1", DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=LIMIT, TEMP_DIR="", PYTORCH_PRINT_REPRO_ON_FAILURE="0",
     )  # fmt: skip
     torch.set_num_threads(1)
@@ -156,4 +156,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with reserved_port() as port:
+        main(port)

@@ -13,6 +13,7 @@ collect_ignore_glob = ["*_ranks.py", "lms_networks.py", "simulated_device.py"]
 def no_garbage() -> Iterator[None]:
     """Turn the garbage collector off: nothing in a test may need it to be freed. Use one thread of torch."""
     import torch  # noqa: PLC0415 - it need not be installed
+    import torch._dynamo  # noqa: PLC0415 - a pass may import it, and only the collector frees the frames of its import
 
     gc.collect()
     gc.disable()

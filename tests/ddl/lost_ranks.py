@@ -7,6 +7,7 @@ import sys
 import numpy as np
 
 from ddlrun import ddl
+from ddlrun.ddl.tcp.world import tcp_world
 from ddlrun.errors import DdlrunError
 
 RANK = int(os.environ["RANK"])
@@ -22,8 +23,19 @@ def main(case: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if case == "unequal":
         values = np.ones(10**6 + RANK)
+    if case == "early":
+        values = np.ones(1000 * (1 + RANK))
+        if RANK == 1:
+            await_message_of(0)
     ddl.all_reduce(values)
     print("fine")
+
+
+def await_message_of(peer: int) -> None:
+    """Return when a message of a rank is here, before this rank has a buffer for it."""
+    endpoint = tcp_world(os.environ).endpoint
+    while not endpoint._connections[peer]._early:  # noqa: SLF001 - which only a late receiver has
+        endpoint.poll(300)
 
 
 if __name__ == "__main__":

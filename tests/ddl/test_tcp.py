@@ -32,18 +32,26 @@ RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
 FAULTS = ROOT / "tests" / "ddl" / "lost_ranks.py"
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        number: int = server.getsockname()[1]
-        return number
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a port that the kernel gives to no other program, until a server that shares addresses listens there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def started_alone(ranks: int, *arguments: str, **environ: str) -> list[subprocess.CompletedProcess[str]]:
     """Run ranks as plain processes, and return their ends in rank order."""
+    with reserved_port() as port:
+        return ends_of_ranks(ranks, *arguments, **{"MASTER_PORT": str(port), **environ})
+
+
+def ends_of_ranks(ranks: int, *arguments: str, **environ: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run ranks that meet at MASTER_PORT, and return their ends in rank order."""
     launched = ("OMPI_", "PMI", "RANK", "WORLD_SIZE", "TORCHELASTIC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
-    env |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **environ}
+    env |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", **environ}
     processes = [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -95,6 +103,14 @@ def test_a_lost_rank_is_named_on_all_others(case: str) -> None:
     problems = {end.stdout.split(" ", 1)[0] for end in ends}
     assert problems <= {"InputError", "LostRankError"}, ends
     assert "InputError" in problems, ends
+
+
+@pytest.mark.extra
+def test_a_message_of_another_length_that_came_early_is_an_input_error() -> None:
+    first, second = started_alone(2, str(FAULTS), "early")
+    assert first.stdout.startswith("LostRankError rank 0 of 2: rank 1 is lost: "), first
+    assert second.stdout.startswith("InputError rank 1 of 2: all_reduce: sum of float64 of shape (2000,): "), second
+    assert "a message of rank 0 has " in second.stdout
 
 
 @pytest.mark.extra
