@@ -592,14 +592,16 @@ def test_a_host_that_is_cut_off_before_its_first_keeper(cluster: Cluster, mpirun
 def test_a_keeper_that_is_killed_after_its_guard(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """Its program has failed, so that it waits for ddlrun; a stopped daemon has no watcher then."""
     fail = "until test -e go; do sleep 0.1; done; test $OMPI_COMM_WORLD_RANK != 2 || exit 7"
-    script = f"trap '' TERM; echo started; {fail}; while :; do sleep 1; done"
-    with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--grace", "6")) as job:
+    script = f"trap 'echo told' TERM; echo started; {fail}; until test -e end; do sleep 0.1; done"
+    with Job(cluster, mpirun, tmp_path, "sh", "-c", script, options=("--grace", "300")) as job:
         job.wait_for_output("started", RANKS)
         keeper, _ = job.started("h3")
         (tmp_path / "go").touch()
         wait_until(lambda: not children(keeper), job.show)
+        job.wait_for_output("told")  # ddlrun knows of the failure
         os.kill(parent(keeper), signal.SIGSTOP)
         os.kill(keeper, signal.SIGKILL)
+        (tmp_path / "end").touch()
         code, _, err = job.end()
     assert code == 7, err
 
