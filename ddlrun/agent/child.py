@@ -105,10 +105,6 @@ class Child:
         """Close the connection: the agent ends its ranks, and itself."""
         self.channel.finish_sending()
 
-    def leads_to(self, number: int) -> bool:
-        """Return True if a host, by its number, is in this part of the job."""
-        return any(host.number == number for host in self.hosts)
-
     def describe_loss(self) -> str:
         """Return the reason why the agent is gone."""
         status = self.status or 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ddlrun.agent import frames
-from ddlrun.agent.child import Child
-from ddlrun.agent.client_group import ClientGroup
 from ddlrun.agent.messages import complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ddlrun.agent.child import Child
+    from ddlrun.agent.client_group import ClientGroup
     from ddlrun.agent.descriptors import Descriptors
     from ddlrun.agent.job import AgentJob, HostRanks
 
@@ -76,10 +76,10 @@ class Children:
             else:
                 child.give_up()
 
-    def send_pmi(self, number: int, message: bytes) -> None:
-        """Send a message to the PMI server of a host."""
+    def send_pmi(self, message: bytes) -> None:
+        """Send a message to the PMI servers of all hosts."""
         for child in self._children:
-            if child.ready and child.leads_to(number):
+            if child.ready:
                 self._descriptors.send(child.channel, frames.PMI, message)
 
     def resume(self, now: float) -> None:
@@ -105,6 +105,11 @@ class Children:
 
     def _start_waiting(self, job: AgentJob) -> None:
         """Start as many of the agents that wait for it as may be started now."""
+        if not self._waiting:
+            return
+        from ddlrun.agent.child import Child  # noqa: PLC0415 - most agents have none below them
+        from ddlrun.agent.client_group import ClientGroup  # noqa: PLC0415 - the same
+
         while self._waiting:
             if sum(not (child.ready or child.over) for child in self._children) >= MOST_STARTING:
                 return

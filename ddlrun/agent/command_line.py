@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import binascii
 import os
 
 from ddlrun.agent.job import AgentJob, HostRanks
 from ddlrun.rank.host_position import all_places
+from ddlrun.rank.protocol import ADDRESSES
 from ddlrun.rank.settings import SHIPPED
 
 TYPE_CHECKING = False
@@ -35,6 +37,7 @@ def read_job(words: list[str], environ: Mapping[str, str]) -> tuple[AgentJob, Ho
         program=[word[1:] if word and not word.strip(":") else word for word in program[KEEPER_WORDS:]],
         launcher=options.get("--via", []),
         folder="/" if SHIPPED in environ else os.getcwd(),  # keepers go to the files that were shipped
+        name=_name_job(environ),
         size=sum(len(host.ranks) for host in hosts),
         fan_out=int(options.get("--fan-out", [environ.get("DDLRUN_FAN_OUT") or FAN_OUT])[0]),
         python=program[0],
@@ -44,6 +47,12 @@ def read_job(words: list[str], environ: Mapping[str, str]) -> tuple[AgentJob, Ho
     local = options.get("--local", [])
     own = next((host for host in hosts if host.name in local), None)
     return job, own, [host for host in hosts if host is not own]
+
+
+def _name_job(environ: Mapping[str, str]) -> str:
+    """Return a name for the job, which agents of other jobs and other attempts do not have."""
+    names = (environ.get(name, "") for name in ("DDLRUN_RUN", ADDRESSES))
+    return "-".join(("ddlrun", *(f"{binascii.crc32(name.encode(errors='surrogateescape')):08x}" for name in names)))
 
 
 def _parse(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -30,7 +30,8 @@ DONE = b"D"
 """All ranks of the agent and of those below it have ended."""
 # In both directions.
 PMI = b"P"
-"""A message between a host's PMI server and the root: the number of the host and the message, packed."""
+"""From an agent: the number of a host and the message of its PMI server to the root, packed. To an agent: the root's
+message to the PMI servers of all hosts."""
 
 
 def pack(kind: bytes, text: bytes = b"") -> bytes:

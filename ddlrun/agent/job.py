@@ -39,6 +39,7 @@ class AgentJob:
         program: Sequence[str],
         launcher: Sequence[str],
         folder: str,
+        name: str,
         size: int,
         fan_out: int,
         python: str,
@@ -51,6 +52,8 @@ class AgentJob:
         """The command line that starts a program on a host; the word @host stands for the host's name."""
         self.folder = folder
         """The working folder."""
+        self.name = name
+        """A name that all agents of this attempt, and no others, have."""
         self.size = size
         """The number of ranks."""
         self.fan_out = fan_out
@@ -64,19 +67,20 @@ class AgentJob:
         """Return the job as one text, which all agents pass on unchanged."""
         numbers = f"{self.size} {self.fan_out}"
         variables = [word for item in self.environ.items() for word in item]
-        texts = ([self.folder, self.python, self.script, numbers], self.program, self.launcher, variables)
+        texts = ([self.folder, self.python, self.script, self.name, numbers], self.program, self.launcher, variables)
         return pack_words(pack_words(map(_encode, words)) for words in texts)
 
     @classmethod
     def parse(cls, text: bytes) -> AgentJob:
         """Parse the text of a job."""
         texts = [[_decode(word) for word in unpack_words(part)] for part in unpack_words(text)]
-        (folder, python, script, numbers), program, launcher, variables = texts
+        (folder, python, script, name, numbers), program, launcher, variables = texts
         size, fan_out = map(int, numbers.split())
         return cls(
             program=program,
             launcher=launcher,
             folder=folder,
+            name=name,
             size=size,
             fan_out=fan_out,
             python=python,

@@ -7,11 +7,8 @@ import os
 import sys
 
 from ddlrun import __version__
-from ddlrun.agent.agent import Agent
-from ddlrun.agent.command_line import USAGE, read_job
 from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
-from ddlrun.agent.root import Root
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
 from ddlrun.rank.bare_signal import signal
 
@@ -39,6 +36,8 @@ def main(words: list[str], archive: int = -1) -> NoReturn:
 
 def _run_agent(archive: int) -> NoReturn:
     """Greet the agent that has started this one, wait for the job, and stay until its ranks have ended."""
+    from ddlrun.agent.agent import Agent  # noqa: PLC0415 - the root does without it
+
     _name_process(AGENT_NAME)
     parent = Channel(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDWR)
@@ -55,6 +54,9 @@ def _run_agent(archive: int) -> NoReturn:
 
 def _run_root(words: list[str]) -> NoReturn:
     """Run the job of the command line."""
+    from ddlrun.agent.command_line import USAGE, read_job  # noqa: PLC0415 - agents do without it
+    from ddlrun.agent.root import Root  # noqa: PLC0415 - the same
+
     _name_process(ROOT_NAME)
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)  # ddlrun ignores it; the ranks' programs must not inherit that
     try:

@@ -165,9 +165,10 @@ class Node:
             self._on_loss(f"{child.name}\t{child.describe_loss()}".encode())
 
     def _send_pmi_down(self, message: bytes) -> None:
-        """Pass a message of the root on to the PMI server of a host."""
-        if self._pmi is None or not self._pmi.deliver(message):
-            self._children.send_pmi(int(frames.unpack_words(message)[0]), message)
+        """Pass a message of the root on to the PMI servers of this host and of those below it."""
+        self._children.send_pmi(message)
+        if self._pmi is not None:
+            self._pmi.deliver(message)
 
     # -- the end ----------------------------------------------------------------------------------
 

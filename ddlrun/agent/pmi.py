@@ -156,6 +156,10 @@ class PmiServer:
         if client.spawns or line.startswith(b"mcmd="):
             self._on_spawn(client, line)
             return
+        reply = self._values.usual_reply(line)  # most requests, at half the time of the others
+        if reply is not None:
+            client.reply(reply)
+            return
         words = parse_words(line)
         command = words.get(b"cmd")
         if command == b"barrier_in":

@@ -15,11 +15,11 @@ class PmiRoot:
         self._hosts = tuple(hosts)
         self._arrived: dict[int, bytes] = {}
 
-    def on_message(self, host: int, message: bytes) -> list[tuple[int, bytes]]:
-        """Take a server's message; return those to send, each with the number of its host: none until all have met."""
+    def on_message(self, host: int, message: bytes) -> bytes | None:
+        """Take a server's message; return that to all servers, or None until all have met."""
         self._arrived[host] = message
         if len(self._arrived) < len(self._hosts):
-            return []
+            return None
         values = b"".join(self._arrived[number] for number in self._hosts)
         self._arrived.clear()
-        return [(number, values) for number in self._hosts]
+        return values

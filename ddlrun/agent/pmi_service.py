@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import binascii
 import os
 
-from ddlrun.agent.frames import pack_words, unpack_words
+from ddlrun.agent.frames import pack_words
 from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi import PmiServer
 from ddlrun.agent.pmi_mapping import process_mapping
 from ddlrun.agent.shared_memory import mpich_file
 from ddlrun.rank.host_position import all_places
-from ddlrun.rank.protocol import ADDRESSES
 from ddlrun.rank.settings import SHARED_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ddlrun.agent.descriptors import Descriptors
     from ddlrun.agent.job import AgentJob, HostRanks
@@ -50,10 +48,9 @@ class PmiService:
         self._on_abort, self._on_close = on_abort, on_close
         places = all_places(job.size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
         hosts = [host for host, _ in places]
-        name = _name_job(os.environ)
         self._number = own.number
-        self._server = PmiServer(own.ranks, job.size, name, process_mapping(hosts))
-        self._variables = {SHARED_MEMORY: mpich_file(name, list(dict.fromkeys(hosts)).index(own.number))}
+        self._server = PmiServer(own.ranks, job.size, job.name, process_mapping(hosts))
+        self._variables = {SHARED_MEMORY: mpich_file(job.name, list(dict.fromkeys(hosts)).index(own.number))}
 
     def connect(self, rank: int) -> tuple[int, int | None, dict[str, str]]:
         """Return a rank's connection, the end that its program inherits and the other, and variables for its keeper."""
@@ -65,13 +62,9 @@ class PmiService:
         for fd in self._server.readable():
             self._descriptors.watch(fd, self._reader(fd))
 
-    def deliver(self, message: bytes) -> bool:
-        """Give a message of the root to this host's server; return False if it is for another host."""
-        number, text = unpack_words(message)
-        if int(number) != self._number:
-            return False
-        self._server.on_message(text)
-        return True
+    def deliver(self, message: bytes) -> None:
+        """Give a message of the root to this host's server."""
+        self._server.on_message(message)
 
     def is_unfinished(self, rank: int) -> bool:
         """Return True for a rank that has ended after MPI_Init, but without MPI_Finalize."""
@@ -95,9 +88,3 @@ class PmiService:
             self._on_close(self._server.close(fd))
         for message in self._server.take_messages():
             self._send_up(pack_words([b"%d" % self._number, message]))
-
-
-def _name_job(environ: Mapping[str, str]) -> str:
-    """Return a name for the job's key-value space, which all agents of this attempt, and no others, have."""
-    names = (environ.get(name, "") for name in ("DDLRUN_RUN", ADDRESSES))
-    return "-".join(("ddlrun", *(f"{binascii.crc32(name.encode(errors='surrogateescape')):08x}" for name in names)))

@@ -16,6 +16,7 @@ MOST_PUT = 1 << 22
 """The number of bytes that one rank may put between two barriers."""
 VERSION = b"1"
 NOT_FOUND = b"get_result rc=-1 msg=not_found value=unknown"
+FOUND = b"get_result rc=0 msg=success value="
 PUT = b"put_result rc=0 msg=success"
 
 
@@ -25,6 +26,7 @@ class KeyValues:
     def __init__(self, name: str, size: int, mapping: str) -> None:
         """Create a space; see PmiServer for the arguments."""
         self._name = name.encode()
+        self._usual_get = b"cmd=get kvsname=%s key=" % self._name
         self._values: dict[bytes, bytes] = {}
         # Without it, MPI libraries compare the names of hosts.
         if mapping and len(mapping) < LONGEST_VALUE:
@@ -55,6 +57,13 @@ class KeyValues:
             return b"response_to_init rc=%d pmi_version=%s pmi_subversion=1" % (code, VERSION)
         return self._fixed.get(command) or command[:LONGEST_KEY] + b" rc=-1 msg=unknown_command"
 
+    def usual_reply(self, line: bytes) -> bytes | None:
+        """Return the reply to a request for a known value as MPI libraries write it; None for other requests."""
+        if not line.startswith(self._usual_get):
+            return None
+        value = self._values.get(line[len(self._usual_get) :])
+        return FOUND + value if value else None
+
     def take_put(self) -> bytes:
         """Return the values that ranks of this host have put since the last call."""
         put = b"".join(self._put)
@@ -72,7 +81,7 @@ class KeyValues:
         value = self._values.get(words.get(b"key", b""))
         if not value or words.get(b"kvsname") != self._name:
             return NOT_FOUND
-        return b"get_result rc=0 msg=success value=" + value
+        return FOUND + value
 
     def _put_value(self, rank: int, words: Words) -> bytes:
         key, value = words.get(b"key", b""), words.get(b"value", b"")

@@ -32,6 +32,8 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that `data` completes. Raises WireError if one is too long."""
+        if not self._part and data.endswith(b"\n") and len(data) <= LONGEST_LINE:
+            return data[:-1].split(b"\n")
         *lines, self._part = (self._part + data).split(b"\n")
         if max(map(len, (*lines, self._part))) > LONGEST_LINE:
             raise WireError(f"sent a PMI request of more than {LONGEST_LINE} bytes")

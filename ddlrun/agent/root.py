@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.agent.frames import pack_words, unpack_words
+from ddlrun.agent.frames import unpack_words
 from ddlrun.agent.messages import complain
 from ddlrun.agent.node import LONGEST_WAIT, NEVER, Node, read_grace
 from ddlrun.agent.pmi_root import PmiRoot
@@ -84,8 +84,9 @@ class Root(Node):
 
     def _send_pmi_up(self, message: bytes) -> None:
         host, text = unpack_words(message)
-        for number, reply in self._pmi_root.on_message(int(host), text):
-            self._send_pmi_down(pack_words([b"%d" % number, reply]))
+        reply = self._pmi_root.on_message(int(host), text)
+        if reply is not None:
+            self._send_pmi_down(reply)
 
     def _fail(self, code: int, seconds: float) -> None:
         """End the job with an exit code. A ddlrun that supervises it notices the end of the root, and ends the ranks.

@@ -1,8 +1,10 @@
 """Run the fault tests and write what they saw into docs/explanation/faults.md: python -m tests.hosts.faults.
 
-Arguments are pytest's: with `-k how` the other rows of the table stay as they are.
+Arguments are pytest's: with `-k how` the other rows of the table stay as they are. A test that passes changes its cell
+at once, so a run that is cut short loses nothing.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -12,6 +14,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from tests.hosts import fault_table
 
@@ -193,18 +197,37 @@ def replace_table(page: str, columns: Columns, found: dict[str, Seen], *, keep: 
     return f"{before}{columns.begin}\n{table(columns, found, kept)}\n{END}{after}"
 
 
+def update_page(lines: list[str], *, keep: bool) -> None:
+    """Write what tests have seen into the page, which another run may be changing, too."""
+    found = rows(lines)
+    with PAGE.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        page = file.read()
+        for columns in (OPEN_MPI, OWN):
+            page = replace_table(page, columns, found, keep=keep)
+        file.seek(0)
+        file.truncate()
+        file.write(page)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write what a test has seen once it has passed: this module is a plugin of the pytest that `main` runs."""
+    if report.when == "call" and report.passed:
+        test = report.nodeid.partition("::")[2]
+        lines = Path(os.environ["FAULT_TABLE"]).read_text().splitlines()
+        update_page([line for line in lines if json.loads(line)["test"] == test], keep=True)
+
+
 def main() -> int:
-    """Run the tests; the page changes only if all pass."""
+    """Run the tests; rows that no test has seen go if all have run and passed."""
     with tempfile.TemporaryDirectory() as folder:
         seen = Path(folder, "rows")
-        argv = [sys.executable, "-m", "pytest", "-q", *TESTS, *sys.argv[1:]]
+        seen.touch()
+        argv = [sys.executable, "-m", "pytest", "-q", "-p", "tests.hosts.faults", *TESTS, *sys.argv[1:]]
         variables = {"FAULT_TABLE": str(seen), "EVERY_MPI": "1"}
         code = subprocess.run(argv, env={**os.environ, **variables}, check=False).returncode
-        if code == 0:
-            page, found = PAGE.read_text(), rows(seen.read_text().splitlines())
-            for columns in (OPEN_MPI, OWN):
-                page = replace_table(page, columns, found, keep=bool(sys.argv[1:]))
-            PAGE.write_text(page)
+        if code == 0 and not sys.argv[1:]:
+            update_page(seen.read_text().splitlines(), keep=False)
     return code
 
 

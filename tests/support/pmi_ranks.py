@@ -61,8 +61,9 @@ class PmiHosts:
             self.aborts += server.take_aborts()
             self.notes += server.take_notes()
             for message in server.take_messages():
-                for host, reply in self._root.on_message(number, message):
-                    self.servers[host].on_message(reply)
+                reply = self._root.on_message(number, message)
+                for other in self.servers.values() if reply is not None else ():
+                    other.on_message(reply)
 
 
 class Ended(NamedTuple):

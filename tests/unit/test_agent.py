@@ -37,7 +37,8 @@ def test_words_survive(words: list[bytes]) -> None:
 @given(st.lists(WORDS, max_size=4), st.dictionaries(WORDS, WORDS, max_size=4), WORDS)
 def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) -> None:
     job = AgentJob(
-        program=words, launcher=words, folder=folder, size=7, fan_out=2, python="p", script="s", environ=environ
+        program=words, launcher=words, folder=folder, name="n", size=7, fan_out=2, python="p", script="s",
+        environ=environ,
     )  # fmt: skip
     assert vars(AgentJob.parse(job.pack())) == vars(job)
 

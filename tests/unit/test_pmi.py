@@ -43,8 +43,9 @@ class Job:
         """Pass on the messages of the servers."""
         for number, server in self.servers.items():
             for message in server.take_messages():
-                for host, reply in self.root.on_message(number, message):
-                    self.servers[host].on_message(reply)
+                reply = self.root.on_message(number, message)
+                for other in self.servers.values() if reply is not None else ():
+                    other.on_message(reply)
 
     def send(self, rank: int, line: bytes) -> None:
         self.ranks[rank].sendall(line)
@@ -127,8 +128,8 @@ def test_a_host_sends_one_message_per_barrier(job: Job) -> None:
     assert job.servers[0].take_messages() == []
     job.send(1, b"cmd=barrier_in\n")
     assert job.servers[0].take_messages() == [b"a 1\nb 2\n"]
-    assert job.root.on_message(0, b"a 1\nb 2\n") == []
-    assert job.root.on_message(7, b"c 3\n") == [(0, b"a 1\nb 2\nc 3\n"), (7, b"a 1\nb 2\nc 3\n")]
+    assert job.root.on_message(0, b"a 1\nb 2\n") is None
+    assert job.root.on_message(7, b"c 3\n") == b"a 1\nb 2\nc 3\n"
 
 
 def test_barriers_follow_one_another(job: Job) -> None:
