@@ -140,8 +140,8 @@ class Launch(Sections):
 @option(
     "Run",
     "--on-event",
-    metavar="COMMAND",
-    help="Start COMMAND at the start and at the end of the run; the event is JSON on its standard input.",
+    metavar="COMMAND|URL",
+    help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
 )
 @option(
     "Run",

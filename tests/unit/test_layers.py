@@ -38,14 +38,14 @@ ALLOWED = {
     "ship": {"errors", "hosts", "remote", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
-        "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
-        "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
+        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
+        "process_managers", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
     },
     "report": {
         "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
-    "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
+    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote"},
     "monitor": {"machine", "rank", "units"},
     "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {
