@@ -4,6 +4,7 @@ import hmac
 import json
 import os
 import secrets
+import signal
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -56,7 +57,12 @@ class DashboardServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Serve in the background."""
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Serve without SIGPIPE for pages that are gone, which would end the job; further threads inherit that."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        self.serve_forever()
 
     def stop(self) -> None:
         """Send the last state of the run to the open pages, and end a server that has been started."""

@@ -1,5 +1,6 @@
 """The user's web address for the events of a run."""
 
+import signal
 import threading
 import time
 import urllib.error
@@ -38,6 +39,7 @@ class Webhook:
         return self._problems[0] if self._problems else None
 
     def _post(self, body: bytes) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # in this thread; it would end the job
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})  # noqa: S310 - http or https
         try:
             urllib.request.urlopen(request, timeout=POST_SECONDS).close()  # noqa: S310 - as above

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -48,6 +49,17 @@ def read_url(stderr: IO[str]) -> str:
     return next(line.split()[-1] for line in stderr if line.startswith("page: "))
 
 
+def leave_early(url: str) -> None:
+    """Open a page, and close its connection in the middle of its messages."""
+    address = urllib.parse.urlsplit(url)
+    with socket.create_connection((str(address.hostname), address.port or 0)) as link:
+        link.sendall(f"GET {address.path}events HTTP/1.0\r\n\r\n".encode())
+        text = b""
+        while b"data: " not in text:
+            text += link.recv(1 << 20)
+        link.shutdown(socket.SHUT_WR)
+
+
 @pytest.mark.extra
 def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) -> None:
     if not find_browser():
@@ -62,6 +74,9 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
             wait_for(lambda: page.evaluate(CELLS) == ["0", "1", "2"] and page.evaluate(POINTS) >= 2)
             points = page.evaluate(POINTS)
             wait_for(lambda: page.evaluate(POINTS) > points)
+            leave_early(url)
+            seconds = page.evaluate("latest.seconds")
+            wait_for(lambda: page.evaluate("latest.seconds") > seconds + 4)  # the lost page was written to
             filter_by(page, "1-2")
             assert (sorted(page.evaluate(ROWS)), page.evaluate(CELLS)) == (["1", "2"], ["1", "2"])
             page.click(".cell[data-rank='2']")
