@@ -48,7 +48,7 @@ class DashboardServer(ThreadingHTTPServer):
         self.over = threading.Event()
         self._streams = 0
         self._changed = threading.Condition()
-        super().__init__((LOOPBACK, port), Handler)
+        super().__init__((LOOPBACK, port), DashboardHandler)
 
     @property
     def url(self) -> str:
@@ -89,7 +89,7 @@ class DashboardServer(ThreadingHTTPServer):
         """Print nothing on a page that is gone."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class DashboardHandler(BaseHTTPRequestHandler):
     """The handler of a request."""
 
     server: DashboardServer
