@@ -51,6 +51,7 @@ COMMANDS = {
     "runs": "run_history",
     "top": "top",
     "metrics": "metrics",
+    "dashboard": "dashboard",
     "logs": "logs",
     "doctor": "doctor",
     "rerun": "rerun",
@@ -65,7 +66,7 @@ SECTIONS = {
     "Jobs": ("launch", "submit"),
     "Plans": ("gen-rankfile", "lint", "show", "plan", "config"),
     "Hosts": ("check", "probe", "racks", "bench", "tune"),
-    "Runs": ("runs", "top", "metrics", "logs", "doctor", "rerun", "report", "ps", "kill", "clean"),
+    "Runs": ("runs", "top", "dashboard", "metrics", "logs", "doctor", "rerun", "report", "ps", "kill", "clean"),
 }
 OTHER = "Other commands"
 # Commands of other programs -> command here.

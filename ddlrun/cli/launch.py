@@ -24,6 +24,7 @@ import click
 
 from ddlrun.cli.compatible_options import translate
 from ddlrun.cli.configuration import forget_variables
+from ddlrun.cli.dashboard import MOST_PORT, LaunchDashboard
 from ddlrun.cli.exit_codes import MOST_BASE, OPTION, set_base, set_base_early
 from ddlrun.cli.job_options import job_options
 from ddlrun.cli.launch_arguments import ARGUMENTS, strip_secrets
@@ -139,8 +140,15 @@ class Launch(Sections):
 @option(
     "Run",
     "--on-event",
-    metavar="COMMAND",
-    help="Start COMMAND at the start and at the end of the run; the event is JSON on its standard input.",
+    metavar="COMMAND|URL",
+    help="Start COMMAND at the start, a stall and the end of the run, with JSON as its input, or post it to URL.",
+)
+@option(
+    "Run",
+    "--dashboard",
+    type=WholeNumber(0, MOST_PORT),
+    metavar="PORT",
+    help="Serve a web page of the run at this port of this computer until it ends; 0: at any free port.",
 )
 @option(
     "Run",
@@ -222,21 +230,23 @@ def _run_until_done(attempt: Attempt) -> int:
     from ddlrun.cli import launch_running as running  # noqa: PLC0415 - imported while this machine is probed
 
     finished = None
-    while True:
-        try:
-            attempt = attempt if finished is None else running.next_attempt(finished)
-            planned = running.ship_files(running.write_files(_plan(attempt)))
-        except DdlrunError as error:
-            if finished is None:
-                raise
-            for problem in error.problems:
-                click.echo(f"ddlrun: no restart: {problem}", err=True)
-            return finished.outcome.final_code
-        finished = running.supervise_run(planned)
-        finished = running.report_outcome(finished)
-        finished = running.allow_port_restart(finished)
-        if running.is_final(finished):
-            return finished.outcome.final_code
+    with LaunchDashboard(attempt.settings.run.dashboard) as dashboard:
+        while True:
+            try:
+                attempt = attempt if finished is None else running.next_attempt(finished)
+                planned = running.ship_files(running.write_files(_plan(attempt)))
+                dashboard.show(planned.plan.run_dir.path)
+            except DdlrunError as error:
+                if finished is None:
+                    raise
+                for problem in error.problems:
+                    click.echo(f"ddlrun: no restart: {problem}", err=True)
+                return finished.outcome.final_code
+            finished = running.supervise_run(planned)
+            finished = running.report_outcome(finished)
+            finished = running.allow_port_restart(finished)
+            if running.is_final(finished):
+                return finished.outcome.final_code
 
 
 def _check_root(settings: Settings) -> None:

@@ -8,16 +8,15 @@ from typing import NamedTuple
 import click
 
 from ddlrun.cli.inputs import reach, scheduler_context
+from ddlrun.cli.launch_events import LaunchEvents
 from ddlrun.cli.launch_planning import Attempt, Planned
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.process_managers.agents import is_own
-from ddlrun.remote.event_command import EventCommand
 from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
-from ddlrun.runs.events import render_end, render_start
 from ddlrun.runs.history import write_start
 from ddlrun.runs.names import restart_name
 from ddlrun.runs.retention import remove_old_runs
@@ -31,9 +30,6 @@ from ddlrun.runs.store import (
 )
 from ddlrun.schedulers import read_job_end
 from ddlrun.supervise.launch import apply_job_end, run_plan
-
-# The time that commands of --on-event have after the end of the run.
-EVENT_SECONDS = 10.0
 
 
 class Finished(NamedTuple):
@@ -89,9 +85,9 @@ def supervise_run(planned: Planned) -> Finished:
     settings = attempt.settings
     if not settings.run.quiet:
         _show_plan(settings, plan)
-    events = EventCommand(settings.run.on_event)
-    _note_problem(events.start(render_start(plan)))
-    done = run_plan(plan, _supervision(settings, plan), os.environ)
+    events = LaunchEvents(settings.run.on_event, plan)
+    events.start()
+    done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ)
     unwatched = done.unwatched.difference(plan.local_hosts)
     orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
     if orphaned:
@@ -101,15 +97,8 @@ def supervise_run(planned: Planned) -> Finished:
         _end_daemons(folders, done.session_folder, settings)
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
-    _note_problem(events.start(render_end(plan, outcome)))
-    _note_problem(events.finish(EVENT_SECONDS))
+    events.end(outcome)
     return Finished(attempt, plan, outcome)
-
-
-def _note_problem(problem: str | None) -> None:
-    """Print a problem with the command of --on-event, if there is one."""
-    if problem is not None:
-        click.echo(f"ddlrun: note: --on-event: {problem}", err=True)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:

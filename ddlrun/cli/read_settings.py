@@ -200,6 +200,7 @@ def _read_run(options: Options, allocation: Allocation | None) -> RunOptions:
         retention=Retention(options.get("keep_runs"), options.get("keep_days")),
         exit_code_base=options.get("exit_code_base", 0),
         on_event=_split_command(options.get("on_event") or ""),
+        dashboard=options.get("dashboard"),
         print_tail=not options.get("raises", False),
     )
 

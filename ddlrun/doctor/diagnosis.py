@@ -140,18 +140,11 @@ class DiagnosisRecord(TypedDict):
 
 def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> DiagnosisRecord:
     """Return the record of a diagnosis."""
-    verdict = diagnosis.verdict
     return {
         "schema": "urn:ddlrun:doctor:1",
         "request": request,
         "time": time,
-        "verdict": {
-            "finding": verdict.finding.value,
-            "hangs": diagnosis.hangs,
-            "moved": diagnosis.moved,
-            "guilty": list(verdict.guilty),
-            "text": verdict.text,
-        },
+        "verdict": record_verdict(diagnosis),
         "sentence": diagnosis.sentence,
         "states": render_states(diagnosis.look),
         "ranks": [
@@ -164,6 +157,18 @@ def record_diagnosis(diagnosis: Diagnosis, request: str, time: float) -> Diagnos
             }
             for rank in diagnosis.look.ranks
         ],
+    }
+
+
+def record_verdict(diagnosis: Diagnosis) -> HangVerdictRecord:
+    """Return the record of the verdict."""
+    verdict = diagnosis.verdict
+    return {
+        "finding": verdict.finding.value,
+        "hangs": diagnosis.hangs,
+        "moved": diagnosis.moved,
+        "guilty": list(verdict.guilty),
+        "text": verdict.text,
     }
 
 

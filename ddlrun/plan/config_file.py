@@ -45,6 +45,7 @@ LAUNCH_KEYS = {
     "keep_days": "keep_days",
     "exit_code_base": "exit_code_base",
     "on_event": "on_event",
+    "dashboard": "dashboard",
     "output.tag": "tag",
     "output.timestamp": "timestamp_output",
     "output.fold": "fold_output",

@@ -180,6 +180,8 @@ class RunOptions(NamedTuple):
     """What is added to ddlrun's own exit codes."""
     on_event: tuple[str, ...] = ()
     """The words of the command that is started for each event of the run."""
+    dashboard: int | None = None
+    """The port of the web page of the run, 0: any that is free; None: there is no page."""
     print_tail: bool = True
     """Whether the traceback or the last lines of a rank that failed are printed again in the reason."""
 

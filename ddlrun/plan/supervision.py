@@ -1,13 +1,16 @@
 """Supervision of a running job: its limits, its signals and its output."""
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.rank import program_input
 from ddlrun.topology import JobTopology, RankOrder
+
+if TYPE_CHECKING:  # for the annotation alone
+    from ddlrun.doctor.diagnosis import HangVerdictRecord
 
 LOOPBACK = ("127.0.0.1",)
 
@@ -104,6 +107,8 @@ class SupervisionOptions(NamedTuple):
     """None: rank 0 has standard input, as mpirun passes it on."""
     status_line: bool = False
     colour: bool = False
+    on_stall: "Callable[[HangVerdictRecord], None] | None" = None
+    """Gets the verdict on ranks that printed nothing."""
 
 
 class SupervisedJob(NamedTuple):

@@ -1,12 +1,9 @@
 """The user's command for the events of a run."""
 
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-
-# A pipe takes this many bytes at once: the command need not read its input.
-MOST_BYTES = 1 << 15
 
 
 class EventCommand:
@@ -22,15 +19,15 @@ class EventCommand:
         if not self._argv:
             return None
         try:
-            process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-            )
+            with tempfile.TemporaryFile() as file:  # for a pipe that the command does not read, SIGPIPE would come
+                file.write(event.encode())
+                file.seek(0)
+                process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
+                    self._argv, stdin=file, stdout=subprocess.DEVNULL, start_new_session=True
+                )
         except OSError as error:
             return f"cannot start {self._argv[0]!r}: {error.strerror}"
         self._processes.append(process)
-        if process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(event.encode()[:MOST_BYTES])
         return None
 
     def finish(self, seconds: float) -> str | None:

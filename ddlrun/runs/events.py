@@ -1,9 +1,10 @@
-"""Events of a run: the JSON that the command of --on-event gets."""
+"""Events of a run: the JSON that the command or address of --on-event gets."""
 
 import json
 import time
 from typing import Literal, TypedDict
 
+from ddlrun.doctor.diagnosis import HangVerdictRecord
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 
@@ -12,8 +13,9 @@ class EventRecord(TypedDict):
     """An event of a run."""
 
     schema: Literal["urn:ddlrun:event:1"]
-    event: Literal["start", "end"]
-    """start: ddlrun is about to start the ranks; end: all ranks have ended."""
+    event: Literal["start", "stall", "end"]
+    """start: ddlrun is about to start the ranks; stall: ranks have printed nothing for the time of --stall-timeout, and
+    were examined; end: all ranks have ended."""
     time: float
     """Seconds since 1970."""
     run: str
@@ -26,16 +28,26 @@ class EventRecord(TypedDict):
     state: Literal["running", "succeeded", "failed", "ended"]
     """ended: by a user, the scheduler or a time limit."""
     exit_code: int | None
-    """The exit code of ddlrun; null at the start."""
+    """The exit code of ddlrun; null before the end."""
     seconds: float | None
-    """The duration of the run; null at the start."""
+    """The duration of the run; null before the end."""
     reason: str | None
     """The reason of a failure that is not a rank's own, in words."""
+    verdict: HangVerdictRecord | None
+    """The verdict on a job that stalls; null for other events."""
 
 
 def render_start(plan: Plan) -> str:
     """Render the start of a run."""
     return json.dumps(_record(plan)) + "\n"
+
+
+def render_stall(plan: Plan, verdict: HangVerdictRecord) -> str:
+    """Render a stall."""
+    record = _record(plan)
+    record["event"] = "stall"
+    record["verdict"] = verdict
+    return json.dumps(record) + "\n"
 
 
 def render_end(plan: Plan, outcome: Outcome) -> str:
@@ -68,4 +80,5 @@ def _record(plan: Plan) -> EventRecord:
         "exit_code": None,
         "seconds": None,
         "reason": None,
+        "verdict": None,
     }

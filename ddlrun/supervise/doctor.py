@@ -124,11 +124,13 @@ class JobDoctor:
     # -- diagnoses --------------------------------------------------------------------------------
 
     def _on_stall(self, diagnosis: "Diagnosis") -> None:
-        from ddlrun.doctor.diagnosis import render_states  # noqa: PLC0415 - as above
+        from ddlrun.doctor.diagnosis import record_verdict, render_states  # noqa: PLC0415 - as above
 
         now = time.monotonic()
         self._save(diagnosis, "")
         self._state.console.tell(f"{diagnosis.sentence}\n{render_states(diagnosis.look)}")
+        if self._watch.on_stall is not None:
+            self._watch.on_stall(record_verdict(diagnosis))
         self._next_stall_check = now + self._watch.stall
         ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.moved
         if ends and self._state.last_output < self._stalled_since:

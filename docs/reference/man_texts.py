@@ -75,6 +75,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Show the last run as long as it lasts.", "ddlrun top"),
         Example("Print what limits another run now.", "ddlrun top tokarumi --once"),
     ),
+    "dashboard": (Example("Serve a web page of the last run.", "ddlrun dashboard"),),
     "metrics": (Example("Serve the metrics of the last run to Prometheus.", "ddlrun metrics --listen 9400"),),
     "logs": (
         Example("Print the output of the last run, and go on until it ends.", "ddlrun logs -f"),
@@ -111,6 +112,7 @@ FILES: dict[str, tuple[tuple[str, str], ...]] = {
     "report": (LAST_RUN,),
     "runs": (STATE,),
     "top": (LAST_RUN,),
+    "dashboard": (LAST_RUN,),
     "metrics": (LAST_RUN,),
     "logs": (LAST_RUN,),
     "doctor": (LAST_RUN,),
@@ -156,6 +158,7 @@ SEE_ALSO: dict[str, tuple[str, ...]] = {
     "report": ("launch", "runs"),
     "runs": ("top", "logs", "rerun", "report", "ps", "clean"),
     "top": ("launch", "runs", "logs", "metrics"),
+    "dashboard": ("launch", "top", "report"),
     "metrics": ("launch", "top"),
     "logs": ("launch", "runs", "report"),
     "doctor": ("launch", "runs", "logs"),

@@ -61,7 +61,7 @@ SCHEMAS = {
     "check": PublishedSchema("Output of ddlrun check --json", (CheckRecord,)),
     "config-show": PublishedSchema("Output of ddlrun config show --json", (ConfigRecord,)),
     "doctor": PublishedSchema("Output of ddlrun doctor --json, and doctor.json of a run folder", (DiagnosisRecord,)),
-    "event": PublishedSchema("Standard input of the command of ddlrun launch --on-event", (EventRecord,)),
+    "event": PublishedSchema("What the command or URL of ddlrun launch --on-event gets", (EventRecord,)),
     "lint": PublishedSchema("Output of ddlrun lint --json", (list[LintRecord],)),
     "plan": PublishedSchema("Output of ddlrun plan --json", (ForecastRecord,)),
     "probe": PublishedSchema("Output of ddlrun probe --json", (ProbeRecord,)),

@@ -38,15 +38,16 @@ ALLOWED = {
     "ship": {"errors", "hosts", "remote", "wording"},
     "process_managers": {"environment", "errors", "hosts", "machine", "plugins", "remote"},
     "plan": {
-        "allreduce_algorithms", "environment", "errors", "hosts", "machine", "mapping", "network", "process_managers",
-        "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
+        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "network",
+        "process_managers", "rank", "remote", "schedulers", "ship", "topology", "units", "wording",
     },
     "report": {
         "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
-    "runs": {"errors", "hosts", "mapping", "plan", "rank", "remote"},
+    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote"},
     "monitor": {"machine", "rank", "units"},
+    "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {
         "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",
         "wording",
@@ -54,9 +55,9 @@ ALLOWED = {
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "cli": {
-        "allreduce_algorithms", "doctor", "environment", "errors", "hosts", "machine", "mapping", "monitor", "network",
-        "plan", "plugins", "preflight", "process_managers", "remote", "report", "runs", "schedulers", "ship",
-        "supervise", "topology", "units", "wording",
+        "allreduce_algorithms", "dashboard", "doctor", "environment", "errors", "hosts", "machine", "mapping",
+        "monitor", "network", "plan", "plugins", "preflight", "process_managers", "remote", "report", "runs",
+        "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
     "api": {"errors", "plan", "remote", "runs", "wording"},
     "__main__": {"cli"},

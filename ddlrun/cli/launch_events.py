@@ -1,0 +1,69 @@
+"""The events of a launch: sent to the command or the address of --on-event."""
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ddlrun.plan import Plan
+from ddlrun.plan.outcome import Outcome
+from ddlrun.remote.event_command import EventCommand
+from ddlrun.runs.events import render_end, render_stall, render_start
+
+if TYPE_CHECKING:
+    from ddlrun.doctor.diagnosis import HangVerdictRecord
+    from ddlrun.remote.webhook import Webhook
+
+# The time that commands and posts have after the end of the run.
+EVENT_SECONDS = 10.0
+# Stalls within this time after one that was sent are not sent.
+STALL_SECONDS = 60.0
+
+
+class LaunchEvents:
+    """The events of an attempt."""
+
+    def __init__(self, words: tuple[str, ...], plan: Plan) -> None:
+        """Prepare to send.
+
+        Args:
+            words: The command, or an address alone; no words: nothing is sent.
+            plan: The plan of the attempt.
+        """
+        self._plan = plan
+        self._target = choose_target(words)
+        self._next_stall = 0.0
+
+    def start(self) -> None:
+        """Send the start of the run."""
+        self._send(render_start(self._plan))
+
+    def stall(self, verdict: "HangVerdictRecord") -> None:
+        """Send a stall, unless another one was sent shortly before."""
+        now = time.monotonic()
+        if now >= self._next_stall:
+            self._next_stall = now + STALL_SECONDS
+            self._send(render_stall(self._plan, verdict))
+
+    def end(self, outcome: Outcome) -> None:
+        """Send the end of the run, and wait a while for all that was sent."""
+        self._send(render_end(self._plan, outcome))
+        _note_problem(self._target.finish(EVENT_SECONDS))
+
+    def _send(self, event: str) -> None:
+        _note_problem(self._target.start(event))
+
+
+def choose_target(words: tuple[str, ...]) -> "EventCommand | Webhook":
+    """Return the receiver of events that the words of --on-event name."""
+    if len(words) == 1 and words[0].startswith(("http://", "https://")):
+        from ddlrun.remote.webhook import Webhook  # noqa: PLC0415 - 50 ms, for addresses alone
+
+        return Webhook(words[0])
+    return EventCommand(words)
+
+
+def _note_problem(problem: str | None) -> None:
+    """Print a problem with --on-event, if there is one."""
+    if problem is not None:
+        click.echo(f"ddlrun: note: --on-event: {problem}", err=True)

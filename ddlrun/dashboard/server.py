@@ -1,0 +1,167 @@
+"""The HTTP server of a run's page, on the loopback interface and behind a secret token."""
+
+import hmac
+import json
+import os
+import secrets
+import signal
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from ddlrun.dashboard.feed import RunFeed
+from ddlrun.dashboard.run_files import read_log
+from ddlrun.monitor.server import LOOPBACK, REQUEST_SECONDS
+from ddlrun.plan.run_dir import RunDir
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page")
+# Pages that are open at the same time.
+MOST_STREAMS = 16
+POLL_SECONDS = 1.0
+LONGEST_RANK = 9
+# At the end, open pages have this time for the last message.
+LAST_SECONDS = 2.0
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'nonce-{0}'; script-src 'nonce-{0}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class DashboardServer(ThreadingHTTPServer):
+    """A server of the page of one run at a time."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, folder: str, token: str | None = None) -> None:
+        """Listen on a port. Raises OSError.
+
+        Args:
+            port: The port; 0: any that is free.
+            folder: The run folder.
+            token: The secret part of the address; None: a new one.
+        """
+        self.folder = folder
+        self.token = token or secrets.token_urlsafe(16)
+        self.over = threading.Event()
+        self._streams = 0
+        self._changed = threading.Condition()
+        super().__init__((LOOPBACK, port), DashboardHandler)
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+
+    def start(self) -> None:
+        """Serve in the background."""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Serve without SIGPIPE for pages that are gone, which would end the job; further threads inherit that."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        self.serve_forever()
+
+    def stop(self) -> None:
+        """Send the last state of the run to the open pages, and end a server that has been started."""
+        self.over.set()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._streams, LAST_SECONDS)
+        self.shutdown()
+        self.server_close()
+
+    @contextmanager
+    def stream(self) -> Iterator[bool]:
+        """Count an open page; yield False where there are too many."""
+        with self._changed:
+            self._streams += 1
+            allowed = self._streams <= MOST_STREAMS
+        try:
+            yield allowed
+        finally:
+            with self._changed:
+                self._streams -= 1
+                self._changed.notify_all()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing on a page that is gone."""
+
+
+class DashboardHandler(BaseHTTPRequestHandler):
+    """The handler of a request."""
+
+    server: DashboardServer
+    timeout = REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer with the page, the stream of messages or a log."""
+        url = urllib.parse.urlsplit(self.path)
+        _, token, *rest = [*url.path.split("/", 2), ""]
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self.send_error(HTTPStatus.FORBIDDEN, "the address has no valid token")
+        elif rest[0] == "events":
+            self._send_events()
+        elif rest[0] == "log":
+            self._send_log(urllib.parse.parse_qs(url.query).get("rank", [""])[0])
+        elif rest[0] == "" and url.path.endswith("/"):
+            nonce = secrets.token_urlsafe(16)
+            self._send_text(render_page(nonce), "text/html", {"Content-Security-Policy": POLICY.format(nonce)})
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send_log(self, rank: str) -> None:
+        if not (rank.isascii() and rank.isdigit() and len(rank) <= LONGEST_RANK):
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        folder = self.server.folder
+        self._send_text(read_log(folder, int(rank), RunDir(folder).plan), "text/plain", {})
+
+    def _send_text(self, text: str, kind: str, headers: dict[str, str]) -> None:
+        content = text.encode()
+        self._send_head(f"{kind}; charset=utf-8", {**headers, "Content-Length": str(len(content))})
+        self.wfile.write(content)
+
+    def _send_head(self, kind: str, headers: dict[str, str]) -> None:
+        self.send_response(HTTPStatus.OK)
+        always = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        for name, value in {"Content-Type": kind, **always, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send_events(self) -> None:
+        with self.server.stream() as allowed, suppress(OSError):
+            if not allowed:
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many open pages")
+                return
+            self._send_head("text/event-stream; charset=utf-8", {})
+            self.wfile.write(b"retry: 1000\n\n")
+            last = False
+            while not last:
+                last = self._send_run(self.server.folder)
+
+    def _send_run(self, folder: str) -> bool:
+        """Send the messages on a run until another one follows; return True at the end of the server."""
+        with closing(RunFeed(folder)) as feed:
+            while True:
+                over = self.server.over.is_set()  # before reading: all that was written by then is sent
+                message = feed.read()
+                self.wfile.write(b":\n\n" if message is None else f"data: {json.dumps(message)}\n\n".encode())
+                if over or self.server.folder != folder:
+                    return over
+                self.server.over.wait(POLL_SECONDS)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Log nothing."""
+
+
+def render_page(nonce: str) -> str:
+    """Return the page; its style and script carry a nonce, without which the browser runs nothing."""
+    page, style, script = map(_read, ("dashboard.html", "dashboard.css", "dashboard.js"))
+    return page.replace("NONCE", nonce).replace("/* STYLE */", style).replace("/* SCRIPT */", script)
+
+
+def _read(name: str) -> str:
+    with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
+        return file.read()
