@@ -48,6 +48,14 @@ class Tuning(NamedTuple):
 # faster as long as its temporary memory is cheap.
 BETWEEN_HOSTS = Tuning()
 ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
+# Over TCP sockets of our own every message costs CPU time, so chunks grow with the array: to an eighth of it, up to
+# 2 MiB.
+TCP_CHUNKS, LARGEST_TCP_CHUNK = 8, 2 * MIB
+
+
+def grow_chunks(tuning: Tuning, size: int) -> Tuning:
+    """Return the sizes for an array of `size` bytes that is reduced over TCP."""
+    return tuning._replace(chunk=max(tuning.chunk, min(size // TCP_CHUNKS, LARGEST_TCP_CHUNK)))
 
 
 class AllreduceAlgorithm(NamedTuple):

@@ -7,7 +7,7 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm
+from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm, grow_chunks
 from ddlrun.ddl import autotune
 from ddlrun.ddl.communicators import is_mpi, name_library
 
@@ -26,8 +26,8 @@ class AlgorithmSelector(NamedTuple):
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
-    algorithms measured so far, None unless mode p explores. layout: the hosts if they or their links are unequal.
-    monitored: the hosts if the rates of their NICs are to be measured.
+    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array. layout: the hosts if
+    they or their links are unequal. monitored: the hosts if the rates of their NICs are to be measured.
     """
 
     options: Options
@@ -35,6 +35,7 @@ class AlgorithmSelector(NamedTuple):
     learners: tuple[int, ...]
     comm: Communicator | None
     cache: autotune.AutotuneCache | None
+    grows: bool = False
     layout: HostLayout | None = None
     monitored: HostGroups | None = None
 
@@ -56,7 +57,8 @@ class AlgorithmSelector(NamedTuple):
         return self._explore(self.cache, name, message, make_measure()) if cached is None else cached
 
     def _default(self, message: MessageClass) -> AllreduceAlgorithm:
-        return default_algorithm(self.options.mode, self.tuning, self.learners, message)
+        tuning = grow_chunks(self.tuning, message.size) if self.grows else self.tuning
+        return default_algorithm(self.options.mode, tuning, self.learners, message)
 
     def _explore(
         self, cache: autotune.AutotuneCache, name: str, message: MessageClass, measure: autotune.Measure

@@ -45,6 +45,7 @@ def start_learner(
     sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
     flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
+    selector = selector._replace(grows=world is not None and not is_mpi(world) and not settings.sets_chunk)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None

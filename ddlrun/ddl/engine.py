@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlrun.ddl.operation import Chunk, Operation, ScratchPool
-from ddlrun.ddl.partition import chunk_ranges
+from ddlrun.ddl.partition import ramped_ranges
 from ddlrun.ddl.wire_compression import FORMATS, Converter
 from ddlrun.errors import LostRankError
 
@@ -62,7 +62,7 @@ class Engine:
             longest: Elements of a chunk, at most.
             depth: Chunks in flight, at most.
         """
-        ranges = chunk_ranges(len(array), longest) if len(array) else []
+        ranges = ramped_ranges(len(array), longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), depth)
         self.begin(Chunk(operation, schedule(high - low, reduce_op.division), low) for low, high in ranges)
         return operation

@@ -1,5 +1,10 @@
 """Partitions of elements: into blocks per learner, as the counts of MPI_Reduce_scatter, and into chunks."""
 
+from itertools import accumulate, pairwise
+
+# The first and last chunks of a ramp, as shares 1/n of the longest.
+RAMP = (4, 2)
+
 
 def block_bounds(count: int, parts: int) -> tuple[int, ...]:
     """Return the parts + 1 offsets that cut `count` elements into nearly equal blocks, the longer ones first.
@@ -15,3 +20,19 @@ def chunk_ranges(count: int, longest: int) -> list[tuple[int, int]]:
     """Cut `count` elements into the fewest nearly equal ranges (low, high) of at most `longest` elements."""
     bounds = block_bounds(count, -(-count // longest) or 1)
     return list(zip(bounds, bounds[1:], strict=False))
+
+
+def ramped_ranges(count: int, longest: int) -> list[tuple[int, int]]:
+    """Cut `count` elements as `chunk_ranges` does, but begin with short chunks and end with such, if there are several.
+
+    The slowest link then waits only for a short chunk at the start, and the others for one at the end.
+
+    >>> ramped_ranges(64, 16)
+    [(0, 4), (4, 12), (12, 26), (26, 39), (39, 52), (52, 60), (60, 64)]
+    """
+    ramp = [longest // share for share in RAMP]
+    middle = count - 2 * sum(ramp)
+    if middle < longest or not all(ramp):
+        return chunk_ranges(count, longest)
+    lengths = [*ramp, *(high - low for low, high in chunk_ranges(middle, longest)), *reversed(ramp)]
+    return list(pairwise([0, *accumulate(lengths)]))

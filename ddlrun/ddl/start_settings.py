@@ -58,6 +58,11 @@ class StartSettings(NamedTuple):
         """Return the sizes; `default` depends on the number of hosts, which is not known at first."""
         return parse_tuning(self.tuning_text, default)
 
+    @property
+    def sets_chunk(self) -> bool:
+        """True if the size of chunks is set, so it is not the default."""
+        return self.tuning(BETWEEN_HOSTS).chunk == self.tuning(ONE_HOST).chunk
+
     def shared(self) -> list[SharedSetting]:
         """Return the settings that must be the same on all ranks."""
         options = self.context.options._asdict()

@@ -2,8 +2,9 @@
 
 `mpi` is MPI_Allreduce on the world, `mpi-host` on a communicator in host order, with the component that Open MPI
 chooses: coll/tuned in 4.1, coll/han between hosts in 5.0. `tuned` and `han` force these components; `tuned-best` is the
-best of tuned's algorithms at each size. `tcp` is ddlrun's mode p without MPI, and `torch-ddl` its backend of
-torch.distributed; `gloo` is that of PyTorch. `two-level` is Horovod's hierarchical allreduce by calls of MPI.
+best of tuned's algorithms at each size. `tcp` and `tcp=TUNING` are ddlrun's mode p without MPI, and `torch-ddl` its
+backend of torch.distributed; `gloo` is that of PyTorch. `two-level` is Horovod's hierarchical allreduce, by calls of
+MPI.
 """
 
 import contextlib
@@ -74,11 +75,11 @@ class Ours(Algorithm):
 class OverTcp(Ours):
     """Mode p of ddlrun over its own TCP connections."""
 
-    def __init__(self, *, one_host: bool) -> None:
+    def __init__(self, tuning: str, *, one_host: bool) -> None:
         address, port = meet(one_host=one_host)
         place = {"RANK": WORLD.rank, "WORLD_SIZE": WORLD.size, "MASTER_ADDR": address, "MASTER_PORT": port}
         environ = {**os.environ, **{name: str(value) for name, value in place.items()}}
-        self._learner = start_learner("-mode p", tcp_world(environ), "", environ)
+        self._learner = start_learner("-mode p", tcp_world(environ), tuning, environ)
 
 
 class Native(Algorithm):
@@ -234,7 +235,8 @@ def make_algorithm(text: str) -> Algorithm:
         "two-level": lambda: TwoLevel(grid),
         "horovod": Horovod,
         "gloo": lambda: Gloo(one_host=learner.host.hosts == 1),
-        "tcp": lambda: OverTcp(one_host=learner.host.hosts == 1),
         "torch-ddl": lambda: DdlGroup(one_host=learner.host.hosts == 1),
     }
+    if text.partition("=")[0] == "tcp":
+        return OverTcp(text.partition("=")[2], one_host=learner.host.hosts == 1)
     return makers[text]() if text in makers else Ours(text)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
-from ddlrun.ddl.partition import block_bounds, chunk_ranges
+from ddlrun.ddl.partition import block_bounds, chunk_ranges, ramped_ranges
 from ddlrun.ddl.schedule import REDUCE_SCATTERS, Dimension, mirror, own_block, reduce_scatter
 from ddlrun.topology import RankOrder, Topology
 from tests.support.schedules import carry_out
@@ -59,6 +59,17 @@ def test_chunk_ranges_are_few_and_equal(count: int, longest: int) -> None:
     assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
     assert (sum(sizes), len(sizes)) == (count, math.ceil(count / longest))
     assert 1 <= min(sizes) <= max(sizes) <= min(longest, min(sizes) + 1)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 500))
+def test_ramped_ranges_cover_all_with_the_shortest_at_both_ends(count: int, longest: int) -> None:
+    ranges = ramped_ranges(count, longest)
+    sizes = [high - low for low, high in ranges]
+    assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
+    assert sum(sizes) == count
+    assert 1 <= min(sizes) <= max(sizes) <= longest
+    if 4 <= longest <= count // 4:
+        assert sizes[0] == sizes[-1] == longest // 4
 
 
 @given(SHAPES, ORDERS)

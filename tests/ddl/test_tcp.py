@@ -1,6 +1,7 @@
 """The runtime library without MPI: ranks as plain processes, and endpoints of one process."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ddlrun.ddl.operation import Chunk
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
+from ddlrun.ddl.tcp.connection import HEAD, Completion, Connection
 from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.world import read_job
@@ -330,3 +332,33 @@ def test_a_lost_rank_is_named_over_a_connection_that_was_not_ready() -> None:
         third, reporter, _ = together(made, call)
     assert reporter == "rank 1 of 3: rank 2 is lost: it has ended"
     assert third == "rank 0 of 3: rank 2 is lost: as rank 1 reports"
+
+
+def test_a_rank_is_woken_up_once_a_long_message_is_complete() -> None:
+    size, early = 60_000, 10_000
+    buffer, complete = bytearray(size), list[Any]()
+    owner = Chunk.__new__(Chunk)
+    owner.open = 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        connection = Connection(1)
+        connection.socket, _ = server.accept()
+    connection.socket.setblocking(False)
+    connection.post_receive(1, 1, Completion(owner, complete, memoryview(buffer)))
+    waiter = select.poll()
+    waiter.register(connection.socket, select.POLLIN)
+    data = HEAD.pack(1, 1, size) + bytes(range(250)) * (size // 250)
+    sender.sendall(data[: HEAD.size + early])
+    while not connection._incoming or connection._incoming.at < early:  # noqa: SLF001
+        assert waiter.poll(300_000)
+        assert connection.read()
+    sender.sendall(data[HEAD.size + early : -1])
+    assert not waiter.poll(50)
+    sender.sendall(data[-1:])
+    assert waiter.poll(300_000)
+    assert connection.read()
+    assert (complete, bytes(buffer)) == ([owner], data[HEAD.size :])
+    sender.sendall(HEAD.pack(1, 2, 0))
+    assert waiter.poll(300_000)
+    sender.close()
+    connection.close()

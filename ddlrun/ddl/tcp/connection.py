@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import socket
+from typing import Any, NamedTuple
 
 HEAD = struct.Struct("<QIQ")
 """The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
 FROM_ENDPOINT, LOST = 0, 1
+# Bytes of a message that this rank is woken up for. If fewer than LEAST_WAKE are missing, any number wakes it up.
+LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 17
 
 
 class Completion(NamedTuple):
@@ -71,6 +71,7 @@ class Connection:
         self._head = memoryview(bytearray(HEAD.size))
         self._head_at = 0
         self._incoming: Incoming | None = None
+        self._wake = 1
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
         self.lost: int | None = None
@@ -189,6 +190,7 @@ class Connection:
                     incoming.at += min(received, len(rest))
                     self._head_at = max(received - len(rest), 0)
             except BlockingIOError:
+                self._set_wake()
                 return True
             if not received:
                 return False
@@ -197,7 +199,17 @@ class Connection:
             if self._incoming is None and self._head_at == HEAD.size:
                 self._begin_message(*HEAD.unpack(head))
             if received < wanted and not to_end:
+                self._set_wake()
                 return True
+
+    def _set_wake(self) -> None:
+        """Let the kernel collect the bytes of a long message before it wakes this rank up."""
+        incoming = self._incoming
+        missing = len(incoming.view) - incoming.at if incoming is not None else 0
+        wake = min(missing, MOST_WAKE) if missing >= LEAST_WAKE else 1
+        if wake != self._wake:
+            self._wake = wake
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)  # type: ignore[union-attr]
 
     def close(self) -> None:
         """Close the socket."""

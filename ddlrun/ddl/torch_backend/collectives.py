@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, grow_chunks
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
 IN_FLIGHT = 8
-# A large array has this many chunks, unless they would be larger: every chunk costs CPU time, whatever its size.
-CHUNKS, LARGEST_CHUNK = 64, 1 << 18
 
 
 class GroupCollectives:
@@ -110,8 +108,7 @@ class GroupCollectives:
 
     def _tuning(self, nbytes: int) -> Tuning:
         """Return the sizes for an array of `nbytes`."""
-        tuning = ONE_HOST if len(set(self._hosts)) == 1 else BETWEEN_HOSTS
-        return tuning._replace(chunk=max(tuning.chunk, min(nbytes // CHUNKS, LARGEST_CHUNK)))
+        return grow_chunks(ONE_HOST if len(set(self._hosts)) == 1 else BETWEEN_HOSTS, nbytes)
 
     def _grid(self) -> GroupDimensions:
         """Return the dimensions, which are found in the first collective: before, addresses may be missing."""
