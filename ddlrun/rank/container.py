@@ -124,9 +124,9 @@ def _limits(most_processes: int | None) -> list[str]:
 
     limits = []
     for name, constant in LIMITS.items():
-        pair = resource.getrlimit(getattr(resource, f"RLIMIT_{constant}"))
+        pair = list(resource.getrlimit(getattr(resource, f"RLIMIT_{constant}")))
         if name == "nproc" and most_processes is not None:
-            pair = tuple(most_processes if limit < 0 else min(limit, most_processes) for limit in pair)
+            pair = [most_processes if limit < 0 else min(limit, most_processes) for limit in pair]
         limits.append(f"{name}={pair[0]}:{pair[1]}")
     return limits
 
