@@ -138,12 +138,11 @@ def _apptainer(container: Container) -> list[str]:
 
 
 def _charliecloud(container: Container) -> list[str]:
-    """Return the options of ch-run, which has /tmp from the host, and requires USER."""
+    """Return the options of ch-run, which requires USER, and would take TMPDIR for /tmp."""
     user = os.environ.setdefault("USER", str(os.geteuid()))
     home = f"/home/{user}"
-    own = {"/tmp", home}  # noqa: S108 - the folder of all
     has_home = home in container.mounts
-    mounts = [f"--bind={folder}:{folder}" for folder in container.mounts if folder not in own and not _is_own(folder)]
+    mounts = [f"--bind={folder}:{folder}" for folder in container.mounts if folder != home and not _is_own(folder)]
     variables = ["--set-env"] if os.path.exists(f"{container.image}/ch/environment") else []
     words = [*mounts, *(["--home"] if has_home else []), *variables, f"--cd={container.folder}"]
     return [*words, *container.extra, container.image, "--"]
