@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from ddlrun.rank.binding import parse_binding
-from tests.conftest import OWN, launch_line, mpi_library
+from tests.conftest import MPIRUNS, OWN, launch_line, mpi_library
 from tests.support import needs
 from tests.support.images import build_root
 from tests.support.processes import listed, started
@@ -21,6 +21,9 @@ RANK = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])
 print(rank, sorted(os.sched_getaffinity(0)), os.getcwd(), os.path.exists("/in-the-image"), flush=True)
+open(f"{rank}.printed", "w").close()
+while not os.path.exists(f"{1 - rank}.printed"):
+    time.sleep(0.05)
 if sys.argv[1:] == ["wait"]:
     time.sleep(900)
 if rank == 1 and sys.argv[1:]:
@@ -111,7 +114,7 @@ def test_a_killed_launch_leaves_nothing(containers: Containers, runtime: str) ->
     assert runtime != "podman" or not podman_containers(run_id)
 
 
-@pytest.mark.parametrize(("runtime", "manager"), [("podman", "mpich"), ("bwrap", "openmpi")])
+@pytest.mark.parametrize(("runtime", "manager"), [("podman", "mpich"), ("bwrap", MPIRUNS[5])])
 def test_mpi_in_containers(containers: Containers, runtime: str, manager: str) -> None:
     require(runtime)
     needs.package("mpi4py")
