@@ -124,4 +124,4 @@ def test_mpi_in_containers(containers: Containers, runtime: str, manager: str) -
     words = ["--container-args", " ".join(mounted), sys.executable, "-c", ALLREDUCE]
     done = subprocess.run(containers.line(runtime, manager, *words), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["3", "3"]
+    assert done.stdout.split()[1::2] == ["3", "3"]
