@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from ddlrun.cli.options import (
     ssh_options,
     start_timeout_option,
 )
+from ddlrun.cli.read_container import container_options, read_container
 from ddlrun.errors import InputError
 from ddlrun.hosts import HostList
 from ddlrun.network.subnet_selection import parse_cidr
@@ -54,6 +55,7 @@ from ddlrun.wording import did_you_mean
         help="Also check that these files can be copied to all hosts, as by launch --ship.")  # fmt: skip
 @option("Checks", "--ship-dir", metavar="DIR", show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
         help="Folder for the files of --ship, on a local disk of each host.")  # fmt: skip
+@container_options
 @process_manager_option
 @mpirun_option
 @option("Output", "--all", "everything", is_flag=True, help="Also show checks that passed.")
@@ -78,9 +80,10 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
         program=options["script"],
         network=options["network"],
         interfaces=tuple(filter(None, (options["network_interface"] or "").split(","))),
-        only=parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)),
+        only=_checks_of(manager, options),
         seconds=options["start_timeout"],
         path=os.environ.get("PATH"),
+        container=read_container(options),
     )
     report = run_checks(host_list, launcher, request)
     text = report_json(report) if options["as_json"] else render_report(report, everything=options["everything"])
@@ -99,6 +102,12 @@ def run_checks(hosts: HostList, launcher: AgentLauncher, request: PreflightReque
     only = request.only if launcher.needs_names else request.only - {"names"}
     request = request._replace(only=only, ssh=launcher.shown)
     return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left))
+
+
+def _checks_of(manager: Mpirun, options: Mapping[str, Any]) -> frozenset[str]:
+    """Return the checks to run for a job of Python's, perhaps in a container."""
+    container = frozenset() if options["container"] else frozenset({"container"})
+    return parse_checks(options["only_checks"]) - _needless_checks(manager, (sys.executable,)) - container
 
 
 def _needless_checks(manager: Mpirun, program: Sequence[str]) -> frozenset[str]:
@@ -123,10 +132,13 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     check = settings.check
     only = frozenset(NAMES) if check.checks is None else check.checks
     only -= _needless_checks(mpirun, settings.job.program) | _shipped_checks(settings)
+    container = settings.container
+    if container is None:
+        only -= {"container"}
     request = PreflightRequest(
         mpirun=mpirun.path,
         major=mpirun.major,
-        program=_program_file(settings.job.program),
+        program=_program_file(settings.job.program, in_image=container is not None),
         logs=settings.run.run_dir.path,
         network=check.network,
         interfaces=check.interfaces,
@@ -134,6 +146,7 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
         seconds=check.seconds,
         path=settings.environment.variables.get("PATH", os.environ.get("PATH")),
         encryption=settings.supervision.encryption,
+        container=container,
     )
     report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request)
     if not settings.run.quiet:
@@ -145,9 +158,11 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     return report
 
 
-def _program_file(words: Sequence[str]) -> str | None:
-    """Return the script or program of a command line; None for a module of Python."""
+def _program_file(words: Sequence[str], *, in_image: bool) -> str | None:
+    """Return the script or program of a command line; None for a module of Python, and for a file in an image."""
     program = words[1] if words[0] == sys.executable and len(words) > 1 else words[0]
+    if in_image:
+        program = next((word for word in words[:2] if os.path.isfile(word)), "-m")
     return None if program == "-m" else program
 
 

@@ -41,6 +41,7 @@ from ddlrun.cli.launch_planning import (
 from ddlrun.cli.option_notes import note_excluded, note_misplaced, note_on_descriptions
 from ddlrun.cli.options import Sections, argument, check_build_option, check_options, option
 from ddlrun.cli.programs import read_programs, split_programs
+from ddlrun.cli.read_container import container_args_option, container_options
 from ddlrun.cli.read_settings import read_settings
 from ddlrun.cli.value_types import COUNT, Number, WholeNumber
 from ddlrun.environment.frameworks import NAMES
@@ -116,6 +117,8 @@ class Launch(Sections):
     show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
     help="Folder for the files of --ship, on a local disk of each host.",
 )
+@container_options
+@container_args_option
 @option(
     "Run",
     "--run-dir",

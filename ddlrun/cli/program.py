@@ -5,6 +5,7 @@ import re
 import sys
 
 from ddlrun.errors import InputError
+from ddlrun.plan.container import PYTHON as PYTHON_OF_IMAGE
 from ddlrun.wording import did_you_mean
 
 # Pattern of a word that is no program -> remedy.
@@ -17,17 +18,28 @@ MISTAKES = {
 PYTHON = r"python[0-9.]*"
 
 
-def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tuple[str, ...]:
-    """Return the command line of each rank. Raises InputError where a .py file does not exist."""
+def read_program(script: str, args: tuple[str, ...], *, is_module: bool, in_image: bool = False) -> tuple[str, ...]:
+    """Return the command line of each rank. Raises InputError where a .py file does not exist.
+
+    With `in_image`, the Python is that of a container's image, and the script may be in there.
+    """
+    python = PYTHON_OF_IMAGE if in_image else sys.executable
     if not script:
         raise InputError("the script is an empty word; is a variable of the command line unset?")
     if is_module:
         _check_module(script)
-        return (sys.executable, "-m", script, *args)
+        return (python, "-m", script, *args)
     if os.path.isfile(script):
         if "/" not in script and not script.endswith(".py"):
             _check_exists(script, "the file in this folder is ./{0}")
-        return (sys.executable, script, *args) if script.endswith(".py") else (script, *args)
+        return (python, script, *args) if script.endswith(".py") else (script, *args)
+    if not in_image:
+        _check_missing(script, args)
+    return (python, script, *args) if script.endswith(".py") else (script, *args)
+
+
+def _check_missing(script: str, args: tuple[str, ...]) -> None:
+    """Raise InputError for a word that names no file, unless it is a program on PATH."""
     remedy = next((remedy for pattern, remedy in MISTAKES.items() if re.search(pattern, script)), None)
     if remedy is not None:
         _check_exists(script, remedy)
@@ -39,7 +51,6 @@ def read_program(script: str, args: tuple[str, ...], *, is_module: bool) -> tupl
         _check_exists(script, "did you mean {0}.py?")
     if re.fullmatch(PYTHON, os.path.basename(script)) and args and args[0].endswith(".py"):
         _check_script(args[0])
-    return (script, *args)
 
 
 def _check_script(script: str) -> None:

@@ -31,14 +31,15 @@ def read_programs(script: str, args: Sequence[str], options: Mapping[str, Any]) 
     if script == ":":
         raise InputError(f"the program before the colon is missing; {EXAMPLE}")
     own, sections = split_programs(args)
-    first = read_program(script, own, is_module=options["is_module"])
+    in_image = bool(options.get("container"))
+    first = read_program(script, own, is_module=options["is_module"], in_image=in_image)
     if not sections:
         return Programs(first, options)
     if options["processes"] is None:
         raise InputError(f"the first of several programs has no number of ranks; {EXAMPLE}")
     begin, others = options["processes"], list[Wrapper]()
     for section in sections:
-        words = read_program(section.words[0], section.words[1:], is_module=False)
+        words = read_program(section.words[0], section.words[1:], is_module=False, in_image=in_image)
         ranks = frozenset(range(begin, begin + section.ranks))
         others.append(Wrapper(ranks, words, replaced=len(first), literal=True))
         begin += section.ranks

@@ -14,6 +14,7 @@ from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.cli.launch_arguments import ARGUMENTS
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
+from ddlrun.cli.read_container import read_container
 from ddlrun.cli.read_debugging import read_input, read_wrappers
 from ddlrun.cli.read_ship import read_ship
 from ddlrun.cli.read_supervision import read_supervision, requeued
@@ -79,6 +80,7 @@ def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]
         supervision=read_supervision(options, allocation, read_input(options, program)),
         run=_read_run(options, allocation),
         ship=read_ship(options, program),
+        container=read_container(options),
     )
 
 

@@ -117,7 +117,7 @@ own_options = option_group(
            help="Name of Grid Engine's parallel environment."),
     option("Software", "--module", "modules", multiple=True, metavar="NAME",
            help="Load this module; may be repeated."),
-    option("Software", "--container", metavar="COMMAND",
+    option("Software", "--container-command", metavar="COMMAND",
            help="Command that runs ddlrun in a container, such as 'apptainer exec --nv train.sif'."),
     option("Software", "--image", metavar="NAME", help="Image of the pods (Kubernetes)."),
 )  # fmt: skip
@@ -169,8 +169,9 @@ def _check(ctx: click.Context, argv: SplitArgv, program: tuple[str, ...], option
     folder = os.path.dirname(options["log"] or "")
     if folder and "%" not in folder and "$" not in folder and not os.path.isdir(folder):
         raise InputError(f"--log {options['log']}: no folder {folder}; create it, as schedulers do not")
-    if not options["container"] and not options["image"]:  # the script may exist only in there
-        program = read_program(program[0], program[1:], is_module=options["is_module"])
+    if not options["container_command"] and not options["image"]:  # the script may exist only in there
+        in_image = bool(options["container"])
+        program = read_program(program[0], program[1:], is_module=options["is_module"], in_image=in_image)
     topology = parse_topology(options["topology"])
     in_job = {"scheduler": "none", "launcher": "auto", "hosts": f"host[1-{topology.hosts}]"}
     settings = read_settings(ctx, options | in_job, program)
@@ -193,7 +194,7 @@ def _check_unsupported(ctx: click.Context, argv: SplitArgv, options: dict[str, A
 def _make_batch(
     scheduler: Scheduler, topology: Topology, argv: SplitArgv, script: str, options: dict[str, Any]
 ) -> BatchJob:
-    in_container = options["container"] is not None or scheduler.name == "kubernetes"
+    in_container = options["container_command"] is not None or scheduler.name == "kubernetes"
     launch_words = [word for param, words in argv.options if param in LAUNCH_OPTIONS for word in words]
     return BatchJob(
         topology=topology,
@@ -211,7 +212,7 @@ def _make_batch(
         cores=options["cores"] or options["cores_per_rank"],
         memory=parse_memory(options["memory"]) if options["memory"] else None,
         modules=options["modules"],
-        container=_split_container(options["container"]),
+        container=_split_container(options["container_command"]),
         image=options["image"],
         warn=int(options["warn"]) if options["warn"] else None,
         requeue=options["requeue"],
@@ -225,7 +226,7 @@ def _split_container(command: str | None) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(command or ""))
     except ValueError as error:
-        raise InputError(f"--container {command!r}: {error}; quote it as for a shell") from error
+        raise InputError(f"--container-command {command!r}: {error}; quote it as for a shell") from error
 
 
 def _ddlrun_command(*, in_container: bool) -> tuple[str, ...]:

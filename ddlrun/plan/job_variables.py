@@ -6,7 +6,7 @@ from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
-from ddlrun.rank.settings import SHIPPED
+from ddlrun.rank.settings import CONTAINER, SHIPPED
 from ddlrun.topology import JobTopology, UnequalTopology, ddl_topology, parse_topology
 
 # The user's own settings of thread binding, which the plan does not read.
@@ -41,6 +41,8 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
     if settings.ship is not None:
         variables[SHIPPED] = settings.ship.variable(settings.run.run_id)
+    if settings.container is not None:
+        variables[CONTAINER] = settings.container.variable(settings.environment.names)
     variables |= render_wrappers(settings.job.wrappers)
     stdin = settings.supervision.input
     if stdin is not None and stdin.terminal and "TERM" in job.inherited:

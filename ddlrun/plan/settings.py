@@ -11,6 +11,7 @@ from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.mapping.slots import divides_equally
 from ddlrun.mapping.spare_hosts import HostAssignment
 from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.plan.container import ContainerRequest
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.plan.tuning_profile import Profiles
@@ -200,6 +201,8 @@ class Settings(NamedTuple):
     run: RunOptions
     ship: ShipRequest | None = None
     """The files that travel to the hosts; None: none do."""
+    container: ContainerRequest | None = None
+    """The container in which the ranks run; None: they run on the hosts themselves."""
 
 
 def restart_settings(settings: Settings, attempt: int, run_id: str) -> Settings:

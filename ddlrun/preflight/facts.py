@@ -10,6 +10,7 @@ from ddlrun.errors import HostError
 from ddlrun.machine import Machine
 from ddlrun.machine.sysfs import machine_kind, parse_sysfs
 from ddlrun.network.addresses import Address, parse_addresses
+from ddlrun.plan.container import ContainerRequest
 
 START, END = "@facts begin", "@facts end"
 # Parts of the command line of every keeper; those of ddlrun's own agents are forks of them.
@@ -26,7 +27,7 @@ class FactsRequest(NamedTuple):
 
     `folder` is the working folder. `path` is the PATH on which ranks look for the program; None: the host's own.
     `encryption` is the folder from which keepers import cryptography; None: they do not. `agents`: whether ddlrun's own
-    agents start the ranks.
+    agents start the ranks. `container` is that of the ranks; None: there is none.
     """
 
     mpirun: str
@@ -38,6 +39,7 @@ class FactsRequest(NamedTuple):
     path: str | None = None
     encryption: str | None = None
     agents: bool = False
+    container: ContainerRequest | None = None
 
 
 class FileDigest(NamedTuple):
@@ -106,6 +108,8 @@ class HostFacts(NamedTuple):
     """Whether its Python can import cryptography from the folder that was requested."""
     mpi_libraries: tuple[str, ...] = ()
     """The MPI libraries for which mpi4py is built; its wheel is built for several."""
+    container: str = ""
+    """"image" if it has the runtime and the image of the container, "runtime" if it has the runtime alone."""
     agent_python: str = ""
     """The version of the Python that would run ddlrun's agent; empty if there is none, or it was not requested."""
 
@@ -147,6 +151,7 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         leftovers=tuple(_leftovers(records.get("left", ()))),
         ports=parse_ports(first.get("ports", "")),
         kernel=_kernel(first.get("kernel", "").split()),
+        container=first.get("container", ""),
         encryption="encryption" in records,
         mpi_libraries=tuple(first.get("libraries", "").split()),
     )

@@ -21,6 +21,8 @@ def facts_script(request: FactsRequest, daemon: str) -> str:
         "libraries": " ".join(MPI_LIBRARIES),
         "names": " ".join(request.names), "path": request.path or "", "encryption": request.encryption or "",
         "agents": "yes" if request.agents else "",
+        "runtime": request.container.program if request.container else "",
+        "image": request.container.test if request.container else "",
     }  # fmt: skip
     assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     parts = [f"echo '{START}'", f"echo @machine\n({MACHINE})\necho @own", assignments + _SCRIPT, f"({NETWORK})", PORTS]
@@ -72,6 +74,11 @@ fi
 agent=$python; [ -x "$agent" ] || agent=python3  # as the agent's own script does
 [ -z "$agents" ] ||
   "$agent" -I -S -c 'import sys; print("@agent", sys.version.split()[0])' </dev/null 2>/dev/null
+if [ -n "$runtime" ] && command -v "$runtime" >/dev/null 2>&1; then
+  found=runtime
+  ! (eval "${image:-true}") >/dev/null 2>&1 </dev/null || found=image
+  echo "@container $found"
+fi
 [ ! -d "$folder" ] || { echo "@folder"; cd "$folder"; }
 case $program in
   '') ;;

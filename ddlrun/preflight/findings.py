@@ -104,6 +104,9 @@ class FindingCode(Enum):
         "its python3 is {version}, and ddlrun's agent needs 3.8 or later", "install a later Python there, at {python}"
     )
 
+    NO_RUNTIME = _failure("no {runtime} on PATH, which --container needs", "install it there, or --container-runtime")
+    NO_IMAGE = _failure("{runtime} finds no image {image}", "{remedy}")
+
     NO_ENCRYPTION = _failure(
         "{python} cannot import cryptography from {folder}, which --encrypt needs",
         "{python} -m pip install cryptography",

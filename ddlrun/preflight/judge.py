@@ -117,6 +117,19 @@ def check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             yield PreflightFinding(host, "agent", FindingCode.OLD_AGENT_PYTHON, values)
 
 
+def check_container(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Find hosts without the runtime or the image of the container."""
+    container = facts.request.container
+    if container is None:
+        return
+    values = {"runtime": container.program, "image": container.image, "remedy": container.remedy}
+    for host, host_facts in facts.hosts.items():
+        if not host_facts.container:
+            yield PreflightFinding(host, "container", FindingCode.NO_RUNTIME, values)
+        elif host_facts.container != "image":
+            yield PreflightFinding(host, "container", FindingCode.NO_IMAGE, values)
+
+
 def _package_code(version: str, expected: str) -> FindingCode:
     if not expected:
         return FindingCode.ODD_PACKAGE
@@ -236,8 +249,8 @@ def _deviations(values: Mapping[str, T]) -> Iterator[tuple[str, T, T, str]]:
 # The checks of facts in the order of the table; those of ssh, the network and TCP are made in run.py.
 CHECKS: dict[str, Check] = {
     IDENTITY: check_aliases, "shell": check_shell, "names": check_resolution, "mpi": check_mpi, "python": check_python,
-    "agent": check_agent, "files": check_files, "machine": check_machine, "limits": check_limits,
-    "clock": check_clock, "leftovers": check_leftovers, "disk": check_disk,
+    "agent": check_agent, "container": check_container, "files": check_files, "machine": check_machine,
+    "limits": check_limits, "clock": check_clock, "leftovers": check_leftovers, "disk": check_disk,
 }  # fmt: skip
 NAMES = ("ssh", *CHECKS, "network", "tcp")
 

@@ -12,6 +12,7 @@ from ddlrun.hosts import HostList, fold
 from ddlrun.machine import Machine
 from ddlrun.network.addresses import is_on
 from ddlrun.network.subnet_selection import Network, choose_network
+from ddlrun.plan.container import ContainerRequest
 from ddlrun.preflight.facts import FactsRequest, HostFacts, parse_facts
 from ddlrun.preflight.facts_script import facts_script
 from ddlrun.preflight.findings import FindingCode, Level, PreflightFinding, render_lines
@@ -47,6 +48,7 @@ class PreflightRequest(NamedTuple):
     seconds: float = 30.0
     path: str | None = None
     encryption: str | None = None
+    container: ContainerRequest | None = None
 
 
 class PreflightReport(NamedTuple):
@@ -168,6 +170,7 @@ def _probe_facts(hosts: HostList, request: PreflightRequest, reach: ProbeTarget)
         path=request.path,
         encryption=request.encryption,
         agents="agent" in request.only,
+        container=request.container,
     )
     names = names_to_resolve(hosts.names, reach.own_name)
     scripts = {host: facts_script(base._replace(names=names[host], logs=None), daemon) for host in hosts.names}

@@ -14,13 +14,14 @@ from ddlrun.rank.framework_environment import set_framework_variables
 from ddlrun.rank.keeper import Keeper
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings
+from ddlrun.rank.settings import CONTAINER, MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings
 from ddlrun.rank.signals import SignalQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddlrun.rank.container import Container
     from ddlrun.rank.shipped import Places
 
 CONNECT_SECONDS = 5.0
@@ -58,6 +59,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     if places is not None:
         argv = [places.place(word) for word in argv]
     request = read_request(rank)
+    container, argv = _enter_container(argv, rank, places, terminal=request is not None and request.terminal)
     shared_memory = os.environ.pop(SHARED_MEMORY, "")
     channel = os.environ.pop(protocol.ADDRESSES, "")
     if link is not None:
@@ -79,6 +81,8 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         heartbeat=heartbeat,
         orders=orders,
         shared_memory=shared_memory,
+        container=container,
+        link=link,
     )
     running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
     if link is not None:
@@ -110,6 +114,21 @@ def _enter_shipped() -> Places | None:
         program.complain(f"shipped files on {os.uname().nodename}: {error.filename}: {error.strerror}")
         os._exit(PreflightError.exit_code)
     return places
+
+
+def _enter_container(
+    argv: list[str], rank: int, places: Places | None, *, terminal: bool
+) -> tuple[Container | None, list[str]]:
+    """Return the container of a program, None if it has none, and the command line that runs the program there."""
+    text = os.environ.pop(CONTAINER, "")
+    if not text:
+        return None, argv
+    from ddlrun.rank.container import Container  # noqa: PLC0415 - for such jobs alone
+
+    container = Container(text, rank=rank, shipped="" if places is None else places.cache, terminal=terminal)
+    if places is not None:
+        container.image = places.place(container.image)
+    return container, container.command(argv)
 
 
 def _run_by_hand(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.processes import find_signal_targets, list_descendants, send_signal
 
@@ -26,9 +28,9 @@ class Escalation:
             send_signal(target, signal.SIGTERM)
             send_signal(target, signal.SIGCONT)
 
-    def kill_by(self, time: float) -> None:
+    def kill_by(self, when: float) -> None:
         """Set the time of SIGKILL; a later order can only bring it forward."""
-        self._kill_at = self.last_order = min(self._kill_at, time)
+        self._kill_at = self.last_order = min(self._kill_at, when)
 
     def clear_strays(self, now: float, *, ordered: bool) -> None:
         """Set the deadlines of what the program left behind when it ended.
@@ -40,6 +42,11 @@ class Escalation:
         else:
             self._term_at = now + STRAY_SECONDS
             self._kill_at = now + 2 * STRAY_SECONDS
+
+    def stop(self) -> None:
+        """Send no more signals, unless a new order comes."""
+        self._term_at = self._kill_at = float("inf")
+        self.last_order = time.monotonic()
 
     def deadline(self) -> float:
         """Return the time of the next signal, infinity if none is due."""

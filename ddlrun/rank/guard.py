@@ -111,6 +111,8 @@ def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoRet
         daemon = open_daemon(settings.parent) if settings.local_rank == 0 else None
         if _outlives_keeper(program, link, signals):
             _kill_descendants()
+            if settings.container is not None and settings.container.remove():
+                _wait_for_children()
             if daemon is not None:
                 inherit_daemon(daemon, settings.grace)
     finally:
@@ -144,6 +146,16 @@ def _reap_children(program: int, link: _socket.socket) -> bool:
                 link.send(b"%d %f %d" % (status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss))
             except OSError:  # the keeper was killed
                 continue
+
+
+def _wait_for_children() -> None:
+    until = time.monotonic() + UNKILLABLE_SECONDS
+    while has_children() and time.monotonic() < until:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        time.sleep(KILL_INTERVAL)
 
 
 def _kill_descendants() -> None:

@@ -83,6 +83,7 @@ class Keeper:
         self._warnings = ReceivedWarnings()
         self._reason = ""
         self._orders = settings.orders
+        self._container = settings.container
         self._usage: UsageReporter | None = None
         self._examination: Examination | None = None
 
@@ -150,11 +151,19 @@ class Keeper:
 
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():
-            return not self._awaits_orders()
+            return not self._removes_container() and not self._awaits_orders()
         overdue = max(self._program.ended_at, self._escalation.last_order) + UNKILLABLE_SECONDS
         if time.monotonic() <= overdue:
             return False
         self.send(protocol.NOTE, f"{self._settings.label}: cannot end processes {list_descendants()}")
+        return True
+
+    def _removes_container(self) -> bool:
+        """Start to remove the container of a program that has failed; return False from the second call on."""
+        container, self._container = self._container, None
+        if container is None or self._program.status == 0 or self._program.guard is None or not container.remove():
+            return False
+        self._escalation.stop()
         return True
 
     def _awaits_orders(self) -> bool:

@@ -8,6 +8,7 @@ from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.process_stat import ProcessStat, read_stat
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox", "time", "timeout", "env", "numactl"))
+BUBBLEWRAP = "bwrap"
 LAUNCHERS = frozenset(
     ("mpirun", "orterun", "orterun_wrapper", "prterun", "orted", "prted", "ssh", "ddlrun-root", "ddlrun-agent")
 )
@@ -55,14 +56,19 @@ def find_signal_targets(pid: int, number: int) -> list[int]:
     """Return the processes that get a signal to the program: itself and, below a shell, its children.
 
     Shells do not pass signals on. A shell without a handler for the signal is left out, as it would only
-    die of it; SIGTERM reaches every shell.
+    die of it; SIGTERM reaches every shell. bwrap passes no signal on either, and would kill the program if it ended.
     """
     processes = list_processes()
     candidates = [pid]
     skipped = []
     for candidate in candidates:
-        if _executable_name(candidate) in SHELLS:
-            candidates += children_of(candidate, processes)
+        name = _executable_name(candidate)
+        children = children_of(candidate, processes)
+        if name == BUBBLEWRAP and children:
+            candidates += children
+            skipped.append(candidate)
+        if name in SHELLS:
+            candidates += children
             if number != signal.SIGTERM and not _handles(candidate, number):
                 skipped.append(candidate)
     return [candidate for candidate in candidates if candidate not in skipped]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 TAIL = 16 << 10
+# The exit codes of a shell or a container's runtime whose program was ended by a signal.
+SIGNAL_CODES = range(129, 160)
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 
 
@@ -31,7 +33,13 @@ class Program:
     """The user's program, running or ended."""
 
     def __init__(
-        self, guard: Guard | None, streams: ProgramStreams, *, oom_kills: int, status: int | None = None
+        self,
+        guard: Guard | None,
+        streams: ProgramStreams,
+        *,
+        oom_kills: int,
+        status: int | None = None,
+        in_container: bool = False,
     ) -> None:
         """Take charge of a process.
 
@@ -40,6 +48,7 @@ class Program:
             streams: Its standard streams.
             oom_kills: The value of `count_oom_kills` before the start.
             status: The wait status, if the program counts as ended.
+            in_container: Whether the process is a container's runtime, which exits with 128 + the program's signal.
         """
         self.guard = guard
         self.pid = 0 if guard is None else guard.program
@@ -57,6 +66,7 @@ class Program:
         self._cpu_seconds = 0.0
         self._abort_code = 0
         self._own_paths: OwnPaths | None = None
+        self._in_container = in_container
 
     def show_own_paths(self, cache: str) -> None:
         """Replace the paths of shipped files in the output by those that the user knows.
@@ -148,6 +158,8 @@ class Program:
     def _end(self, status: int, cpu_seconds: float) -> None:
         """Record the end of the program, unless that has been done."""
         if self.status is None:
+            if self._in_container and os.WIFEXITED(status) and os.WEXITSTATUS(status) in SIGNAL_CODES:
+                status = os.WEXITSTATUS(status) - SIGNAL_CODES.start + 1
             self.status = self._abort_code << 8 if self._abort_code else status
             self._cpu_seconds = cpu_seconds
             self._ended_at = time.monotonic()
@@ -198,10 +210,12 @@ def start(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if os.path.isdir(HOOK):  # it is not where an agent's modules come from an archive
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        if settings.container is not None and settings.link is not None:
+            settings.container.pass_on(settings.link)
         become(argv, settings.label)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
-    return Program(guard, streams, oom_kills=oom_kills)
+    return Program(guard, streams, oom_kills=oom_kills, in_container=settings.container is not None)
 
 
 def become(argv: list[str], label: str) -> None:

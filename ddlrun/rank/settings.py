@@ -1,11 +1,19 @@
 """The settings of a keeper."""
 
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddlrun.rank.container import Container
+
 MPIRUN = "mpirun, or its daemon on that host,"
 # The variable that names a file which the ranks of a host share, and leave behind if they are killed.
 SHARED_MEMORY = "DDLRUN_SHARED_MEMORY"
 
 # The variable with the places of the files that were shipped to this host: JSON, see ShipRequest.variable.
 SHIPPED = "DDLRUN_SHIPPED"
+# The variable with the container of the program: JSON, see ContainerRequest.variable.
+CONTAINER = "DDLRUN_CONTAINER"
 
 
 class KeeperSettings:
@@ -22,6 +30,8 @@ class KeeperSettings:
         manager: str = MPIRUN,
         orders: int | None = None,
         shared_memory: str = "",
+        container: Container | None = None,
+        link: int | None = None,
     ) -> None:
         self.label = label
         """The rank and its host, for messages."""
@@ -39,3 +49,7 @@ class KeeperSettings:
         """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
         self.shared_memory = shared_memory
         """The path of a file to remove if the program has failed, once all ranks have ended; empty: there is none."""
+        self.container = container
+        """The container of the program; None: it has none."""
+        self.link = link
+        """A descriptor that the program inherits; None: there is none."""

@@ -44,7 +44,7 @@ ALLOWED = {
     "report": {
         "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
     },
-    "preflight": {"environment", "errors", "hosts", "machine", "network", "remote", "report", "wording"},
+    "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote"},
     "monitor": {"machine", "rank", "units"},
     "dashboard": {"machine", "monitor", "plan", "runs"},

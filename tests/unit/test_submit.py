@@ -329,7 +329,9 @@ def test_template_of_the_user(submit: Run, tmp_path: Path) -> None:
 
 
 def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
-    done = submit("--scheduler", "slurm", "--print", "--container", "apptainer exec 'my image'", "4", "/in/there.py")
+    done = submit(
+        "--scheduler", "slurm", "--print", "--container-command", "apptainer exec 'my image'", "4", "/in/there.py"
+    )
     assert done.stdout.endswith("exec apptainer exec 'my image' ddlrun launch --topology 4 /in/there.py\n")
 
 
@@ -360,7 +362,7 @@ def test_containers_have_their_own_ddlrun_and_scripts(submit: Run) -> None:
         (["4", "--grace"], "--grace"),
         (["4", "--time", "1:30", "train.py"], "--time '1:30' is no time limit"),
         (["4", "--mem", "64", "train.py"], "--mem '64' is no size"),
-        (["4", "--container", "'", "train.py"], '--container "\'": No closing quotation'),
+        (["4", "--container-command", "'", "train.py"], '--container-command "\'": No closing quotation'),
         (["4", "--scheduler", "kubernetes", "--image", "i", "--job-name", "A", "train.py"], "--job-name 'A'"),
         (["4", "--template", "no.j2", "train.py"], "--template no.j2: No such file"),
         (["4", "--min-topology", "x", "train.py"], "--min-topology 'x'"),
@@ -393,7 +395,7 @@ def test_words_are_split_as_click_parses_them(before: list[list[str]], after: li
 
 def test_the_batch_process_is_ddlrun_itself(submit: Run) -> None:
     """Check that the script's shell becomes ddlrun, so that it gets the scheduler's signals."""
-    script = submit("--scheduler", "slurm", "--print", "--container", "sh -c 'echo $$'", "1", "train.py").stdout
+    script = submit("--scheduler", "slurm", "--print", "--container-command", "sh -c 'echo $$'", "1", "train.py").stdout
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stdout is not None
         assert int(process.stdout.read()) == process.pid

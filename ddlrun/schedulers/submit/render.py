@@ -13,12 +13,12 @@ PLAIN_OPTIONS = {
     "parallel_environment": "--parallel-environment",
 }  # fmt: skip
 OPTIONS = PLAIN_OPTIONS | {
-    "directives": "--scheduler-args", "modules": "--module", "container": "--container", "warn": "--warn",
+    "directives": "--scheduler-args", "modules": "--module", "container": "--container-command", "warn": "--warn",
     "requeue": "--requeue", "exclusive": "--exclusive", "memory": "--mem",
 }  # fmt: skip
 # Field -> the only scheduler that supports it, and the problem with every other.
 SINGLE_SCHEDULER = {
-    "image": ("kubernetes", "only for Kubernetes; use --container 'COMMAND ...'"),
+    "image": ("kubernetes", "only for Kubernetes; use --container-command 'COMMAND ...'"),
     "parallel_environment": ("sge", "only for Grid Engine; leave the option out"),
 }
 

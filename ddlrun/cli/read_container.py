@@ -1,0 +1,52 @@
+"""The container of --container, read from click's options."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ddlrun.cli.options import option, option_group
+from ddlrun.errors import InputError
+from ddlrun.plan.container import AUTO, RUNTIMES, ContainerRequest, choose_runtime, image_kind
+from ddlrun.ship.request import ENVIRONMENT_WORD
+
+container_options = option_group(
+    option(
+        "Container",
+        "--container",
+        metavar="IMAGE",
+        help="Run the ranks in a container: the name of an image, a root folder, a .sif or .sqsh file.",
+    ),
+    option(
+        "Container",
+        "--container-runtime",
+        type=click.Choice([AUTO, *RUNTIMES]),
+        default=AUTO,
+        show_default=True,
+        help="Container runtime; auto: the first one on PATH that takes IMAGE.",
+    ),
+)
+container_args_option = option(
+    "Container", "--container-args", metavar="ARGS", help="Additional arguments of the runtime, such as mounts."
+)
+
+
+def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:
+    """Return the container of the ranks; None without --container. Raises InputError."""
+    image, runtime, args = (options.get(name) for name in ("container", "container_runtime", "container_args"))
+    if not image:
+        if args or runtime not in (None, AUTO):
+            raise InputError(f"--container-{'args' if args else 'runtime'} goes with --container")
+        return None
+    if ENVIRONMENT_WORD in (options.get("ship") or "").split(","):
+        raise InputError("--ship env: ranks in a container have the Python of its image; leave out env or --container")
+    try:
+        words = tuple(shlex.split(args or ""))
+    except ValueError as error:
+        raise InputError(f"--container-args {args!r}: {error}; quote it as for a shell") from error
+    runtime = choose_runtime(image, runtime or AUTO, shutil.which)
+    is_file = image_kind(image) not in ("name", "url")
+    return ContainerRequest(runtime, os.path.abspath(image) if is_file else image, words)
