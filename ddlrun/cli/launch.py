@@ -53,6 +53,8 @@ from ddlrun.plan.settings import Settings
 TRANSLATED = "ddlrun.translated"
 # Variables with the value 1 by which root allows any Open MPI to start.
 ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+# Open MPI 4.1 sets it to "singleton" in MPI_Init outside mpirun; an mpirun that inherits it ends with 1.
+SINGLETON = "OMPI_MCA_ess"
 
 
 class Launch(Sections):
@@ -264,8 +266,10 @@ def _check_root(settings: Settings) -> None:
 
 
 def _forget_outer_job() -> None:
-    """Remove the variables of another job from the environment, where one of its ranks started ddlrun."""
+    """Remove the variables of another job from the environment, where its rank or a program with MPI started ddlrun."""
     if "DDLRUN_RUN" in os.environ:
         names = {"DDL_OPTIONS", *NAMES}
         for name in [name for name in os.environ if name.startswith("DDLRUN_") or name in names]:
             del os.environ[name]
+    if os.environ.get(SINGLETON) == "singleton":
+        del os.environ[SINGLETON]

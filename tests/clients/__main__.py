@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.clients.run import folder_of, install, run
-from tests.clients.suites import COLUMNS, SUITES, Column, Suite
+from tests.clients.suites import COLUMNS, SUITES, Column, Result, Suite
 from tests.clients.table import NOT_RUN, NOWHERE, replace_rows
 from tests.cluster.two_hosts import TwoHosts
 
@@ -38,8 +38,10 @@ def main() -> None:
             continue
         row = [cell(name, title, wanted=title in titles) for title in COLUMNS]
         if options.write:
-            PAGE.write_text(replace_rows(PAGE.read_text(), {name: [suite.version, *row]}))
-        failed += [name] if any(map(is_failure, row)) else []
+            texts = [result.text for result in row]
+            PAGE.write_text(replace_rows(PAGE.read_text(), {name: [suite.version, *texts]}))
+        judged = [result for result, column in zip(row, COLUMNS.values(), strict=True) if column.launcher == "ddlrun"]
+        failed += [name] if any(result.failed for result in judged) else []
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
@@ -54,30 +56,33 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cell(name: str, title: str, *, wanted: bool) -> str:
-    """Run a suite once if that is wanted, print and return the result; a failure shows the end of the output."""
+def cell(name: str, title: str, *, wanted: bool) -> Result:
+    """Run a suite if that is wanted, and print and return the result; one that fails runs with plain mpirun, too."""
     suite, column = SUITES[name], COLUMNS[title]
     if column.two_hosts and not suite.over_hosts:
-        return NOWHERE
+        return Result(NOWHERE)
     if not wanted:
-        return NOT_RUN
-    with tempfile.TemporaryDirectory() as folder:
-        result = _run(suite, column, Path(folder))
-        print(f"{name}: {title}: {result}", flush=True)
-        if is_failure(result):
-            print(Path(folder, "output").read_text()[-3000:], flush=True)
+        return Result(NOT_RUN)
+    result, output = _run(suite, column)
+    if result.failed:
+        print(output[-3000:], flush=True)
+    if result.failed and column.launcher == "ddlrun":
+        plain, output = _run(suite, column._replace(launcher="mpirun"))
+        print(f"{name}: {title}, plain mpirun: {plain.text}", flush=True)
+        result = result.beside(plain)
+        if result.failed:
+            print(output[-3000:], flush=True)
+            print(*sorted(result.failures - plain.failures), sep="\n", flush=True)
+    print(f"{name}: {title}: {result.text}", flush=True)
     return result
 
 
-def is_failure(result: str) -> bool:
-    """Return True if a result is that of a suite that failed, as a whole or in part."""
-    return "failed" in result or "exit code" in result
-
-
-def _run(suite: Suite, column: Column, folder: Path) -> str:
+def _run(suite: Suite, column: Column) -> tuple[Result, str]:
+    """Run a suite once; return its result and its output."""
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts = stack.enter_context(TwoHosts()) if column.two_hosts else None
-        return run(suite, column.major, folder, own=column.own, hosts=hosts)
+        return run(suite, column, folder, hosts=hosts), (folder / "output").read_text()
 
 
 if __name__ == "__main__":

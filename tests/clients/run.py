@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ddlrun.process_managers.installation import find_mpi_library
-from tests.clients.suites import Suite
+from tests.clients.suites import Column, Result, Suite
 from tests.cluster.two_hosts import TwoHosts
 from tests.conftest import MPIRUNS
 
@@ -24,7 +24,7 @@ DEBIAN = FOLDER / "debian"
 # Programs of this project, for frameworks whose distributions have none.
 PROGRAMS = Path(__file__).with_name("programs")
 # A suite that takes longer counts as failed.
-SECONDS = 1800
+SECONDS = 5400
 # Open MPI's own mpiexec as --overload lets ddlrun: more ranks than cores.
 OVERSUBSCRIBED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 LAUNCH = "--quiet --heartbeat 300 --start-timeout 300 --overload"
@@ -107,6 +107,7 @@ def environment(suite: Suite, library: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(FOLDER / "extensions"), "MPI4PY_LIBMPI": library,
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # on a busy machine, a rank that spins holds up its peer
     }  # fmt: skip
     if suite.debian:  # for Debian's Open MPI, whose interface each of them has
         folders = [Path(library).parent, *DEBIAN.glob("usr/lib/*-linux-gnu"), *DEBIAN.glob("usr/lib/*-linux-gnu/blas")]
@@ -114,26 +115,27 @@ def environment(suite: Suite, library: str) -> dict[str, str]:
     return environ
 
 
-def run(suite: Suite, major: int, folder: Path, *, own: bool = False, hosts: TwoHosts | None = None) -> str:
-    """Run a suite with one of its launchers; return its result.
+def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = None) -> Result:
+    """Run a suite once; return its result.
 
     Args:
         suite: The suite.
-        major: The major version of Open MPI.
+        column: The launcher and the major version of Open MPI.
         folder: An empty folder.
-        own: Whether the launcher is the project's own or Open MPI's mpiexec, instead of ddlrun.
         hosts: Two hosts, of which the first runs the command; None: this host.
     """
-    mpirun = shutil.which(MPIRUNS[major])
+    mpirun = shutil.which(MPIRUNS[column.major])
     assert mpirun is not None
     ours = [str(PYTHON), "-m", "ddlrun", "launch", *LAUNCH.split(), "--mpirun", mpirun]
-    write_stand_ins(folder, [mpirun] if own else ours)
+    plain = column.launcher != "ddlrun"
+    write_stand_ins(folder, [mpirun] if plain else ours)
     path = f"{folder}:{PYTHON.parent}:{Path(mpirun).parent}:{sys.prefix}/bin:{DEBIAN}/usr/bin:{os.environ['PATH']}"
-    command = (suite.own if own else "") or suite.command
+    command = (suite.own if column.launcher == "own" else "") or suite.command
     command = command.format(**places_of(hosts=hosts is not None, folder=folder))
     environ = {
-        **os.environ, **environment(suite, find_mpi_library(mpirun) or ""), **(OVERSUBSCRIBED if own else {}),
-        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if major == 4 else {}),  # or a process without mpirun aborts
+        **os.environ, **environment(suite, find_mpi_library(mpirun) or ""), **(OVERSUBSCRIBED if plain else {}),
+        # Or a process without mpirun aborts.
+        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if column.major == 4 else {}),
         "PATH": path, "XDG_STATE_HOME": str(folder),
     }  # fmt: skip
     argv = ["timeout", "--kill-after=30", str(SECONDS), *shlex.split(command)]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.c10d import summary
 from tests.clients.run import PYTHON, folder_of, places_of, run
-from tests.clients.suites import COLUMNS, PYTEST, SUITES, UNITTEST, Suite
+from tests.clients.suites import COLUMNS, PYTEST, SUITES, UNITTEST, Result, Suite
 from tests.clients.table import BEGIN, END, NOT_RUN, parse_rows, replace_rows
 from tests.support import needs
 
@@ -22,11 +22,38 @@ from tests.support import needs
         (UNITTEST, "[0@h1] Ran 9 tests in 3s\n[1@h1] Ran 9 tests in 3s\n\n\n[0@h1] OK (skipped=2)\n", 0, "7 passed"),
         (PYTEST, "[1,0]<stdout>:15 passed, 2 skipped in 7.47s\n[1@h1] 15 passed in 7s\n", 0, "15 passed"),
         (UNITTEST, "Ran 19 tests in 30.1s\n\nFAILED (errors=1)\n", 1, "exit code 1"),
+        (UNITTEST, "[0@h1] ERROR: testIO (test_io.TestIO.testIO)\nRan 9 tests in 3s\n\nOK\n", 1, "1 failed"),
         ("", "", 0, "passed"),
     ],
 )
 def test_results_of_suites(pattern: str, output: str, code: int, result: str) -> None:
-    assert Suite("x", "1", "x", pattern).result(output, code) == result
+    assert Suite("x", "1", "x", pattern).result(output, code).text == result
+
+
+@pytest.mark.parametrize(
+    ("text", "ours", "plain", "result"),
+    [
+        ("1 failed, 2 passed", {"x"}, {"x"}, "1 failed, 2 passed, as with mpirun"),
+        ("1 failed, 2 passed", {"x"}, {"x", "y"}, "1 failed, 2 passed, as with mpirun"),
+        ("1 failed, 2 passed", {"x"}, {"y"}, "1 failed, 2 passed"),
+        ("1 failed, 2 passed", {"x"}, set(), "1 failed, 2 passed"),
+        ("exit code 1", set(), set(), "exit code 1"),
+    ],
+)
+def test_only_failures_that_mpirun_shows_too_are_excused(
+    text: str, ours: set[str], plain: set[str], result: str
+) -> None:
+    beside = Result(text, frozenset(ours)).beside(Result("1 failed", frozenset(plain)))
+    assert beside.text == result
+    assert beside.failed == (result == text)
+
+
+def test_failures_are_named_as_pytest_and_unittest_print_them() -> None:
+    output = (
+        "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py\n[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
+    )
+    result = Suite("x", "1", "x").result(output, 1)
+    assert result == ("3 failed", {"a.py::test_x[1-2]", "b.py", "testA (t.A.testA)"})
 
 
 # Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.
@@ -75,5 +102,5 @@ def test_quick_suites_have_the_results_of_the_page(name: str, tmp_path: Path) ->
         needs.skip("no test suites of other projects", "make test-clients")
     version, *results = parse_rows(PAGE.read_text())[name]
     assert version == suite.version
-    result = run(suite, COLUMNS[title].major, tmp_path)
-    assert result == dict(zip(COLUMNS, results, strict=True))[title], (tmp_path / "output").read_text()
+    result = run(suite, COLUMNS[title], tmp_path)
+    assert result.text == dict(zip(COLUMNS, results, strict=True))[title], (tmp_path / "output").read_text()

@@ -1,10 +1,12 @@
 """Several programs in one job, as for mpirun: `-np 1 A : -np 2 B`."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddlrun.cli.programs import Section, split_programs
+from ddlrun.process_managers.installation import find_mpi_library
 from ddlrun.rank.command_line import WRAPPERS, wrap
 from tests.conftest import launch_line
 from tests.support.launches import run
@@ -42,3 +44,14 @@ def test_programs_of_one_job(mpirun: str, tmp_path: Path) -> None:
     assert (done.returncode, sorted(done.stdout.splitlines())) == (
         0, ["", "a", "b 2 {rank} : --", "b one {rank} : --"],
     ), done.stderr  # fmt: skip
+
+
+# Open MPI's variables of a singleton stay in its environment.
+SINGLETON = "import subprocess, sys; from mpi4py import MPI; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+
+
+def test_a_job_that_a_program_starts_after_its_mpi_init(mpirun: str, tmp_path: Path) -> None:
+    environ = {"OPAL_PREFIX": str(Path(mpirun).parents[1]), "MPI4PY_LIBMPI": find_mpi_library(mpirun) or ""}
+    argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "-np", "1", "echo", "started")
+    done = run([sys.executable, "-c", SINGLETON, *argv], **environ)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
