@@ -63,7 +63,7 @@ class RunFeed:
         self._reader.close()
 
     def read(self) -> FeedMessage | None:
-        """Return what is new since the last call; None if nothing is."""
+        """Return the news since the last call; None if there is none."""
         new = list(self._read_new())
         self._history.add(new)
         message = self._make_message(new)

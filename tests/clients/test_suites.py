@@ -53,7 +53,7 @@ def test_failures_are_named_as_pytest_and_unittest_print_them() -> None:
         "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py\n[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
     )
     result = Suite("x", "1", "x").result(output, 1)
-    assert result == ("3 failed", {"a.py::test_x[1-2]", "b.py", "testA (t.A.testA)"})
+    assert result == Result("3 failed", frozenset({"a.py::test_x[1-2]", "b.py", "testA (t.A.testA)"}))
 
 
 # Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.

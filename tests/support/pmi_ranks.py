@@ -62,8 +62,9 @@ class PmiHosts:
             self.notes += server.take_notes()
             for message in server.take_messages():
                 reply = self._root.on_message(number, message)
-                for other in self.servers.values() if reply is not None else ():
-                    other.on_message(reply)
+                if reply is not None:
+                    for other in self.servers.values():
+                        other.on_message(reply)
 
 
 class Ended(NamedTuple):

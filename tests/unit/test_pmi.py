@@ -44,8 +44,9 @@ class Job:
         for number, server in self.servers.items():
             for message in server.take_messages():
                 reply = self.root.on_message(number, message)
-                for other in self.servers.values() if reply is not None else ():
-                    other.on_message(reply)
+                if reply is not None:
+                    for other in self.servers.values():
+                        other.on_message(reply)
 
     def send(self, rank: int, line: bytes) -> None:
         self.ranks[rank].sendall(line)
