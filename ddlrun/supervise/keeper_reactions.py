@@ -115,6 +115,7 @@ class KeeperReactions:
         self._record.add_end(peer, rank, end)
         self._limits.rank_ended()
         if self.termination.ending:
+            self.termination.let_leave(peer)
             return
         if end.code and not end.ordered:
             self.end_job(EndReason(end.code))

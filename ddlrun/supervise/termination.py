@@ -117,6 +117,11 @@ class Termination:
         if self._over_at < float("inf"):
             self._keepers.send(peer, protocol.OVER)
 
+    def let_leave(self, peer: KeeperConnection) -> None:
+        """Let a keeper leave that connected only after LEAVE was sent to the others."""
+        if self.phase is Phase.LEAVING:
+            self._keepers.send(peer, protocol.LEAVE)
+
     def daemons_ended(self, now: float) -> bool:
         """Return True if no daemon is watched any more, or if they will not be waited for any longer.
 

@@ -104,3 +104,33 @@ def test_control_characters_and_markup_of_keepers_are_escaped(mpirun: str, tmp_p
     assert "<img" not in html
     for text in (done.stdout, done.stderr, shown.stdout, html):
         assert not set(text) & {"\x1b", "\x07", "\x9b", "\r"}
+
+
+LATE_KEEPER = """
+import os, select
+from ddlrun.rank import protocol
+from ddlrun.rank.connection import LauncherConnection, connect
+
+def end(rank):
+    link = LauncherConnection(connect(os.environ["DDLRUN_CHANNEL"], 300), 0, lambda reason: None)
+    link.send(protocol.HELLO, f"{rank}\\t{os.uname().nodename}\\t{rank}\\t1".encode())
+    link.send(protocol.ENDED, b"3\\t0\\t1\\t0\\t0\\t0\\t\\n\\n")
+    link.flush()
+    while link.open:
+        select.select([link], [], [])
+        if any(kind == protocol.LEAVE for kind, _ in link.receive()):
+            open(f"{os.path.dirname(__file__)}/{rank}.left", "w").close()
+            link.finish_sending()
+
+end(0)
+end(1)
+"""
+
+
+@pytest.mark.openmpi(4)
+def test_a_keeper_that_connects_after_the_job_has_failed_may_leave(mpirun: str, tmp_path: Path) -> None:
+    program = stand_in(tmp_path / "mpirun", mpirun, [])
+    (tmp_path / "mpirun.py").write_text(LATE_KEEPER)
+    done = run(launch_line(program, tmp_path, "--overload"), "-np", "2", "true")
+    assert done.returncode == 3, done.stderr
+    assert [path.name for path in sorted(tmp_path.glob("*.left"))] == ["0.left", "1.left"]

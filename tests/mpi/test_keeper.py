@@ -24,6 +24,10 @@ def line(mpirun: str, tmp_path: Path) -> list[str]:
     return launch_line(mpirun, tmp_path, "--quiet", "--overload")
 
 
+# For a minute. A signal just before a single sleep() would be handled only after it.
+STAY = "[time.sleep(0.1) for _ in range(600)]"
+
+
 @pytest.fixture
 def fifo(tmp_path: Path) -> Path:
     """Return a named pipe: a program that reads it waits until the test opens it for writing."""
@@ -51,9 +55,7 @@ def test_output_of_a_child_after_the_end_of_its_rank_is_read(line: list[str]) ->
 
 @pytest.mark.own
 def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
-    script = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up'); time.sleep(60)"
-    )
+    script = f"import signal, sys, time; signal.signal(15, lambda *_: sys.exit(print('saved'))); print('up'); {STAY}"
     with started(
         [*line, "--grace", "60", "-np", "2", "sh", "-c", f'{sys.executable} -c "{script}"; exit 0'],
         stdout=subprocess.PIPE,
@@ -77,7 +79,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(line: list[str
 
 
 def test_a_signal_is_passed_on(line: list[str]) -> None:
-    script = "import signal, time; signal.signal(10, lambda *_: exit(print('got it'))); print('up'); time.sleep(60)"
+    script = f"import signal, time; signal.signal(10, lambda *_: exit(print('got it'))); print('up'); {STAY}"
     with started([*line, "-np", "2", sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as job:
         assert [job.stdout.readline()[-3:] for _ in range(2)] == ["up\n"] * 2
         job.send_signal(signal.SIGUSR1)
