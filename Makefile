@@ -7,6 +7,8 @@ TESTS ?= tests ddlrun
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell nproc)
 PIP = -m pip install --quiet --disable-pip-version-check
+# Each of thousands of starts would compile ddlrun again.
+export PYTHONDONTWRITEBYTECODE :=
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
 
 .PHONY: demo dev test test-all test-clients release frameworks rest test-tensorflow coverage check fuzz bench faults goldens reference docs clean apt \

@@ -36,10 +36,9 @@ SRUN = "srun"
 OWN_MAJOR = 0
 OWN_MANAGERS = {OWN_MAJOR: OWN, -1: "mpich", -2: "impi-rt"}
 
-# Marks of all tests in a folder. Busy ranks keep all cores busy: two such tests at once take many times as long as one
-# after the other, so all of them run in one process. Other test files are distributed one by one.
+# Marks of all tests in a folder. Ranks that poll keep all cores busy: two such tests at once take many times as long as
+# one after the other, so all of them run in one process. Other test files are distributed one by one.
 FOLDER_MARKS = {
-    "ddl": [pytest.mark.busy],
     "frameworks": [pytest.mark.busy, pytest.mark.extra],
     "hosts": [pytest.mark.skipif(bool(why_not()), reason=why_not())],
     "schedulers": [pytest.mark.extra],
@@ -65,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for mark in FOLDER_MARKS.get(item.path.parent.name, []):
             item.add_marker(mark)
+        if item.path.parent.name == "ddl" and "mpirun" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.busy)
         file = item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group("busy" if item.get_closest_marker("busy") else file))
     if config.getoption("rest"):

@@ -48,11 +48,11 @@ def same(learned: Learned, plain: Learned, digits: Learned, example: Example) ->
         assert learned.loss == pytest.approx(plain.loss, abs=0.002)
 
 
-# What torch does differs little by the MPI below it: under one major here, under the other over hosts.
+# What ranks without MPI calls do differs little by the mpirun: under one major here, under the other over hosts.
 CASES = [
     (name, major)
     for name, example in EXAMPLES.items() for major in MPIRUNS
-    if example.framework in ("mpi", "tensorflow", "jax") or major != example.over_hosts
+    if example.framework == "mpi" or major != example.over_hosts
 ]  # fmt: skip
 
 

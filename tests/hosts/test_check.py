@@ -342,7 +342,7 @@ def test_a_host_that_starts_late(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.busy
 @pytest.mark.extra
-@pytest.mark.openmpi(4, 5)
+@pytest.mark.openmpi(5)
 def test_launches_at_the_same_time(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     jobs = []
     for number in range(6):

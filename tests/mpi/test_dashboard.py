@@ -32,7 +32,8 @@ while not os.path.exists(sys.argv[1]):
 """
 ROWS = "[...document.querySelectorAll('#rows tr')].map((row) => row.dataset.rank)"
 CELLS = "[...document.querySelectorAll('.cell')].map((cell) => cell.dataset.rank)"
-POINTS = "Math.min(...[...document.querySelectorAll('polyline')].map((line) => line.points.length))"
+LINES = "[...document.querySelectorAll('polyline')].map((line) => line.points.length)"
+POINTS = f"{LINES}.length ? Math.min(...{LINES}) : 0"
 TROUBLE = "[...document.querySelectorAll('.cell.trouble')].map((cell) => cell.dataset.rank)"
 
 

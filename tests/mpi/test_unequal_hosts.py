@@ -141,6 +141,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.extra
+@pytest.mark.openmpi(5)
 def test_torch_trains_on_unequal_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TORCH)
@@ -162,6 +163,7 @@ hvd.shutdown()
 
 
 @pytest.mark.extra
+@pytest.mark.openmpi(4)
 def test_horovod_finds_unequal_hosts_by_itself(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
     """A local rank that only some hosts have counts those hosts alone, as Horovod documents cross_size."""
     need_horovod()
