@@ -3,9 +3,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 TESTS ?= tests ddlrun
-# One process per core; tests/conftest.py groups tests that must not run at once.
+# One process more than there are cores, as many tests wait; tests/conftest.py groups those that must not run at once.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
-WORKERS ?= $(shell nproc)
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP = -m pip install --quiet --disable-pip-version-check
 # Each of thousands of starts would compile ddlrun again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -26,9 +26,8 @@ test-all:
 	$(MAKE) prepared
 	$(MAKE) -j3 rest test-tensorflow fuzz
 
-# Many of these tests only wait: they run in one process more than there are cores.
 rest: $(VENV)/test-all
-	$(PYTEST) -n $$(($(WORKERS) + 1)) $(TESTS) --rest
+	$(PYTEST) $(TESTS) --rest
 test-tensorflow: $(VENV)/frameworks/done
 	$(VENV)/frameworks/bin/python -m pytest -q tests/ddl/test_shards.py -k tf_data
 
