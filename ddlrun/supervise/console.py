@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.plan.supervision import SupervisionOptions
 from ddlrun.supervise.backlog import Backlog
+from ddlrun.supervise.mpirun_messages import MpirunMessages
 from ddlrun.supervise.output import RankOutput
 from ddlrun.supervise.rank_files import RankFiles
 from ddlrun.supervise.root_cause import EndReason
@@ -26,9 +27,6 @@ HARMLESS = (
     rb"(?m)^(?:\[[^\]\n]*\] plm:(?:ssh|rsh): Warning: setpgid\(|(?:mpirun|\(null\)): Forwarding signal |"
     rb"ddlrun: (?:lost host |rank \d+: its keeper was killed|rank \d+ on \S+ ended without MPI_Finalize))[^\n]*\n"
 )
-# The box of a rank that called MPI_Abort. mpirun prints it, at times after ddlrun has begun to end the job.
-MPI_ABORT = re.compile(rb"-{70,}\nMPI_ABORT was invoked .*?\n-{70,}\n", re.DOTALL)
-MOST_HIDDEN = 1 << 16  # bytes
 # The owners of lines on the console beside the ranks, which count from 0.
 MPIRUN, DDLRUN = -1, -2
 
@@ -54,7 +52,7 @@ class Console:
             before=self._clear_status,
         )
         self._mpirun_log = OutputLog(files.mpirun_log, self.tell)
-        self._hidden = b""
+        self._messages = MpirunMessages()
         self._status_at = self._tick_at = 0.0
         self._ticking = False
 
@@ -76,15 +74,14 @@ class Console:
         Args:
             stream: 0 for standard output, 1 for standard error.
             chunk: The output.
-            visible: Whether it is printed now. If not, only the message of MPI_Abort is, at the end.
+            visible: Whether it is printed now. If not, the ranks' messages in it are, at the end.
         """
         self._mpirun_log.write(chunk)
+        self._messages.add(chunk, printed=visible)
         if visible:
             self._clear_status()
             console = self._streams[stream]
             console.write(console.lines.join(MPIRUN, re.sub(HARMLESS, b"", chunk), b""))
-        else:
-            self._hidden = (self._hidden + chunk)[-MOST_HIDDEN:]
 
     def tick(self, now: float, *, reading: bool) -> float:
         """Print parts of lines that have waited long enough for their end; return the time of the next call.
@@ -142,8 +139,7 @@ class Console:
             failed: Whether the job failed, so that a report follows.
         """
         self._clear_status()
-        for message in MPI_ABORT.findall(self._hidden):
-            self._streams[1].write(self._streams[1].lines.join(MPIRUN, message, b""))
+        self._streams[1].write(self._streams[1].lines.join(MPIRUN, self._messages.from_ranks(), b""))
         if self._streams[1].lines.inside_a_line and failed:
             self._streams[1].write(b"\n")
         until = time.monotonic() + seconds

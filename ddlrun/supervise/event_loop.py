@@ -192,7 +192,7 @@ class Supervision:
         chunk = self._mpirun.read(fd)
         if chunk:
             reason = self._termination.reason
-            # Once ddlrun ends the job for a failure, mpirun's messages about that add nothing.
+            # Once ddlrun ends the job for a failure, what mpirun says about the failed rank adds nothing.
             visible = reason is None or reason.exit_code == 0
             self._console.write_mpirun(self._mpirun.pipes[fd], chunk, visible=visible)
             if self._mpirun.refused_spawn and self._limits.any_started:

@@ -1,0 +1,41 @@
+"""The messages in mpirun's output that are printed although ddlrun ends the job: those of the ranks' MPI."""
+
+import re
+
+# A message of Open MPI, from a rank or from mpirun, is framed by two lines.
+FRAMED = re.compile(rb"-{70,}\n(.*?)\n-{70,}\n", re.DOTALL)
+# How the messages begin in which mpirun itself says which rank has failed, or which daemon it has lost.
+MPIRUNS_OWN = re.compile(rb"(?:mpirun|mpiexec|orterun|prterun|ORTE|PRTE|Primary job|A (?:process or )?daemon)\b")
+MOST_STORED = 1 << 16  # bytes
+
+
+class MpirunMessages:
+    r"""The messages that have not been printed, or only in part.
+
+    >>> line = b"-" * 75 + b"\n"
+    >>> messages = MpirunMessages()
+    >>> messages.add(line + b"Nothing\n", printed=True)
+    >>> messages.add(b"found\n" + line + line + b"mpirun detected that\n" + line, printed=False)
+    >>> messages.from_ranks().split(b"\n", 1)[0]
+    b'found'
+    """
+
+    def __init__(self) -> None:
+        self._output = b""
+        self._printed = 0  # bytes of it
+
+    def add(self, chunk: bytes, *, printed: bool) -> None:
+        """Add output of mpirun that has been printed, or that is not."""
+        if printed:
+            self._output = FRAMED.sub(b"", self._output + chunk)[-MOST_STORED:]
+            self._printed = len(self._output)
+        elif len(self._output) < 2 * MOST_STORED:
+            self._output += chunk
+
+    def from_ranks(self) -> bytes:
+        """Return the rest of a message that was printed in part, and all messages but mpirun's own."""
+        return b"".join(
+            self._output[max(message.start(), self._printed) : message.end()]
+            for message in FRAMED.finditer(self._output)
+            if message.start() < self._printed or not MPIRUNS_OWN.match(message[1])
+        )
