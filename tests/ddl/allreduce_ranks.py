@@ -2,9 +2,9 @@
 
     mpirun -n 12 python -m mpi4py allreduce_ranks.py [--quick] [--bits] [SHAPE...]
 
---quick takes each mode in one of the two rank orders. --bits takes the modes whose sums do not depend on MPI or on
-measured times, and prints a checksum of all results. Rank 0 prints the errors and the number of results that were
-checked.
+--quick takes each mode in one of the two rank orders, and in the other one for every other shape. --bits takes the modes
+whose sums do not depend on MPI or on measured times, and prints a checksum of all results. Rank 0 prints the errors and
+the number of results that were checked.
 """
 
 import itertools
@@ -170,7 +170,8 @@ def run(comm: Communicator, shape: str, *, quick: bool, last: bool) -> Checks:
     checks = Checks()
     orders = ("host", "ddl")
     modes = FIXED_MODES if "--bits" in sys.argv else [mode for mode in MODES if mode != "m" or is_mpi(comm)]
-    for order, mode in zip(itertools.cycle(orders), modes) if quick else itertools.product(orders, modes):
+    in_turn = zip(itertools.cycle(orders if SHAPES.index(shape) % 2 else orders[::-1]), modes)
+    for order, mode in in_turn if quick else itertools.product(orders, modes):
         os.environ["DDLRUN_RANK_ORDER"] = order
         tunings = ["chunk=1K,flat=0,bucket=2K", *(["chunk=64K,flat=64K"] if mode == "p" else [])]
         for tuning in tunings:

@@ -13,7 +13,7 @@ needs.package("keras", module=True)
 pytestmark = pytest.mark.extra
 
 
-@pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 4)], indirect=["major"])
+@pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 3)], indirect=["major"])
 def test_all_ranks_fit_as_a_single_process(mpirun: str, ranks: int) -> None:
     done = started(mpirun, ranks, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
     expected = "same True, as alone True, afterwards False, refused True"

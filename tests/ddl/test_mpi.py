@@ -32,7 +32,7 @@ def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subproc
     [
         (4, 4, "--quick 1x3x1 2x2x1"),
         (5, 6, "--quick 1x2x3"),
-        pytest.param(4, 12, "", marks=pytest.mark.extra),
+        pytest.param(4, 12, "--quick", marks=pytest.mark.extra),
         pytest.param(5, 12, "--quick 3x2x2", marks=pytest.mark.extra),
     ],
     indirect=["major"],
