@@ -6,7 +6,8 @@ TESTS ?= tests ddlrun
 # One process more than there are cores, as many tests wait; tests/conftest.py groups those that must not run at once.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell expr $$(nproc) + 1)
-PIP = -m pip install --quiet --disable-pip-version-check
+# Python compiles a module when it is first imported; most modules of PyTorch and TensorFlow never are.
+PIP = -m pip install --quiet --disable-pip-version-check --no-compile
 # Each of thousands of starts would compile ddlrun again.
 export PYTHONDONTWRITEBYTECODE :=
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
