@@ -27,13 +27,14 @@ LEAST_FAULTS = 20.0
 LEAST_SWAPPED_IN = 1 << 20
 # A leak grows steadily over so many samples: a third of the time has at least this share of the growth.
 LEAK_SAMPLES = 7
-LEAST_THIRD = 0.2
+LEAST_THIRD = 0.15
 # Programs that start grow for a time, all ranks about alike: until this age a leak is one that the others do not have.
 START_SECONDS = 60.0
 UNUSUAL_GROWTH = 5.0
 # The most that mapped files may grow, as a share of the growth: imports map libraries, a leak maps none.
 MOST_MAPPED = 0.1
-EXHAUSTION_SECONDS = 1800.0
+# The memory of the host lasts for less; half of it where the memory of other ranks grows, too.
+EXHAUSTION_SECONDS = 3600.0
 LEAST_ERRORS = 10.0
 LEAST_RETRANSMITTED = 20.0
 MANY_TIMES = 5
@@ -166,13 +167,14 @@ def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample], usual_g
     if len(samples) < LEAK_SAMPLES or not host or not _is_steady([sample.anonymous for sample in samples]):
         return None
     first, last, rate = samples[0], samples[-1], growth_rate(samples)
-    unusual = rate >= UNUSUAL_GROWTH * usual_growth or first.age >= START_SECONDS
+    unusual = rate >= UNUSUAL_GROWTH * usual_growth
     mapped = (last.rss - last.anonymous) - (first.rss - first.anonymous)
     imports = mapped > MOST_MAPPED * (last.anonymous - first.anonymous)
-    if not unusual or imports or rate * last.size < 2 * mean(sample.input for sample in samples):
+    starts = first.age < START_SECONDS or len({sample.threads for sample in samples}) > 1
+    if (starts and not unusual) or imports or rate * last.size < 2 * mean(sample.input for sample in samples):
         return None
     seconds = host[-1].available / (rate * last.size)
-    if seconds > EXHAUSTION_SECONDS:
+    if seconds > (EXHAUSTION_SECONDS if unusual else EXHAUSTION_SECONDS / 2):
         return None
     growth = f"{rate * last.size / 1e6:.1f} MB/s"
     details = f"memory grows by {growth}; that of the host lasts for another {seconds / 60:.0f} min"
