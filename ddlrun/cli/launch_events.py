@@ -1,4 +1,4 @@
-"""The events of a launch: sent to the command or the address of --on-event."""
+"""The events of a launch: kept in the run folder, and sent to the command or the address of --on-event."""
 
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.remote.event_command import EventCommand
 from ddlrun.runs.events import render_end, render_stall, render_start
+from ddlrun.runs.store import append_private
 
 if TYPE_CHECKING:
     from ddlrun.doctor.diagnosis import HangVerdictRecord
@@ -24,7 +25,7 @@ class LaunchEvents:
     """The events of an attempt."""
 
     def __init__(self, words: tuple[str, ...], plan: Plan) -> None:
-        """Prepare to send.
+        """Prepare to keep and send events.
 
         Args:
             words: The command, or an address alone; no words: nothing is sent.
@@ -51,6 +52,7 @@ class LaunchEvents:
         _note_problem(self._target.finish(EVENT_SECONDS))
 
     def _send(self, event: str) -> None:
+        append_private(self._plan.run_dir.events, event)
         _note_problem(self._target.start(event))
 
 

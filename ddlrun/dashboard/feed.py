@@ -4,7 +4,7 @@ import os
 from collections.abc import Container, Iterator
 from typing import Any, TypedDict
 
-from ddlrun.dashboard.run_files import read_ranks, read_verdict
+from ddlrun.dashboard.run_files import RunEvent, read_events, read_ranks, read_verdict
 from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.history import History
@@ -32,6 +32,8 @@ class FeedMessage(TypedDict):
     """Each cause of slowness: names of samples, which are empty for a host, and words."""
     doctor: str
     """The verdict of the last examination; empty without one."""
+    events: list[RunEvent]
+    """The last stalls, failures, lost hosts and restarts."""
     order: list[str]
     """The names of the samples, the ranks in trouble first."""
     ranks: list[dict[str, Any]]
@@ -68,7 +70,7 @@ class RunFeed:
         self._history.add(new)
         message = self._make_message(new)
         last, self._last = self._last, message
-        if last is None or new or any(last[key] != message[key] for key in ("state", "doctor")):
+        if last is None or new or any(last[key] != message[key] for key in ("state", "doctor", "events")):
             return message
         return None
 
@@ -94,6 +96,7 @@ class RunFeed:
             "limit": summarize(history, findings),
             "findings": [(_split(finding.ranks, ranks), finding.text) for finding in findings],
             "doctor": read_verdict(self._files.diagnosis),
+            "events": read_events(self._files.events),
             "order": sort_by_trouble(ranks, findings),
             "ranks": read_ranks(self._files.plan) if self._last is None else [],
             "samples": [_pick(sample) for sample in new if isinstance(sample, RankSample)],

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict
 
 from ddlrun.plan.run_dir import rank_log
 
@@ -12,6 +14,16 @@ LOG_BYTES = 1 << 16
 PLACE_FIELDS = ("rank", "host", "local_rank", "packages", "cores", "gpu")
 # The page draws no cell for a rank beyond these.
 MOST_RANKS = 1000
+MOST_EVENTS = 20
+RESTART = r"/restart-([0-9]+)$"
+
+
+class RunEvent(TypedDict):
+    """An event that the charts mark."""
+
+    time: float
+    kind: str
+    text: str
 
 
 def read_ranks(path: str) -> list[dict[str, Any]]:
@@ -26,6 +38,36 @@ def read_verdict(path: str) -> str:
     with suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as file:
         return str(json.load(file)["sentence"])
     return ""
+
+
+def read_events(path: str) -> list[RunEvent]:
+    """Return the last events of a run that a chart marks; none where there is no file."""
+    events: list[RunEvent] = []
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        for line in file:
+            with suppress(ValueError, KeyError, TypeError):  # the rest of a line
+                record = json.loads(line)
+                kind, text = describe_event(record)
+                if kind:
+                    events.append({"time": float(record["time"]), "kind": kind, "text": text})
+    return events[-MOST_EVENTS:]
+
+
+def describe_event(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the kind of an event and its text; empty strings where it has no mark."""
+    attempt = re.search(RESTART, record["run_dir"])
+    if record["event"] == "start" and attempt:
+        return "restart", f"restart {attempt[1]}"
+    if record["event"] == "stall":
+        return "stall", f"stall: {record['verdict']['text']}"
+    if record["event"] != "end" or record["state"] != "failed":
+        return "", ""
+    if record["lost_hosts"]:
+        return "lost host", f"lost {', '.join(record['lost_hosts'])}"
+    if record["failed_rank"] is not None:
+        return "failure", f"rank {record['failed_rank']} failed, exit code {record['exit_code']}"
+    return "failure", f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
 
 
 def read_log(folder: str, rank: int, plan: str) -> str:

@@ -5,7 +5,7 @@ Each rule is a function of samples alone. It looks at the last WINDOW samples: a
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from statistics import mean, median
+from statistics import mean, median, median_low
 from typing import NamedTuple
 
 from ddlrun.machine.cpus import cpu_list
@@ -25,9 +25,16 @@ LEAST_FOREIGN = 0.3
 MOST_CPU_WAITING = 0.5
 LEAST_FAULTS = 20.0
 LEAST_SWAPPED_IN = 1 << 20
-# Memory may grow while a program starts, and while it reads.
-LEAST_AGE = 20.0
-EXHAUSTION_SECONDS = 1800.0
+# A leak grows steadily over so many samples: a third of the time has at least this share of the growth.
+LEAK_SAMPLES = 7
+LEAST_THIRD = 0.15
+# Programs that start grow for a time, all ranks about alike: until this age a leak is one that the others do not have.
+START_SECONDS = 60.0
+UNUSUAL_GROWTH = 5.0
+# The most that mapped files may grow, as a share of the growth: imports map libraries, a leak maps none.
+MOST_MAPPED = 0.1
+# The memory of the host lasts for less; half of it where the memory of other ranks grows, too.
+EXHAUSTION_SECONDS = 3600.0
 LEAST_ERRORS = 10.0
 LEAST_RETRANSMITTED = 20.0
 MANY_TIMES = 5
@@ -75,18 +82,24 @@ class Finding(NamedTuple):
 
 def diagnose(history: History) -> list[Finding]:
     """Return the findings, the most severe first; ranks of a host with the same cause are one finding."""
-    hosts = history.hosts(WINDOW)
+    hosts, job = history.hosts(WINDOW), history.ranks(WINDOW).values()
     by_host: dict[str, list[Sequence[RankSample]]] = {}
-    for samples in history.ranks(WINDOW).values():
+    for samples in job:
         by_host.setdefault(samples[-1].host, []).append(samples)
+    usual = median_low([abs(growth_rate(samples)) for samples in job]) if job else 0.0
     findings = find_slow_nics(hosts)
     for host, ranks in by_host.items():
-        findings += _merge(filter(None, (find_cause(samples, ranks, hosts.get(host, [])) for samples in ranks)))
+        causes = (find_cause(samples, ranks, hosts.get(host, []), usual_growth=usual) for samples in ranks)
+        findings += _merge(filter(None, causes))
     return sorted(findings, key=lambda finding: finding.severity, reverse=True)
 
 
 def find_cause(
-    samples: Sequence[RankSample], on_host: Sequence[Sequence[RankSample]], host: Sequence[HostSample]
+    samples: Sequence[RankSample],
+    on_host: Sequence[Sequence[RankSample]],
+    host: Sequence[HostSample],
+    *,
+    usual_growth: float,
 ) -> Finding | None:
     """Return the first cause that applies to a rank.
 
@@ -94,6 +107,7 @@ def find_cause(
         samples: The rank's samples.
         on_host: The samples of all ranks of its host.
         host: The samples of the host.
+        usual_growth: The median growth of the job's ranks, in bytes per second.
     """
     if len(samples) < LEAST_SAMPLES:
         return None
@@ -101,7 +115,7 @@ def find_cause(
         find_throttling(samples)
         or find_swapping(samples, host)
         or find_storage_wait(samples)
-        or find_leak(samples, host)
+        or find_leak(samples[-LEAK_SAMPLES:], host, usual_growth)
         or find_busy_cpus(samples, on_host, host)
     )
 
@@ -142,23 +156,47 @@ def find_storage_wait(samples: Sequence[RankSample]) -> Finding | None:
     return _finding(SlownessCause.STORAGE, samples, share, details)
 
 
-def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample]) -> Finding | None:
-    """Return a finding if memory grows steadily, not by what is read, and that of the host would not last long."""
-    first, middle, last = samples[0], samples[len(samples) // 2], samples[-1]
-    if len(samples) < WINDOW or first.age < LEAST_AGE or not host:
+def find_leak(samples: Sequence[RankSample], host: Sequence[HostSample], usual_growth: float) -> Finding | None:
+    """Return a finding if memory grows steadily, not by what is read, and that of the host would not last long.
+
+    Args:
+        samples: The rank's last samples.
+        host: The samples of the host.
+        usual_growth: The median growth of the job's ranks, in bytes per second.
+    """
+    if len(samples) < LEAK_SAMPLES or not host or not _is_steady([sample.anonymous for sample in samples]):
         return None
-    growth = last.anonymous - first.anonymous
-    pairs = zip(samples, samples[1:], strict=False)
-    steady = mean(later.anonymous > earlier.anonymous for earlier, later in pairs) >= MAJORITY
-    both_halves = min(middle.anonymous - first.anonymous, last.anonymous - middle.anonymous) > growth / 4
-    rate = growth / max(last.time - first.time, 1e-9)
-    if growth <= 0 or not (steady and both_halves) or rate < 2 * mean(sample.input for sample in samples):
+    first, last, rate = samples[0], samples[-1], growth_rate(samples)
+    unusual = rate >= UNUSUAL_GROWTH * usual_growth
+    mapped = (last.rss - last.anonymous) - (first.rss - first.anonymous)
+    imports = mapped > MOST_MAPPED * (last.anonymous - first.anonymous)
+    starts = first.age < START_SECONDS or len({sample.threads for sample in samples}) > 1
+    if (starts and not unusual) or imports or rate * last.size < 2 * mean(sample.input for sample in samples):
         return None
-    seconds = host[-1].available / rate
-    if seconds > EXHAUSTION_SECONDS:
+    seconds = host[-1].available / (rate * last.size)
+    if seconds > (EXHAUSTION_SECONDS if unusual else EXHAUSTION_SECONDS / 2):
         return None
-    details = f"memory grows by {rate / 1e6:.1f} MB/s; that of the host lasts for another {seconds / 60:.0f} min"
+    growth = f"{rate * last.size / 1e6:.1f} MB/s"
+    details = f"memory grows by {growth}; that of the host lasts for another {seconds / 60:.0f} min"
     return _finding(SlownessCause.LEAK, samples, 1 - seconds / EXHAUSTION_SECONDS, details)
+
+
+def growth_rate(samples: Sequence[RankSample]) -> float:
+    """Return the growth of memory in the last samples, in bytes per second and rank."""
+    first, last = samples[-LEAK_SAMPLES:][0], samples[-1]
+    return (last.anonymous - first.anonymous) / last.size / max(last.time - first.time, 1e-9)
+
+
+def _is_steady(sizes: Sequence[int]) -> bool:
+    """Return True if sizes grow in each third, and never shrink.
+
+    >>> _is_steady([0, 10, 20, 30, 40, 50, 60]), _is_steady([0, 0, 0, 30, 60, 60, 60])
+    (True, False)
+    """
+    steps = [later - earlier for earlier, later in zip(sizes, sizes[1:], strict=False)]
+    third = len(steps) // 3
+    thirds = (sum(steps[:third]), sum(steps[third : 2 * third]), sum(steps[2 * third :]))
+    return min(steps) >= 0 and sum(steps) > 0 and min(thirds) >= LEAST_THIRD * sum(steps)
 
 
 def find_busy_cpus(

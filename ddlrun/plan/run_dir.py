@@ -89,6 +89,11 @@ class RunDir(NamedTuple):
         return f"{self.path}/metrics.jsonl"
 
     @property
+    def events(self) -> str:
+        """The events of the run as --on-event gets them, one JSON object per line."""
+        return f"{self.path}/events.jsonl"
+
+    @property
     def diagnosis(self) -> str:
         """The last examination of the job, as JSON."""
         return f"{self.path}/doctor.json"

@@ -33,6 +33,10 @@ class EventRecord(TypedDict):
     """The duration of the run; null before the end."""
     reason: str | None
     """The reason of a failure that is not a rank's own, in words."""
+    failed_rank: int | None
+    """The rank that failed first; null: none did."""
+    lost_hosts: list[str]
+    """Hosts that were lost."""
     verdict: HangVerdictRecord | None
     """The verdict on a job that stalls; null for other events."""
 
@@ -58,6 +62,8 @@ def render_end(plan: Plan, outcome: Outcome) -> str:
     record["exit_code"] = outcome.final_code
     record["seconds"] = outcome.seconds
     record["reason"] = outcome.reason
+    record["failed_rank"] = outcome.root.rank if outcome.root else None
+    record["lost_hosts"] = list(outcome.lost_hosts)
     return json.dumps(record) + "\n"
 
 
@@ -80,5 +86,7 @@ def _record(plan: Plan) -> EventRecord:
         "exit_code": None,
         "seconds": None,
         "reason": None,
+        "failed_rank": None,
+        "lost_hosts": [],
         "verdict": None,
     }

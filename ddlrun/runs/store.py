@@ -140,6 +140,16 @@ def write_private(path: str, blocks: Iterable[str]) -> None:
         raise
 
 
+def append_private(path: str, line: str) -> None:
+    """Append a line to a file that only its user can read; a full disk is ignored."""
+    with suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
 def write_end(plan: Plan, bound: Sequence[str], outcome: Outcome) -> None:
     """Write the ranks' bindings and the outcome to the run folder; a full disk is ignored."""
     with suppress(OSError):

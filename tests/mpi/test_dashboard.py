@@ -15,6 +15,7 @@ from typing import IO
 import pytest
 
 from ddlrun.dashboard.feed import RunFeed
+from ddlrun.dashboard.run_files import read_events
 from ddlrun.dashboard.server import DashboardServer
 from tests.conftest import OWN, launch_line
 from tests.support import needs
@@ -34,6 +35,7 @@ ROWS = "[...document.querySelectorAll('#rows tr')].map((row) => row.dataset.rank
 CELLS = "[...document.querySelectorAll('.cell')].map((cell) => cell.dataset.rank)"
 LINES = "[...document.querySelectorAll('polyline')].map((line) => line.points.length)"
 POINTS = f"{LINES}.length ? Math.min(...{LINES}) : 0"
+MARKS = "[...document.querySelectorAll('#rank-chart .mark title')].map((title) => title.textContent.split(':')[0])"
 TROUBLE = "[...document.querySelectorAll('.cell.trouble')].map((cell) => cell.dataset.rank)"
 
 
@@ -66,7 +68,8 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
     if not find_browser():
         needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
     (tmp_path / "program.py").write_text(PROGRAM)
-    line = launch_line(OWN, tmp_path, "-np", "3", "--overload", "--dashboard", "0", "--sample-interval", "0.2")
+    line = launch_line(OWN, tmp_path, "-np", "3", "--overload", "--dashboard", "0", "--sample-interval", "0.2",
+                       "--stall-timeout", "1", "--stall-action", "report")  # fmt: skip
     argv = [*line, str(tmp_path / "program.py"), str(tmp_path / "stop")]
     with started(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as job:
         url = read_url(job.stderr)
@@ -82,6 +85,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
             assert (sorted(page.evaluate(ROWS)), page.evaluate(CELLS)) == (["1", "2"], ["1", "2"])
             page.click(".cell[data-rank='2']")
             wait_for(lambda: text_of(page, "log") == f"{HOSTILE} 2\n")
+            wait_for(lambda: page.evaluate(MARKS) == ["stall"])
             page.set_view(375)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert text_of(page, "state").startswith("running")
@@ -96,7 +100,7 @@ def test_the_page_of_a_launch_is_live_and_stays_after_its_end(tmp_path: Path) ->
                 wait_for(lambda: text_of(page, "link") == "connected")
                 wait_for(lambda: page.evaluate(POINTS) > points)
                 server.stop()
-            assert page.evaluate(CELLS) == ["1", "2"]
+            assert (page.evaluate(CELLS), page.evaluate(MARKS)) == (["1", "2"], ["stall"])
     assert job.returncode == 0
 
 
@@ -167,6 +171,16 @@ def test_a_page_gets_only_what_is_new(hostile: DashboardServer) -> None:
     feed.close()
     assert second is not None
     assert (second["first"], len(second["samples"]) + len(second["hosts"]), second["ranks"]) == (False, 1, [])
+
+
+def test_failures_lost_hosts_and_restarts_are_marked(tmp_path: Path) -> None:
+    start = {"event": "start", "time": 1, "run_dir": "/runs/a/restart-2", "state": "running"}
+    end = {**start, "event": "end", "time": 2, "state": "failed", "lost_hosts": [], "failed_rank": 3, "exit_code": 7}
+    events = [start, end, {**end, "lost_hosts": ["n2"]}, {**end, "state": "ended"}, {**start, "run_dir": "/runs/a"}]
+    path = tmp_path / "events.jsonl"
+    path.write_text("the rest of a line\n" + "".join(f"{json.dumps(event)}\n" for event in events))
+    texts = [event["text"] for event in read_events(str(path))]
+    assert texts == ["restart 2", "rank 3 failed, exit code 7", "lost n2"]
 
 
 def test_the_command_prints_the_address_until_it_is_interrupted(hostile: DashboardServer) -> None:

@@ -40,7 +40,7 @@ def test_every_file_of_a_run_folder(mpirun: str, tmp_path: Path) -> None:
     environ = {**os.environ, **YIELD, "DDL_OPTIONS": "-mode r -dump_iter 6"}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, cwd=ROOT, timeout=300)
     assert done.returncode == 3, done.stderr
-    files = {"plan.json", "binding.json", "ddl.jsonl", "metrics.jsonl", "outcome.json", "run.json"}
+    files = {"plan.json", "binding.json", "ddl.jsonl", "events.jsonl", "metrics.jsonl", "outcome.json", "run.json"}
     assert validate_run_folder(tmp_path / "run") == files
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["root"]["rank"] == 1
 

@@ -48,4 +48,5 @@ def validate_run_folder(folder: Path) -> set[str]:
 RUN_FILES = {
     "plan.json": "run-plan", "outcome.json": "run-outcome", "check.json": "run-check", "binding.json": "run-binding",
     "ddl.jsonl": "run-event", "metrics.jsonl": "run-metrics", "run.json": "run-start", "doctor.json": "doctor",
+    "events.jsonl": "event",
 }  # fmt: skip

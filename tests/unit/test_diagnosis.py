@@ -67,6 +67,11 @@ def test_a_slow_rank_is_named_and_the_others_are_not(cause: str) -> None:
 HEALTHY: dict[str, dict[str, Any]] = {
     "reads a checkpoint": {"anonymous": lambda number: 10**9 + number * 10**8, "input": 1e8},
     "starts": {"anonymous": lambda number: 10**9 + number * 10**8, "age": lambda number: 5.0 + number},
+    "imports": {
+        "anonymous": lambda number: 10**9 + number * 10**7,
+        "rss": lambda number: 10**9 + number * 2 * 10**7,
+    },
+    "fills a cache up to a bound": {"anonymous": lambda number: 10**9 + min(number, 6) * 10**8},
     "grows once": {"anonymous": lambda number: 10**9 + (number > 5) * 10**9},
     "grows slowly": {"anonymous": lambda number: 10**9 + number * 10**4},
     "writes a checkpoint": {"blocked": lambda number: int(number < 3), "cpu": 0.1},
@@ -80,6 +85,15 @@ HEALTHY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("work", HEALTHY)
 def test_a_healthy_rank_has_no_finding(work: str) -> None:
     assert findings_of(history_of([*ten(RANK, **HEALTHY[work]), *ten(HOST)])) == set()
+
+
+@pytest.mark.parametrize(("growing", "findings"), [("0123", set()), ("2", {("leak", "2")}), ("012", set())])
+def test_memory_that_grows_at_the_start_is_a_leak_only_where_it_does_not_in_others(
+    growing: str, findings: set[tuple[str, str]]
+) -> None:
+    changes = {"age": lambda number: 1.0 + number, "anonymous": lambda number: 10**8 + number * 10**7}
+    ranks = [sample for rank in "0123" for sample in ten(RANK, ranks=rank, **(changes if rank in growing else {}))[:8]]
+    assert findings_of(history_of([*ranks, *ten(HOST)[:8]])) == findings
 
 
 def test_few_samples_are_not_judged() -> None:

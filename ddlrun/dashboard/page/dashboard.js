@@ -2,6 +2,7 @@
 // The page of a run. What hosts and ranks have said reaches the document only as text, never as HTML.
 const MOST_POINTS = 600, MOST_LINES = 30, MOST_ROWS = 200, MOST_KEYS = 8, COLOURS = 5;
 const WIDTH = 480, HEIGHT = 200, LEFT = 80, BOTTOM = 26, TOP = 8;
+const NEAR_SECONDS = 60;
 const RETRY_MS = 2000, LOG_MS = 2000;
 const STATES = {R: "runs", S: "waits", D: "blocked", T: "stopped", t: "debugged", Z: "ended", I: "idle"};
 const METRICS = {
@@ -111,6 +112,7 @@ function show() {
   showHead();
   showPlacement(names, causes);
   showCharts(names);
+  showEvents();
   showRows(names, causes);
 }
 
@@ -181,7 +183,9 @@ function showCharts(names) {
 
 function chart(figure, title, unit, lines) {
   const points = lines.flatMap(([, samples]) => [samples[0], samples.at(-1)]);
-  const from = Math.min(...points.map((sample) => sample.time)), to = Math.max(...points.map((sample) => sample.time));
+  const [first, end] = [Math.min(...points.map((sample) => sample.time)), Math.max(...points.map((sample) => sample.time))];
+  const marks = latest.events.map((event, index) => [event, index + 1]).filter(([{time}]) => time > first - NEAR_SECONDS && time < end + NEAR_SECONDS);
+  const from = Math.min(first, ...marks.map(([{time}]) => time)), to = Math.max(end, ...marks.map(([{time}]) => time));
   const top = Math.max(unit === "%" ? 100 : 1000, ...lines.flatMap(([, samples, value]) => samples.map(value)));
   const x = (time) => LEFT + (WIDTH - LEFT - 4) * (to > from ? (time - from) / (to - from) : 1);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
@@ -202,10 +206,22 @@ function chart(figure, title, unit, lines) {
     line.append(draw("title", {}, name));
     svg.append(line);
   });
+  for (const [event, number] of marks) {
+    const mark = draw("g", {class: "mark"});
+    mark.append(
+      draw("title", {}, event.text), draw("line", {x1: x(event.time), x2: x(event.time), y1: TOP, y2: HEIGHT - BOTTOM}),
+      draw("text", {x: x(event.time) - 3, y: TOP + 12, "text-anchor": "end"}, String(number)),
+    );
+    svg.append(mark);
+  }
   const keys = make("ul", "", "keys");
   keys.append(...lines.slice(0, MOST_KEYS).map(([name], index) => make("li", name, `s${index % COLOURS}`)));
   if (lines.length > MOST_KEYS) keys.append(make("span", `and ${lines.length - MOST_KEYS} more`));
   figure.replaceChildren(make("h3", title), svg, lines.length ? keys : make("p", "no samples", "dim"));
+}
+
+function showEvents() {
+  byId("events").replaceChildren(...latest.events.map(({time, text}) => make("li", `${new Date(1000 * time).toLocaleTimeString()}: ${text}`)));
 }
 
 function showRows(names, causes) {
