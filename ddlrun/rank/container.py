@@ -61,17 +61,17 @@ class Container:
         start = ["sh", "-c", CHANGE_FOLDER, "sh", self.folder] if self.runtime == "enroot" else []
         return [self.program, *words, *start, *program]
 
-    def remove(self) -> bool:
-        """Start the removal of what a killed runtime may have left; return False if that is nothing."""
+    def remove(self) -> int:
+        """Start the removal of what a killed runtime may have left; return the process, 0 if there is none."""
         if self.runtime not in REMOVED:
-            return False
+            return 0
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         words = [self.program, "rm", "--force", self.name]
+        environment = {name: value for name, value in os.environ.items() if name != "DDLRUN_RUN"}  # see kill_run
         try:
-            os.posix_spawn(self.program, words, os.environ, file_actions=null, setsigmask=())
+            return os.posix_spawn(self.program, words, environment, file_actions=null, setsigmask=())
         except OSError:
-            return False
-        return True
+            return 0
 
     def pass_on(self, link: int) -> None:
         """Give a descriptor that the program inherits the number under which the container has it."""
@@ -90,9 +90,10 @@ def _podman(container: Container) -> list[str]:
     users = [] if os.geteuid() == 0 else ["--userns=keep-id"]
     gpus = ["--device=nvidia.com/gpu=all"] if _has_nvidia() else []
     links = ["--preserve-fds=1"] if "PMI_FD" in os.environ else []
+    stop = "--stop-timeout=0"  # the removal of a container waits for that time before it sends SIGKILL
     folder = os.path.isdir(container.image)
     image = ["--rootfs", f"{container.image}:O"] if folder else [container.image]  # O: a layer keeps it as it is
-    return [*_oci_words(container), *users, *gpus, *links, *container.extra, *image]
+    return [*_oci_words(container), stop, *users, *gpus, *links, *container.extra, *image]
 
 
 def _docker(container: Container) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ddlrun.rank.bare_signal import signal
@@ -10,6 +11,8 @@ from ddlrun.rank.processes import find_signal_targets, list_descendants, send_si
 # What the program leaves behind may run on for this long, and for as long again after a SIGTERM.
 STRAY_SECONDS = 1.0
 KILL_INTERVAL = 0.2
+# The runtime of a container has this long to end the container's processes itself.
+REMOVAL_SECONDS = 30.0
 
 
 class Escalation:
@@ -18,6 +21,8 @@ class Escalation:
     def __init__(self) -> None:
         self._term_at = self._kill_at = float("inf")
         self._terminated: list[int] = []
+        self._remover = 0
+        self._held_until = 0.0
         self.last_order = 0.0
         """The latest time until which an order allows processes to live."""
 
@@ -43,17 +48,30 @@ class Escalation:
             self._term_at = now + STRAY_SECONDS
             self._kill_at = now + 2 * STRAY_SECONDS
 
-    def stop(self) -> None:
-        """Send no more signals, unless a new order comes."""
-        self._term_at = self._kill_at = float("inf")
-        self.last_order = time.monotonic()
+    def hold(self, remover: int) -> None:
+        """Send no signals while a process removes a container: what it leaves halfway stays.
+
+        Args:
+            remover: The process, 0 if there is none.
+        """
+        if remover:
+            self._remover = remover
+            self._held_until = self.last_order = time.monotonic() + REMOVAL_SECONDS
+
+    def _is_held(self, now: float) -> bool:
+        if self._remover and (now >= self._held_until or not os.path.exists(f"/proc/{self._remover}")):
+            self._remover = 0
+            self.last_order = now
+        return self._remover != 0
 
     def deadline(self) -> float:
         """Return the time of the next signal, infinity if none is due."""
-        return min(self._term_at, self._kill_at)
+        return self._held_until if self._remover else min(self._term_at, self._kill_at)
 
     def signal_due(self, now: float) -> None:
         """Send the signals whose time has come to all descendants; SIGKILL is repeated while any live."""
+        if self._is_held(now):
+            return
         if now >= self._term_at:
             self._term_at = float("inf")
             for pid in list_descendants():

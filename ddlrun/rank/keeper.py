@@ -33,6 +33,7 @@ from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ddlrun.rank.container import Container
     from ddlrun.rank.examination import Examination
     from ddlrun.rank.program import Program
     from ddlrun.rank.program_input import ProgramInput
@@ -83,7 +84,6 @@ class Keeper:
         self._warnings = ReceivedWarnings()
         self._reason = ""
         self._orders = settings.orders
-        self._container = settings.container
         self._usage: UsageReporter | None = None
         self._examination: Examination | None = None
 
@@ -151,20 +151,21 @@ class Keeper:
 
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():
-            return not self._removes_container() and not self._awaits_orders()
+            return not self._awaits_orders()
         overdue = max(self._program.ended_at, self._escalation.last_order) + UNKILLABLE_SECONDS
         if time.monotonic() <= overdue:
             return False
         self.send(protocol.NOTE, f"{self._settings.label}: cannot end processes {list_descendants()}")
         return True
 
-    def _removes_container(self) -> bool:
-        """Start to remove the container of a program that has failed; return False from the second call on."""
-        container, self._container = self._container, None
-        if container is None or self._program.status == 0 or self._program.guard is None or not container.remove():
-            return False
-        self._escalation.stop()
-        return True
+    def _remove_container(self, container: Container) -> None:
+        """Start the removal of the container of a program that has failed or was to end, unless there is none.
+
+        Podman exits with 0 if SIGTERM comes while it creates a container, and leaves the container there.
+        """
+        ended_well = self._program.status == 0 and not self._ordered
+        if self._program.guard is not None and not ended_well:
+            self._escalation.hold(container.remove())
 
     def _awaits_orders(self) -> bool:
         """Return True while the agent may still report that the program, which has failed, has called MPI_Abort."""
@@ -293,6 +294,8 @@ class Keeper:
         self._stop_examination()
         self._ordered = self._state == State.TERMINATING
         self._escalation.clear_strays(self._program.ended_at, ordered=self._ordered)
+        if self._settings.container is not None:
+            self._remove_container(self._settings.container)
         self._state = State.DRAINING
         self._usage = None
 

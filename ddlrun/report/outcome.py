@@ -205,9 +205,9 @@ def find_hint(text: str, hints: tuple[tuple[str, str], ...]) -> str | None:
 def render_others(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each way in which ranks other than the root have ended."""
     others = [end for end in outcome.ends if end is not outcome.root]
-    early = [end for end in others if end.exit_code == 0]
+    early = [end for end in others if end.exit_code == 0 and not end.ordered]
     later = [end for end in others if end.exit_code and not end.ordered]
-    ended = [end for end in others if end.exit_code and end.ordered]
+    ended = [end for end in others if end.ordered]
     yield from _later_failures(later, outcome.root)
     if early:
         yield f"  ended with exit code 0 before: {_ranks(early)}"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from ddlrun.rank.binding import parse_binding
@@ -100,15 +101,23 @@ def test_ranks_in_containers(containers: Containers, runtime: str, code: int) ->
         assert f"{rank} {sorted(planned.cpus)} {containers.folder} True" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("runtime", PROGRAMS)
-def test_a_killed_launch_leaves_nothing(containers: Containers, runtime: str) -> None:
+def find_guard(run_id: str) -> psutil.Process:
+    """Return the guard of rank 0, whose program is Podman."""
+    name = f"--name=ddlrun-{run_id}-0"
+    processes = psutil.process_iter(["name", "cmdline"])
+    (program,) = [each for each in processes if each.info["name"] == "podman" and name in each.info["cmdline"]]
+    return program.parents()[0]
+
+
+@pytest.mark.parametrize(("runtime", "victim"), [*((runtime, "ddlrun") for runtime in PROGRAMS), ("podman", "guard")])
+def test_a_kill_leaves_nothing(containers: Containers, runtime: str, victim: str) -> None:
     require(runtime)
     before = mounts()
     output = containers.folder / "output"
     with output.open("w") as file, started(containers.line(runtime, OWN, "rank.py", "wait"), stdout=file) as launch:
         wait_until(lambda: output.read_text().count("True\n") == 2, output.read_text)
         run_id = json.loads((containers.folder / "run/plan.json").read_text())["run_id"]
-        launch.kill()
+        (launch if victim == "ddlrun" else find_guard(run_id)).kill()
     wait_until(lambda: not listed(str(containers.folder)), lambda: listed(str(containers.folder)))
     wait_until(lambda: mounts() == before, mounts)
     assert runtime != "podman" or not podman_containers(run_id)
