@@ -9,8 +9,9 @@ PYTEST = r"^(?:(?P<failed>\d+) failed, )?(?P<passed>\d+) passed"
 UNITTEST = r"Ran (?P<ran>\d+) tests? in [\s\S]*?^OK(?: \(skipped=(?P<skipped>\d+)\))?$"
 # The end of a result whose failures plain mpirun shows, too.
 AS_MPIRUN = ", as with mpirun"
-# A test that failed, as pytest's summary and unittest name it.
-FAILURE = r"^(?:FAILED |ERROR |FAIL: |ERROR: )(\S+\.py\S*|\S+ \(\S+\))"
+# A test that failed, as pytest's summary and unittest name it; not a file that cannot be imported, as its tests did not
+# run.
+FAILURE = r"^(?:FAILED |ERROR |FAIL: |ERROR: )(\S+\.py::\S+|\S+ \((?!unittest\.loader\.)\S+\))"
 # What launchers write before the lines of a rank: ddlrun's [0@host], Open MPI's [1,0]<stdout>:
 RANK = r"(?m)^\[\d+(?:@[\w.-]+\] ?|,\d+\]<std\w+>: ?)"
 
