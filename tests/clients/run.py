@@ -124,7 +124,8 @@ def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = 
         folder: An empty folder.
         hosts: Two hosts, of which the first runs the command; None: this host.
     """
-    mpirun = shutil.which(MPIRUNS[column.major])
+    major = suite.own_major if column.launcher == "own" else column.major
+    mpirun = shutil.which(MPIRUNS[major])
     assert mpirun is not None
     ours = [str(PYTHON), "-m", "ddlrun", "launch", *LAUNCH.split(), "--mpirun", mpirun]
     plain = column.launcher != "ddlrun"
@@ -135,7 +136,7 @@ def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = 
     environ = {
         **os.environ, **environment(suite, find_mpi_library(mpirun) or ""), **(OVERSUBSCRIBED if plain else {}),
         # Or a process without mpirun aborts.
-        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if column.major == 4 else {}),
+        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if major == 4 else {}),
         "PATH": path, "XDG_STATE_HOME": str(folder),
     }  # fmt: skip
     argv = ["timeout", "--kill-after=30", str(SECONDS), *shlex.split(command)]

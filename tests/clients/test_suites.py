@@ -52,7 +52,8 @@ def test_only_failures_that_mpirun_shows_too_are_excused(
 
 def test_failures_are_named_as_pytest_and_unittest_print_them() -> None:
     output = (
-        "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py::test_y\n[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
+        "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py::test_y\n"
+        "[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
     )
     result = Suite("x", "1", "x").result(output, 1)
     assert result == Result("3 failed", frozenset({"a.py::test_x[1-2]", "b.py::test_y", "testA (t.A.testA)"}))
