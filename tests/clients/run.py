@@ -95,9 +95,12 @@ def write_stand_ins(folder: Path, launcher: list[str]) -> None:
 
 
 def places_of(*, hosts: bool, folder: Path) -> dict[str, str]:
-    """Return what stands for the names in braces of a command: for one host or two, and a folder for results."""
+    """Return what stands for the names in braces of a command: for one host or two, and a folder for results.
+
+    Programs have the path of Python: mpirun 4.1 puts its own folder first in PATH, and here it has another Python.
+    """
     places = {"hosts": "-H h1,h2", "local": "1", "nodes": "2"} if hosts else {"hosts": "", "local": "2", "nodes": "1"}
-    return {**places, "folder": str(folder), "debian": str(DEBIAN), "programs": str(PROGRAMS)}
+    return {**places, "python": str(PYTHON), "folder": str(folder), "debian": str(DEBIAN), "programs": str(PROGRAMS)}
 
 
 def environment(suite: Suite, library: str) -> dict[str, str]:
