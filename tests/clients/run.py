@@ -95,9 +95,12 @@ def write_stand_ins(folder: Path, launcher: list[str]) -> None:
 
 
 def places_of(*, hosts: bool, folder: Path) -> dict[str, str]:
-    """Return what stands for the names in braces of a command: for one host or two, and a folder for results."""
+    """Return what stands for the names in braces of a command: for one host or two, and a folder for results.
+
+    Programs have the path of Python: mpirun 4.1 puts its own folder first in PATH, and here it has another Python.
+    """
     places = {"hosts": "-H h1,h2", "local": "1", "nodes": "2"} if hosts else {"hosts": "", "local": "2", "nodes": "1"}
-    return {**places, "folder": str(folder), "debian": str(DEBIAN), "programs": str(PROGRAMS)}
+    return {**places, "python": str(PYTHON), "folder": str(folder), "debian": str(DEBIAN), "programs": str(PROGRAMS)}
 
 
 def environment(suite: Suite, library: str) -> dict[str, str]:
@@ -124,7 +127,8 @@ def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = 
         folder: An empty folder.
         hosts: Two hosts, of which the first runs the command; None: this host.
     """
-    mpirun = shutil.which(MPIRUNS[column.major])
+    major = suite.own_major if column.launcher == "own" else column.major
+    mpirun = shutil.which(MPIRUNS[major])
     assert mpirun is not None
     ours = [str(PYTHON), "-m", "ddlrun", "launch", *LAUNCH.split(), "--mpirun", mpirun]
     plain = column.launcher != "ddlrun"
@@ -135,7 +139,7 @@ def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = 
     environ = {
         **os.environ, **environment(suite, find_mpi_library(mpirun) or ""), **(OVERSUBSCRIBED if plain else {}),
         # Or a process without mpirun aborts.
-        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if column.major == 4 else {}),
+        **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if major == 4 else {}),
         "PATH": path, "XDG_STATE_HOME": str(folder),
     }  # fmt: skip
     argv = ["timeout", "--kill-after=30", str(SECONDS), *shlex.split(command)]

@@ -9,8 +9,9 @@ PYTEST = r"^(?:(?P<failed>\d+) failed, )?(?P<passed>\d+) passed"
 UNITTEST = r"Ran (?P<ran>\d+) tests? in [\s\S]*?^OK(?: \(skipped=(?P<skipped>\d+)\))?$"
 # The end of a result whose failures plain mpirun shows, too.
 AS_MPIRUN = ", as with mpirun"
-# A test that failed, as pytest's summary and unittest name it.
-FAILURE = r"^(?:FAILED |ERROR |FAIL: |ERROR: )(\S+\.py\S*|\S+ \(\S+\))"
+# A test that failed, as pytest's summary and unittest name it; not a file that cannot be imported, as its tests did not
+# run.
+FAILURE = r"^(?:FAILED |ERROR |FAIL: |ERROR: )(\S+\.py::\S+|\S+ \((?!unittest\.loader\.)\S+\))"
 # What launchers write before the lines of a rank: ddlrun's [0@host], Open MPI's [1,0]<stdout>:
 RANK = r"(?m)^\[\d+(?:@[\w.-]+\] ?|,\d+\]<std\w+>: ?)"
 
@@ -42,6 +43,8 @@ class Suite(NamedTuple):
     pattern: str = PYTEST
     own: str = ""
     """The same with the project's own launcher; empty: it is mpiexec, too."""
+    own_major: int = 5
+    """The major version of Open MPI for the project's own launcher."""
     also: str = ""
     """What else the suite needs: requirements for pip, or packages of Debian."""
     folder: str = ""
@@ -120,10 +123,10 @@ done; echo $passed passed"""
 # A matrix of 1000 rows on 2x2 ranks.
 HPCC = """cd {folder} && cp {debian}/usr/share/doc/hpcc/examples/_hpccinf.txt hpccinf.txt &&
 mpiexec {hosts} -n 4 hpcc && cat hpccoutf.txt"""
-PYTEST_COMMAND = "python -m pytest -q"
+PYTEST_COMMAND = "{python} -m pytest -q"
 # Horovod as it is installed, and not the one of its repository, which is not built. Its ranks are not bound, as under
 # horovodrun: two of their threads wait by sched_yield, and on one busy core each holds up the other.
-TEST_TORCH = "python -P -m pytest -q test/parallel/test_torch.py"
+TEST_TORCH = "{python} -P -m pytest -q test/parallel/test_torch.py"
 TRAINER = (
     "lightning_cli.py fit --trainer.accelerator cpu --trainer.strategy ddp --trainer.max_epochs 1 "
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 2 "
@@ -133,27 +136,27 @@ TRAINER = (
 SUITES = {
     "mpi-pytest": Suite("mpi-pytest", "2026.0", f"{PYTEST_COMMAND} tests", folder="mpi_pytest-2026.0"),
     "mpi4py, demo/test-run": Suite(
-        "mpi4py", "4.1.2", "env MPIEXEC=mpiexec python demo/test-run/test_run.py", UNITTEST, folder="mpi4py-4.1.2"
+        "mpi4py", "4.1.2", "env MPIEXEC=mpiexec {python} demo/test-run/test_run.py", UNITTEST, folder="mpi4py-4.1.2"
     ),
     "mpi4py, test": Suite(
-        "mpi4py", "4.1.2", "mpiexec {hosts} -n 2 python test/main.py -q -e spawn -e util_pool -e dynproc", UNITTEST,
+        "mpi4py", "4.1.2", "mpiexec {hosts} -n 2 {python} test/main.py -q -e spawn -e util_pool -e dynproc", UNITTEST,
         folder="mpi4py-4.1.2", quick=False,
     ),
     "mpi4py, test, spawned ranks": Suite(
         "mpi4py", "4.1.2",
-        "env DDLRUN_SPAWN_SLOTS=8 mpiexec -n 2 python test/main.py -q -i spawn -i util_pool -i dynproc", UNITTEST,
+        "env DDLRUN_SPAWN_SLOTS=8 mpiexec -n 2 {python} test/main.py -q -i spawn -i util_pool -i dynproc", UNITTEST,
         folder="mpi4py-4.1.2", quick=False,
     ),
     "dask-mpi": Suite(
         "dask-mpi", "2026.3.0", f"{PYTEST_COMMAND} test_execute.py test_initialize.py", package="dask_mpi/tests"
     ),
     "accelerate, test_script": Suite(
-        "accelerate", "1.15.0", "mpiexec {hosts} -n 2 --env ACCELERATE_USE_CPU=true python test_script.py", "",
+        "accelerate", "1.15.0", "mpiexec {hosts} -n 2 -x ACCELERATE_USE_CPU=true {python} test_script.py", "",
         own="accelerate launch --cpu --num_processes 2 test_script.py", package="accelerate/test_utils/scripts",
     ),
     "Horovod, test_torch": Suite(
         "horovod", "0.28.1", f"env DDLRUN_BIND=none mpiexec {{hosts}} -n 2 {TEST_TORCH}", quick=False,
-        own=f"horovodrun -np 2 {TEST_TORCH}",
+        own=f"horovodrun -np 2 {TEST_TORCH}", own_major=4,  # to 5.0, it passes options that 5.0 does not have
         repository="https://github.com/horovod/horovod", also="mock==5.2.0",
     ),
     "heat, test_communication": Suite(
@@ -162,20 +165,20 @@ SUITES = {
         repository="https://github.com/helmholtz-analytics/heat",
     ),
     "Lightning, LightningCLI": Suite(
-        "lightning", "2.6.6", f"mpiexec {{hosts}} -n 2 python {TRAINER}", "`max_epochs=1` reached",
-        own=f"python {TRAINER}", also="jsonargparse[signatures]==4.53.0", quick=False,
+        "lightning", "2.6.6", f"mpiexec {{hosts}} -n 2 {{python}} {TRAINER}", "`max_epochs=1` reached",
+        own=f"{{python}} {TRAINER}", also="jsonargparse[signatures]==4.53.0", quick=False,
     ),
     "Transformers, Trainer": Suite(
-        "transformers", "5.23.0", "mpiexec {hosts} -n 2 python transformers_trainer.py 2 {folder}", "trained",
-        own="python -m torch.distributed.run --nproc-per-node 2 transformers_trainer.py 2 {folder}", quick=False,
+        "transformers", "5.23.0", "mpiexec {hosts} -n 2 {python} transformers_trainer.py 2 {folder}", "trained",
+        own="{python} -m torch.distributed.run --nproc-per-node 2 transformers_trainer.py 2 {folder}", quick=False,
     ),
     "DeepSpeed, ZeRO": Suite(
-        "deepspeed", "0.19.8", "mpiexec {hosts} -n 2 python deepspeed_zero.py", "trained by 2",
+        "deepspeed", "0.19.8", "mpiexec {hosts} -n 2 {python} deepspeed_zero.py", "trained by 2",
         own="deepspeed --num_accelerators 2 deepspeed_zero.py", quick=False,
     ),
     "JAX, distributed": Suite(
-        "jax", "0.10.2", "mpiexec {hosts} -n 2 python jax_processes.py", "gathered from 2",
-        own="mpiexec -n 2 python jax_processes.py mpi4py", quick=False,
+        "jax", "0.10.2", "mpiexec {hosts} -n 2 {python} jax_processes.py", "gathered from 2",
+        own="mpiexec -n 2 {python} jax_processes.py mpi4py", quick=False,
     ),
     "LAMMPS, examples": Suite(
         "lammps", "20220106", f"sh -c '{LAMMPS}'", debian=True, quick=False,

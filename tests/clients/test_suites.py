@@ -22,6 +22,8 @@ from tests.support import needs
         (UNITTEST, "[0@h1] Ran 9 tests in 3s\n[1@h1] Ran 9 tests in 3s\n\n\n[0@h1] OK (skipped=2)\n", 0, "7 passed"),
         (PYTEST, "[1,0]<stdout>:15 passed, 2 skipped in 7.47s\n[1@h1] 15 passed in 7s\n", 0, "15 passed"),
         (UNITTEST, "Ran 19 tests in 30.1s\n\nFAILED (errors=1)\n", 1, "exit code 1"),
+        (PYTEST, "ERROR a.py\n1 error in 4.47s\n", 2, "exit code 2"),
+        (UNITTEST, "ERROR: a (unittest.loader._FailedTest.a)\nFAILED (errors=1)\n", 1, "exit code 1"),
         (UNITTEST, "[0@h1] ERROR: testIO (test_io.TestIO.testIO)\nRan 9 tests in 3s\n\nOK\n", 1, "1 failed"),
         ("", "", 0, "passed"),
     ],
@@ -50,10 +52,11 @@ def test_only_failures_that_mpirun_shows_too_are_excused(
 
 def test_failures_are_named_as_pytest_and_unittest_print_them() -> None:
     output = (
-        "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py\n[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
+        "FAILED a.py::test_x[1-2] - assert 0\nERROR b.py::test_y\n"
+        "[1,0]<stderr>:FAIL: testA (t.A.testA)\nFAILED (errors=1)\n"
     )
     result = Suite("x", "1", "x").result(output, 1)
-    assert result == Result("3 failed", frozenset({"a.py::test_x[1-2]", "b.py", "testA (t.A.testA)"}))
+    assert result == Result("3 failed", frozenset({"a.py::test_x[1-2]", "b.py::test_y", "testA (t.A.testA)"}))
 
 
 # Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.
