@@ -2,9 +2,9 @@
 
     mpirun -n 12 python -m mpi4py allreduce_ranks.py [--quick] [--bits] [SHAPE...]
 
---quick takes each mode in one of the two rank orders, and in the other one for every other shape. --bits takes the modes
-whose sums do not depend on MPI or on measured times, and prints a checksum of all results. Rank 0 prints the errors and
-the number of results that were checked.
+--quick takes each mode in one of the two rank orders, and in the other one for every other shape. --bits takes the
+modes whose sums do not depend on MPI or on measured times, and prints a checksum of all results. Rank 0 prints the
+errors and the number of results that were checked.
 """
 
 import itertools
