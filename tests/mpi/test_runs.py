@@ -44,7 +44,8 @@ def test_an_earlier_run(mpirun: str, tmp_path: Path, state: Path) -> None:
     line = launch_line(mpirun, tmp_path, "--overload")
     failed = run(line, "-np", "2", "--no-tag-output", "sh", "-c", PRINT, "sh")
     assert failed.returncode == 1
-    assert validate_run_folder(tmp_path / "run") == {"plan.json", "binding.json", "outcome.json", "run.json"}
+    names = ("plan.json", "binding.json", "events.jsonl", "outcome.json", "run.json")
+    assert validate_run_folder(tmp_path / "run") == {*names}
     (first,) = list_runs()
     name = str(first["run"])
     assert f"\nrun: {name}\n" in failed.stderr
