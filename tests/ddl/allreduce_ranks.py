@@ -170,7 +170,7 @@ def run(comm: Communicator, shape: str, *, quick: bool, last: bool) -> Checks:
     checks = Checks()
     orders = ("host", "ddl")
     modes = FIXED_MODES if "--bits" in sys.argv else [mode for mode in MODES if mode != "m" or is_mpi(comm)]
-    in_turn = zip(itertools.cycle(orders if SHAPES.index(shape) % 2 else orders[::-1]), modes)
+    in_turn = zip(itertools.cycle(orders[::-1] if shape in SHAPES[::2] else orders), modes)
     for order, mode in in_turn if quick else itertools.product(orders, modes):
         os.environ["DDLRUN_RANK_ORDER"] = order
         tunings = ["chunk=1K,flat=0,bucket=2K", *(["chunk=64K,flat=64K"] if mode == "p" else [])]
