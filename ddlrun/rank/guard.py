@@ -110,9 +110,9 @@ def _stay(program: int, link: _socket.socket, settings: KeeperSettings) -> NoRet
         close_files(signals.fd, signals.wake_fd, link.fileno())
         daemon = open_daemon(settings.parent) if settings.local_rank == 0 else None
         if _outlives_keeper(program, link, signals):
+            _remove_container(settings)  # a runtime that is killed leaves its container behind
             _kill_descendants()
-            if settings.container is not None and settings.container.remove():
-                _wait_for_children()
+            _remove_container(settings)
             if daemon is not None:
                 inherit_daemon(daemon, settings.grace)
     finally:
@@ -148,11 +148,14 @@ def _reap_children(program: int, link: _socket.socket) -> bool:
                 continue
 
 
-def _wait_for_children() -> None:
+def _remove_container(settings: KeeperSettings) -> None:
+    """Remove the container of the program, unless there is none."""
+    remover = settings.container.remove() if settings.container is not None else NO_PROCESS
     until = time.monotonic() + UNKILLABLE_SECONDS
-    while has_children() and time.monotonic() < until:
+    while remover and time.monotonic() < until:
         try:
-            os.waitpid(-1, os.WNOHANG)
+            if os.waitpid(remover, os.WNOHANG)[0]:
+                return
         except ChildProcessError:
             return
         time.sleep(KILL_INTERVAL)

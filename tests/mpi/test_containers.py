@@ -101,15 +101,18 @@ def test_ranks_in_containers(containers: Containers, runtime: str, code: int) ->
         assert f"{rank} {sorted(planned.cpus)} {containers.folder} True" in done.stdout, done.stdout
 
 
-def find_guard(run_id: str) -> psutil.Process:
-    """Return the guard of rank 0, whose program is Podman."""
+def find_process(run_id: str, victim: str) -> psutil.Process:
+    """Return the guard or the keeper of rank 0, whose program is Podman."""
     name = f"--name=ddlrun-{run_id}-0"
     processes = psutil.process_iter(["name", "cmdline"])
     (program,) = [each for each in processes if each.info["name"] == "podman" and name in each.info["cmdline"]]
-    return program.parents()[0]
+    return program.parents()[("guard", "keeper").index(victim)]
 
 
-@pytest.mark.parametrize(("runtime", "victim"), [*((runtime, "ddlrun") for runtime in PROGRAMS), ("podman", "guard")])
+@pytest.mark.parametrize(
+    ("runtime", "victim"),
+    [*((runtime, "ddlrun") for runtime in PROGRAMS), ("podman", "guard"), ("podman", "keeper")],
+)
 def test_a_kill_leaves_nothing(containers: Containers, runtime: str, victim: str) -> None:
     require(runtime)
     before = mounts()
@@ -117,7 +120,7 @@ def test_a_kill_leaves_nothing(containers: Containers, runtime: str, victim: str
     with output.open("w") as file, started(containers.line(runtime, OWN, "rank.py", "wait"), stdout=file) as launch:
         wait_until(lambda: output.read_text().count("True\n") == 2, output.read_text)
         run_id = json.loads((containers.folder / "run/plan.json").read_text())["run_id"]
-        (launch if victim == "ddlrun" else find_guard(run_id)).kill()
+        (launch if victim == "ddlrun" else find_process(run_id, victim)).kill()
     wait_until(lambda: not listed(str(containers.folder)), lambda: listed(str(containers.folder)))
     wait_until(lambda: mounts() == before, mounts)
     assert runtime != "podman" or not podman_containers(run_id)
