@@ -22,7 +22,7 @@ class RunEvent(TypedDict):
     """An event that the charts mark."""
 
     time: float
-    kind: str
+    """Seconds since the epoch."""
     text: str
 
 
@@ -46,28 +46,28 @@ def read_events(path: str) -> list[RunEvent]:
     with suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
         for line in file:
-            with suppress(ValueError, KeyError, TypeError):  # the rest of a line
+            with suppress(ValueError, KeyError, TypeError):  # the first line may have lost its beginning
                 record = json.loads(line)
-                kind, text = describe_event(record)
-                if kind:
-                    events.append({"time": float(record["time"]), "kind": kind, "text": text})
+                text = describe_event(record)
+                if text:
+                    events.append({"time": float(record["time"]), "text": text})
     return events[-MOST_EVENTS:]
 
 
-def describe_event(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the kind of an event and its text; empty strings where it has no mark."""
+def describe_event(record: Mapping[str, Any]) -> str:
+    """Return the text of an event; an empty one where charts have no mark for it."""
     attempt = re.search(RESTART, record["run_dir"])
     if record["event"] == "start" and attempt:
-        return "restart", f"restart {attempt[1]}"
+        return f"restart {attempt[1]}"
     if record["event"] == "stall":
-        return "stall", f"stall: {record['verdict']['text']}"
+        return f"stall: {record['verdict']['text']}"
     if record["event"] != "end" or record["state"] != "failed":
-        return "", ""
+        return ""
     if record["lost_hosts"]:
-        return "lost host", f"lost {', '.join(record['lost_hosts'])}"
+        return f"lost {', '.join(record['lost_hosts'])}"
     if record["failed_rank"] is not None:
-        return "failure", f"rank {record['failed_rank']} failed, exit code {record['exit_code']}"
-    return "failure", f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
+        return f"rank {record['failed_rank']} failed, exit code {record['exit_code']}"
+    return f"failed: {record['reason'] or 'exit code ' + str(record['exit_code'])}"
 
 
 def read_log(folder: str, rank: int, plan: str) -> str:

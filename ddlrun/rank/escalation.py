@@ -49,7 +49,7 @@ class Escalation:
             self._kill_at = now + 2 * STRAY_SECONDS
 
     def hold(self, remover: int) -> None:
-        """Send no signals while a process removes a container: what it leaves halfway stays.
+        """Send no signals while a process removes the container: killed, it would leave the container behind.
 
         Args:
             remover: The process, 0 if there is none.

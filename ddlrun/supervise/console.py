@@ -74,7 +74,7 @@ class Console:
         Args:
             stream: 0 for standard output, 1 for standard error.
             chunk: The output.
-            visible: Whether it is printed now. If not, the ranks' messages in it are, at the end.
+            visible: Whether to print it now. Otherwise only the messages of the ranks' MPI are printed, at the end.
         """
         self._mpirun_log.write(chunk)
         self._messages.add(chunk, printed=visible)
