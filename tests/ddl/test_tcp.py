@@ -36,10 +36,16 @@ FAULTS = ROOT / "tests" / "ddl" / "lost_ranks.py"
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a port that the kernel gives to no other program, until a server that shares addresses listens there."""
-    with socket.socket() as holder:
+    """Yield a port that the kernel gives to no other program, until a server that shares addresses listens there.
+
+    It is reserved on all addresses, on which torch's store listens.
+    """
+    dual_stack = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if dual_stack else socket.AF_INET) as holder:
+        if dual_stack:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
+        holder.bind(("", 0))
         yield holder.getsockname()[1]
 
 
@@ -50,7 +56,7 @@ def started_alone(ranks: int, *arguments: str, **environ: str) -> list[subproces
 
 
 def ends_of_ranks(ranks: int, *arguments: str, **environ: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run ranks that meet at MASTER_PORT, and return their ends in rank order."""
+    """Run ranks that meet at MASTER_PORT, and return their ends in rank order: those that hang are killed."""
     launched = ("OMPI_", "PMI", "RANK", "WORLD_SIZE", "TORCHELASTIC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
     env |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", **environ}
@@ -67,7 +73,12 @@ def ends_of_ranks(ranks: int, *arguments: str, **environ: str) -> list[subproces
     ends = []
     try:
         for process in processes:
-            out, errors = process.communicate(timeout=300)
+            try:
+                out, errors = process.communicate(timeout=300)
+            except subprocess.TimeoutExpired:
+                for late in processes:
+                    late.kill()
+                out, errors = process.communicate()
             ends.append(subprocess.CompletedProcess(process.args, process.returncode, out, errors))
     finally:
         for process in processes:
