@@ -12,8 +12,8 @@ from ddlrun.errors import PreflightError
 FIRST, LAST = 20000, 27999
 # POSIX sh that prints `@ports` and the local TCP ports in use from 0x4000 to 0x7FFF, in hexadecimal.
 SCRIPT = r"""
-echo "@ports $(sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /proc/net/tcp /proc/net/tcp6 2>/dev/null |
-  sort -u | tr '\n' ' ')"
+echo "@ports" $(
+  sed -n 's/^ *[0-9]*: [0-9A-F]*:\([4-7][0-9A-F]\{3\}\) .*/\1/p' /proc/net/tcp /proc/net/tcp6 2>/dev/null | sort -u)
 """
 
 

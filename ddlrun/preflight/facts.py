@@ -111,7 +111,7 @@ class HostFacts(NamedTuple):
     container: str = ""
     """"image" if it has the runtime and the image of the container, "runtime" if it has the runtime alone."""
     agent_python: str = ""
-    """The version of the Python that would run ddlrun's agent; empty if there is none, or it was not requested."""
+    """The version of the Python that would run ddlrun's agent; empty if there is none."""
 
 
 def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None) -> HostFacts:
@@ -132,11 +132,11 @@ def parse_facts(text: str, host: str, machines: dict[str, Machine] | None = None
         clock=_float(first.get("clock", "")),
         hostname=first.get("hostname", ""),
         addresses=parse_addresses(own_text),
-        names={words[0]: tuple(words[1:]) for words in map(str.split, records.get("name", ())) if words},
+        names={words[0]: tuple(sorted({*words[1:]})) for words in map(str.split, records.get("name", ())) if words},
         mpirun=first.get("mpirun"),
         daemon="daemon" in records,
         python=first.get("python"),
-        agent_python=first.get("agent", ""),
+        agent_python=first.get("agent", first.get("python", "")),
         packages={value.split(" ", 1)[0]: value.partition(" ")[2] for value in records.get("package", ())},
         folder="folder" in records,
         program=_program(first),

@@ -35,10 +35,10 @@ echo "@clock $(date +%s.%N)"
 own=$(uname -n)
 echo "@hostname $own"
 { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null &&
-  echo "@kernel $boot" $(for kind in net pid uts ipc; do readlink "/proc/self/ns/$kind"; done 2>/dev/null)
+  echo "@kernel $boot" $(
+    cd /proc/self/ns && ls -l net pid uts ipc 2>/dev/null | while read -r line; do echo "${line##* }"; done)
 limit=; ! command -v timeout >/dev/null 2>&1 || limit='timeout 8'
-resolve() { echo "@name $1 $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done | sort -u |
-  tr '\n' ' ')"; }
+resolve() { echo "@name $1" $($limit getent ahosts "$1" 2>/dev/null | while read -r ip _; do echo "$ip"; done); }
 if command -v getent >/dev/null 2>&1; then  # at the same time, as an unknown name takes seconds
   for name in "$own" $names; do resolve "$name" & done
 fi
@@ -48,19 +48,20 @@ fi
 [ ! -f "${mpirun%/*}/$daemon" ] || [ ! -x "${mpirun%/*}/$daemon" ] || echo "@daemon"
 if [ -x "$python" ]; then
   "$python" -I -c '
-import importlib.metadata as m, site, sys
-sys.path.append(site.getusersitepackages())
+import os, site, sys  # importlib.metadata takes four times as long as all of this
 print("@python", sys.version.split()[0])
-libraries = sys.argv.pop(1)
-for name in sys.argv[1:]:
-    try:
-        package = m.distribution(name)
-        print("@package", name, package.version, package.locate_file(""))
-        if name == "mpi4py":
-            parts = [part.read_bytes() for part in package.locate_file(name).glob("MPI*.so")]
-            print("@libraries", *(word for word in libraries.split() if any(word.encode() in part for part in parts)))
-    except m.PackageNotFoundError:
-        pass
+libraries, *packages = sys.argv[1:]
+for folder in (*sys.path, site.getusersitepackages()):
+    for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        name, _, version = os.path.splitext(entry)[0].partition("-")
+        if entry.endswith("-info") and name in packages:
+            packages.remove(name)
+            print("@package", name, version.partition("-py")[0], folder)
+            if name == "mpi4py":
+                inside = os.path.join(folder, name)
+                modules = (file for file in os.listdir(inside) if file.startswith("MPI") and file.endswith(".so"))
+                code = b"".join(open(os.path.join(inside, file), "rb").read() for file in modules)
+                print("@libraries", *(word for word in libraries.split() if word.encode() in code))
 ' "$libraries" $packages </dev/null 2>/dev/null
   [ -z "$encryption" ] || "$python" -I -S -c '
 import sys
@@ -71,9 +72,8 @@ AESGCM(X25519PrivateKey.generate().public_key().public_bytes_raw())
 print("@encryption")
 ' "$encryption" </dev/null 2>/dev/null
 fi
-agent=$python; [ -x "$agent" ] || agent=python3  # as the agent's own script does
-[ -z "$agents" ] ||
-  "$agent" -I -S -c 'import sys; print("@agent", sys.version.split()[0])' </dev/null 2>/dev/null
+[ -z "$agents" ] || [ -x "$python" ] ||  # the agent's own script takes python3 only then
+  python3 -I -S -c 'import sys; print("@agent", sys.version.split()[0])' </dev/null 2>/dev/null
 if [ -n "$runtime" ] && command -v "$runtime" >/dev/null 2>&1; then
   found=runtime
   ! (eval "${image:-true}") >/dev/null 2>&1 </dev/null || found=image
@@ -96,10 +96,9 @@ while [ -n "$logs" ] && [ ! -d "$logs" ]; do logs=${logs%/*}; done
 [ -z "$logs" ] || room logs "$logs"
 echo "@limit memlock $(ulimit -l 2>/dev/null)"
 echo "@limit files $(ulimit -n 2>/dev/null)"
-here=$(readlink /proc/self/ns/net)
 for environment in $(grep -lsaz '^DDLRUN_RUN=' /proc/[0-9]*/environ 2>/dev/null); do
   process=${environment%/environ}
-  [ -O "$process" ] && [ "$(readlink "$process/ns/net")" = "$here" ] || continue
+  [ -O "$process" ] && [ "$process/ns/net" -ef /proc/self/ns/net ] || continue
   run=$(tr '\0' '\n' <"$environment" | sed -n 's/^DDLRUN_RUN=//p')
   [ "$run" = "${DDLRUN_RUN-}" ] || [ -z "$run" ] ||
     echo "@left ${process##*/} ${run:--} $(tr '\0\n' '  ' <"$process/cmdline")"
