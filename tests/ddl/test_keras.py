@@ -1,4 +1,4 @@
-"""Keras 3 on torch with ddlrun.ddl, under mpirun of both versions of Open MPI."""
+"""Keras 3 on torch with ddlrun.ddl, under mpirun."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ needs.package("keras", module=True)
 pytestmark = pytest.mark.extra
 
 
-@pytest.mark.parametrize(("major", "ranks"), [(5, 2), (4, 3)], indirect=["major"])
-def test_all_ranks_fit_as_a_single_process(mpirun: str, ranks: int) -> None:
-    done = started(mpirun, ranks, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("major", [4], indirect=True)
+def test_all_ranks_fit_as_a_single_process(mpirun: str) -> None:
+    done = started(mpirun, 3, str(RANKS), KERAS_BACKEND="torch", OMP_NUM_THREADS="1")
     expected = "same True, as alone True, afterwards False, refused True"
     assert (done.returncode, done.stdout.strip()) == (0, expected), done.stdout + done.stderr

@@ -32,13 +32,13 @@ def started(mpirun: str, ranks: int, *arguments: str, **environ: str) -> subproc
     [
         (4, 4, "--quick 1x3x1 2x2x1"),
         (5, 6, "--quick 1x2x3"),
-        pytest.param(4, 12, "--quick", marks=pytest.mark.extra),
+        pytest.param(4, 8, "--quick 1x1x1 2x1x1 5x1x1 2x2x2", marks=pytest.mark.extra),
         pytest.param(5, 12, "--quick 3x2x2", marks=pytest.mark.extra),
     ],
     indirect=["major"],
 )
 def test_every_mode_dtype_operation_and_shape(mpirun: str, ranks: int, shapes: str) -> None:
-    """All shapes under one version of Open MPI: only the transport differs under the other."""
+    """Each version of Open MPI runs some of the shapes: only the transport differs."""
     done = started(mpirun, ranks, str(RANKS), *shapes.split())
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 

@@ -1,8 +1,8 @@
 """A rank of test_torch.py: training over all ranks compared with training alone, with every option.
 
-    mpirun -n 4 python -m mpi4py torch_ranks.py [CHECK ...]
+    mpirun -n 4 python -m mpi4py torch_ranks.py OPTIONS ...
 
-Every check runs on all ranks; each rank prints its errors.
+Every check runs on all ranks, once with each value of DDL_OPTIONS; each rank prints its errors.
 """
 
 import gc
@@ -30,7 +30,7 @@ from ddlrun.ddl.torch import (
 )
 from ddlrun.errors import InputError
 
-STEPS, EACH, SMALL = 20, 8, 512  # a bucket of 512 bytes: several of them in this model
+STEPS, EACH, SMALL = 8, 8, 512  # a bucket of 512 bytes: several of them in this model
 Losses = Callable[[int, nn.Module], torch.Tensor]
 
 
@@ -129,7 +129,7 @@ def check_training() -> Iterator[tuple[str, bool]]:
 
 def check_overlap() -> Iterator[tuple[str, bool]]:
     """In mode m a reduction is complete when `start` returns, so the gradients show that it began in backward."""
-    for overlap in (True, False) if os.environ.get("DDL_OPTIONS", "").startswith("-mode m") else ():
+    for overlap in (True, False) if os.environ["DDL_OPTIONS"].startswith("-mode m") else ():
         model = full()
         _optimizer = distribute(sgd(model), overlap=overlap)
         loss(model, batch(0, ddl.rank())).backward()
@@ -449,20 +449,22 @@ CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().i
 
 def main() -> None:
     torch.set_num_threads(1)
-    ddl.init()
-    init_process_group()
-    wrong = [
-        f"rank {ddl.rank()}: {name}: {case}"
-        for name in sys.argv[1:] or CHECKS
-        for case, right in CHECKS[name]()
-        if not right
-    ]
-    total = int(ddl.all_reduce(len(wrong)))
-    os.write(1, "".join(f"{line}\n" for line in wrong).encode())
-    ddl.barrier()
-    if ddl.rank() == 0:
-        print(f"{total} wrong", flush=True)
-    ddl.free()
+    for options in sys.argv[1:]:
+        os.environ["DDL_OPTIONS"] = options
+        ddl.init()
+        init_process_group()
+        wrong = [
+            f"rank {ddl.rank()}: {options}: {name}: {case}"
+            for name, check in CHECKS.items()
+            for case, right in check()
+            if not right
+        ]
+        total = int(ddl.all_reduce(len(wrong)))
+        os.write(1, "".join(f"{line}\n" for line in wrong).encode())
+        ddl.barrier()
+        if ddl.rank() == 0:
+            print(f"{total} wrong", flush=True)
+        ddl.free()
 
 
 if __name__ == "__main__":
