@@ -1,21 +1,30 @@
 """Traffic between pairs of ranks, directed by rank 0."""
 
 import ast
+import math
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ddlrun.measure.pair_rates import Pair
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 # Seconds before the measurement, in which shapers empty their buckets and TCP finds its rate; and seconds measured.
 LEAD, SECONDS = 0.1, 0.2
 # The duration of an exchange: short enough to keep pairs in step, long enough for its overhead not to count.
 EXCHANGE_SECONDS = 0.005
-SMALLEST, LARGEST = 1 << 15, 1 << 24
+SMALLEST, LARGEST = 1 << 14, 1 << 24
+# Exchanges under way: while a busy core lets a rank wait, the next one keeps the link busy.
+DEPTH = 2
+# Exchanges that are measured at least: those that arrived while a rank waited for a core count as one more.
+LEAST_EXCHANGES = 20
 PINGS = 8
 MOST_TRIES = 4
 # Below this rate, in bytes/s, a rank sleeps between two polls and leaves its core to others.
@@ -114,17 +123,25 @@ class Traffic:
         return min(times)
 
     def _exchange(self, peer: int, chunk: int) -> float:
-        """Return the bytes/s of chunks exchanged in step until one rank is done and clears the first byte."""
-        out, back = np.zeros(chunk, np.uint8), np.empty(chunk, np.uint8)
-        begin = now = mark = time.perf_counter()
-        count, going = -1, True
-        while going:
-            out[0] = count < 2 or now < begin + LEAD + SECONDS
-            self._await(self._comm.Irecv(back, peer), self._comm.Isend(out, peer))
+        """Return the bytes/s of chunks exchanged in step; the first byte is 0 when a rank is done."""
+        buffers = [(np.zeros(chunk, np.uint8), np.empty(chunk, np.uint8)) for _ in range(DEPTH)]
+        under_way: deque[tuple[NDArray[np.uint8], NDArray[np.uint8], list[MPI.Request]]] = deque()
+        count, going = 0, True
+        begin = mark = math.inf  # the first exchange has ended: both ranks are here; the measurement has begun
+        now = time.perf_counter()
+        while going or under_way:
+            while going and len(under_way) < DEPTH:
+                out, back = buffers[0]
+                buffers.reverse()
+                out[0] = count < LEAST_EXCHANGES or now < mark + SECONDS
+                under_way.append((out, back, [self._comm.Irecv(back, peer), self._comm.Isend(out, peer)]))
+            out, back, requests = under_way.popleft()
+            self._await(*requests)
             now = time.perf_counter()
-            if count >= 0:
+            begin = min(begin, now)
+            if mark < math.inf:
                 count += 1
             elif now >= begin + LEAD:
-                mark, count = now, 0
-            going = bool(out[0]) and bool(back[0])
-        return count * chunk / (now - mark) if count > 0 else chunk / (now - begin)
+                mark = now
+            going = going and bool(out[0] or back[0])
+        return count * chunk / (now - mark)
