@@ -41,8 +41,8 @@ class Cluster(HostGroup):
     """Hosts h1, h2, ... rack by rack, 10.77.RACK.PLACE/16, up inside `with`.
 
     `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. `nics` has the hosts
-    whose rate is another one, `rack_sizes` the hosts of each rack if these differ. With `ipv6` the hosts have IPv6
-    only: fd77::RACK:PLACE/64, racks counted from 1.
+    whose rate is another one, `bucket` is the size of the bursts that NICs let pass, `rack_sizes` the hosts of each
+    rack if these differ. With `ipv6` the hosts have IPv6 only: fd77::RACK:PLACE/64, racks counted from 1.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Cluster(HostGroup):
         uplink: str | None = None,
         nic: str | None = None,
         nics: Mapping[str, str] = MappingProxyType({}),
+        bucket: str = "512kb",
         rack_sizes: Sequence[int] = (),
         ipv6: bool = False,
     ) -> None:
@@ -60,7 +61,7 @@ class Cluster(HostGroup):
         self._rack_sizes = tuple(rack_sizes) or (hosts_per_rack,) * racks
         self._nics = dict(nics)
         self._ipv6 = ipv6
-        self._uplink, self._nic = uplink, nic
+        self._uplink, self._nic, self._bucket = uplink, nic, bucket
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def _remove(self) -> None:
@@ -202,8 +203,8 @@ class Cluster(HostGroup):
         links.limit(self.namespaces, SWITCH, uplinks, self._uplink, "128kb")
         for host in self.hosts:
             rate = self._nics.get(host.name, self._nic)
-            links.limit(self.namespaces, SWITCH, [host.name], rate, "512kb")
-            links.limit(self.namespaces, host.name, ["eth0"], rate, "512kb")
+            links.limit(self.namespaces, SWITCH, [host.name], rate, self._bucket)
+            links.limit(self.namespaces, host.name, ["eth0"], rate, self._bucket)
 
     def _write_files(self) -> None:
         keys = {name: self.folder / f"{name}.key" for name in ("user", *self._hosts)}

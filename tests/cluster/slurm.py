@@ -76,7 +76,7 @@ class SlurmCluster(SchedulerCluster):
         binds: bool = False,
     ) -> None:
         """Prepare the cluster; the command `around` starts each slurmd, and `link` is the rate of uplinks and NICs."""
-        super().__init__(hosts_per_rack, racks, uplink=link, nic=link)
+        super().__init__(hosts_per_rack, racks, link=link)
         self._around = around
         self._task = "affinity" if binds else "none"
         self._cores = f"Sockets=1 CoresPerSocket={os.cpu_count()}" if binds else "Sockets=2 CoresPerSocket=10"

@@ -41,13 +41,14 @@ def certain_racks(cluster: Cluster, argv: list[str], hostfile: Path) -> dict[str
     return result if result["certain"] else {}
 
 
-# Uplinks as fast as a NIC: a pair alone is as fast across racks as inside one.
-# The links are slow, so that busy cores do not slow the pairs down.
+# Uplinks as fast as a NIC: a pair alone is as fast across racks as inside one. The links are slow, so that busy cores
+# do not slow the pairs down, and their buckets small: to empty a large one takes a busy core longer than to measure.
 @pytest.mark.parametrize(
     ("per_rack", "racks", "major"), [(2, 2, 4), (2, 3, 5), (3, 2, 4), (4, 1, 5)], ids=["2x2", "2x3", "3x2", "flat"]
 )
 def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major: int, tmp_path: Path) -> None:
-    with Cluster(per_rack, racks, nic="10mbit", uplink="10mbit" if racks > 1 else None) as cluster:
+    uplink = "20mbit" if racks > 1 else None
+    with Cluster(per_rack, racks, nic="20mbit", uplink=uplink, bucket="32kb") as cluster:
         names = [host.name for host in cluster.hosts]
         random.Random(per_rack * racks).shuffle(names)  # noqa: S311 - a test's
         argv = [*DDLRUN, "racks", ",".join(names), "--mpirun", MPIRUNS[major], "--skip-checks"]
@@ -63,7 +64,7 @@ def test_racks_are_found_in_any_order_of_hosts(per_rack: int, racks: int, major:
 
 @pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 def test_racks_are_those_of_slurm(tmp_path: Path) -> None:
-    with slurm.SlurmCluster(2, 2, link="10mbit") as cluster:
+    with slurm.SlurmCluster(2, 2, link="20mbit") as cluster:
         script = f"until {shlex.join(DDLRUN)} racks --skip-checks --mpirun {MPIRUNS[4]}; do test $? = 1 || exit; done"
         job = cluster.submit(script, "-N4", f"--output={tmp_path}/out", cwd=ROOT)
         cluster.wait_for(job, "COMPLETED", timeout=300)
