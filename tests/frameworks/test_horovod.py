@@ -56,6 +56,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return [*csv.DictReader(path.read_text().splitlines())]
 
 
+@pytest.mark.openmpi(5)  # test_examples.py trains under both
 def test_the_example_trains(mpirun: str, tmp_path: Path) -> None:
     settings = ["--timeline-filename", "timeline.json", "--autotune", "--autotune-log-file", "tuned.csv"]
     settings += ["--autotune-warmup-samples", "0", "--autotune-steps-per-sample", "5"]
@@ -71,6 +72,7 @@ def test_the_example_trains(mpirun: str, tmp_path: Path) -> None:
     assert "has no effect" not in done.stderr
 
 
+@pytest.mark.openmpi(4)
 def test_horovod_follows_its_file(mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "horovod.yaml").write_text(SETTINGS)
     (tmp_path / "settings.py").write_text(SCRIPT)
