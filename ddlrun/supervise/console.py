@@ -18,7 +18,7 @@ from ddlrun.supervise.streams import OutputLog, OutputStream
 
 STATUS_SECONDS = 1.0
 TICK_SECONDS = 0.1
-# The interval at which a slow terminal or pipe is written to.
+# The interval at which a slow terminal is written to; epoll reports when a pipe takes more.
 FLUSH_SECONDS = 0.01
 DEFAULT_COLUMNS = 80
 # Lines of the process manager that are not printed: harmless ones of mpirun, about its ssh, now and then, and about
@@ -57,9 +57,9 @@ class Console:
         self._ticking = False
 
     @property
-    def waiting(self) -> bool:
-        """Whether output waits for a slow terminal or pipe."""
-        return any(stream.waiting for stream in self._streams)
+    def waiting(self) -> list[int]:
+        """The streams whose output waits for a slow terminal or pipe."""
+        return [stream.fd for stream in self._streams if stream.waiting]
 
     def tell(self, text: str) -> None:
         """Print a message of ddlrun's, in lines of its own."""
@@ -92,6 +92,7 @@ class Console:
         """
         if not reading or self.waiting:
             self.output.hold()
+            self._tick_at = now + TICK_SECONDS
         elif now >= self._tick_at:
             delay = self.output.tick()
             self._tick_at = now + (TICK_SECONDS if delay is None else max(TICK_SECONDS, delay))
@@ -144,7 +145,7 @@ class Console:
             self._streams[1].write(b"\n")
         until = time.monotonic() + seconds
         while self.waiting and time.monotonic() < until and not interrupted():
-            select.select([], [stream.fd for stream in self._streams if stream.waiting], [], 0.1)
+            select.select([], self.waiting, [], 0.1)
             self.flush()
         for sink in (*self._logs, self._mpirun_log, *self._streams):
             sink.close()

@@ -67,6 +67,7 @@ class Supervision:
             self._epoll.register(fd, select.EPOLLIN)
         try:
             while not self._is_over(time.monotonic()):
+                self._readers.await_room(self._console.waiting)
                 events = self._epoll.poll(self._seconds_to_deadline(time.monotonic()))
                 self.record.pause = self._heartbeat.explain_pause(time.monotonic())
                 for fd, event in events:
@@ -100,7 +101,7 @@ class Supervision:
             if self._reactions.input.event(fd):
                 self._on_signal(signal.SIGINT)
         elif fd not in self._mpirun.pipes:
-            if not (self._readers.lose(fd) or self._mpirun.ssh_clients.end(fd)):
+            if not (self._readers.on_event(fd, event) or self._mpirun.ssh_clients.end(fd)):
                 self._keepers.event(fd, event)
         elif not self._read_mpirun(fd) and event & select.EPOLLHUP:
             self._epoll.unregister(fd)

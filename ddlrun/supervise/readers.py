@@ -5,6 +5,7 @@ import select
 import signal
 import stat
 import time
+from collections.abc import Collection
 
 from ddlrun.supervise.root_cause import EndReason
 
@@ -20,15 +21,27 @@ class Readers:
         self._epoll = epoll
         self._gone: set[int] = set()
         self._all_gone_at = float("inf")
-        for fd in STREAMS:
-            if _has_reader(fd):
-                epoll.register(fd, 0)  # for EPOLLERR and EPOLLHUP, which are always reported
+        # The events that epoll reports, beside EPOLLERR and EPOLLHUP, which it always does.
+        self._events = {fd: 0 for fd in STREAMS if _has_reader(fd)}
+        for fd in self._events:
+            epoll.register(fd, 0)
 
-    def lose(self, fd: int) -> bool:
+    def await_room(self, full: Collection[int]) -> None:
+        """Let epoll report when the streams in `full` take more output."""
+        for fd, before in self._events.items():
+            wanted = select.EPOLLOUT if fd in full else 0
+            if wanted != before:
+                self._epoll.modify(fd, wanted)
+                self._events[fd] = wanted
+
+    def on_event(self, fd: int, event: int) -> bool:
         """Record an event of epoll; return False if it is not that of a stream."""
         if fd not in STREAMS:
             return False
+        if not event & ~select.EPOLLOUT:
+            return True
         self._epoll.unregister(fd)
+        del self._events[fd]
         self._gone.add(fd)
         if self._gone.issuperset(STREAMS):
             self._all_gone_at = time.monotonic()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import launch_line
@@ -40,7 +41,10 @@ def test_ranks_wait_for_a_slow_reader(mpirun: str, tmp_path: Path, heartbeat: in
         os.close(theirs)
         wait_for(lambda: not select.select([], [writer], [], 0)[1])  # the pipe is full
         os.close(writer)
-        time.sleep(35 if heartbeat == 30 else 0)
+        if heartbeat == 30:
+            before = sum(psutil.Process(piped.pid).cpu_times()[:2])
+            time.sleep(35)
+            assert sum(psutil.Process(piped.pid).cpu_times()[:2]) - before < 5  # ddlrun sleeps meanwhile
         out = pipe.read()
         text = read_all(ours, lambda: shown.poll() is not None)
     assert (piped.returncode, len(out.splitlines())) == (0, 600_002)
