@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.cluster import cluster, scheduler
 from tests.cluster.namespaces import ClusterError, program
 from tests.cluster.scheduler import SchedulerCluster
+from tests.support.waiting import pause
 
 SLOTS = 4
 MASTER, EXECUTOR, SUBMIT = "/usr/sbin/sge_qmaster", "/usr/sbin/sge_execd", "/usr/bin/qsub"
@@ -147,11 +148,11 @@ class GridEngineCluster(SchedulerCluster):
         Raises ClusterError if the job ends before, or after `timeout` seconds.
         """
         expected = set(states) or {""}
-        deadline = time.monotonic() + timeout
+        begin = time.monotonic()
         while (state := self.state(job)) not in expected:
-            if not state or time.monotonic() > deadline:
+            if not state or time.monotonic() > begin + timeout:
                 raise ClusterError(f"job {job} is in state {state!r}, not {expected}")
-            time.sleep(0.1)
+            pause(begin)
         return state
 
     @property

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import ClusterError
+from tests.support.waiting import PATIENCE, pause
 
 UNPACKED = Path(sys.prefix, "schedulers")
-PATIENCE = 300.0
 
 # Debian's programs have the paths of their plugins built in, so they must be in their real places.
 # A read-only overlay puts them there, in the mount namespaces of the hosts only.
@@ -60,13 +60,13 @@ class SchedulerCluster(Cluster):
 
     def settle(self, ready: Callable[[], bool]) -> None:
         """Wait until the scheduler is ready. Raises ClusterError with the log of a daemon that ends or is too slow."""
-        deadline = time.monotonic() + PATIENCE
+        begin = time.monotonic()
         while not ready():
             ended = [name for name, process in self._daemons.items() if process.poll() is not None]
-            if ended or time.monotonic() > deadline:
+            if ended or time.monotonic() > begin + PATIENCE:
                 logs = (f"{name}: {(self.folder / f'{name}.log').read_text()}" for name in ended or self._daemons)
                 raise ClusterError("\n".join(logs))
-            time.sleep(0.05)
+            pause(begin)
 
     def _up(self) -> None:
         super()._up()

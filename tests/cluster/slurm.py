@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.cluster import cluster, scheduler
 from tests.cluster.namespaces import ClusterError, program
 from tests.cluster.scheduler import SchedulerCluster
+from tests.support.waiting import pause
 
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"})
 CONTROLLER, NODE, MUNGE = "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged"
@@ -108,11 +109,11 @@ class SlurmCluster(SchedulerCluster):
         Raises ClusterError if the job ends in another state, or after `timeout` seconds.
         """
         expected = set(states) or ENDED
-        deadline = time.monotonic() + timeout
+        begin = time.monotonic()
         while (state := self.state(job)) not in expected:
-            if state in ENDED or time.monotonic() > deadline:
+            if state in ENDED or time.monotonic() > begin + timeout:
                 raise ClusterError(f"job {job} is {state}, not {' or '.join(expected)}")
-            time.sleep(0.05)
+            pause(begin)
         return state
 
     def requeue(self, job: str) -> None:

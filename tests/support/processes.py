@@ -11,16 +11,14 @@ from typing import IO, Any
 
 import psutil
 
-DEADLINE_SECONDS = 300.0
+from tests.support.waiting import PATIENCE, wait_until
+
 MANAGER = r"[^\0]*(mpi|orte|prte)run\0|[^\0]*\0-I\0-S\0[^\0]*/ddlrun/agent/start\.py\0"
 
 
 def wait_for(condition: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
     """Wait until a condition holds; fail after a generous deadline with a description of what is there instead."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {DEADLINE_SECONDS:g} s: {describe()}"
-        time.sleep(0.02)
+    wait_until(condition, lambda: f"not so after {PATIENCE:g} s: {describe()}")
 
 
 def mark() -> str:
@@ -73,7 +71,7 @@ def started(argv: Sequence[str], **options: Any) -> Iterator[Started]:
         yield process
         for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
             stream.close()
-        process.wait(DEADLINE_SECONDS)
+        process.wait(PATIENCE)
     finally:
         process.kill()  # the keepers of a ddlrun notice, and end their ranks
         process.wait()
