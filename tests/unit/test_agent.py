@@ -287,14 +287,14 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "sleep 300", via=path)
+    line = by_hand(tmp_path, "exec sleep 300", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    line = by_hand(tmp_path, "sleep 300", via=tmp_path / "missing")
+    line = by_hand(tmp_path, "exec sleep 300", via=tmp_path / "missing")
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
