@@ -7,7 +7,7 @@ import os
 from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
 from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.daemon import close_files
+from ddlrun.rank.open_files import close_files
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False

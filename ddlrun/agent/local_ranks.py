@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
 from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.daemon import close_files
+from ddlrun.rank.open_files import close_files
+from ddlrun.rank.protocol import ADDRESSES
 from ddlrun.rank.signals import HANDLED, restore_defaults
 
 TYPE_CHECKING = False
@@ -52,13 +54,14 @@ class LocalRanks:
             pmi: The PMI service of this host.
             needed: Descriptors that keepers leave open.
         """
+        _load_keeper()
         for local_rank, rank in enumerate(ranks):
             variables = {RANK: str(rank), LOCAL_RANK: str(local_rank), SIZE: str(job.size)}
             link, other_end, pmi_variables = pmi.connect(rank)
             orders = os.pipe()
             variables.update(pmi_variables)
             # MPICH ends with SIGSEGV, which would look like the cause, if its connection ended with the agent.
-            files = KeeperFiles(link, orders[0], needed if other_end is None else (*needed, other_end))
+            files = KeeperFiles(link, orders[0], (*needed, other_end))
             self._keepers[_fork_keeper(job.program, variables, files)] = rank
             self._orders[rank] = orders[1]
             os.close(link)
@@ -109,6 +112,15 @@ class KeeperFiles:
         self.link, self.orders, self.needed = link, orders, needed
 
 
+def _load_keeper() -> None:
+    """Load the modules of keepers once for all of them."""
+    import ddlrun.rank.entry  # noqa: PLC0415 - agents have done so while the job was on its way
+
+    if os.environ.get(ADDRESSES):
+        import ddlrun.rank.kept_rank  # noqa: F401, PLC0415 - not for ranks by hand
+    gc.freeze()  # see main.py
+
+
 def _fork_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> int:
     """Fork the keeper of a rank; return its process id."""
     agent = os.getpid()
@@ -129,7 +141,7 @@ def _fork_keeper(program: list[str], variables: dict[str, str], files: KeeperFil
 
 def _become_keeper(program: list[str], variables: dict[str, str], files: KeeperFiles) -> None:
     """Go on as the keeper of a rank, in a new child of the agent."""
-    from ddlrun.rank.entry import main  # noqa: PLC0415 - imported by the agent while it waits for the job
+    from ddlrun.rank.entry import main  # noqa: PLC0415 - see _load_keeper
 
     os.environ.update(variables)
     main(program, files.link, "ddlrun's agent on that host", files.orders)

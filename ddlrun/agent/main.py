@@ -11,6 +11,7 @@ from ddlrun.agent.frames import Channel
 from ddlrun.agent.messages import complain
 from ddlrun.errors import EXIT_BAD_INPUT, EXIT_PREFLIGHT
 from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.protocol import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def _run_agent(archive: int) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)  # what a keeper prints by itself
-    agent = Agent(parent, __version__, (archive,))
-    parent.send_bytes(f"@ddlrun-agent {__version__}\n".encode())
+    agent = Agent(parent, VERSION, (archive,))
+    parent.send_bytes(f"@ddlrun-agent {VERSION}\n".encode())
     import ddlrun.rank.entry  # noqa: F401, PLC0415 - while the job is on its way
 
     _enable_collections()
@@ -68,7 +69,7 @@ def _run_root(words: list[str]) -> NoReturn:
         complain(f"{error.filename}: {error.strerror}")
         os._exit(EXIT_PREFLIGHT)
     _enable_collections()
-    root = Root(__version__)
+    root = Root(VERSION)
     root.begin(job, own, others)
     os._exit(root.run())
 

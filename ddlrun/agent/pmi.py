@@ -7,14 +7,13 @@ of all ranks.
 
 from __future__ import annotations
 
-import _socket  # socket itself takes 6 ms to import
-import os
-
+from ddlrun.agent.pmi_link import open_link, rank_variables
 from ddlrun.agent.pmi_values import VERSION, KeyValues
 from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Sequence
 
     from ddlrun.agent.pmi_wire import Words
@@ -35,7 +34,6 @@ class Client:
 
     def __init__(self, rank: int, connected: _socket.socket) -> None:
         self.rank, self.socket = rank, connected
-        self.socket.setblocking(False)
         self.lines = Lines()
         self.spawns = False
         """Whether a request of several lines goes on, which only MPI_Comm_spawn sends."""
@@ -82,20 +80,17 @@ class PmiServer:
 
     def open(self, rank: int) -> int:
         """Return the descriptor that the program of a rank inherits; the caller closes its own copy."""
-        own, programs = _socket.socketpair()
-        self._clients[own.fileno()] = Client(rank, own)
-        os.set_inheritable(programs.fileno(), True)
-        return programs.detach()
+        own, fd = open_link()
+        self.add(rank, own)
+        return fd
+
+    def add(self, rank: int, link: _socket.socket) -> None:
+        """Serve a rank over a connection of `open_link`."""
+        self._clients[link.fileno()] = Client(rank, link)
 
     def variables(self, rank: int, fd: int) -> dict[str, str]:
         """Return the variables from which a rank's MPI library learns its place; `fd` is that of `open`."""
-        return {
-            "PMI_FD": str(fd),
-            "PMI_RANK": str(rank),
-            "PMI_SIZE": str(self._size),
-            "MPI_LOCALRANKID": str(self._ranks.index(rank)),
-            "MPI_LOCALNRANKS": str(len(self._ranks)),
-        }
+        return rank_variables(rank, fd, self._ranks, self._size)
 
     def close(self, fd: int) -> int:
         """Close the connection of a rank; return the rank."""

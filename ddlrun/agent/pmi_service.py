@@ -1,4 +1,7 @@
-"""The PMI server of an agent's host, and the addresses of its messages from and to the root."""
+"""The PMI server of an agent's host, and the addresses of its messages from and to the root.
+
+The server is loaded when the first rank uses its connection: most programs use no MPI.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ import os
 
 from ddlrun.agent.frames import pack_words
 from ddlrun.agent.messages import complain
-from ddlrun.agent.pmi import PmiServer
-from ddlrun.agent.pmi_mapping import process_mapping
+from ddlrun.agent.pmi_link import has_ended, open_link, rank_variables
 from ddlrun.agent.shared_memory import mpich_file
 from ddlrun.rank.host_position import all_places
 from ddlrun.rank.settings import SHARED_MEMORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
 
     from ddlrun.agent.descriptors import Descriptors
     from ddlrun.agent.job import AgentJob, HostRanks
-    from ddlrun.agent.pmi import Abort
+    from ddlrun.agent.pmi import Abort, PmiServer
 
 
 class PmiService:
@@ -47,44 +50,76 @@ class PmiService:
         self._descriptors, self._send_up = descriptors, send_up
         self._on_abort, self._on_close = on_abort, on_close
         places = all_places(job.size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
-        hosts = [host for host, _ in places]
-        self._number = own.number
-        self._server = PmiServer(own.ranks, job.size, job.name, process_mapping(hosts))
-        self._variables = {SHARED_MEMORY: mpich_file(job.name, list(dict.fromkeys(hosts)).index(own.number))}
+        self._hosts = [host for host, _ in places]
+        self._job, self._own = job, own
+        self._links: dict[int, _socket.socket] = {}
+        """Descriptor -> the connection of a rank that has not used it."""
+        self._ranks: dict[int, int] = {}
+        """Descriptor -> rank, of these connections."""
+        self._server: PmiServer | None = None
+        number = list(dict.fromkeys(self._hosts)).index(own.number)
+        self._variables = {SHARED_MEMORY: mpich_file(job.name, number)}
 
-    def connect(self, rank: int) -> tuple[int, int | None, dict[str, str]]:
+    def connect(self, rank: int) -> tuple[int, int, dict[str, str]]:
         """Return a rank's connection, the end that its program inherits and the other, and variables for its keeper."""
-        link = self._server.open(rank)
-        return link, self._server.descriptor(rank), {**self._server.variables(rank, link), **self._variables}
+        link, fd = open_link()
+        self._links[link.fileno()], self._ranks[link.fileno()] = link, rank
+        variables = rank_variables(rank, fd, self._own.ranks, self._job.size)
+        return fd, link.fileno(), {**variables, **self._variables}
 
     def watch(self) -> None:
         """Watch the connections of the ranks."""
-        for fd in self._server.readable():
+        for fd in self._links:
             self._descriptors.watch(fd, self._reader(fd))
 
     def deliver(self, message: bytes) -> None:
         """Give a message of the root to this host's server."""
-        self._server.on_message(message)
+        self._serve().on_message(message)
 
     def is_unfinished(self, rank: int) -> bool:
         """Return True for a rank that has ended after MPI_Init, but without MPI_Finalize."""
-        fd = self._server.descriptor(rank)
+        unused = (fd for fd, other in self._ranks.items() if other == rank)
+        fd = next(unused, None) if self._server is None else self._server.descriptor(rank)
         if fd is not None:
-            self._on_request(fd)  # its last one
-        return rank in self._server.in_mpi
+            self._on_readable(fd)  # its last request
+        return self._server is not None and rank in self._server.in_mpi
+
+    def _serve(self) -> PmiServer:
+        """Return the server, which gets the connections of all ranks when the first one needs it."""
+        if self._server is None:
+            from ddlrun.agent.pmi import PmiServer  # noqa: PLC0415 - 2 ms, for programs with MPI alone
+            from ddlrun.agent.pmi_mapping import process_mapping  # noqa: PLC0415 - the same
+
+            job = self._job
+            self._server = PmiServer(self._own.ranks, job.size, job.name, process_mapping(self._hosts))
+            for fd, link in self._links.items():
+                self._server.add(self._ranks[fd], link)
+            self._links.clear()
+            self._ranks.clear()
+        return self._server
 
     def _reader(self, fd: int) -> Callable[[], None]:
-        return lambda: self._on_request(fd)
+        return lambda: self._on_readable(fd)
 
-    def _on_request(self, fd: int) -> None:
+    def _on_readable(self, fd: int) -> None:
+        """Answer a rank's request, or take the end of a connection that was not used."""
+        ended = has_ended(self._links[fd]) if self._server is None else False
+        if ended:
+            self._descriptors.forget(fd)
+            self._links.pop(fd).close()
+            self._on_close(self._ranks.pop(fd))
+        elif ended is not None:
+            self._on_request(self._serve(), fd)
+
+    def _on_request(self, server: PmiServer, fd: int) -> None:
         """Answer what a rank has sent, and pass on what follows from it."""
-        goes_on = self._server.on_readable(fd)
-        for note in self._server.take_notes():
+        goes_on = server.on_readable(fd)
+        for note in server.take_notes():
             complain(note)
-        for abort in self._server.take_aborts():
+        for abort in server.take_aborts():
             self._on_abort(abort)
         if not goes_on:
             self._descriptors.forget(fd)
-            self._on_close(self._server.close(fd))
-        for message in self._server.take_messages():
-            self._send_up(pack_words([b"%d" % self._number, message]))
+            self._on_close(server.close(fd))
+        for message in server.take_messages():
+            self._send_up(pack_words([b"%d" % self._own.number, message]))

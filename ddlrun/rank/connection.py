@@ -149,8 +149,12 @@ def connect(channel: str, seconds: float) -> LauncherSocket:
         seconds: The time limit per address.
 
     Raises:
-        OSError: No address was reached; the text lists each with the reason.
+        OSError: No address was reached; the text lists each with the reason. Or the other end is another ddlrun.
     """
+    channel, _, version = channel.rpartition("@")
+    if version != protocol.VERSION:
+        versions = f"its host has version {protocol.VERSION}, and another version has started the job"
+        raise OSError(f"{versions}; install the same one on all hosts")
     text, host, addresses, folder = channel.split("@", 3)
     secret = _load_secret(text, folder)
     candidates = addresses.split(",")

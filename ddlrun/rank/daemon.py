@@ -8,6 +8,7 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.open_files import close_files
 from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.rank.processes import LAUNCHERS, kill_run, list_processes, send_signal
 
@@ -138,20 +139,6 @@ def _detach() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-
-
-def close_files(*needed: int) -> None:
-    """Close all files of this process but the given ones."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in needed:
-            _close(int(name))
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:  # the folder that was listed
-        return
 
 
 class Daemon:

@@ -1,21 +1,19 @@
-"""The start of a keeper: it sets up its rank, connects to ddlrun and starts the program."""
+"""The start of a rank: its variables and its binding. Then it becomes the program, or the keeper of the program."""
 
 from __future__ import annotations
 
 import os
 
-from ddlrun.errors import PreflightError, UnreachableError
-from ddlrun.rank import program, protocol
+from ddlrun.errors import PreflightError
+from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.binding import bind_rank
 from ddlrun.rank.command_line import wrap
-from ddlrun.rank.connection import LauncherSocket, connect
+from ddlrun.rank.execution import become, complain
 from ddlrun.rank.framework_environment import set_framework_variables
-from ddlrun.rank.keeper import Keeper
-from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, load_prctl
+from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.program_input import read_request
-from ddlrun.rank.settings import CONTAINER, MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings
-from ddlrun.rank.signals import SignalQueue
+from ddlrun.rank.settings import CONTAINER, MPIRUN, SHARED_MEMORY, SHIPPED, KeeperSettings, PreparedRank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
     from ddlrun.rank.container import Container
     from ddlrun.rank.shipped import Places
 
-CONNECT_SECONDS = 5.0
 # Where Open MPI says which rank a process is; DDLRUN_RANK_VARIABLES has the names of another process manager.
 OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
-# When all keepers connect at once, ddlrun accepts at least this many per second.
-CONNECTIONS_PER_SECOND = 2000
 
 
 def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders: int | None = None) -> None:
@@ -67,11 +62,6 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     if not channel:
         _run_by_hand(argv, label, problems, strict=strict, prctl=prctl)
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
-    connected = _connect(channel, label, size)
-    os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    signals = SignalQueue()
     settings = KeeperSettings(
         label=label,
         local_rank=local_rank,
@@ -84,20 +74,12 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         container=container,
         link=link,
     )
-    running = program.refuse(PreflightError.exit_code) if strict else program.start(argv, settings, prctl, request)
-    if link is not None:
-        os.close(link)
-    if places is not None:
-        running.show_own_paths(places.cache)
-    keeper = Keeper(connected, running, signals, settings)
-    keeper.send(protocol.HELLO, f"{rank}\t{host}\t{local_rank}\t{os.getpid()}")
-    if report:
-        keeper.send(protocol.BOUND, report)
-    for problem in problems:
-        keeper.send(protocol.NOTE, problem)
-    if running.input is not None:
-        keeper.send(protocol.INPUT_WANTED, "")
-    keeper.run()
+    prepared = PreparedRank(
+        rank=rank, size=size, argv=argv, report=report, problems=problems, strict=strict, request=request, places=places
+    )
+    from ddlrun.rank.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand
+
+    keep(channel, prepared, settings, prctl)
 
 
 def _enter_shipped() -> Places | None:
@@ -111,7 +93,7 @@ def _enter_shipped() -> Places | None:
     try:
         places.enter()
     except OSError as error:
-        program.complain(f"shipped files on {os.uname().nodename}: {error.filename}: {error.strerror}")
+        complain(f"shipped files on {os.uname().nodename}: {error.filename}: {error.strerror}")
         os._exit(PreflightError.exit_code)
     return places
 
@@ -136,20 +118,11 @@ def _run_by_hand(
 ) -> None:
     """Become the program without a keeper, where no ddlrun waits for one: mpirun was started by hand."""
     for problem in problems:
-        program.complain(problem)
+        complain(problem)
     if strict:
         os._exit(PreflightError.exit_code)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it outlasts exec
-    program.become(argv, label)
-
-
-def _connect(channel: str, label: str, size: int) -> LauncherSocket:
-    """Connect to ddlrun, or exit."""
-    try:
-        return connect(channel, CONNECT_SECONDS + max(size, 0) / CONNECTIONS_PER_SECOND)
-    except OSError as error:
-        program.complain(f"{label} cannot reach ddlrun: {error}")
-        os._exit(UnreachableError.exit_code)
+    become(argv, label)
 
 
 def _replace_stdin(source: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.daemon import close_files
+from ddlrun.rank.open_files import close_files
 from ddlrun.rank.prctl import PR_SET_PDEATHSIG, load_prctl
 from ddlrun.rank.signals import restore_defaults
 

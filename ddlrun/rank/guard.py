@@ -16,7 +16,8 @@ import select
 import time
 
 from ddlrun.rank.bare_signal import signal
-from ddlrun.rank.daemon import close_files, inherit_daemon, open_daemon
+from ddlrun.rank.daemon import inherit_daemon, open_daemon
+from ddlrun.rank.open_files import close_files
 from ddlrun.rank.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, PR_SET_PTRACER
 from ddlrun.rank.process_stat import STOPPED, read_stat
 from ddlrun.rank.processes import has_children, list_descendants, send_signal

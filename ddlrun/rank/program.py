@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
+from ddlrun.rank.execution import become
 from ddlrun.rank.guard import fork_program
 from ddlrun.rank.processes import count_oom_kills, explain_kill, send_signal
 from ddlrun.rank.program_streams import ProgramStreams, open_streams
@@ -216,20 +216,3 @@ def start(
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     streams.close_ends()
     return Program(guard, streams, oom_kills=oom_kills, in_container=settings.container is not None)
-
-
-def become(argv: list[str], label: str) -> None:
-    """Replace this process by the program; exit with 127 if there is none, with 126 if it cannot be run."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec would not change that
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
-    except OSError as error:
-        complain(f"{label}: cannot start {argv[0]!r}: {error.strerror}")
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def complain(text: str) -> None:
-    """Print a message of ddlrun's to standard error."""
-    sys.stderr.write(f"ddlrun: {text}\n")
-    sys.stderr.flush()

@@ -3,6 +3,13 @@
 See authentication.py for the code that follows each of them.
 """
 
+from ddlrun import __version__
+
+REVISION = 1
+"""The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
+VERSION = f"{__version__}/{REVISION}"
+"""The version of ddlrun with that number, which both ends of a connection must have."""
+
 HEAD = 5
 MOST_TEXT = 1 << 20
 """The length of the longest text."""
@@ -73,7 +80,7 @@ HEARTBEAT = b"."
 """The sender is alive."""
 
 ADDRESSES = "DDLRUN_CHANNEL"
-"""The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...@FOLDER: the addresses of ddlrun, which runs on HOST.
+"""The variable SECRET@HOST@ADDRESS:PORT,ADDRESS:PORT...@FOLDER@VERSION: the addresses of ddlrun, which runs on HOST.
 
 FOLDER contains the package cryptography; it is empty if messages are not encrypted.
 """

@@ -1,10 +1,12 @@
-"""The settings of a keeper."""
+"""The settings of a keeper, and the rank that it starts."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.container import Container
+    from ddlrun.rank.program_input import InputRequest
+    from ddlrun.rank.shipped import Places
 
 MPIRUN = "mpirun, or its daemon on that host,"
 # The variable that names a file which the ranks of a host share, and leave behind if they are killed.
@@ -53,3 +55,34 @@ class KeeperSettings:
         """The container of the program; None: it has none."""
         self.link = link
         """A descriptor that the program inherits; None: there is none."""
+
+
+class PreparedRank:
+    """A rank whose variables and binding are set up."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        argv: list[str],
+        report: str,
+        problems: list[str],
+        strict: bool,
+        request: InputRequest | None,
+        places: Places | None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        """The rank, and the number of ranks of the job."""
+        self.argv = argv
+        """The command line of the program."""
+        self.report = report
+        """The report of its binding; empty: nothing was planned."""
+        self.problems = problems
+        """The differences from the plan."""
+        self.strict = strict
+        """Whether these forbid the start of the program."""
+        self.request = request
+        """The standard input that comes from ddlrun; None: it is the keeper's."""
+        self.places = places
+        """The places of the files that were shipped to this host; None: none were."""

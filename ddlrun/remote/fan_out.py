@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ddlrun.errors import EXIT_UNREACHABLE, InputError
+from ddlrun.host_names import check_host_name
 from ddlrun.rank.process_stat import read_stat
 from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.processes import FinishedProcess
@@ -25,15 +27,31 @@ def run_on_hosts(
 ) -> dict[str, FinishedProcess]:
     """Run each host's sh script there, all at once; no password is ever asked for.
 
+    A keeper may report any text as the name of its host. ClusterShell would read some of them as patterns, and ssh as
+    options: where a name is not that of a host nothing is started, and the reply is the reason.
+
     Args:
         scripts: Host -> script.
         agents: The launcher of programs on the hosts.
         timeout: The time limit for all of them, in seconds.
         fanout: The number of hosts at the same time.
     """
+    replies = {name: reply for name in scripts if (reply := _refuse(name)) is not None}
+    scripts = {name: script for name, script in scripts.items() if name not in replies}
+    if not scripts:
+        return replies
     if agents.launcher == "srun":
-        return run_in_step(scripts, agents.words, timeout)
-    return _run_by_cluster_shell(scripts, agents, timeout, fanout)
+        return {**replies, **run_in_step(scripts, agents.words, timeout)}
+    return {**replies, **_run_by_cluster_shell(scripts, agents, timeout, fanout)}
+
+
+def _refuse(name: str) -> FinishedProcess | None:
+    """Return the reply for a name that is not that of a host; None for a host."""
+    try:
+        check_host_name(name, "nothing was started there")
+    except InputError as error:
+        return FinishedProcess(EXIT_UNREACHABLE, "", printable(str(error)))
+    return None
 
 
 def _run_by_cluster_shell(

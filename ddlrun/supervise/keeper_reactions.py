@@ -118,12 +118,21 @@ class KeeperReactions:
             self.termination.let_leave(peer)
             return
         if end.code and not end.ordered:
-            self.end_job(EndReason(end.code))
+            self.end_job(self._find_signal_before() or EndReason(end.code))
         elif end.reason:
             self._on_keeper_cut_off(peer, rank, end.reason)
         elif end.ordered:
             text = f"rank {rank} on {peer.host} had to end: its keeper received a signal"
             self._signalled, self._signalled_at = EndReason(end.code or 1, text), peer.heard_at
+
+    def _find_signal_before(self) -> EndReason | None:
+        """Return the reason if a keeper was signalled before a rank failed, which lost its connection to that rank.
+
+        mpirun itself signals the keepers after a failure. ddlrun's agents do so when the process manager ends.
+        """
+        if not self._job.own_manager or self._signalled is None:
+            return None
+        return None if self._mpirun.ends_within(MPIRUN_END_SECONDS) else self._signalled
 
     def end_after_signal(self, now: float) -> None:
         """End the job if a keeper was signalled some time ago, and neither mpirun nor another rank has failed since."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ddlrun.errors import PreflightError
 from ddlrun.rank.authentication import RunSecret
+from ddlrun.rank.protocol import VERSION
 from ddlrun.supervise.encryption import load_suite
 
 # The files that are open beside the keepers' connections: logs, mpirun's pipes, connections of strangers.
@@ -65,7 +66,7 @@ class Listener:
     def variable(self) -> str:
         """Return the value of protocol.ADDRESSES for the keepers."""
         addresses = ",".join(f"{ip}:{self.port}" for ip in self._addresses)
-        return f"{self.secret.text}@{os.uname().nodename}@{addresses}@{self._encryption or ''}"
+        return f"{self.secret.text}@{os.uname().nodename}@{addresses}@{self._encryption or ''}@{VERSION}"
 
     def close(self) -> None:
         """Listen no more."""

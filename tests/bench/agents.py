@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ddlrun import __version__
 from ddlrun.process_managers.agents import START
+from ddlrun.rank.protocol import VERSION
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
 from tests.bench.options import bench_parser
 from tests.bench.processor_time import adopt_orphans, processor_time
@@ -131,7 +131,7 @@ def _compared(series: dict[str, Series]) -> list[Row]:
 def _simulated(count: int, folder: Path) -> None:
     """Show the processor time and the memory of the root of a job over simulated hosts, without a tree."""
     agent = folder / "agent"
-    agent.write_text(SIMULATED_AGENT.format(version=__version__))
+    agent.write_text(SIMULATED_AGENT.format(version=VERSION))
     agent.chmod(0o755)
     file = _write_hosts(folder, [f"n{number}" for number in range(count)])
     argv = _by_hand(file, [f"--via={agent}", "--via=@host", f"--fan-out={count}"])

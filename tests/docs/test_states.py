@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddlrun.rank import daemon, entry, escalation, keeper
+from ddlrun.rank import daemon, escalation, keeper, kept_rank
 from ddlrun.supervise import termination
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "faults.md"
@@ -30,8 +30,8 @@ def test_the_page_has_the_deadlines_of_a_run() -> None:
 
 
 def test_the_page_has_the_deadlines_of_a_keeper() -> None:
-    per_second = f"1 s more per {entry.CONNECTIONS_PER_SECOND} ranks"
-    assert f"{entry.CONNECT_SECONDS:g} s per address of ddlrun, and {per_second}" in row("connecting")
+    per_second = f"1 s more per {kept_rank.CONNECTIONS_PER_SECOND} ranks"
+    assert f"{kept_rank.CONNECT_SECONDS:g} s per address of ddlrun, and {per_second}" in row("connecting")
     assert f"repeated each {escalation.KILL_INTERVAL:g} s" in row("terminating, exiting")
     stray = escalation.STRAY_SECONDS
     assert f"TERM after {stray:g} s, KILL after {2 * stray:g} s" in row("draining")

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import launch_line
+from tests.conftest import OWN, launch_line
 from tests.support import processes
 from tests.support.launches import run
 from tests.support.processes import Started, command_line, mpirun_of, running, started, wait_for
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -65,6 +66,26 @@ def test_a_signal_gives_all_ranks_one_grace(line: list[str]) -> None:
         job.terminate()
         out = job.stdout.read()
     assert (job.returncode, out.count("saved")) == (143, 2)
+
+
+def test_a_signalled_keeper_is_the_cause_of_the_failures_that_follow(tmp_path: Path) -> None:
+    log = f"{tmp_path}/run/ranks/1.log"
+    rank_0 = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 7"
+    # The parent of a program is its guard, and that of the guard its keeper.
+    rank_1 = f"cut -d ' ' -f 4 /proc/$PPID/stat >{tmp_path}/keeper; echo up; exec sleep 300"
+    program = ["-np", "2", "sh", "-c", f"[ $DDLRUN_RANK = 1 ] || {{ {rank_0}; }}; {rank_1}"]
+    with started([*launch_line(OWN, tmp_path, "--overload"), *program], stderr=subprocess.PIPE, text=True) as job:
+
+        def has_log() -> bool:
+            return any(os.path.realpath(file) == log for file in Path(f"/proc/{job.pid}/fd").iterdir())
+
+        wait_until(has_log)
+        os.kill(int((tmp_path / "keeper").read_text()), signal.SIGTERM)
+        wait_until(lambda: not has_log())  # ddlrun knows of the end of rank 1
+        (tmp_path / "go").touch()
+        report = job.stderr.read()
+    assert job.returncode == 128 + signal.SIGTERM
+    assert re.search("rank 1 on .* had to end: its keeper received a signal", report), report
 
 
 @pytest.mark.own

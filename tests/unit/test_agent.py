@@ -1,5 +1,6 @@
 """ddlrun's own process manager: its command line, its messages, and jobs that it runs on this machine by itself."""
 
+import binascii
 import io
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlrun.agent import frames
 from ddlrun.agent.archive import PARTS, build_archive
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
@@ -22,6 +24,7 @@ from ddlrun.process_managers import MpirunJob
 from ddlrun.process_managers.agents import START, is_own, own_manager
 from ddlrun.process_managers.choice import ManagerRequest, PendingManager
 from ddlrun.process_managers.openmpi import Mpirun
+from ddlrun.rank import protocol
 from tests.support.processes import mark, running
 from tests.support.waiting import wait_until
 
@@ -41,6 +44,23 @@ def test_a_job_survives(words: list[str], environ: dict[str, str], folder: str) 
         environ=environ,
     )  # fmt: skip
     assert vars(AgentJob.parse(job.pack())) == vars(job)
+
+
+def test_a_changed_message_has_a_new_revision() -> None:
+    job = AgentJob(
+        program=["p"], launcher=["l"], folder="f", name="n", size=7, fan_out=2, python="p", script="s",
+        environ={"A": "b"},
+    )  # fmt: skip
+    kinds = {
+        f"{module.__name__} {name}": value
+        for module in (frames, protocol)
+        for name, value in vars(module).items()
+        if isinstance(value, bytes)
+    }
+    end = protocol.ProgramEnd(code=1, reason="r", tail=b"t")
+    messages = (job.pack(), HostRanks(1, "h1", [0, 4]).pack(), end.pack(), pack(b"J", b"text"), sorted(kinds.items()))
+    found = protocol.REVISION, binascii.crc32(repr(messages).encode())
+    assert found == (1, 3705142114), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -261,6 +281,17 @@ def test_a_tree_of_agents_over_hosts_with_and_without_ddlrun(
     assert (tmp_path / "ways").read_text().splitlines() == ["from here to one", "from one to two"]
 
 
+def test_an_agent_of_another_version_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "shell"
+    greeting = f"if mkdir {tmp_path}/other; then echo '@ddlrun-agent 0.1.0'; exec cat; fi"
+    path.write_text(f"#!/bin/sh\n{greeting} 2>/dev/null\ncat | env -i PATH=$PATH sh -s\n")
+    path.chmod(0o755)
+    line = by_hand(tmp_path, "echo $DDLRUN_RANK $(tr '\\0' ' ' </proc/$PPID/cmdline | grep -c memfd[_]create) >&2",
+                   via=path)  # fmt: skip
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0 0", "1 1"])
+
+
 # What an MPI library sends and reads in MPI_Init.
 INIT = r"import os; fd = int(os.environ['PMI_FD']); os.write(fd, b'cmd=init pmi_version=1\n'); os.read(fd, 99)"
 
@@ -287,14 +318,14 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     path.write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
     path.chmod(0o755)
-    line = by_hand(tmp_path, "sleep 300", via=path)
+    line = by_hand(tmp_path, "exec sleep 300", via=path)
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
 
 
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    line = by_hand(tmp_path, "sleep 300", via=tmp_path / "missing")
+    line = by_hand(tmp_path, "exec sleep 300", via=tmp_path / "missing")
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [

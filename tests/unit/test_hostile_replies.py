@@ -118,6 +118,18 @@ def test_a_reply_without_end_by_ssh_is_cut_off(tmp_path: Path, monkeypatch: pyte
     assert run_on_hosts({"h1": "true\n"}, AgentLauncher(), 300.0)["h1"].err == "its reply is too long"
 
 
+@pytest.mark.parametrize("name", ["", "?", "@all", "h&x", "-oProxyCommand=touch started", "\x1b]0;title\x07"])
+def test_a_text_that_is_no_host_name_is_neither_a_pattern_nor_an_option(tmp_path: Path, name: str) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/started; echo good\n")
+    agent.chmod(0o755)
+    replies = run_on_hosts(dict.fromkeys(("h1", name), "true\n"), AgentLauncher("agent", (str(agent),)), 300.0)
+    assert replies["h1"] == FinishedProcess(0, "good", "")
+    assert re.fullmatch(r"nothing was started there: (a host name is missing|.* is not a host name.*)|.* a user;.*",
+                        replies[name].err)  # fmt: skip
+    assert (tmp_path / "started").read_text() == "h1\n"
+
+
 REPORT = '{"listening": true, "reached": {"h2": %s}, "since": 1, "until": %s}'
 
 

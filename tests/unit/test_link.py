@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import socket
 import subprocess
@@ -300,7 +301,7 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 def test_another_program_on_the_port_is_not_ddlrun(answer: Callable[[socket.socket], None], reason: str) -> None:
     seconds = 1.0 if reason == "timed out" else PATIENCE
     with answering(answer) as port, pytest.raises(OSError, match=reason):
-        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}@", seconds)
+        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", seconds)
 
 
 def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stack: contextlib.ExitStack) -> None:
@@ -314,7 +315,7 @@ def test_a_welcome_of_an_earlier_connection_is_not_accepted(served: Served, stac
         link.sendall(welcome)
 
     with answering(repeat) as port, pytest.raises(OSError, match="another program answers"):
-        connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}@", PATIENCE)
+        connect(f"{served.listener.secret.text}@elsewhere@127.0.0.1:{port}@@{protocol.VERSION}", PATIENCE)
 
 
 @pytest.mark.parametrize("algorithm", [BLAKE2, SHA256])
@@ -359,6 +360,13 @@ def test_a_keeper_that_hears_a_forged_message_is_alone(attack: Callable[[bytes, 
     assert losses[0].startswith("the connection to ddlrun was disturbed: ")
 
 
+@pytest.mark.parametrize("version", ["@0.0.9/7", "", "/opt/venv/site-packages"])
+def test_another_version_of_ddlrun_is_named(version: str) -> None:
+    problem = f"its host has version {protocol.VERSION}, and another version has started the job; install the same one"
+    with pytest.raises(OSError, match=re.escape(problem)):
+        connect(f"{RunSecret.draw().text}@elsewhere@127.0.0.1:1@{version}", PATIENCE)
+
+
 # -- what both share ----------------------------------------------------------------------------
 
 
@@ -374,9 +382,10 @@ import sys
 sys.modules["_blake2"] = None
 from ddlrun.rank.authentication import choose_algorithm
 from ddlrun.rank.connection import connect
+from ddlrun.rank.protocol import VERSION
 print(choose_algorithm())
 try:
-    connect("blake2b:00@elsewhere@127.0.0.1:1@", 1)
+    connect(f"blake2b:00@elsewhere@127.0.0.1:1@@{VERSION}", 1)
 except OSError as error:
     print(error)
 """
@@ -386,8 +395,9 @@ WITHOUT_CRYPTOGRAPHY = """
 import sys
 sys.path.append(sys.argv[1])
 from ddlrun.rank.connection import connect
+from ddlrun.rank.protocol import VERSION
 try:
-    connect("blake2b:00@elsewhere@127.0.0.1:1@" + sys.argv[2], 1)
+    connect(f"blake2b:00@elsewhere@127.0.0.1:1@{sys.argv[2]}@{VERSION}", 1)
 except OSError as error:
     print(error)
 """
