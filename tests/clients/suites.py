@@ -155,7 +155,7 @@ SUITES = {
         own="accelerate launch --cpu --num_processes 2 test_script.py", package="accelerate/test_utils/scripts",
     ),
     "Horovod, test_torch": Suite(
-        "horovod", "0.28.1", f"env DDLRUN_BIND=none mpiexec {{hosts}} -n 2 {TEST_TORCH}", quick=False,
+        "horovod", "0.28.1", f"mpiexec --bind-to none {{hosts}} -n 2 {TEST_TORCH}", quick=False,
         own=f"horovodrun -np 2 {TEST_TORCH}", own_major=4,  # to 5.0, it passes options that 5.0 does not have
         repository="https://github.com/horovod/horovod", also="mock==5.2.0",
     ),
