@@ -132,12 +132,15 @@ def run(suite: Suite, column: Column, folder: Path, *, hosts: TwoHosts | None = 
     assert mpirun is not None
     ours = [str(PYTHON), "-m", "ddlrun", "launch", *LAUNCH.split(), "--mpirun", mpirun]
     plain = column.launcher != "ddlrun"
-    write_stand_ins(folder, [mpirun] if plain else ours)
+    variables = environment(suite, find_mpi_library(mpirun) or "")
+    # Open MPI 4.1 passes no other variables to another host than its own.
+    exports = [word for name in variables if hosts and not name.startswith("OMPI_") for word in ("-x", name)]
+    write_stand_ins(folder, [mpirun, *exports] if plain else ours)
     path = f"{folder}:{PYTHON.parent}:{Path(mpirun).parent}:{sys.prefix}/bin:{DEBIAN}/usr/bin:{os.environ['PATH']}"
     command = (suite.own if column.launcher == "own" else "") or suite.command
     command = command.format(**places_of(hosts=hosts is not None, folder=folder))
     environ = {
-        **os.environ, **environment(suite, find_mpi_library(mpirun) or ""), **(OVERSUBSCRIBED if plain else {}),
+        **os.environ, **variables, **(OVERSUBSCRIBED if plain else {}),
         # Or a process without mpirun aborts.
         **({"OPAL_PREFIX": str(Path(mpirun).parents[1])} if major == 4 else {}),
         "PATH": path, "XDG_STATE_HOME": str(folder),

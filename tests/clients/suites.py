@@ -12,6 +12,11 @@ AS_MPIRUN = ", as with mpirun"
 # A test that failed, as pytest's summary and unittest name it; not a file that cannot be imported, as its tests did not
 # run.
 FAILURE = r"^(?:FAILED |ERROR |FAIL: |ERROR: )(\S+\.py::\S+|\S+ \((?!unittest\.loader\.)\S+\))"
+# A test that misses the text of MPI_Abort, and mpirun 4.1's error as it lost that text: one thread frees the message
+# while another copies it (orte_rml_oob_send_buffer_nb; Open MPI's issue 8356). Plain mpirun loses about one in 60.
+LOST = r"expecting MPI_Abort\(\) message[\s\S]*Data unpack would read past end of buffer in file \S*show_help\.c"
+# The line before each report of unittest.
+RULE = r"(?m)^={70}$"
 # What launchers write before the lines of a rank: ddlrun's [0@host], Open MPI's [1,0]<stdout>:
 RANK = r"(?m)^\[\d+(?:@[\w.-]+\] ?|,\d+\]<std\w+>: ?)"
 
@@ -21,6 +26,8 @@ class Result(NamedTuple):
 
     text: str
     failures: frozenset[str] = frozenset()
+    lost: frozenset[str] = frozenset()
+    """Those of them in which mpirun lost a message, and said so."""
 
     @property
     def failed(self) -> bool:
@@ -28,8 +35,8 @@ class Result(NamedTuple):
         return ("failed" in self.text or "exit code" in self.text) and not self.text.endswith(AS_MPIRUN)
 
     def beside(self, plain: "Result") -> "Result":
-        """Return the result with a note if each test that failed is named, and fails with plain mpirun, too."""
-        same = self.failures and self.failures <= plain.failures
+        """Return the result with a note if each test that failed is named, and fails with plain mpirun or by it."""
+        same = self.failures and self.failures <= plain.failures | self.lost
         return self._replace(text=f"{self.text}{AS_MPIRUN}") if same else self
 
 
@@ -81,8 +88,10 @@ class Suite(NamedTuple):
         """Return the result of a run from its output and exit code, and the tests that it names as failed."""
         output = re.sub(RANK, "", output)
         failures = frozenset(re.findall(FAILURE, output, re.MULTILINE))
+        reports = [report for report in re.split(RULE, output) if re.search(LOST, report)]
+        lost = frozenset(name for report in reports for name in re.findall(FAILURE, report, re.MULTILINE))
         text = self._text(output, code)
-        return Result(f"{len(failures)} failed" if failures and text.startswith("exit code") else text, failures)
+        return Result(f"{len(failures)} failed" if failures and text.startswith("exit code") else text, failures, lost)
 
     def _text(self, output: str, code: int) -> str:
         """Return the number of tests that passed, also beside failures, `passed` for a script, or the exit code."""
@@ -155,7 +164,7 @@ SUITES = {
         own="accelerate launch --cpu --num_processes 2 test_script.py", package="accelerate/test_utils/scripts",
     ),
     "Horovod, test_torch": Suite(
-        "horovod", "0.28.1", f"env DDLRUN_BIND=none mpiexec {{hosts}} -n 2 {TEST_TORCH}", quick=False,
+        "horovod", "0.28.1", f"mpiexec --bind-to none {{hosts}} -n 2 {TEST_TORCH}", quick=False,
         own=f"horovodrun -np 2 {TEST_TORCH}", own_major=4,  # to 5.0, it passes options that 5.0 does not have
         repository="https://github.com/horovod/horovod", also="mock==5.2.0",
     ),

@@ -59,6 +59,21 @@ def test_failures_are_named_as_pytest_and_unittest_print_them() -> None:
     assert result == Result("3 failed", frozenset({"a.py::test_x[1-2]", "b.py::test_y", "testA (t.A.testA)"}))
 
 
+LOST = (
+    "AssertionError: expecting MPI_Abort() message in stdout/stderr:\n[stderr]:\n[vm:16985] [[11943,0],0] "
+    "ORTE_ERROR_LOG: Data unpack would read past end of buffer in file util/show_help.c at line 501\n"
+)
+
+
+@pytest.mark.parametrize("reason", [LOST, "AssertionError: 0 not found in (7, 1)\n", LOST.replace("MPI_Abort", "1 ==")])
+def test_a_failure_is_excused_where_mpirun_has_lost_the_text_of_an_abort(reason: str) -> None:
+    rule = "=" * 70
+    output = f"..F.F.\n{rule}\nFAIL: testA (t.A.testA)\n{LOST}\n{rule}\nFAIL: testB (t.B.testB)\n{reason}\n"
+    result = Suite("x", "1", "x", UNITTEST).result(f"{output}Ran 6 tests in 1s\n\nFAILED (failures=2)\n", 1)
+    assert (result.failed, result.text) == (True, "2 failed")
+    assert result.beside(Result("6 passed")).failed == ("expecting MPI_Abort()" not in reason)
+
+
 # Quick suites that take about 20 s together on two quiet cores; `make test-clients` runs all quick ones.
 TESTED = ("mpi-pytest", "accelerate, test_script")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "frameworks.md"
