@@ -28,7 +28,7 @@ class HangFinding(Enum):
     DIFFERENT_CALLS = "different_calls"
     """All ranks wait, but in different operations or lines."""
     NETWORK = "network"
-    """All ranks wait in the same operation, and data to a host is not acknowledged."""
+    """All ranks wait, and data to a host is not acknowledged."""
     SAME_CALL = "same_call"
     """All ranks wait in the same operation."""
     BLOCKED = "blocked"
@@ -175,16 +175,24 @@ def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdic
 
 def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
-    if len(waiting) > 1:
-        most = len(waiting[0].ranks)
-        fewer = [group for group in waiting if len(group.ranks) < most]
-        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(fewer), _sentence(waiting))
     cut = _find_cut_off(look)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
+    if len(waiting) > 1:
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(_find_odd(waiting)), _sentence(waiting))
     if len(waiting[0].ranks) == 1:
         return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
     return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+
+
+def _find_odd(waiting: Sequence[Group]) -> list[Group]:
+    """Return the groups that differ: those behind in the sequence of collectives, otherwise the smaller ones."""
+    known = [group.position.collective for group in waiting]
+    numbers = [0 if collective is None else collective.number for collective in known]
+    if 0 < min(numbers) < max(numbers):
+        return [group for group, number in zip(waiting, numbers, strict=True) if number == min(numbers)]
+    most = len(waiting[0].ranks)
+    return [group for group in waiting if len(group.ranks) < most]
 
 
 def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
