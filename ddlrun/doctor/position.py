@@ -80,10 +80,9 @@ class Position(NamedTuple):
         frame = self.frame
         place = () if frame is None else (frame.function, frame.file, str(frame.line))
         runs = self.activity in (Activity.RUNS, Activity.UNKNOWN)
-        collective = () if self.collective is None else (self.collective.name, str(self.collective.number))
         if runs:
             return (self.activity.value, *place[:2])
-        return (self.activity.value, normalize(self.call), *place, *collective)
+        return (self.activity.value, normalize(self.call), *place)
 
     @property
     def waits_for_ranks(self) -> bool:

@@ -133,9 +133,10 @@ def look(*reports: RankReport | int | None, reachable: bool = True) -> JobLook:
     return JobLook(tuple(ranks))
 
 
-def in_all_reduce(number: int) -> RankReport:
-    """Return the report of a rank in a collective with this number."""
-    return report(process(ALL_REDUCE, call="futex"), collective=(number, "all_reduce", "Float[4]"))
+def in_all_reduce(number: int | None) -> RankReport:
+    """Return the report of a rank in a collective with this number; None: it is not known."""
+    collective = None if number is None else (number, "all_reduce", "Float[4]")
+    return report(process(ALL_REDUCE, call="futex"), collective=collective)
 
 
 GATHER = report(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
@@ -162,6 +163,10 @@ VERDICTS = [
         look(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
         ("rank 0 waits in all_reduce (train.py:41), collective 7: all_reduce; rank 1 waits in all_reduce "
          "(train.py:41), collective 8: all_reduce"),
+    ),
+    (
+        look(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
+        "all ranks wait in all_reduce (train.py:41)",
     ),
     (
         look(WAITING, 0, WAITING), HangFinding.ENDED, (1,),
@@ -197,6 +202,8 @@ def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
     moved = diagnose([before, look(LOOPING, WAITING)])
     assert (moved.hangs, moved.sentence.partition(":")[0]) == (False, "no hang")
     assert not diagnose([before]).hangs
+    sevenths, eighths, unknown = (look(*map(in_all_reduce, (number, number))) for number in (7, 8, None))
+    assert [diagnose([sevenths, other]).hangs for other in (sevenths, eighths, unknown)] == [True, False, True]
     same = look(WAITING, WAITING)
     hint = ": their arguments, such as sizes, may differ"
     assert diagnose([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
