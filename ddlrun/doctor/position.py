@@ -15,7 +15,7 @@ from ddlrun.doctor.frames import (
     normalize,
     without_native,
 )
-from ddlrun.doctor.records import Collective, ExaminedProcess, Frame, RankReport
+from ddlrun.doctor.records import ExaminedProcess, Frame, RankReport, RecordedCollective
 
 STOPPED = ("T", "t")
 RUNNING_STATE = "R"
@@ -71,7 +71,7 @@ class Position(NamedTuple):
     """The innermost frame of the user's program; None if it is not known."""
     worker: str = ""
     """The position of the worker that a data loader waits for, in words; empty if there is none."""
-    collective: Collective | None = None
+    collective: RecordedCollective | None = None
     """The operation of torch.distributed that it waits in; None if that is not known."""
 
     @property

@@ -68,7 +68,7 @@ class DeadConnection(NamedTuple):
     remote: str
 
 
-class Collective(NamedTuple):
+class RecordedCollective(NamedTuple):
     """A collective operation of torch.distributed on all ranks, which has not ended."""
 
     number: int
@@ -83,7 +83,7 @@ class RankReport(NamedTuple):
 
     processes: tuple[ExaminedProcess, ...]
     connections: tuple[DeadConnection, ...]
-    collective: Collective | None = None
+    collective: RecordedCollective | None = None
     """The operation in which it is; None: in none, or this is not known."""
 
 
@@ -97,7 +97,9 @@ def parse_report(text: str | bytes) -> RankReport:
         )
         collective = record.get("collective")
         if collective is not None:
-            collective = Collective(int(collective["number"]), _text(collective["name"]), _text(collective["data"]))
+            collective = RecordedCollective(
+                int(collective["number"]), _text(collective["name"]), _text(collective["data"])
+            )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("the report of an examination cannot be read") from error
     return RankReport(processes, connections, collective)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.doctor.records import Collective, parse_report
+from ddlrun.doctor.records import RecordedCollective, parse_report
 from ddlrun.rank.flight_recorder import parse_recorder, read_collective
 from ddlrun.rank.inspection import inspect_program
 from ddlrun.rank.program import HOOK
@@ -131,7 +131,7 @@ def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
         wait_until(lambda: read_collective([process.pid], 10))
         report = parse_report(inspect_program(process.pid, 10))
-        assert report.collective == Collective(2, "all_reduce", "Float[2, 3]")
+        assert report.collective == RecordedCollective(2, "all_reduce", "Float[2, 3]")
         assert not any("flight_recorder" in str(stack) for stack in report.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
         assert parse_report(inspect_program(process.pid, 10)).collective is None
