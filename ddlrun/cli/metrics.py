@@ -1,6 +1,10 @@
-"""ddlrun metrics: the samples of a run for Prometheus."""
+"""ddlrun metrics: the samples of a run for Prometheus and other programs."""
 
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import groupby
+from sys import maxsize
 
 import click
 
@@ -8,12 +12,14 @@ from ddlrun.cli.named_run import find_run_folder, may_run, run_name
 from ddlrun.cli.options import Sections, argument, option
 from ddlrun.cli.value_types import WholeNumber
 from ddlrun.errors import InputError
+from ddlrun.monitor.gauges import GaugeValue, list_values
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader
 from ddlrun.monitor.openmetrics import render_openmetrics
 from ddlrun.plan.run_dir import RunDir
 
 MOST_PORT = 65535
+POLL_SECONDS = 1.0
 
 
 @click.command("metrics", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,15 +28,28 @@ MOST_PORT = 65535
     "Output", "--listen", type=WholeNumber(0, MOST_PORT), metavar="PORT",
     help="Serve them at http://127.0.0.1:PORT/metrics until the run ends; 0: at any free port.",
 )  # fmt: skip
-def command(run: str | None, listen: int | None) -> None:
-    """Print what the ranks of RUN use, for Prometheus.
+@option(
+    "Output", "--to", type=click.Choice(["otlp", "tensorboard", "mlflow"]),
+    help="Export them, and those of the time before, until the run ends.",
+)  # fmt: skip
+def command(run: str | None, listen: int | None, to: str | None) -> None:
+    """Print what the ranks of RUN use, for Prometheus, or export it to other programs.
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
     The format is OpenMetrics. Only programs on this computer reach the server, and they need no password.
+
+    With --to, packages and variables of these programs are used: OTEL_EXPORTER_OTLP_ENDPOINT names a collector of
+    OpenTelemetry, MLFLOW_TRACKING_URI and MLFLOW_RUN_ID a server and a run of MLflow. The files for TensorBoard are in
+    the folder runs/RUN.
     """
+    if listen is not None and to is not None:
+        raise InputError("--listen and --to exclude each other; start ddlrun metrics once for each")
     folder = find_run_folder(run)
     name, history = run_name(folder), History()
+    if to is not None:
+        _export(folder, name, to)
+        return
     with closing(MetricsReader(RunDir(folder).metrics)) as reader:
 
         def render() -> str:
@@ -49,3 +68,28 @@ def command(run: str | None, listen: int | None) -> None:
         click.echo(f"metrics of {name}: {server.url}", err=True)
         with server:
             server.serve_while(lambda: may_run(folder))
+
+
+def _export(folder: str, name: str, to: str) -> None:
+    """Export the samples of a run, those of the past first, until it ends."""
+    from ddlrun.monitor.exporters import open_exporter  # noqa: PLC0415 - for --to alone
+
+    count = 0
+    with closing(open_exporter(to, name)) as exporter:
+        for moment, values in _follow(folder, name):
+            exporter.export(moment, values)
+            count += 1
+    click.echo(f"metrics of {name}: exported {count} samples to {to}", err=True)
+
+
+def _follow(folder: str, name: str) -> Iterator[tuple[float, list[GaugeValue]]]:
+    """Yield each time of samples with the values of gauges, until the run ends."""
+    history, runs = History(), True
+    with closing(MetricsReader(RunDir(folder).metrics, tail=maxsize)) as reader:
+        while runs:
+            runs = may_run(folder)
+            for moment, samples in groupby(reader.read(), key=lambda sample: sample.time):
+                if moment > history.time:  # a file that was thinned out is read again
+                    history.add(samples)
+                    yield moment, list_values(history, name)
+            time.sleep(POLL_SECONDS if runs else 0)

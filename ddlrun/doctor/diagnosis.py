@@ -107,6 +107,8 @@ class PositionRecord(TypedDict):
     """0: unknown."""
     source: str
     """The line of the file."""
+    collective: str
+    """The operation of torch.distributed, such as `7: all_reduce Float[4]`; empty: none, or not known."""
 
 
 class ExaminedRankRecord(TypedDict):
@@ -173,7 +175,7 @@ def record_verdict(diagnosis: Diagnosis) -> HangVerdictRecord:
 
 
 def _record_position(position: Position) -> PositionRecord:
-    frame = position.frame
+    frame, collective = position.frame, position.collective
     return {
         "activity": position.activity.value,
         "call": position.call,
@@ -181,6 +183,7 @@ def _record_position(position: Position) -> PositionRecord:
         "file": "" if frame is None else frame.file,
         "line": 0 if frame is None else frame.line,
         "source": "" if frame is None else frame.source,
+        "collective": "" if collective is None else f"{collective.number}: {collective.name} {collective.data}".strip(),
     }
 
 

@@ -15,7 +15,7 @@ from ddlrun.doctor.frames import (
     normalize,
     without_native,
 )
-from ddlrun.doctor.records import ExaminedProcess, Frame, RankReport
+from ddlrun.doctor.records import ExaminedProcess, Frame, RankReport, RecordedCollective
 
 STOPPED = ("T", "t")
 RUNNING_STATE = "R"
@@ -71,6 +71,8 @@ class Position(NamedTuple):
     """The innermost frame of the user's program; None if it is not known."""
     worker: str = ""
     """The position of the worker that a data loader waits for, in words; empty if there is none."""
+    collective: RecordedCollective | None = None
+    """The operation of torch.distributed that it waits in; None if that is not known."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -78,7 +80,9 @@ class Position(NamedTuple):
         frame = self.frame
         place = () if frame is None else (frame.function, frame.file, str(frame.line))
         runs = self.activity in (Activity.RUNS, Activity.UNKNOWN)
-        return (self.activity.value, normalize(self.call), *place) if not runs else (self.activity.value, *place[:2])
+        if runs:
+            return (self.activity.value, *place[:2])
+        return (self.activity.value, normalize(self.call), *place)
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -97,6 +101,8 @@ def locate_rank(report: RankReport) -> Position:
         return Position(Activity.UNKNOWN, "", None)
     main = main_process(report)
     position = locate(main)
+    if position.waits_for_ranks:
+        return position._replace(collective=report.collective)
     if position.activity is not Activity.LOADS:
         return position
     return position._replace(worker=_describe_worker([other for other in report.processes if other is not main]))
@@ -226,6 +232,8 @@ def describe(position: Position, *, plural: bool = False) -> str:
     if plural:
         words = dict(PLURALS)
         text = " ".join(words.get(word, word) for word in text.split(" "))
+    if position.collective is not None:
+        return f"{text}{_describe_place(position)}, collective {position.collective.number}: {position.collective.name}"
     return text + _describe_place(position) + (f", whose worker {position.worker}" if position.worker else "")
 
 

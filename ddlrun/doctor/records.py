@@ -68,11 +68,23 @@ class DeadConnection(NamedTuple):
     remote: str
 
 
+class RecordedCollective(NamedTuple):
+    """A collective operation of torch.distributed on all ranks, which has not ended."""
+
+    number: int
+    """1 for the first operation of the default group."""
+    name: str
+    data: str
+    """The types and sizes of its tensors, such as Float[4]; empty if it has none."""
+
+
 class RankReport(NamedTuple):
     """The processes of a rank."""
 
     processes: tuple[ExaminedProcess, ...]
     connections: tuple[DeadConnection, ...]
+    collective: RecordedCollective | None = None
+    """The operation in which it is; None: in none, or this is not known."""
 
 
 def parse_report(text: str | bytes) -> RankReport:
@@ -83,9 +95,14 @@ def parse_report(text: str | bytes) -> RankReport:
         connections = tuple(
             DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"]
         )
+        collective = record.get("collective")
+        if collective is not None:
+            collective = RecordedCollective(
+                int(collective["number"]), _text(collective["name"]), _text(collective["data"])
+            )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("the report of an examination cannot be read") from error
-    return RankReport(processes, connections)
+    return RankReport(processes, connections, collective)
 
 
 def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:

@@ -28,7 +28,7 @@ class HangFinding(Enum):
     DIFFERENT_CALLS = "different_calls"
     """All ranks wait, but in different operations or lines."""
     NETWORK = "network"
-    """All ranks wait in the same operation, and data to a host is not acknowledged."""
+    """All ranks wait, and data to a host is not acknowledged."""
     SAME_CALL = "same_call"
     """All ranks wait in the same operation."""
     BLOCKED = "blocked"
@@ -104,11 +104,14 @@ def _name_part(part: Sequence[int]) -> list[str]:
 
 def group_ranks(look: JobLook) -> list[Group]:
     """Return the ranks that have been examined by their positions, the largest group first."""
-    groups: dict[tuple[str, ...], list[tuple[int, Position]]] = {}
-    for rank in look.ranks:
-        if rank.report is not None:
-            position = locate_rank(rank.report)
-            groups.setdefault(position.key, []).append((rank.rank, position))
+    groups: dict[tuple[object, ...], list[tuple[int, Position]]] = {}
+    positions = {rank.rank: locate_rank(rank.report) for rank in look.ranks if rank.report is not None}
+    # A rank whose operation is not known, as it was too busy to reply, does not differ from the others.
+    known = all(position.collective for position in positions.values() if position.waits_for_ranks)
+    for rank, plain in positions.items():
+        position = plain if known else plain._replace(collective=None)
+        collective = position.collective and position.collective[:2]
+        groups.setdefault((*position.key, collective), []).append((rank, position))
     joined = [Group(tuple(rank for rank, _ in members), members[0][1]) for members in groups.values()]
     return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
 
@@ -175,16 +178,24 @@ def _judge_ended(waiting: Sequence[Group], ended: tuple[int, ...]) -> HangVerdic
 
 def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
     """Return the verdict where all ranks wait for each other."""
-    if len(waiting) > 1:
-        most = len(waiting[0].ranks)
-        fewer = [group for group in waiting if len(group.ranks) < most]
-        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(fewer), _sentence(waiting))
     cut = _find_cut_off(look)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
+    if len(waiting) > 1:
+        return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(_find_odd(waiting)), _sentence(waiting))
     if len(waiting[0].ranks) == 1:
         return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
     return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+
+
+def _find_odd(waiting: Sequence[Group]) -> list[Group]:
+    """Return the groups that differ: those behind in the sequence of collectives, otherwise the smaller ones."""
+    known = [group.position.collective for group in waiting]
+    numbers = [0 if collective is None else collective.number for collective in known]
+    if 0 < min(numbers) < max(numbers):
+        return [group for group, number in zip(waiting, numbers, strict=True) if number == min(numbers)]
+    most = len(waiting[0].ranks)
+    return [group for group in waiting if len(group.ranks) < most]
 
 
 def _find_cut_off(look: JobLook) -> tuple[tuple[int, ...], str] | None:
@@ -226,10 +237,17 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
     waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
     deciding = waits or earlier.keys()
     return any(
-        positions[0][rank].key != positions[1][rank].key
+        _has_moved(positions[0][rank], positions[1][rank])
         or (positions[0][rank].waits_for_ranks and _has_returned(earlier[rank], later[rank]))
         for rank in deciding
     )
+
+
+def _has_moved(before: Position, after: Position) -> bool:
+    """Return True if a rank is at another position, or in another collective operation."""
+    if before.collective is not None and after.collective is not None and before.collective != after.collective:
+        return True
+    return before.key != after.key
 
 
 def _has_returned(before: RankReport, after: RankReport) -> bool:

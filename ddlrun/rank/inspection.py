@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.rank.flight_recorder import read_collective
 from ddlrun.rank.processes import children_of, list_processes, read_command, read_lines
 from ddlrun.rank.protocol import MOST_TEXT
 from ddlrun.rank.sockets import list_unacknowledged
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ddlrun.rank.process_stat import ProcessStat
 
 MOST_SECONDS = 15.0
+RECORDER_MODULE = "/ddlrun_flight_recorder.py"
+STOPPED = ("T", "t")
 MOST_PROCESSES = 16
 MOST_THREADS = 24
 MOST_FRAMES = 40
@@ -47,8 +50,10 @@ def inspect_program(pid: int, seconds: float) -> str:
     shown = [pid for pid in pids if pid in processes][:MOST_PROCESSES]
     described = [_inspect(member, processes[member], end) for member in shown]
     connections = list_unacknowledged(shown)
+    running = (member for member in shown if processes[member].state not in STOPPED)
+    collective = read_collective(running, max(0.1, end - time.monotonic()))
     while True:
-        text = json.dumps({"processes": described, "connections": connections})
+        text = json.dumps({"processes": described, "connections": connections, "collective": collective})
         if len(text) < MOST_TEXT or not described:
             return text
         described.pop()
@@ -72,10 +77,16 @@ def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
     }
     if is_python(pid, stat):
         threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))
+        threads = [thread for thread in threads if not _is_of_recorder(thread)]
         sources = SourceLines(pid)
         record["replies"] = probe(pid, stat.state)
         record |= {"threads": [_cut(thread, sources.line) for thread in threads[:MOST_THREADS]], "problem": problem}
     return record
+
+
+def _is_of_recorder(thread: dict[str, Any]) -> bool:
+    """Return True for the thread of the start-up hook, which is none of the program's."""
+    return bool(thread["frames"]) and thread["frames"][-1][1].endswith(RECORDER_MODULE)
 
 
 def is_python(pid: int, stat: ProcessStat) -> bool:

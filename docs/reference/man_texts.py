@@ -76,7 +76,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("Print what limits another run now.", "ddlrun top tokarumi --once"),
     ),
     "dashboard": (Example("Serve a web page of the last run.", "ddlrun dashboard"),),
-    "metrics": (Example("Serve the metrics of the last run to Prometheus.", "ddlrun metrics --listen 9400"),),
+    "metrics": (
+        Example("Serve the metrics of the last run to Prometheus.", "ddlrun metrics --listen 9400"),
+        Example("Write its metrics to files for TensorBoard, until it ends.", "ddlrun metrics --to tensorboard"),
+    ),
     "logs": (
         Example("Print the output of the last run, and go on until it ends.", "ddlrun logs -f"),
         Example("Print the last 20 lines of rank 3 of another run.", "ddlrun logs tokarumi --rank 3 -n 20"),

@@ -97,7 +97,7 @@ def neutral(script: str) -> str:
 
 def test_options_that_the_pages_name_exist() -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", render_page()))
-    foreign = {"--mca", "--version", "--epochs", "--nv", "--constraint", "--nproc-per-node", "--nnodes"}
+    foreign = {"--logdir", "--mca", "--version", "--epochs", "--nv", "--constraint", "--nproc-per-node", "--nnodes"}
     for path in PAGES:
         if path.name == "refused-commands.md":  # its options do not exist
             continue

@@ -34,10 +34,16 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def report(*processes: dict[str, Any], connections: tuple[tuple[str, str], ...] = ()) -> RankReport:
+def report(
+    *processes: dict[str, Any],
+    connections: tuple[tuple[str, str], ...] = (),
+    collective: tuple[int, str, str] | None = None,
+) -> RankReport:
     """Return the report of a rank."""
     pairs = [{"local": local, "remote": remote} for local, remote in connections]
-    return parse_report(json.dumps({"processes": processes, "connections": pairs}).encode())
+    waits_in = collective and dict(zip(("number", "name", "data"), collective, strict=True))
+    record = {"processes": processes, "connections": pairs, "collective": waits_in}
+    return parse_report(json.dumps(record).encode())
 
 
 def own(line: int, source: str, function: str = "step") -> tuple[str, str, int, str]:
@@ -127,6 +133,12 @@ def look(*reports: RankReport | int | None, reachable: bool = True) -> JobLook:
     return JobLook(tuple(ranks))
 
 
+def in_all_reduce(number: int | None) -> RankReport:
+    """Return the report of a rank in a collective with this number; None: it is not known."""
+    collective = None if number is None else (number, "all_reduce", "Float[4]")
+    return report(process(ALL_REDUCE, call="futex"), collective=collective)
+
+
 GATHER = report(process([("gather", MPI, 0, ""), own(44, "comm.gather(x)")], "R"))
 CUT = (("10.0.0.1", "10.0.0.3"),), (("10.0.0.2", "10.0.0.3"),), (("10.0.0.3", "10.0.0.1"), ("10.0.0.3", "10.0.0.2"))
 VERDICTS = [
@@ -141,6 +153,20 @@ VERDICTS = [
     (
         look(WAITING, GATHER), HangFinding.DIFFERENT_CALLS, (),
         "rank 0 waits in Barrier (train.py:41); rank 1 waits in gather (train.py:44)",
+    ),
+    (
+        look(*map(in_all_reduce, (7, 7, 6))), HangFinding.DIFFERENT_CALLS, (2,),
+        ("ranks 0 and 1 wait in all_reduce (train.py:41), collective 7: all_reduce; rank 2 waits in all_reduce "
+         "(train.py:41), collective 6: all_reduce"),
+    ),
+    (
+        look(*map(in_all_reduce, (7, 8))), HangFinding.DIFFERENT_CALLS, (0,),
+        ("rank 0 waits in all_reduce (train.py:41), collective 7: all_reduce; rank 1 waits in all_reduce "
+         "(train.py:41), collective 8: all_reduce"),
+    ),
+    (
+        look(*map(in_all_reduce, (7, None))), HangFinding.SAME_CALL, (),
+        "all ranks wait in all_reduce (train.py:41)",
     ),
     (
         look(WAITING, 0, WAITING), HangFinding.ENDED, (1,),
@@ -176,6 +202,8 @@ def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
     moved = diagnose([before, look(LOOPING, WAITING)])
     assert (moved.hangs, moved.sentence.partition(":")[0]) == (False, "no hang")
     assert not diagnose([before]).hangs
+    sevenths, eighths, unknown = (look(*map(in_all_reduce, (number, number))) for number in (7, 8, None))
+    assert [diagnose([sevenths, other]).hangs for other in (sevenths, eighths, unknown)] == [True, False, True]
     same = look(WAITING, WAITING)
     hint = ": their arguments, such as sizes, may differ"
     assert diagnose([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
@@ -193,9 +221,12 @@ def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str
 
 
 def test_the_record_is_that_of_the_schema() -> None:
-    record = record_diagnosis(diagnose([look(WAITING, LOOPING, 3, None)]), "request", 1.0)
+    record = record_diagnosis(diagnose([look(WAITING, in_all_reduce(7), 3, None)]), "request", 1.0)
     validate(record, "doctor")
     assert [rank["exit_code"] for rank in record["ranks"]] == [None, None, 3, None]
+    position = record["ranks"][1]["position"]
+    assert position is not None
+    assert position["collective"] == "7: all_reduce Float[4]"
     assert "state of rank 0 on h0:\nprocess 7 (python): state R\n  Thread 7 (active)\n" in record["states"]
 
 

@@ -46,7 +46,7 @@ ALLOWED = {
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote"},
-    "monitor": {"machine", "rank", "units"},
+    "monitor": {"errors", "machine", "rank", "units"},
     "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {
         "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",
@@ -67,6 +67,8 @@ ALLOWED = {
 # The import of the version.
 VERSION = {"ddlrun", "ddlrun.__version__"}
 
+# Modules of the start-up hook, which are found on a path of their own.
+HOOKS = ("sitecustomize", "ddlrun_world_size", "ddlrun_flight_recorder")
 # A module that keepers import for --encrypt alone.
 ENCRYPTION = PACKAGE / "rank/encryption.py"
 
@@ -176,7 +178,7 @@ def test_what_runs_on_each_host_is_the_standard_library_alone() -> None:
     for path in (*on_hosts, PACKAGE / "errors.py"):
         others = {name.split(".")[0] for name in imports(path) - VERSION if not name.startswith(own)}
         optional = {"cryptography"} if path == ENCRYPTION else set()
-        assert others <= {*sys.stdlib_module_names, "sitecustomize", "ddlrun_world_size", *optional}
+        assert others <= {*sys.stdlib_module_names, *HOOKS, *optional}
     modules = [path for path in on_hosts if path.parent.name in ("rank", "agent") and path != ENCRYPTION]
     every_time = {name for path in modules for name in at_the_top(path)}
     assert {name for name in every_time if not name.startswith((*own, "ddlrun"))} == {

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from ddlrun.doctor.records import RecordedCollective, parse_report
+from ddlrun.rank.flight_recorder import parse_recorder, read_collective
+from ddlrun.rank.inspection import inspect_program
 from ddlrun.rank.program import HOOK
 from ddlrun.rank.stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
+from tests.support import needs
 from tests.support.waiting import wait_until
 
 HOLD = """
@@ -104,3 +108,35 @@ def test_the_file_of_the_hook_is_not_inherited(tmp_path: Path) -> None:
 @pytest.mark.parametrize("output", [b"", b"{}", b"[1]", b'[{"frames": 3}]', b"null"])
 def test_an_output_of_py_spy_that_cannot_be_read(output: bytes) -> None:
     assert parse_dump(output) == []
+
+
+# Rank 1 is a fork of rank 0, so that torch is imported once. It waits for the end of the test's pipe.
+ALL_REDUCE = """
+import os, sys, torch, torch.distributed as dist
+rank = 0 if os.fork() else 1
+dist.init_process_group("gloo", init_method="file://{folder}/store", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    sys.stdin.read()
+    os._exit(0)
+print("up", flush=True)
+dist.all_reduce(torch.ones(2, 3))
+"""
+
+
+@pytest.mark.extra
+def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
+    needs.package("torch")
+    code = ALL_REDUCE.format(folder=tmp_path)
+    with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
+        wait_until(lambda: read_collective([process.pid], 10))
+        report = parse_report(inspect_program(process.pid, 10))
+        assert report.collective == RecordedCollective(2, "all_reduce", "Float[2, 3]")
+        assert not any("flight_recorder" in str(stack) for stack in report.processes[0].threads)
+        process.send_signal(signal.SIGSTOP)
+        assert parse_report(inspect_program(process.pid, 10)).collective is None
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"entries": [{}]}', b'{"entries": [{"process_group": 1}]}'])
+def test_records_of_another_torch_are_ignored(text: bytes) -> None:
+    assert parse_recorder(text) is None

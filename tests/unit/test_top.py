@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.gauges import GAUGES
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import read_samples
-from ddlrun.monitor.openmetrics import CONTENT_TYPE, FINDING, HOST_GAUGES, NIC_GAUGES, RANK_GAUGES, render_openmetrics
+from ddlrun.monitor.openmetrics import CONTENT_TYPE, render_openmetrics
 from ddlrun.monitor.server import MetricsServer
 from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
 from tests.support import needs
@@ -207,6 +208,6 @@ def test_a_port_that_is_in_use_is_an_error(history: History, state: Path) -> Non
 def test_the_dashboard_shows_metrics_that_exist() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     shown = {re.match(r"\w+", target["expr"]) for panel in dashboard["panels"] for target in panel["targets"]}
-    gauges = {gauge.name for gauge in (*RANK_GAUGES, *HOST_GAUGES, *NIC_GAUGES, FINDING)}
+    gauges = {gauge.name for gauge in GAUGES}
     assert {match[0] for match in shown if match} <= gauges
     assert len(shown) == len(dashboard["panels"])

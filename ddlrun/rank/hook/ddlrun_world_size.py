@@ -8,10 +8,13 @@ a note.
 """
 
 # ruff: noqa: ANN401, INP001 - modules of any library; it imports nothing from the package
+# mypy: disable-error-code="import-not-found"
 
 import os
 import sys
 from functools import wraps
+
+import ddlrun_flight_recorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,6 +97,7 @@ def _watch_torch(module: "Any", leave: "Callable[[int], None]") -> None:
     plain = module.init_process_group
 
     def check(arguments: "tuple[object, ...]", words: "dict[str, object]") -> None:
+        ddlrun_flight_recorder.offer()
         size = module.get_world_size()
         if not _is_short(size) or "TORCHELASTIC_RESTART_COUNT" in os.environ:  # torchrun has made worlds of its own
             return

@@ -1,0 +1,83 @@
+"""Gauges: the metrics of ranks and hosts, and their values in the latest samples of a run."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.history import History
+from ddlrun.monitor.samples import HostSample, NicSample, RankSample
+
+Labels = Mapping[str, str]
+
+
+class Gauge(NamedTuple):
+    """A metric, and the field of a sample that is its value."""
+
+    name: str
+    unit: str
+    """The last part of the name; empty without a unit."""
+    field: str
+    help: str
+
+
+RANK_GAUGES = (
+    Gauge("ddlrun_rank_cpus", "", "cpu", "CPUs that are busy with the rank"),
+    Gauge("ddlrun_rank_system_cpus", "", "system", "CPUs that are busy in the kernel for the rank"),
+    Gauge("ddlrun_rank_queued_threads", "", "queue", "Threads that are ready to run and have no CPU"),
+    Gauge("ddlrun_rank_threads", "", "threads", "Threads"),
+    Gauge("ddlrun_rank_blocked_threads", "", "blocked", "Threads that wait for input or output in the kernel"),
+    Gauge("ddlrun_rank_memory_bytes", "bytes", "rss", "Resident memory"),
+    Gauge("ddlrun_rank_anonymous_memory_bytes", "bytes", "anonymous", "Resident memory without files"),
+    Gauge("ddlrun_rank_page_faults_per_second", "", "faults", "Page faults that wait for storage"),
+    Gauge("ddlrun_rank_context_switches_per_second", "", "switches", "Times that a thread gets a CPU"),
+    Gauge("ddlrun_rank_input_bytes_per_second", "", "input", "Bytes that system calls read"),
+    Gauge("ddlrun_rank_read_bytes_per_second", "", "read", "Bytes from storage"),
+    Gauge("ddlrun_rank_written_bytes_per_second", "", "written", "Bytes to storage"),
+    Gauge("ddlrun_rank_throttled_ratio", "ratio", "throttled", "Share of CPU quota periods that were used up"),
+)
+HOST_GAUGES = (
+    Gauge("ddlrun_host_cpus", "", "cpu", "CPUs that are busy with any process"),
+    Gauge("ddlrun_host_cores", "", "cores", "CPUs"),
+    Gauge("ddlrun_host_memory_bytes", "bytes", "memory", "Memory"),
+    Gauge("ddlrun_host_available_memory_bytes", "bytes", "available", "Memory that programs can still get"),
+    Gauge("ddlrun_host_swapped_in_bytes_per_second", "", "swapped_in", "Bytes from swap space"),
+    Gauge("ddlrun_host_retransmitted_segments_per_second", "", "retransmitted", "TCP segments that were sent again"),
+)
+NIC_GAUGES = (
+    Gauge("ddlrun_nic_received_bytes_per_second", "", "received", "Bytes that the network interface receives"),
+    Gauge("ddlrun_nic_sent_bytes_per_second", "", "sent", "Bytes that the network interface sends"),
+    Gauge("ddlrun_nic_errors_per_second", "", "errors", "Errors and dropped packets of the network interface"),
+)
+FINDING = Gauge("ddlrun_finding_severity_ratio", "ratio", "severity", "Share of time that is lost to a cause")
+GAUGES = (*RANK_GAUGES, *HOST_GAUGES, *NIC_GAUGES, FINDING)
+
+
+class GaugeValue(NamedTuple):
+    """The value of a gauge for a rank, a host, a network interface or a finding."""
+
+    gauge: Gauge
+    labels: Labels
+    value: float
+
+
+def list_values(history: History, run: str) -> list[GaugeValue]:
+    """Return the values of all gauges in the latest samples of a run."""
+    ranks = [samples[-1] for samples in history.ranks(1).values()]
+    hosts = [samples[-1] for samples in history.hosts(1).values()]
+    values = list[GaugeValue]()
+    for rank in ranks:
+        values += _read_fields(RANK_GAUGES, {"run": run, "rank": rank.ranks, "host": rank.host}, rank)
+    for host in hosts:
+        values += _read_fields(HOST_GAUGES, {"run": run, "host": host.host}, host)
+        for nic in host.nics:
+            values += _read_fields(NIC_GAUGES, {"run": run, "host": host.host, "nic": nic.name}, nic)
+    for finding in diagnose(history):
+        labels = {"run": run, "cause": finding.cause.value, "ranks": finding.ranks, "host": finding.host}
+        values.append(GaugeValue(FINDING, labels, finding.severity))
+    return values
+
+
+def _read_fields(
+    gauges: tuple[Gauge, ...], labels: Labels, sample: RankSample | HostSample | NicSample
+) -> Iterator[GaugeValue]:
+    return (GaugeValue(gauge, labels, getattr(sample, gauge.field)) for gauge in gauges)

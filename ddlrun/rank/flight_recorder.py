@@ -1,0 +1,90 @@
+"""The collective operation in which a rank is, from the flight recorder of torch.distributed.
+
+PyTorch records the operations of gloo. The start-up hook writes the records to a file in memory on request.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+# As in hook/ddlrun_flight_recorder.py. The descriptor of the pipe for requests follows.
+RECORDER_FILE = "/memfd:ddlrun-flight-recorder-"
+DEFAULT_GROUP = "default_pg"
+POLL_SECONDS = 0.01
+MOST_SECONDS = 2.0
+MOST_TENSORS = 3
+
+
+def read_collective(pids: Iterable[int], seconds: float) -> dict[str, Any] | None:
+    """Return the collective in which the first of a rank's processes with a recorder is; None if it is in none.
+
+    Args:
+        pids: The processes; workers that a process has forked, which come later, have its descriptors.
+        seconds: The time limit.
+    """
+    for pid in pids:
+        paths = _find_files(pid)
+        if paths is not None:
+            return parse_recorder(_request(*paths, seconds=min(seconds, MOST_SECONDS)))
+    return None
+
+
+def _find_files(pid: int) -> tuple[str, str] | None:
+    """Return the paths of a process's file and of its pipe; None if it has no recorder."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in sorted(os.listdir(folder), key=int, reverse=True):
+            target = os.readlink(f"{folder}/{name}")
+            if target.startswith(RECORDER_FILE):
+                return f"{folder}/{name}", f"{folder}/{target.removeprefix(RECORDER_FILE).split()[0]}"
+    except OSError:  # it has ended, or a descriptor was closed
+        pass
+    return None
+
+
+def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
+    """Return the records as JSON; empty if the process does not reply in time, as when it is stopped."""
+    request = b"%d" % time.monotonic_ns()
+    end = time.monotonic() + seconds
+    try:
+        pipe = os.open(pipe_path, os.O_WRONLY | os.O_NONBLOCK)
+        with open(pipe, "wb", buffering=0) as writer, open(file_path, "rb", buffering=0) as file:
+            writer.write(request)
+            while time.monotonic() < end:
+                text = file.read() or b""
+                if text.startswith(request) and text.endswith(b"\n"):
+                    return text[len(request) :]
+                file.seek(0)
+                time.sleep(POLL_SECONDS)
+    except OSError:  # the process has ended
+        pass
+    return b""
+
+
+def parse_recorder(text: bytes) -> dict[str, Any] | None:
+    """Return the first collective of the default group that has not ended; None if there is none."""
+    import json  # noqa: PLC0415 - in the examiner alone
+
+    try:
+        waiting = (
+            entry
+            for entry in json.loads(text or b"{}").get("entries", ())
+            if entry["process_group"][1] == DEFAULT_GROUP and not entry["retired"] and not entry["is_p2p"]
+        )
+        first = min(waiting, key=lambda entry: int(entry["collective_seq_id"]), default=None)
+        if first is None:
+            return None
+        tensors = zip(first["input_dtypes"], first["input_sizes"], strict=False)
+        return {
+            "number": int(first["collective_seq_id"]),
+            "name": first["profiling_name"].rpartition(":")[2],
+            "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
+        }
+    except (ValueError, LookupError, TypeError, AttributeError):  # another version
+        return None
