@@ -1,4 +1,4 @@
-"""The program that receives a job's files on a host, passes them on, and puts them in their places."""
+"""The program that receives a job's files on a host, passes them on, and sends its results back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, receive_line
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
+from ddlrun.ship.host.results import list_results, send_results
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
 
@@ -103,6 +104,16 @@ def _clean(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"removed": removed, "left": left}
 
 
+def _send(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Send the files that ranks of a run wrote in their working folder."""
+    folder = Store(task["folder"]).run(task["run"]) + task["working_folder"]
+    rows, unreadable = list_results(folder, task["paths"])
+    hello = {"host": task["host"], "unreadable": unreadable}
+    with connect(task["addresses"], task["port"], task["secret"], hello) as link:
+        send_results(link, folder, rows)
+    return {}
+
+
 def describe_error(error: Exception, folder: str) -> str:
     """Return an error in words, with its file, else the folder."""
     if not isinstance(error, OSError):
@@ -119,4 +130,6 @@ def _glibc() -> list[int]:
     return [int(number) for number in version.split(".")] if name == "glibc" else []
 
 
-ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"receive": _receive, "clean": _clean}
+ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "receive": _receive, "clean": _clean, "send": _send,
+}  # fmt: skip
