@@ -111,7 +111,8 @@ class Launch(Sections):
     "Run",
     "--ship",
     metavar="code,env,PATH,...",
-    help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment, paths.",
+    help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment or that of a "
+    "lock file (env=FILE), paths.",
 )
 @option(
     "Run",
