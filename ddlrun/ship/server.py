@@ -10,10 +10,13 @@ from ddlrun.errors import DdlrunError
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.chain import chain_order, predecessors
 from ddlrun.ship.host.link import LinkError, send_line
+from ddlrun.ship.host.unpack import ArchiveError
+from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.link_server import LinkServer
 from ddlrun.wording import printable
 
 Problems = Sequence[str]
+LEAST_COMPRESSED = 1 << 20
 
 
 class HostState(NamedTuple):
@@ -28,6 +31,8 @@ class HostState(NamedTuple):
     python: str
     version: tuple[int, ...]
     glibc: tuple[int, ...]
+    zstd: bool = False
+    """Whether it has the program zstd."""
     error: str = ""
     """The reason why it cannot receive files."""
 
@@ -47,6 +52,7 @@ def parse_state(body: Mapping[str, Any], address: str) -> HostState:
         python=str(body["python"]),
         version=tuple(map(int, body["version"])),
         glibc=tuple(map(int, body["glibc"])),
+        zstd=bool(body["zstd"]),
     )
 
 
@@ -104,13 +110,14 @@ class TransferServer(LinkServer):
                 self._control(link, str(body["host"]), parse_state(body, address))
             else:
                 self._send(link, self._archives[str(body["digest"])])
-        except (OSError, KeyError, ValueError, TypeError, LinkError):
+        except (OSError, KeyError, ValueError, TypeError, LinkError, ArchiveError):
             return  # the host reports what went wrong
         except DdlrunError as error:
             self.error = error
 
     def _send(self, link: socket.socket, archive: Archive) -> None:
-        for block in archive.blocks():
+        blocks = archive.blocks()
+        for block in compress(blocks) if self._is_compressed(archive) else blocks:
             link.sendall(block)
 
     def _control(self, link: socket.socket, host: str, greeting: HostState) -> None:
@@ -151,4 +158,16 @@ class TransferServer(LinkServer):
             "addresses": list(self._plan.addresses) if source is None else [source.address],
             "port": self.port if source is None else source.port,
             "passes_on": host != chain[-1],
+            "compressed": self._is_compressed(archive),
         }
+
+    def _is_compressed(self, archive: Archive) -> bool:
+        """Return True for an archive that is large, travels over links, and goes to hosts that have zstd."""
+        hosts = self.moved[archive.digest]
+        remote = any(host != self._plan.first for host in hosts)
+        return (
+            archive.size >= LEAST_COMPRESSED
+            and remote
+            and has_zstd()
+            and all(self.greetings[host].zstd for host in hosts)
+        )

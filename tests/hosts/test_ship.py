@@ -171,8 +171,11 @@ def test_an_environment_travels_with_data(apart: Apart, manager: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     site = next(venv.glob("lib/python3*/site-packages"))
     (site / "only_here.py").write_text("")
-    (apart.project / "show.py").write_text("import only_here, sys, os\nprint(sys.prefix, os.listdir('data'))\n")
+    (apart.project / "show.py").write_text(
+        "import only_here, sys, os\nprint(sys.prefix, os.path.getsize('data/large'))\n"
+    )
+    (apart.project / "data" / "large").write_bytes(bytes(2 << 20))  # which travels in compressed form
     words = ["--ship", "code,env,data", "--no-tag-output", "venv/bin/python", "show.py"]
     done = apart.launch(manager, *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{venv} ['words.txt']"] * len(HOSTS)
+    assert done.stdout.splitlines() == [f"{venv} {2 << 20}"] * len(HOSTS)

@@ -11,6 +11,7 @@ from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.results import list_results, send_results
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
+from ddlrun.ship.host.zstd import has_zstd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
         hello = {
             "host": task["host"], "missing": missing, "free": store.free, "port": listener.getsockname()[1],
             "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": _glibc(),
+            "zstd": has_zstd(),
         }  # fmt: skip
         reply = _greet(task, hello)
         for transfer in reply["transfers"]:
@@ -89,7 +91,9 @@ def _take(store: Store, task: Mapping[str, Any], transfer: Mapping[str, Any], su
     try:
         with connect(transfer["addresses"], transfer["port"], task["secret"], body) as source:
             forwarding = Forwarding(successors, digest) if transfer["passes_on"] else None
-            relay(source, transfer["size"], Extraction(folder, digest), forwarding)
+            compressed = transfer["compressed"]
+            extraction = Extraction(folder, digest, compressed=compressed)
+            relay(source, None if compressed else transfer["size"], extraction, forwarding)
         store.put(folder, digest)
     finally:
         if os.path.isdir(folder):

@@ -40,7 +40,10 @@ def unpack(source: ByteSource, folder: str) -> None:
     length = int.from_bytes(_read(source, HEAD), "big")
     if length > LONGEST_MANIFEST:
         raise ArchiveError("its manifest is too long")
-    entries = json.loads(_read(source, length))
+    try:
+        entries = json.loads(_read(source, length))
+    except ValueError as error:
+        raise ArchiveError("it was altered on the way") from error
     made = {folder}
     for kind, path, mode, mtime, size, _ in entries:
         target = _inside(folder, path)
