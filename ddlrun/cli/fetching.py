@@ -121,7 +121,7 @@ def render_fetched(
     if len(unusual) > MOST_NAMED:
         yield f"and {len(unusual) - MOST_NAMED} more of these"
     if same and not many:
-        yield f"{counted(len(same), 'other file')} were here already with the same content"
+        yield f"not changed: {counted(len(same), 'file')} with the content that is here already"
 
 
 def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from ddlrun.cli.read_ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.ship.host.link import LinkError, connect, receive_line
 from ddlrun.ship.host.results import list_results, send_results
+from ddlrun.ship.host.store import Store
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, ResultError, ResultFile, ResultServer, parse_manifest
@@ -40,6 +41,23 @@ def test_new_files_are_sent_but_no_links_and_no_caches(tmp_path: Path) -> None:
     paths = [path for path, *_ in list_results(str(tmp_path), ["out", "*.csv", "linked"])[0]]
     assert sorted(paths) == ["out/a", "out/deep/b", "x.csv"]
     assert len(list_results(str(tmp_path), ["."])[0]) == 4
+
+
+def test_shipped_code_that_is_fetched_may_be_changed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    folder = Path(store.incoming("c0de"))
+    for name in ("train.py", "work/log.csv", "work/other.csv", "work/fixed"):
+        write(Path(f"{folder}/project/{name}"), "shipped\n").chmod(0o444)
+    store.put(str(folder), "c0de")
+    store.make_run("run", "/project/work", [{"path": "/project", "digest": "c0de", "whole": False}], ["*.csv"])
+    run = Path(f"{store.run('run')}/project/work")
+    assert list_results(str(run), ["."])[0] == []
+    with open(run / "log.csv", "a") as log:
+        log.write("more\n")
+    assert [row[0] for row in list_results(str(run), ["*.csv"])[0]] == ["log.csv"]
+    assert (run / "log.csv").read_text() == "shipped\nmore\n"
+    assert Path(f"{store.object('c0de')}/project/work/log.csv").read_text() == "shipped\n"
+    assert [path.is_symlink() for path in (run / "fixed", run.parent / "train.py", run / "other.csv")] == [1, 1, 0]
 
 
 class Exchange:

@@ -54,7 +54,7 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
             _take(store, task, transfer, successors)
     if not reply["stop"]:
         store.note_objects(task["run"], digests)
-        store.make_run(task["run"], task["working_folder"], sources)
+        store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
     return {}
 
 

@@ -33,6 +33,8 @@ MOST_UNREADABLE = 20
 def is_wanted(path: str, wanted: Iterable[str]) -> bool:
     """Return True for a path that is one of the wanted ones, below one, or matches one with wildcards.
 
+    No path outside of the folder to which they are relative is wanted.
+
     >>> [is_wanted(path, ["out", "*.csv"]) for path in ("out/a", "outer", "x.csv")], is_wanted("a", ["."])
     ([True, False, True], True)
     """
@@ -42,7 +44,7 @@ def is_wanted(path: str, wanted: Iterable[str]) -> bool:
 def list_results(folder: str, wanted: Sequence[str]) -> tuple[list[Row], list[str]]:
     """Return the rows of the wanted files that ranks wrote below a folder, and the paths that cannot be read.
 
-    Files that were shipped are links there, and no link comes back.
+    Files that were shipped are links there, or copies with the time 0, and neither comes back.
     """
     rows: list[Row] = []
     unreadable = []
@@ -52,7 +54,7 @@ def list_results(folder: str, wanted: Sequence[str]) -> tuple[list[Row], list[st
             place = os.path.join(above, name)
             path = os.path.relpath(place, folder)
             status = os.lstat(place)
-            if not stat.S_ISREG(status.st_mode) or not is_wanted(path, wanted):
+            if not stat.S_ISREG(status.st_mode) or not status.st_mtime_ns or not is_wanted(path, wanted):
                 continue
             if os.access(place, os.R_OK):
                 rows.append((path, status.st_mode & 0o777, status.st_mtime_ns, status.st_size))
