@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ddlrun.cli.locked_environment import use_locked_environment
 from ddlrun.cli.read_ship import read_ship
 from ddlrun.cli.shipping import make_archives, reach_privately, shipped_run
 from ddlrun.errors import DdlrunError
@@ -21,7 +22,8 @@ from ddlrun.supervise.launch import own_addresses
 
 def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, Any], own_address: str | None) -> int:
     """Print what launch --ship would copy to each host, or the problems; return the exit code. Raises InputError."""
-    program = (sys.executable, options["script"]) if options["script"] else (sys.executable,)
+    program: tuple[str, ...] = (sys.executable, *filter(None, (options["script"],)))
+    options, program = use_locked_environment(options, program)
     request = read_ship(options, program)
     if request is None:
         return 0
@@ -32,7 +34,7 @@ def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, A
         archives=archives, hosts=hosts.names, racks={}, first=None, addresses=own_addresses(others, own_address),
         only_check=True,
     )  # fmt: skip
-    run = shipped_run(request, "", sys.executable, options["start_timeout"])
+    run = shipped_run(request, "", program[0], options["start_timeout"])
     try:
         with reach_privately(launcher) as target:
             result = transfer(plan, run, target)

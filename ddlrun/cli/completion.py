@@ -200,6 +200,7 @@ COMPLETERS = {
     "args": Completer(paths="file"),
     "config_file": Completer(lambda *_: ("none",), paths="file"),
     "export": Completer(_exports, listed=True),
+    "fetch": Completer(listed=True, paths="file"),
     "forward_signals": Completer(_signals, listed=True),
     "frameworks": Completer(_frameworks, listed=True),
     "hosts": Completer(_hosts, listed=True),

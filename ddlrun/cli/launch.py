@@ -12,6 +12,7 @@ The stages of a launch, each with the value that it returns:
     ship_files       Planned     code, data and environment on the hosts, with --ship
     supervise_run    Finished    the outcome
     report_outcome   Finished    the reason of a failure, printed
+    fetch_files      Finished    results of the ranks in the working folder, with --fetch
 
 After a failure, next_attempt leads from Finished back to an Attempt.
 """
@@ -110,7 +111,8 @@ class Launch(Sections):
     "Run",
     "--ship",
     metavar="code,env,PATH,...",
-    help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment, paths.",
+    help="Copy files to the local disk of each host and run there: SCRIPT's code, its Python environment or that of a "
+    "lock file (env=FILE), paths.",
 )
 @option(
     "Run",
@@ -118,6 +120,12 @@ class Launch(Sections):
     metavar="DIR",
     show_default="/tmp/ddlrun-ship-UID",  # noqa: S108 - see default_folder
     help="Folder for the files of --ship, on a local disk of each host.",
+)
+@option(
+    "Run",
+    "--fetch",
+    metavar="PATH,...",
+    help="With --ship code: copy what ranks wrote at these paths back to the current folder; '.': all.",
 )
 @container_options
 @container_args_option
@@ -249,6 +257,7 @@ def _run_until_done(attempt: Attempt) -> int:
                 return finished.outcome.final_code
             finished = running.supervise_run(planned)
             finished = running.report_outcome(finished)
+            finished = running.fetch_files(finished)
             finished = running.allow_port_restart(finished)
             if running.is_final(finished):
                 return finished.outcome.final_code

@@ -165,6 +165,16 @@ def _colour(report: str, settings: Settings) -> str:
     return colour_report(report, many_colours=watch.style.many_colours) if watch.colour else report
 
 
+def fetch_files(finished: Finished) -> Finished:
+    """Copy the files of --fetch back to the working folder. Raises UnreachableError where results are missing."""
+    request = finished.attempt.settings.ship
+    if request is not None and request.fetched:
+        from ddlrun.cli.fetching import fetch  # noqa: PLC0415 - for this option alone
+
+        fetch(finished.attempt.settings, finished.plan, finished.outcome)
+    return finished
+
+
 def allow_port_restart(finished: Finished) -> Finished:
     """Allow one more restart where the first attempt failed because another process took a port of its ranks."""
     attempt = finished.attempt

@@ -12,6 +12,7 @@ from ddlrun.cli.configuration import find_configuration
 from ddlrun.cli.inputs import find_job, read_rankfile
 from ddlrun.cli.job_hosts import Options, arrange_hosts, assign_job_hosts
 from ddlrun.cli.launch_arguments import ARGUMENTS
+from ddlrun.cli.locked_environment import use_locked_environment
 from ddlrun.cli.options import read_policy
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.cli.read_container import read_container
@@ -52,6 +53,7 @@ PLANNED = frozenset(
 
 def read_settings(ctx: click.Context, options: Options, program: tuple[str, ...]) -> Settings:
     """Turn options into Settings. Raises InputError for each wrong value."""
+    options, program = use_locked_environment(options, program)
     options = {
         **_without_hidden(ctx, options),
         "config_env": find_configuration(ctx).assignments,

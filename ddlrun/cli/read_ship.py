@@ -16,14 +16,24 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
     Raises InputError for what does not exist, cannot travel or must not travel in plain text.
     """
     if not options.get("ship"):
-        if options.get("ship_dir"):
-            raise InputError("--ship-dir goes with --ship")
+        alone = next(
+            (option for option in ("--ship-dir", "--fetch") if options.get(option[2:].replace("-", "_"))), None
+        )
+        if alone:
+            raise InputError(f"{alone} goes with --ship")
         return None
-    from ddlrun.ship.request import ShipRequest, arrange_sources, parse_ship  # noqa: PLC0415 - for this option alone
+    from ddlrun.ship.request import (  # noqa: PLC0415 - for this option alone
+        ShipRequest,
+        arrange_sources,
+        parse_fetch,
+        parse_ship,
+    )
 
     if options.get("encrypt"):
         raise InputError("--ship does not encrypt the files on their way; leave out --encrypt or --ship")
     code, environment, paths = parse_ship(options["ship"])
+    if options.get("fetch") and not code:
+        raise InputError("--fetch: without --ship code, ranks write into the current folder of each host itself")
     sources = _data_sources(paths)
     imports: list[str] = []
     if code:
@@ -36,6 +46,7 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
         folder=read_folder(options.get("ship_dir")),
         working_folder=os.getcwd(),
         import_folders=tuple(imports),
+        fetched=parse_fetch(options["fetch"], os.getcwd()) if options.get("fetch") else (),
     )
 
 

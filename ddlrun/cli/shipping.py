@@ -29,6 +29,8 @@ from ddlrun.topology import Topology
 LEAST_SECONDS = 60.0
 # The time limit of a transfer as a whole; connections without progress end much earlier.
 LONGEST_SECONDS = 86400.0
+# An ssh whose host does not reply any more ends.
+KEEPALIVE = ("-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=4")
 
 
 def ship(settings: Settings, plan: Plan) -> None:
@@ -65,6 +67,8 @@ def reach_privately(launcher: AgentLauncher) -> Iterator[ProbeTarget]:
             file.flush()
             return start_command(["sh", file.name], "", LONGEST_SECONDS)
 
+        if launcher.launcher == "ssh":
+            launcher = launcher._replace(words=(*KEEPALIVE, *launcher.words))
         yield reach(launcher, LONGEST_SECONDS, all_at_once=True)._replace(here=here)
 
 

@@ -41,6 +41,7 @@ LAUNCH_KEYS = {
     "run_dir": "run_dir",
     "ship": "ship",
     "ship_dir": "ship_dir",
+    "fetch": "fetch",
     "keep_runs": "keep_runs",
     "keep_days": "keep_days",
     "exit_code_base": "exit_code_base",
@@ -92,7 +93,7 @@ SWITCHES = (
     "placement.strict_binding",
 )
 LISTS = (
-    "hosts", "framework", "export", "ship", "placement.gpu_order", "network.interfaces", "output.ranks",
+    "hosts", "framework", "export", "ship", "fetch", "placement.gpu_order", "network.interfaces", "output.ranks",
     "termination.forward_signals", "recovery.spare_hosts",
 )  # fmt: skip
 # Names of options that are no keys -> key.

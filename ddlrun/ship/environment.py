@@ -34,7 +34,7 @@ def find_environment(python: str) -> str:
     kind = "a conda environment" if os.path.isdir(f"{folder}/conda-meta") else "no virtual environment"
     raise InputError(
         f"--ship env: {python} is of {kind}, and only virtual environments travel; start ddlrun in one (python -m "
-        "venv, uv venv), or leave out env"
+        "venv, uv venv), name a lock file (env=FILE), or leave out env"
     )
 
 

@@ -43,6 +43,8 @@ class ShipRequest(NamedTuple):
     """The current folder, in which ranks start."""
     import_folders: tuple[str, ...] = ()
     """Folders of packages that are installed in editable mode, which PYTHONPATH replaces."""
+    fetched: tuple[str, ...] = ()
+    """Paths relative to the working folder whose files come back after the run."""
 
     @property
     def environment(self) -> str | None:
@@ -122,3 +124,21 @@ def parse_ship(text: str, where: str = "--ship") -> tuple[bool, bool, tuple[str,
         raise InputError(f"{where} {text!r}: an element is empty; write code, env or paths, such as code,data")
     paths = tuple(os.path.normpath(word) for word in words if word not in (CODE_WORD, ENVIRONMENT_WORD))
     return CODE_WORD in words, ENVIRONMENT_WORD in words, paths
+
+
+def parse_fetch(text: str, folder: str) -> tuple[str, ...]:
+    """Parse the list of --fetch: paths in the working folder, relative to it. Raises InputError for any other.
+
+    >>> parse_fetch("out/,./*.csv,/work/log", "/work"), parse_fetch(".", "/work")
+    (('out', '*.csv', 'log'), ('.',))
+    """
+    paths = []
+    for word in text.split(","):
+        path = os.path.normpath(os.path.join(folder, word))
+        if not word or not is_inside(path, folder):
+            raise InputError(
+                f"--fetch {text!r}: {word or 'an empty element'!r} is not a path in the current folder, where ranks "
+                "start; write paths such as out, or . for all files"
+            )
+        paths.append(os.path.relpath(path, folder))
+    return tuple(paths)

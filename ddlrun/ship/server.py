@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from ddlrun.errors import DdlrunError
 from ddlrun.ship.archive import Archive
 from ddlrun.ship.chain import chain_order, predecessors
-from ddlrun.ship.host.link import LinkError, listen, send_line, welcome
+from ddlrun.ship.host.link import LinkError, send_line
+from ddlrun.ship.host.unpack import ArchiveError
+from ddlrun.ship.host.zstd import compress, has_zstd
+from ddlrun.ship.link_server import LinkServer
 from ddlrun.wording import printable
 
 Problems = Sequence[str]
-BACKLOG = 4096
-# The time in which a thread ends once all hosts have; that of a stranger may take longer.
-END_SECONDS = 2.0
+LEAST_COMPRESSED = 1 << 20
 
 
 class HostState(NamedTuple):
@@ -30,6 +31,8 @@ class HostState(NamedTuple):
     python: str
     version: tuple[int, ...]
     glibc: tuple[int, ...]
+    zstd: bool = False
+    """Whether it has the program zstd."""
     error: str = ""
     """The reason why it cannot receive files."""
 
@@ -49,6 +52,7 @@ def parse_state(body: Mapping[str, Any], address: str) -> HostState:
         python=str(body["python"]),
         version=tuple(map(int, body["version"])),
         glibc=tuple(map(int, body["glibc"])),
+        zstd=bool(body["zstd"]),
     )
 
 
@@ -66,76 +70,54 @@ class TransferPlan(NamedTuple):
     """Whether nothing is transferred."""
 
 
-class TransferServer:
+class TransferServer(LinkServer):
     """The threads that serve the hosts of one transfer."""
 
     def __init__(self, plan: TransferPlan, secret: str, judge: Callable[[Mapping[str, HostState]], Problems]) -> None:
         """Listen; `judge` returns the problems for which nothing is transferred."""
-        self._plan, self._secret, self._judge = plan, secret, judge
+        super().__init__(secret)
+        self._plan, self._judge = plan, judge
         self._archives = {archive.digest: archive for archive in plan.archives}
-        self._listener = listen()
-        self._listener.listen(BACKLOG)
-        self.port: int = self._listener.getsockname()[1]
         self.greetings: dict[str, HostState] = {}
         self.problems: Problems = ()
         self.error: DdlrunError | None = None
         """The error of a file that could not be read."""
         self._decided = threading.Condition()
         self._chains: dict[str, list[str]] | None = None
-        self._threads: list[threading.Thread] = []
         self._deadline = 0.0
 
     def start(self, seconds: float) -> None:
         """Accept the connections of hosts; those that have not greeted after some seconds are waited for no longer."""
         self._deadline = time.monotonic() + seconds
-        self._run(self._accept)
+        self.accept_hosts()
 
     def close(self) -> None:
         """Accept no more connections, and wait for the end of the threads."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         with self._decided:
             self._deadline = 0.0
             self._decided.notify_all()
-        end = time.monotonic() + END_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-
-    def _run(self, function: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=function, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        super().close()
 
     @property
     def moved(self) -> dict[str, list[str]]:
         """The hosts that got each archive, by its hash."""
         return self._chains or {}
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, address = self._listener.accept()
-            except OSError:
-                return
-            self._run(self._serve, link, address[0])
-
-    def _serve(self, link: socket.socket, address: str) -> None:
-        with link:
-            body = welcome(link, self._secret)
-            if body is None:
-                return
-            try:
-                if body.get("host") in self._plan.hosts:
-                    self._control(link, str(body["host"]), parse_state(body, address.removeprefix("::ffff:")))
-                else:
-                    self._send(link, self._archives[str(body["digest"])])
-            except (OSError, KeyError, ValueError, TypeError, LinkError):
-                return  # the host reports what went wrong
-            except DdlrunError as error:
-                self.error = error
+    def serve(self, link: socket.socket, address: str, body: Mapping[str, Any]) -> None:
+        """Give a host its part of the transfer, or send it an archive."""
+        try:
+            if body.get("host") in self._plan.hosts:
+                self._control(link, str(body["host"]), parse_state(body, address))
+            else:
+                self._send(link, self._archives[str(body["digest"])])
+        except (OSError, KeyError, ValueError, TypeError, LinkError, ArchiveError):
+            return  # the host reports what went wrong
+        except DdlrunError as error:
+            self.error = error
 
     def _send(self, link: socket.socket, archive: Archive) -> None:
-        for block in archive.blocks():
+        blocks = archive.blocks()
+        for block in compress(blocks) if self._is_compressed(archive) else blocks:
             link.sendall(block)
 
     def _control(self, link: socket.socket, host: str, greeting: HostState) -> None:
@@ -176,4 +158,16 @@ class TransferServer:
             "addresses": list(self._plan.addresses) if source is None else [source.address],
             "port": self.port if source is None else source.port,
             "passes_on": host != chain[-1],
+            "compressed": self._is_compressed(archive),
         }
+
+    def _is_compressed(self, archive: Archive) -> bool:
+        """Return True for an archive that is large, travels over links, and goes to hosts that have zstd."""
+        hosts = self.moved[archive.digest]
+        remote = any(host != self._plan.first for host in hosts)
+        return (
+            archive.size >= LEAST_COMPRESSED
+            and remote
+            and has_zstd()
+            and all(self.greetings[host].zstd for host in hosts)
+        )

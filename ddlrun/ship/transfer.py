@@ -69,6 +69,7 @@ def _task(plan: TransferPlan, run: ShippedRun, secret: str, port: int) -> dict[s
         "folder": run.request.folder,
         "run": run.run_id,
         "working_folder": run.request.working_folder,
+        "fetched": list(run.request.fetched),
         "secret": secret,
         "addresses": list(plan.addresses),
         "port": port,

@@ -53,26 +53,33 @@ def main() -> int:
     """Print the table; return the exit code."""
     parser = bench_parser(__doc__)
     parser.add_argument("--uplink", type=int, help="rate of the uplinks in Mbit/s")
+    parser.add_argument("--hosts", type=int, help="hosts of a rack")
+    parser.add_argument(
+        "--data", type=Path, help="folder that travels, in place of random bytes that nothing compresses"
+    )
     options = parser.parse_args()
     if why_not():
         cannot_run(why_not())
     sizes = SMOKE if options.smoke else FULL
     if options.uplink:
         sizes = sizes._replace(uplink=options.uplink)
+    if options.hosts:
+        sizes = sizes._replace(hosts_per_rack=options.hosts)
     uplink, nic = f"{sizes.uplink}mbit", f"{sizes.nic}mbit"
     with (
         tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder,
         Cluster(sizes.hosts_per_rack, RACKS, uplink=uplink, nic=nic) as cluster,
     ):
-        _print_table(Transfers(cluster, Path(folder), sizes), sizes)
+        transfers = Transfers(cluster, Path(folder), sizes, options.data)
+        _print_table(transfers, sizes)
     return 0
 
 
 class Transfers:
     """The ways to put a file on all hosts, each of which has a disk of its own at the same path."""
 
-    def __init__(self, cluster: Cluster, folder: Path, sizes: Sizes) -> None:
-        """Write the file, and give each host its disk."""
+    def __init__(self, cluster: Cluster, folder: Path, sizes: Sizes, data: Path | None) -> None:
+        """Write the file, or take the data, and give each host its disk."""
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
         self._cluster, self._folder = cluster, folder
         self._disk = folder / "disk"
@@ -80,7 +87,11 @@ class Transfers:
         self._names = [host.name for host in cluster.hosts]
         for path in (self._disk, self._data, *(folder / name for name in self._names)):
             path.mkdir()
-        (self._data / "file").write_bytes(os.urandom(sizes.megabytes * 10**6))
+        if data is None:
+            (self._data / "file").write_bytes(os.urandom(sizes.megabytes * 10**6))
+        else:
+            shutil.copytree(data, self._data, symlinks=True, dirs_exist_ok=True)
+        self.size = sum(path.stat().st_size for path in self._data.rglob("*") if path.is_file())
         for name in self._names:
             cluster.administer(name, ["mount", "--bind", str(folder / name), str(self._disk)])
 
@@ -141,14 +152,14 @@ class Transfers:
 
 
 def _print_table(transfers: Transfers, sizes: Sizes) -> None:
-    size = sizes.megabytes * 10**6
+    size = transfers.size
     limit = size * 8 / (sizes.uplink * 10**6) * PACKET / PAYLOAD
     ways = {"ddlrun launch --ship": transfers.ship, "scp, one after the other": transfers.scp,
             "scp, at once": transfers.scp_at_once}  # fmt: skip
     if shutil.which("rsync"):
         ways["rsync, at once"] = transfers.rsync_at_once
     print(
-        f"{sizes.megabytes} MB to {sizes.hosts_per_rack * RACKS} hosts in {RACKS} racks, "
+        f"{size / 1e6:.0f} MB to {sizes.hosts_per_rack * RACKS} hosts in {RACKS} racks, "
         f"uplinks {sizes.uplink} Mbit/s, NICs {sizes.nic} Mbit/s; the uplink needs {limit:.1f} s"
     )
     print(f"  {'':24} | seconds | to limit | uplink bytes per byte: out of rack 0 | into rack 1")

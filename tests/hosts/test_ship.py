@@ -1,6 +1,7 @@
 """Files that travel to hosts whose disks share nothing: tmpfs in the mount namespace of each host."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ rank = os.environ["RANK"]
 text = open("data/words.txt").read().strip()
 print(os.uname().nodename, text, os.path.exists("ignored"), sys.prefix, flush=True)
 open(f"result.{rank}", "w").write("done")
+open("log.txt", "w").write(os.uname().nodename)
+open("same.txt", "w").write("same")
 if sys.argv[1:]:
     model.fail()
 """
@@ -58,7 +61,7 @@ def apart(cluster: Cluster, tmp_path: Path) -> Iterator[Apart]:
     (project / "train.py").write_text(TRAIN)
     (project / "parts" / "model.py").write_text(MODEL)
     (project / "data" / "words.txt").write_text("many words")
-    (project / ".gitignore").write_text("ignored\n")
+    (project / ".gitignore").write_text("ignored\n/*.txt*\nresult.*\n")
     (project / "ignored").write_text("this stays\n")
     subprocess.run(["git", "init", "--quiet", str(project)], check=True)
     mounts = [(host, cache) for host in HOSTS] + [(host, project) for host in HOSTS[1:]]
@@ -72,13 +75,17 @@ def apart(cluster: Cluster, tmp_path: Path) -> Iterator[Apart]:
 @pytest.mark.extra
 @pytest.mark.parametrize("manager", [OWN, *MPIRUNS.values()], ids=["ddlrun", *map(str, MPIRUNS)])
 def test_code_travels_once_and_the_output_names_the_users_own_paths(apart: Apart, manager: str) -> None:
-    first = apart.launch(manager, "--ship", "code", "--no-tag-output", "train.py")
+    (apart.project / "same.txt").write_text("former")
+    first = apart.launch(manager, "--ship", "code", "--fetch", ".", "--no-tag-output", "train.py")
     assert first.returncode == 0, first.stderr
+    _check_fetched(apart, first.stderr)
     assert sorted(line.split()[0] for line in first.stdout.splitlines()) == [*HOSTS]
     assert all(" many words False " in line for line in first.stdout.splitlines())
     assert f"shipped {apart.project} (" in first.stderr
-    second = apart.launch(manager, "--ship", "code", "train.py", "fail", runs="2")
+    (apart.project / "same.txt").unlink()
+    second = apart.launch(manager, "--ship", "code", "--fetch", "same.txt", "train.py", "fail", runs="2")
     assert second.returncode == 1
+    assert "ddlrun: fetched same.txt (1 KiB) from h" in second.stderr
     assert "ddlrun: shipped" not in second.stderr  # nothing has changed
     assert f'File "{apart.project}/parts/model.py", line 3, in fail' in second.stderr
     assert str(apart.cache) not in second.stdout + second.stderr
@@ -86,6 +93,35 @@ def test_code_travels_once_and_the_output_names_the_users_own_paths(apart: Apart
     assert str(apart.cache) not in "".join(log.read_text() for log in logs)
     assert len(apart.shell("h3", "ls objects").split()) == 1
     assert apart.shell("h3", f"cat runs/*{apart.project}/result.*").startswith("done")
+
+
+def _check_fetched(apart: Apart, errors: str) -> None:
+    """Check that the results of h1 have the names that all hosts have written."""
+    names = ["log.txt", *(f"log.{host}.txt" for host in HOSTS[1:])]
+    assert [(apart.project / name).read_text() for name in names] == [*HOSTS]
+    assert [(apart.project / f"same.txt{end}").read_text() for end in ("", "~")] == ["same", "former"]
+    assert {path.name for path in apart.project.glob("*.*")} >= {f"result.{rank}" for rank in range(4)}
+    assert not [*apart.project.glob(".ddlrun-fetch-*"), *apart.project.glob("same.h*")]
+    assert "fetched log.h2.txt (1 KiB) from h2 (rank 1); log.txt is h1's" in errors
+    assert "fetched same.txt (1 KiB) from h1 (rank 0); the same on h[2-4]; the former one is same.txt~" in errors
+
+
+@pytest.mark.extra
+def test_results_come_back_after_an_interrupt(apart: Apart) -> None:
+    (apart.project / "wait.py").write_text(
+        "import os, time\nname = os.uname().nodename\nopen(name, 'w').write(name)\nprint(name, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    options = ["-H", "h1:1,h2:1", "--ship-dir", str(apart.cache), "--ship", "code", "--fetch", "h1,h2,h3"]
+    argv = apart.cluster.argv("h1", [*launch_line(OWN, apart.project.parent, *options), "wait.py"], cwd=apart.project)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline()[-3:] for _ in range(2)} == {"h1\n", "h2\n"}
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert [(apart.project / name).read_text() for name in ("h1", "h2")] == ["h1", "h2"]
+    assert "ddlrun: --fetch: no rank has written h3\n" in errors
 
 
 @pytest.mark.extra
@@ -135,8 +171,11 @@ def test_an_environment_travels_with_data(apart: Apart, manager: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     site = next(venv.glob("lib/python3*/site-packages"))
     (site / "only_here.py").write_text("")
-    (apart.project / "show.py").write_text("import only_here, sys, os\nprint(sys.prefix, os.listdir('data'))\n")
+    (apart.project / "show.py").write_text(
+        "import only_here, sys, os\nprint(sys.prefix, os.path.getsize('data/large'))\n"
+    )
+    (apart.project / "data" / "large").write_bytes(bytes(2 << 20))  # which travels in compressed form
     words = ["--ship", "code,env,data", "--no-tag-output", "venv/bin/python", "show.py"]
     done = apart.launch(manager, *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{venv} ['words.txt']"] * len(HOSTS)
+    assert done.stdout.splitlines() == [f"{venv} {2 << 20}"] * len(HOSTS)

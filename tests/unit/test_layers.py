@@ -74,7 +74,7 @@ ENCRYPTION = PACKAGE / "rank/encryption.py"
 
 # What -> the folders that may import or name it.
 ALONE = {
-    "subprocess": {"remote", "rank"},
+    "subprocess": {"remote", "rank", "ship"},
     "ClusterShell.Task": {"remote"},
     "click": {"cli"},
     "mpi4py": {"ddl", "measure"},

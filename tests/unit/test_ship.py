@@ -24,6 +24,7 @@ from ddlrun.ship.host.link import LinkError, connect, listen, receive_line, send
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
 from ddlrun.ship.host.store import DAY_SECONDS, Store, StoreError
 from ddlrun.ship.host.unpack import ArchiveError, unpack
+from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.server import HostState, TransferPlan
 from ddlrun.ship.transfer import ShippedRun, judge
@@ -139,6 +140,35 @@ def test_an_altered_archive_is_refused(tmp_path: Path) -> None:
     threading.Thread(target=near.sendall, args=(content,)).start()
     with near, far, pytest.raises(ArchiveError, match="altered on the way"):
         relay(far, len(content), Extraction(str(tmp_path / "out"), "0" * 64), None)
+
+
+@pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
+def test_a_compressed_archive_arrives_or_is_refused(tmp_path: Path) -> None:
+    content = list(compress(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks()))
+    digest = archive_of(tmp_path / "tree", tmp_path).digest
+
+    def take(data: bytes, name: str) -> None:
+        near, far = socket.socketpair()
+        with near, far:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)  # enough for all of it
+            near.sendall(data)
+            near.shutdown(socket.SHUT_WR)
+            relay(far, None, Extraction(str(tmp_path / name), digest, compressed=True), None)
+
+    data = b"".join(content)
+    take(data, "whole")
+    assert Path(f"{tmp_path}/whole{tmp_path}/tree/a.txt").read_text() == "one"
+    for number, wrong in enumerate((data[:-9], data[:100] + b"x" + data[101:], b"", b"no zstd")):
+        with pytest.raises(ArchiveError):
+            take(wrong, f"wrong.{number}")
+
+
+@pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
+def test_a_file_that_became_shorter_ends_its_compression(tmp_path: Path) -> None:
+    archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
+    (tmp_path / "tree" / "a.txt").write_text("")
+    with pytest.raises(PreflightError, match=r"a\.txt became shorter"):
+        list(compress(archive.blocks()))
 
 
 @pytest.mark.parametrize("secret", [SECRET, "00" * 32])

@@ -1,4 +1,4 @@
-"""The program that receives a job's files on a host, passes them on, and puts them in their places."""
+"""The program that receives a job's files on a host, passes them on, and sends its results back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 
 from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, receive_line
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
+from ddlrun.ship.host.results import list_results, send_results
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
+from ddlrun.ship.host.zstd import has_zstd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,13 +47,14 @@ def _receive(task: Mapping[str, Any]) -> dict[str, Any]:
         hello = {
             "host": task["host"], "missing": missing, "free": store.free, "port": listener.getsockname()[1],
             "python": sys.executable, "version": list(sys.version_info[:2]), "glibc": _glibc(),
+            "zstd": has_zstd(),
         }  # fmt: skip
         reply = _greet(task, hello)
         for transfer in reply["transfers"]:
             _take(store, task, transfer, successors)
     if not reply["stop"]:
         store.note_objects(task["run"], digests)
-        store.make_run(task["run"], task["working_folder"], sources)
+        store.make_run(task["run"], task["working_folder"], sources, task["fetched"])
     return {}
 
 
@@ -88,7 +91,9 @@ def _take(store: Store, task: Mapping[str, Any], transfer: Mapping[str, Any], su
     try:
         with connect(transfer["addresses"], transfer["port"], task["secret"], body) as source:
             forwarding = Forwarding(successors, digest) if transfer["passes_on"] else None
-            relay(source, transfer["size"], Extraction(folder, digest), forwarding)
+            compressed = transfer["compressed"]
+            extraction = Extraction(folder, digest, compressed=compressed)
+            relay(source, None if compressed else transfer["size"], extraction, forwarding)
         store.put(folder, digest)
     finally:
         if os.path.isdir(folder):
@@ -101,6 +106,16 @@ def _clean(task: Mapping[str, Any]) -> dict[str, Any]:
         return {"removed": 0, "left": 0}
     removed, left = Store(task["folder"]).remove_old(task["days"], task["most_bytes"])
     return {"removed": removed, "left": left}
+
+
+def _send(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Send the files that ranks of a run wrote in their working folder."""
+    folder = Store(task["folder"]).run(task["run"]) + task["working_folder"]
+    rows, unreadable = list_results(folder, task["paths"])
+    hello = {"host": task["host"], "unreadable": unreadable}
+    with connect(task["addresses"], task["port"], task["secret"], hello) as link:
+        send_results(link, folder, rows)
+    return {}
 
 
 def describe_error(error: Exception, folder: str) -> str:
@@ -119,4 +134,6 @@ def _glibc() -> list[int]:
     return [int(number) for number in version.split(".")] if name == "glibc" else []
 
 
-ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"receive": _receive, "clean": _clean}
+ACTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "receive": _receive, "clean": _clean, "send": _send,
+}  # fmt: skip

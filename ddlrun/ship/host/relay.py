@@ -9,6 +9,7 @@ import threading
 
 from ddlrun.ship.host.link import SILENCE_SECONDS, LinkError, welcome
 from ddlrun.ship.host.unpack import ArchiveError, unpack
+from ddlrun.ship.host.zstd import DECOMPRESS, ZstdStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class ArchiveBlocks:
         data, self._rest = self._rest[:most], self._rest[most:]
         return bytes(data)
 
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield all bytes that are left."""
+        while block := self.read(BLOCK):
+            yield block
+
     def digest(self) -> str:
         """Take the rest, and return the hash of all."""
         while self.read(BLOCK):
@@ -109,16 +115,23 @@ class _Worker(threading.Thread):
 class Extraction(_Worker):
     """The extraction of an archive into a new folder, and the check of its hash."""
 
-    def __init__(self, folder: str, digest: str) -> None:
+    def __init__(self, folder: str, digest: str, *, compressed: bool = False) -> None:
         super().__init__()
-        self._folder, self._digest = folder, digest
+        self._folder, self._digest, self._compressed = folder, digest, compressed
         self.blocks = ArchiveBlocks()
         self.start()
 
     def work(self) -> None:
         """Extract the archive."""
-        unpack(self.blocks, self._folder)
-        if self.blocks.digest() != self._digest:
+        if self._compressed:
+            with contextlib.closing(ZstdStream(DECOMPRESS, iter(self.blocks))) as stream:
+                self._unpack(stream)
+        else:
+            self._unpack(self.blocks)
+
+    def _unpack(self, source: ArchiveBlocks | ZstdStream) -> None:
+        unpack(source, self._folder)
+        if source.digest() != self._digest:
             raise ArchiveError("it was altered on the way, or a file changed while it was read")
 
     def drain(self) -> None:
@@ -153,8 +166,14 @@ class Forwarding(_Worker):
         return block
 
 
-def relay(source: socket.socket, size: int, extraction: Extraction, forwarding: Forwarding | None) -> None:
+def relay(source: socket.socket, size: int | None, extraction: Extraction, forwarding: Forwarding | None) -> None:
     """Pass an archive from a connection on to the disk and to the next host, block by block.
+
+    Args:
+        source: The connection.
+        size: The bytes to receive; None: up to its end, where the archive is compressed.
+        extraction: The way to the disk.
+        forwarding: The way to the next host; None: there is none.
 
     Raises:
         ArchiveError, OSError: The archive could not be extracted.
@@ -177,11 +196,14 @@ def relay(source: socket.socket, size: int, extraction: Extraction, forwarding: 
         raise error or extraction.error or LinkError("")
 
 
-def _receive(source: socket.socket, size: int) -> Iterator[bytes]:
-    """Yield the blocks of an archive of some size. Raises LinkError where it ends early."""
-    while size:
-        block = source.recv(min(BLOCK, size))
+def _receive(source: socket.socket, size: int | None) -> Iterator[bytes]:
+    """Yield the blocks of an archive of some size, or up to the end. Raises LinkError where it ends early."""
+    left = size
+    while left != 0:
+        block = source.recv(BLOCK if left is None else min(BLOCK, left))
+        if not block and left is None:
+            return
         if not block:
             raise LinkError("the connection from the host before it ended early")
-        size -= len(block)
+        left = None if left is None else left - len(block)
         yield block

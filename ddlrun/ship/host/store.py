@@ -16,6 +16,7 @@ import shutil
 import stat
 import time
 
+from ddlrun.ship.host.results import is_wanted
 from ddlrun.ship.host.unpack import link_files
 
 TYPE_CHECKING = False
@@ -98,8 +99,13 @@ class Store:
             remove_tree(path)
         os.utime(self.object(digest))
 
-    def make_run(self, name: str, working_folder: str, sources: Sequence[dict[str, Any]]) -> None:
-        """Make the folder of a run, with links to the objects of its sources."""
+    def make_run(
+        self, name: str, working_folder: str, sources: Sequence[dict[str, Any]], fetched: Sequence[str] = ()
+    ) -> None:
+        """Make the folder of a run, with links to the objects of its sources.
+
+        Ranks may change code at the paths that are `fetched`, which are relative to the working folder.
+        """
         run = self.run(name)
         os.makedirs(run + working_folder, mode=0o700, exist_ok=True)
         for source in sources:
@@ -107,7 +113,9 @@ class Store:
             if source["whole"] or not os.path.isdir(content):
                 _replace_by_link(path, content)
             else:
-                link_files(content, path)
+                link_files(
+                    content, path, lambda place: is_wanted(os.path.relpath(place, run + working_folder), fetched)
+                )
 
     # -- removal ----------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any, Protocol
 
     class ByteSource(Protocol):
@@ -40,7 +41,10 @@ def unpack(source: ByteSource, folder: str) -> None:
     length = int.from_bytes(_read(source, HEAD), "big")
     if length > LONGEST_MANIFEST:
         raise ArchiveError("its manifest is too long")
-    entries = json.loads(_read(source, length))
+    try:
+        entries = json.loads(_read(source, length))
+    except ValueError as error:
+        raise ArchiveError("it was altered on the way") from error
     made = {folder}
     for kind, path, mode, mtime, size, _ in entries:
         target = _inside(folder, path)
@@ -94,14 +98,23 @@ def _read(source: ByteSource, size: int) -> bytes:
     return b"".join(_blocks(source, size))
 
 
-def link_files(tree: str, target: str) -> None:
-    """Make the folders of a tree in another folder, with a symbolic link to each file; what is there already stays."""
+def link_files(tree: str, target: str, is_copied: Callable[[str], bool]) -> None:
+    """Make the folders of a tree in another folder, with a symbolic link to each file; what is there already stays.
+
+    Files whose place `is_copied` are copies that may be changed. Their times are 0 as long as they are not.
+    """
     os.makedirs(target, mode=0o755, exist_ok=True)
     for entry in _entries(tree):
         place = os.path.join(target, entry.name)
         if entry.is_dir(follow_symlinks=False) and not os.path.islink(place):
-            link_files(entry.path, place)
-        elif not os.path.lexists(place):
+            link_files(entry.path, place, is_copied)
+        elif os.path.lexists(place):
+            continue
+        elif entry.is_file(follow_symlinks=False) and is_copied(place):
+            shutil.copyfile(entry.path, place)
+            os.chmod(place, entry.stat().st_mode & 0o777 | 0o200)
+            os.utime(place, (0, 0))
+        else:
             os.symlink(entry.path, place)
 
 

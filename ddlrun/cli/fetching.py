@@ -1,0 +1,141 @@
+"""The stage of a launch that copies the files of --fetch back, after the end of the ranks."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import click
+
+from ddlrun.cli.shipping import reach_privately
+from ddlrun.errors import UnreachableError
+from ddlrun.hosts import fold
+from ddlrun.plan import Plan
+from ddlrun.plan.outcome import Outcome
+from ddlrun.plan.settings import Settings
+from ddlrun.report.plan import render_ranks
+from ddlrun.ship.host.results import is_wanted
+from ddlrun.ship.placing import FORMER, PlacedFile, Placing, PlacingError, ResultPlacer
+from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.results import FetchTask, Received, receive_results
+from ddlrun.ship.transfer import render_size
+from ddlrun.supervise.launch import own_addresses
+from ddlrun.wording import counted, printable
+
+# More files than these are counted, and the first of those are named that did not simply get their names.
+MOST_NAMED = 20
+
+
+class Fetched(NamedTuple):
+    """What has come back, and what has not."""
+
+    placed: Sequence[PlacedFile]
+    problems: Sequence[str]
+
+
+def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
+    """Copy the files of --fetch back from the hosts, and print which; those of lost hosts stay there.
+
+    Raises UnreachableError where a file is missing and the job itself has not failed.
+    """
+    request = settings.ship
+    if request is None:
+        return
+    hosts = [name for name in plan.placement.hosts.names if name not in outcome.lost_hosts]
+    place = f"{request.run_folder(plan.run_id)}{request.working_folder}"
+    if outcome.requested:
+        click.echo("ddlrun: fetching results; Ctrl-C leaves them on the hosts", err=True)
+    try:
+        fetched = _fetch(settings, plan, hosts)
+    except OSError as error:
+        fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"])
+    except BaseException:
+        click.echo(f"ddlrun: --fetch was interrupted; results are on {fold(hosts)}, in {place}", err=True)
+        raise
+    lost = [name for name in plan.placement.hosts.names if name not in hosts]
+    problems = [*fetched.problems, *((f"hosts {fold(lost)}: --fetch: lost with their results",) if lost else ())]
+    if not settings.run.quiet:
+        for line in render_fetched(fetched.placed, request, _ranks_of(plan)):
+            click.echo(f"ddlrun: {line}", err=True)
+    if problems:
+        problems.append(f"--fetch: what is missing is on the hosts for 14 days, in {place}")
+        if not outcome.exit_code:
+            raise UnreachableError(*problems)
+        for problem in problems:
+            click.echo(f"ddlrun: error: {problem}", err=True)
+
+
+def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
+    request, folder = settings.ship or ShipRequest((), "", ""), os.getcwd()
+    since = os.stat(plan.run_dir.plan).st_mtime
+    others = [name for name in hosts if name not in plan.local_hosts]
+    with (
+        tempfile.TemporaryDirectory(prefix=".ddlrun-fetch-", dir=folder, ignore_cleanup_errors=True) as incoming,
+        reach_privately(settings.hosts.launcher) as target,
+    ):
+        task = FetchTask(
+            request=request, run_id=plan.run_id, python=settings.job.python, hosts=hosts,
+            addresses=own_addresses(others, plan.own_address), folder=incoming,
+        )  # fmt: skip
+        return _place(receive_results(task, target), ResultPlacer(folder, since))
+
+
+def _place(received: Received, placer: ResultPlacer) -> Fetched:
+    """Put files in their places, those of rank 0's host first."""
+    problems = [f"host {host}: --fetch: {line}" for host, lines in received.problems.items() for line in lines]
+    placed = []
+    for file in received.files:
+        try:
+            placed.append(placer.place(file))
+        except PlacingError as error:
+            problems.append(f"host {file.host}: --fetch: {printable(str(error))}")
+    return Fetched(placed, problems)
+
+
+def _ranks_of(plan: Plan) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for placed in plan.placement.by_host():
+        ranks.setdefault(placed.host.name, []).append(placed.rank)
+    return ranks
+
+
+def render_fetched(
+    placed: Sequence[PlacedFile], request: ShipRequest, ranks: Mapping[str, Sequence[int]]
+) -> Iterator[str]:
+    """Yield lines that name what has come back, from which host and its ranks; of very many files, those to look at."""
+    missing = [path for path in request.fetched if not any(is_wanted(file.result.path, [path]) for file in placed)]
+    if missing:
+        yield f"--fetch: no rank has written {', '.join(missing)}"
+    same: dict[str, list[str]] = {}
+    for file in placed:
+        if file.placing is Placing.SAME:
+            same.setdefault(file.name, []).append(file.result.host)
+    news = [file for file in placed if file.placing is not Placing.SAME]
+    many = len(news) > MOST_NAMED
+    if many:
+        size = render_size(sum(file.result.size for file in news))
+        yield f"fetched {counted(len(news), 'file')} ({size}) from {fold(_hosts(news))}"
+    unusual = [file for file in news if file.other is not None or file.placing is Placing.REPLACED]
+    for file in (unusual if many else news)[:MOST_NAMED]:
+        yield _render(file, ranks, same.pop(file.name, []))
+    if len(unusual) > MOST_NAMED:
+        yield f"and {len(unusual) - MOST_NAMED} more of these"
+    if same and not many:
+        yield f"not changed: {counted(len(same), 'file')} with the content that is here already"
+
+
+def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence[str]) -> str:
+    """Render the line of a file."""
+    host, size = file.result.host, render_size(file.result.size)
+    noun = "rank" if len(ranks[host]) == 1 else "ranks"
+    line = f"fetched {printable(file.name)} ({size}) from {host} ({noun} {render_ranks(ranks[host])})"
+    if same:
+        line += f"; the same on {fold(same)}"
+    if file.other is not None:
+        path = printable(file.result.path)
+        line += f"; {path} is {file.other}'s" if file.other else f"; {path} has changed here during the run"
+    return f"{line}; the former one is {printable(file.name)}{FORMER}" if file.placing is Placing.REPLACED else line
+
+
+def _hosts(files: Sequence[PlacedFile]) -> list[str]:
+    return list(dict.fromkeys(file.result.host for file in files))

@@ -1,0 +1,99 @@
+"""The places of files that came back: in the working folder, where nothing is overwritten that may be needed."""
+
+import enum
+import filecmp
+import os
+import stat
+from typing import NamedTuple
+
+from ddlrun.ship.request import is_inside
+from ddlrun.ship.results import ResultFile
+
+# The end of the name of a file that was replaced.
+FORMER = "~"
+
+
+class PlacingError(Exception):
+    """A file cannot be put in its place; the text says why."""
+
+
+class Placing(enum.Enum):
+    """How a file was put in its place."""
+
+    NEW = "new"
+    SAME = "same"
+    """A file with this content was there already."""
+    REPLACED = "replaced"
+    """The former file has the name with FORMER."""
+
+
+class PlacedFile(NamedTuple):
+    """A file that came back."""
+
+    result: ResultFile
+    name: str
+    """The path that it has now, relative to the working folder."""
+    placing: Placing
+    other: str | None
+    """The host whose file has the name that this one had there; empty: it has changed here; None: this one has it."""
+
+
+class ResultPlacer:
+    """The working folder, into which files come back."""
+
+    def __init__(self, folder: str, since: float) -> None:
+        """Keep the folder; files that have changed there `since` a time are not replaced."""
+        self._folder, self._since = folder, since
+        self._hosts: dict[str, str] = {}
+
+    def place(self, result: ResultFile) -> PlacedFile:
+        """Move a file to its path; where that is taken, the name of its host is added. Raises PlacingError."""
+        other = None
+        self._check_inside(result.path)
+        for name in (result.path, add_host(result.path, result.host)):
+            try:
+                placing = self._place_at(result, name)
+            except OSError as error:
+                raise PlacingError(f"{name}: {error.strerror}") from error
+            if placing is not None:
+                self._hosts.setdefault(name, result.host)
+                return PlacedFile(result, name, placing, other)
+            other = self._hosts.get(name, "") if other is None else other
+        raise PlacingError(f"{result.path}: it and {name} have changed here during the run")
+
+    def _check_inside(self, path: str) -> None:
+        """Raise PlacingError where a link here leads a path out of the working folder."""
+        parent = os.path.realpath(os.path.dirname(f"{self._folder}/{path}"))
+        if not is_inside(parent, os.path.realpath(self._folder)):
+            raise PlacingError(f"{path}: a link in the current folder leads it to {parent}, outside of that folder")
+
+    def _place_at(self, result: ResultFile, name: str) -> Placing | None:
+        """Move a file to a path; return None where that is taken. Raises OSError."""
+        target = f"{self._folder}/{name}"
+        placing = Placing.NEW
+        if os.path.lexists(target):
+            status = os.lstat(target)
+            regular = stat.S_ISREG(status.st_mode)
+            if regular and filecmp.cmp(target, result.received, shallow=False):
+                return Placing.SAME
+            if not regular or name in self._hosts or status.st_ctime >= self._since:
+                return None
+            os.replace(target, target + FORMER)
+            placing = Placing.REPLACED
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:  # another run's results come back at the same time
+            return None
+        os.replace(result.received, target)
+        return placing
+
+
+def add_host(path: str, host: str) -> str:
+    """Return a path with a host's name in it, before the ending.
+
+    >>> add_host("out/log.txt", "n02"), add_host("out.d/log", "n02")
+    ('out/log.n02.txt', 'out.d/log.n02')
+    """
+    start, ending = os.path.splitext(path)
+    return f"{start}.{host.replace('/', '_')}{ending}"

@@ -1,0 +1,213 @@
+"""The files that ranks wrote on the hosts, as they come back; what hosts send is checked, and waits in a folder."""
+
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
+from ddlrun.ship.host.link import LinkError, receive_exactly, send_line
+from ddlrun.ship.host.results import DIGEST_BYTES, LEFT_OUT, MOST_UNREADABLE, is_wanted
+from ddlrun.ship.host.unpack import BLOCK, HEAD
+from ddlrun.ship.link_server import LinkServer
+from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.script import build_modules, parse_report, task_script
+from ddlrun.wording import printable
+
+LONGEST_MANIFEST = 1 << 28
+LONGEST_PATH = 4096
+LARGEST_NUMBER = 1 << 62
+
+
+class ResultError(Exception):
+    """A host sent what is not accepted; the text says what."""
+
+
+class ResultFile(NamedTuple):
+    """A file of a host, as it was received."""
+
+    host: str
+    path: str
+    """Its path relative to the working folder."""
+    mode: int
+    mtime: int
+    """In nanoseconds."""
+    size: int
+    received: str
+    """The path of the file that has its content."""
+
+
+class Received(NamedTuple):
+    """What hosts have sent."""
+
+    files: Sequence[ResultFile]
+    problems: Mapping[str, Sequence[str]]
+    """Host -> what did not come, and why."""
+
+
+class FetchTask(NamedTuple):
+    """The run whose results come back."""
+
+    request: ShipRequest
+    run_id: str
+    python: str
+    """The Python under which hosts send files, where they have it."""
+    hosts: Sequence[str]
+    addresses: Sequence[str]
+    """ddlrun's own addresses."""
+    folder: str
+    """The folder in which files are received."""
+
+
+def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
+    """Receive the wanted files of all hosts; the files of a host that fails are left out."""
+    secret = os.urandom(32).hex()
+    server = ResultServer(task, secret)
+    body = {
+        "action": "send",
+        "folder": task.request.folder,
+        "run": task.run_id,
+        "working_folder": task.request.working_folder,
+        "paths": list(task.request.fetched),
+        "secret": secret,
+        "addresses": list(task.addresses),
+        "port": server.port,
+    }
+    modules = build_modules()
+    scripts = {host: task_script({**body, "host": host}, task.python, modules) for host in task.hosts}
+    server.accept_hosts()
+    try:
+        replies = run_scripts(scripts, reach)
+    finally:
+        server.close()
+    problems = {host: list(server.unreadable.get(host, ())) for host in task.hosts}
+    for host, reply in replies.items():
+        if host not in server.files:
+            report = parse_report(reply.out) or {"error": describe_failure(reply)}
+            own = printable(str(report.get("error", "the connection was closed")))
+            problems[host].append(server.failures.get(host, own))
+    files = [file for host in task.hosts for file in server.files.get(host, ())]
+    return Received(files, {host: lines for host, lines in problems.items() if lines})
+
+
+class ResultServer(LinkServer):
+    """The threads that receive the files of hosts."""
+
+    def __init__(self, task: FetchTask, secret: str) -> None:
+        """Listen."""
+        super().__init__(secret)
+        self._task = task
+        self._waiting = set(task.hosts)
+        self._free = _free_bytes(task.folder)
+        self._lock = threading.Lock()
+        self.files: dict[str, list[ResultFile]] = {}
+        self.unreadable: dict[str, list[str]] = {}
+        self.failures: dict[str, str] = {}
+
+    def serve(self, link: socket.socket, address: str, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - see LinkServer
+        """Receive the files of a host, once."""
+        host = str(body.get("host"))
+        with self._lock:
+            if host not in self._waiting:
+                return
+            self._waiting.remove(host)
+            folder = f"{self._task.folder}/{len(self._waiting)}"
+        try:
+            unreadable = list(body["unreadable"])[:MOST_UNREADABLE]
+            self.unreadable[host] = [f"{printable(ascii(path))}: Permission denied" for path in unreadable]
+            os.mkdir(folder)
+            send_line(link, {"ready": True})
+            files = self._receive(link, host, folder)
+            send_line(link, {"received": True})
+            self.files[host] = files
+        except (OSError, ResultError) as error:
+            self.failures[host] = str(error)
+        except (LinkError, KeyError, TypeError):
+            return  # the host reports what went wrong
+
+    def _receive(self, link: socket.socket, host: str, folder: str) -> list[ResultFile]:
+        """Receive all files of a host. Raises ResultError for what is not accepted."""
+        head = receive_exactly(link, HEAD)
+        length = int.from_bytes(head, "big")
+        if length > LONGEST_MANIFEST:
+            raise ResultError("its list of files is too long")
+        manifest = receive_exactly(link, length)
+        files = parse_manifest(manifest, host, folder, self._task.request.fetched)
+        self._reserve(sum(file.size for file in files))
+        digest = hashlib.sha256(head + manifest)
+        for file in files:
+            _receive_file(link, file, digest)
+        if receive_exactly(link, DIGEST_BYTES) != digest.digest():
+            raise ResultError("its files were altered on the way")
+        return files
+
+    def _reserve(self, size: int) -> None:
+        with self._lock:
+            if size > self._free:
+                raise ResultError(f"its files have {size} bytes, and here are {self._free} free")
+            self._free -= size
+
+
+def parse_manifest(text: bytes, host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
+    """Return the files of a host, which will be received in a folder.
+
+    Raises ResultError for a path that is not wanted or leads out of the working folder, and for anything else that no
+    ddlrun sends.
+    """
+    try:
+        rows = json.loads(text)
+        files = [
+            ResultFile(
+                host=host,
+                path=_check_path(path, wanted),
+                mode=_check_number(mode) & 0o777,
+                mtime=_check_number(mtime),
+                size=_check_number(size),
+                received=f"{folder}/{number}",
+            )
+            for number, (path, mode, mtime, size) in enumerate(rows)
+        ]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ResultError("its list of files cannot be read") from error
+    if len({file.path for file in files}) < len(files):
+        raise ResultError("its list of files names one twice")
+    return files
+
+
+def _check_path(path: object, wanted: Sequence[str]) -> str:
+    """Return a path from a host. Raises ResultError where it is not one of a wanted file in the working folder."""
+    if not isinstance(path, str):
+        raise ResultError("its list of files cannot be read")
+    parts = path.split("/")
+    wrong = {"", ".", ".."}.intersection(parts) or LEFT_OUT.intersection(map(str.lower, parts))
+    if wrong or "\0" in path or len(os.fsencode(path)) > LONGEST_PATH or not is_wanted(path, wanted):
+        raise ResultError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
+    return path
+
+
+def _check_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
+        raise ResultError("its list of files has a wrong number")
+    return value
+
+
+def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash") -> None:
+    left = file.size
+    opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
+    with open(opened, "wb") as target:
+        while left:
+            block = link.recv(min(left, BLOCK))
+            if not block:
+                raise LinkError("the connection was closed")
+            digest.update(block)
+            target.write(block)
+            left -= len(block)
+    os.utime(file.received, ns=(file.mtime, file.mtime))
+
+
+def _free_bytes(folder: str) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,286 @@
+"""Results that come back from hosts: what is sent, what is refused, and where files are put."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddlrun.cli.fetching import render_fetched
+from ddlrun.cli.read_ship import read_ship
+from ddlrun.errors import InputError
+from ddlrun.ship.host.link import LinkError, connect, receive_line
+from ddlrun.ship.host.results import list_results, send_results
+from ddlrun.ship.host.store import Store
+from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
+from ddlrun.ship.request import ShipRequest
+from ddlrun.ship.results import FetchTask, ResultError, ResultFile, ResultServer, parse_manifest
+
+SECRET = "5e" * 32
+LATER = time.time() + 3600.0
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# -- what a host sends ----------------------------------------------------------------------------
+
+
+def test_new_files_are_sent_but_no_links_and_no_caches(tmp_path: Path) -> None:
+    for name in ("out/a", "out/deep/b", "x.csv", "other", "out/__pycache__/c.pyc", ".git/hooks/post-checkout"):
+        write(tmp_path / name, name)
+    (tmp_path / "out/shipped").symlink_to("/etc/passwd")
+    (tmp_path / "linked").symlink_to("out")
+    os.mkfifo(tmp_path / "out/pipe")
+    paths = [path for path, *_ in list_results(str(tmp_path), ["out", "*.csv", "linked"])[0]]
+    assert sorted(paths) == ["out/a", "out/deep/b", "x.csv"]
+    assert len(list_results(str(tmp_path), ["."])[0]) == 4
+
+
+def test_shipped_code_that_is_fetched_may_be_changed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    folder = Path(store.incoming("c0de"))
+    for name in ("train.py", "work/log.csv", "work/other.csv", "work/fixed"):
+        write(Path(f"{folder}/project/{name}"), "shipped\n").chmod(0o444)
+    store.put(str(folder), "c0de")
+    store.make_run("run", "/project/work", [{"path": "/project", "digest": "c0de", "whole": False}], ["*.csv"])
+    run = Path(f"{store.run('run')}/project/work")
+    assert list_results(str(run), ["."])[0] == []
+    with open(run / "log.csv", "a") as log:
+        log.write("more\n")
+    assert [row[0] for row in list_results(str(run), ["*.csv"])[0]] == ["log.csv"]
+    assert (run / "log.csv").read_text() == "shipped\nmore\n"
+    assert Path(f"{store.object('c0de')}/project/work/log.csv").read_text() == "shipped\n"
+    assert [path.is_symlink() for path in (run / "fixed", run.parent / "train.py", run / "other.csv")] == [1, 1, 0]
+
+
+class Exchange:
+    """A host that sends the files of its folder to a server."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the server."""
+        self.host, self.here = folder / "host", folder / "here"
+        self.here.mkdir()
+        request = ShipRequest((), "/cache", "/work", fetched=(".",))
+        self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), SECRET)
+        self.server.accept_hosts()
+
+    def run(self, send: Callable[..., None] = send_results, host: str = "h1", *, close: bool = True) -> None:
+        """Send all files of the host, and close the server."""
+        rows, unreadable = list_results(str(self.host), ["."])
+        hello = {"host": host, "unreadable": unreadable}
+        try:
+            with connect(["127.0.0.1"], self.server.port, SECRET, hello) as link:
+                send(link, str(self.host), rows)
+        finally:
+            if close:
+                self.server.close()
+
+
+def test_files_arrive_with_their_contents_times_and_modes(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    content = os.urandom(700_000)
+    write(exchange.host / "out/run.sh", "").write_bytes(content)
+    (exchange.host / "out/run.sh").chmod(0o4755)
+    os.utime(exchange.host / "out/run.sh", ns=(5, 1_700_000_000_000_000_007))
+    exchange.run()
+    (file,) = exchange.server.files["h1"]
+    status = os.stat(file.received)
+    assert (file.path, Path(file.received).read_bytes()) == ("out/run.sh", content)
+    assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o755, 1_700_000_000_000_000_007)
+
+
+def test_a_host_is_heard_once_and_a_stranger_never(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    write(exchange.host / "a", "a")
+    with pytest.raises(LinkError, match="closed"):
+        exchange.run(host="h2")
+    assert exchange.server.files == {}
+
+
+def send_altered(link: object, folder: str, rows: list[object]) -> None:
+    """Send files whose first byte is another one than the hash has."""
+
+    class Altered:
+        def __init__(self) -> None:
+            self.recv = link.recv  # type: ignore[attr-defined]
+
+        def sendall(self, block: bytes) -> None:
+            link.sendall(block.replace(b"content", b"changed"))  # type: ignore[attr-defined]
+
+    send_results(Altered(), folder, rows)  # type: ignore[arg-type]
+
+
+def test_files_that_were_altered_on_the_way_are_refused(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    write(exchange.host / "a", "content")
+    with pytest.raises(LinkError, match="closed"):
+        exchange.run(send_altered)
+    assert exchange.server.files == {}
+    assert exchange.server.failures == {"h1": "its files were altered on the way"}
+
+
+def send_too_much(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
+    """Announce more bytes than any disk has."""
+    receive_line(link)  # type: ignore[arg-type]
+    manifest = json.dumps([("a", 0o644, 0, 1 << 60)]).encode()
+    link.sendall(len(manifest).to_bytes(8, "big") + manifest)  # type: ignore[attr-defined]
+    receive_line(link)  # type: ignore[arg-type]
+
+
+def test_files_that_do_not_fit_on_the_disk_are_refused(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    with pytest.raises(LinkError, match="closed"):
+        exchange.run(send_too_much)
+    assert "and here are" in exchange.server.failures["h1"]
+
+
+def test_a_server_that_is_closed_ends_a_transfer(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    write(exchange.host / "a", "content")
+
+    def send_half(link: object, folder: str, rows: list[object]) -> None:  # noqa: ARG001 - as send_results
+        receive_line(link)  # type: ignore[arg-type]
+        closing.start()
+        receive_line(link)  # type: ignore[arg-type]
+
+    closing = threading.Thread(target=exchange.server.close)
+    with pytest.raises(LinkError, match="closed"):
+        exchange.run(send_half, close=False)
+    closing.join()
+    assert exchange.server.files == {}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["../x", 0, 0, 1], ["/etc/x", 0, 0, 1], ["out/../../x", 0, 0, 1], ["out//x", 0, 0, 1], ["", 0, 0, 1],
+        ["out/./x", 0, 0, 1], ["out/\0", 0, 0, 1], ["out/.git/hooks/x", 0, 0, 1], ["out/.GIT/config", 0, 0, 1],
+        ["train.py", 0, 0, 1], ["out/" + "x" * 5000, 0, 0, 1], ["out/\ud800", 0, 0, 1], ["out/x", 0, 0, -1],
+        ["out/x", 0, -1, 1], ["out/x", 0, 0, 1 << 63], ["out/x", 0, 0, True], ["out/x", 0, 0, "1"], ["out/x", 0, 0],
+        [7, 0, 0, 1], 7,
+    ],
+)  # fmt: skip
+def test_what_no_ddlrun_sends_is_refused(row: object) -> None:
+    text = json.dumps([["out/fine", 0o644, 0, 1], row]).encode()
+    with pytest.raises(ResultError):
+        parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"7", b"[" * 100_000, b'[["out/x",0,0,1],["out/x",0,0,1]]'])
+def test_a_list_of_files_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises(ResultError, match="its list of files"):
+        parse_manifest(text, "h1", "/tmp/x", ["out"])  # noqa: S108 - a name
+
+
+# -- where files are put --------------------------------------------------------------------------
+
+
+class Working:
+    """A working folder, and files that have come from hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folders."""
+        self.folder, self._incoming = folder / "work", folder / "incoming"
+        self.folder.mkdir()
+        self._incoming.mkdir()
+
+    def receive(self, host: str, path: str, text: str) -> ResultFile:
+        """Return a file that has come."""
+        received = self._incoming / str(len(list(self._incoming.iterdir())))
+        received.write_text(text)
+        return ResultFile(host, path, 0o644, 0, len(text), str(received))
+
+    def names(self) -> dict[str, str]:
+        """Return the contents of all files, by their names."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.folder)): path.read_text() for path in files}
+
+
+@pytest.fixture
+def working(tmp_path: Path) -> Working:
+    """Provide a working folder."""
+    return Working(tmp_path)
+
+
+def test_the_first_host_has_the_name_that_two_have_written(working: Working) -> None:
+    placer = ResultPlacer(str(working.folder), LATER)
+    texts = {"h1": "one", "h2": "two", "h3": "one"}
+    placed = [placer.place(working.receive(host, "out/log.txt", text)) for host, text in texts.items()]
+    assert [file.placing for file in placed] == [Placing.NEW, Placing.NEW, Placing.SAME]
+    assert working.names() == {"out/log.txt": "one", "out/log.h2.txt": "two"}
+    lines = render_fetched(placed, ShipRequest((), "", "", fetched=("out", "no")), {"h1": [0], "h2": [1, 2]})
+    assert list(lines) == [
+        "--fetch: no rank has written no",
+        "fetched out/log.txt (1 KiB) from h1 (rank 0); the same on h3",
+        "fetched out/log.h2.txt (1 KiB) from h2 (ranks 1-2); out/log.txt is h1's",
+    ]
+
+
+def test_a_file_from_before_the_run_is_kept_under_another_name(working: Working) -> None:
+    write(working.folder / "log", "former")
+    placed = ResultPlacer(str(working.folder), LATER).place(working.receive("h1", "log", "new"))
+    assert (placed.placing, working.names()) == (Placing.REPLACED, {"log": "new", "log~": "former"})
+
+
+def test_a_file_that_changed_during_the_run_stays(working: Working) -> None:
+    write(working.folder / "log", "mine")
+    os.utime(working.folder / "log", (1, 1))  # as after `cp -p`
+    placer = ResultPlacer(str(working.folder), 0.0)
+    placed = placer.place(working.receive("h1", "log", "new"))
+    assert (placed.name, placed.other, working.names()) == ("log.h1", "", {"log": "mine", "log.h1": "new"})
+    write(working.folder / "log.h2", "mine, too")
+    with pytest.raises(PlacingError, match=r"it and log\.h2 have changed here during the run"):
+        placer.place(working.receive("h2", "log", "newer"))
+    assert working.names() == {"log": "mine", "log.h1": "new", "log.h2": "mine, too"}
+
+
+def test_no_link_leads_a_file_out_of_the_folder(working: Working, tmp_path: Path) -> None:
+    (working.folder / "out").symlink_to(tmp_path)
+    (working.folder / "log").symlink_to(tmp_path / "elsewhere")
+    write(working.folder / "file", "")
+    placer = ResultPlacer(str(working.folder), LATER)
+    with pytest.raises(PlacingError, match="a link in the current folder leads it to"):
+        placer.place(working.receive("h1", "out/x", "new"))
+    with pytest.raises(PlacingError, match="file/x: "):
+        placer.place(working.receive("h1", "file/x", "new"))
+    assert placer.place(working.receive("h1", "log", "new")).name == "log.h1"
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (tmp_path / "x").exists()
+
+
+def test_of_very_many_files_those_to_look_at_are_named(working: Working) -> None:
+    write(working.folder / "7", "former")
+    placer = ResultPlacer(str(working.folder), LATER)
+    placed = [placer.place(working.receive("h1", str(number), "new")) for number in range(30)]
+    lines = list(render_fetched(placed, ShipRequest((), "", "", fetched=(".",)), {"h1": [0]}))
+    assert lines == [
+        "fetched 30 files (1 KiB) from h1", "fetched 7 (1 KiB) from h1 (rank 0); the former one is 7~",
+    ]  # fmt: skip
+
+
+# -- the option -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fetch": "out"}, "--fetch goes with --ship"),
+        ({"fetch": "out", "ship": "data"}, "without --ship code"),
+        ({"fetch": "../out", "ship": "code"}, "'../out' is not a path in the current folder"),
+        ({"fetch": "out,", "ship": "code"}, "'an empty element' is not a path"),
+    ],
+)
+def test_wrong_paths_are_refused(
+    options: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        read_ship(options, ("python", "train.py"))

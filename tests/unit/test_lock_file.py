@@ -1,0 +1,107 @@
+"""Environments from lock files, made by the real uv and pip from a wheel on this disk."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddlrun.cli.locked_environment import use_locked_environment
+from ddlrun.errors import InputError
+from ddlrun.ship.environment import find_editable, find_environment
+from ddlrun.ship.lock_file import make_environment, read_lock
+
+SCRIPT = (sys.executable, "train.py")
+
+
+def write_wheel(folder: Path) -> None:
+    """Write a wheel with one module."""
+    path = folder / "demo-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"
+    wheel = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("demo.py", "value = 7\n")
+        archive.writestr("demo-1.0.dist-info/METADATA", metadata)
+        archive.writestr("demo-1.0.dist-info/WHEEL", wheel)
+        archive.writestr("demo-1.0.dist-info/RECORD", "demo.py,,\ndemo-1.0.dist-info/METADATA,,\n")
+
+
+def value_of(python: str) -> str:
+    done = subprocess.run([python, "-c", "import demo; print(demo.value)"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_an_environment_of_pinned_requirements_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lock = tmp_path / "requirements.txt"
+    lock.write_text(f"# pinned\ndemo @ file://{tmp_path}/demo-1.0-py3-none-any.whl\n")
+    with pytest.raises(InputError, match="was not installed; see above"):
+        use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT)
+    assert "demo-1.0-py3-none-any.whl" in capsys.readouterr().err
+    write_wheel(tmp_path)
+    options, program = use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT)
+    assert (options["ship"], program[1:]) == ("code,env", SCRIPT[1:])
+    assert value_of(program[0]) == "7"
+    assert find_environment(program[0]) == os.path.dirname(os.path.dirname(program[0]))
+    assert "making the environment of" in capsys.readouterr().err
+    folder = Path(program[0]).parents[1]
+    before = os.stat(folder).st_mtime_ns
+    assert use_locked_environment({"ship": f"env={lock}"}, SCRIPT)[1] == program
+    assert capsys.readouterr().err == ""
+    assert os.stat(folder).st_mtime_ns == before  # so that it does not travel again
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
+def test_the_environment_of_a_uv_project_imports_its_package(tmp_path: Path) -> None:
+    write_wheel(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["demo"]\n'
+        '[tool.uv.sources]\ndemo = { path = "demo-1.0-py3-none-any.whl" }\n'
+    )
+    subprocess.run(["uv", "lock", "--offline", "--quiet", "--project", str(tmp_path)], check=True)
+    folder = make_environment(read_lock(f"{tmp_path}/uv.lock"), f"{tmp_path}/cache", print)
+    assert value_of(f"{folder}/bin/python") == "7"
+    assert find_editable(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("requirements.txt", "torch==2.5.1\nnumpy>=2\n", "line 2, 'numpy>=2', has no exact version"),
+        ("requirements.txt", "torch\n", "line 1, 'torch', has no exact version"),
+        ("requirements.txt", "# nothing\n", "it has no requirements"),
+        ("uv.lock", "version = 1\n", "pyproject.toml: No such file"),
+        ("missing.txt", None, "No such file"),
+    ],
+)
+def test_what_is_no_lock_file_is_refused(name: str, text: str | None, problem: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=problem):
+        read_lock(str(tmp_path / name))
+
+
+def test_locked_requirements_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text(
+        "--index-url https://pypi.org/simple\ntorch==2.5.1 \\\n    --hash=sha256:ab \\\n    --hash=sha256:cd\n"
+        "numpy==2.1.0 ; python_version >= '3.10'  # via torch\nmine @ file:///src/mine\nextra[a,b]===1.0\n"
+    )
+    assert not read_lock(str(tmp_path / "lock.txt")).of_uv
+
+
+@pytest.mark.parametrize(
+    ("ship", "program", "message"),
+    [
+        ("env,env=a.txt", SCRIPT, "several environments"),
+        ("env=a.txt,env=b.txt", SCRIPT, "several environments"),
+        ("env=a.txt", ("hostname",), "hostname is no script of Python"),
+    ],
+)
+def test_wrong_elements_are_refused(ship: str, program: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        use_locked_environment({"ship": ship}, program)
