@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.parent.name == "ddl" and "mpirun" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.busy)
         file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("busy" if item.get_closest_marker("busy") else file))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("busy" if item.get_closest_marker("busy") else file))
     if config.getoption("rest"):
         skipped = config.cache.get(SKIPPED, None)
         if skipped is None:

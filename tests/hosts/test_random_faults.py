@@ -10,7 +10,9 @@ from tests.hosts.random_faults_scenario import Kind, draw
 RUNS, FIRST_SEED, JOBS = "50", "0", "5"
 
 
+# The longest test of all starts with the file of the most tests, and not at the very end, when all others wait for it.
 @pytest.mark.extra
+@pytest.mark.xdist_group("tests/hosts/test_faults.py")
 def test_random_faults() -> None:
     argv = [sys.executable, "-m", "tests.hosts.random_faults", RUNS, FIRST_SEED, "--jobs", JOBS]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
