@@ -105,7 +105,7 @@ def render_fetched(
     """Yield lines that name what has come back, from which host and its ranks; of very many files, those to look at."""
     missing = [path for path in request.fetched if not any(is_wanted(file.result.path, [path]) for file in placed)]
     if missing:
-        yield f"--fetch: no rank has written {', '.join(missing)}"
+        yield f"--fetch: no rank has written {', '.join(map(repr, missing))}"
     same: dict[str, list[str]] = {}
     for file in placed:
         if file.placing is Placing.SAME:

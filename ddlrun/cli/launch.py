@@ -197,7 +197,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **options
     GPUs.
     """
     if options["as_json"] and not options["dry_run"]:
-        raise InputError("--json goes with --dry-run")
+        raise InputError("--json shows a plan alone; add --dry-run")
     _forget_outer_job()
     forget_variables(ctx)
     programs = read_programs(script, args, options)

@@ -39,7 +39,9 @@ def read_container(options: Mapping[str, Any]) -> ContainerRequest | None:
     image, runtime, args = (options.get(name) for name in ("container", "container_runtime", "container_args"))
     if not image:
         if args or runtime not in (None, AUTO):
-            raise InputError(f"--container-{'args' if args else 'runtime'} goes with --container")
+            raise InputError(
+                f"--container-{'args' if args else 'runtime'} has no effect without --container; add --container IMAGE"
+            )
         return None
     if ENVIRONMENT_WORD in (options.get("ship") or "").split(","):
         raise InputError("--ship env: ranks in a container have the Python of its image; leave out env or --container")

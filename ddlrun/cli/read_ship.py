@@ -20,7 +20,7 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
             (option for option in ("--ship-dir", "--fetch") if options.get(option[2:].replace("-", "_"))), None
         )
         if alone:
-            raise InputError(f"{alone} goes with --ship")
+            raise InputError(f"{alone} has no effect without --ship; add --ship code")
         return None
     from ddlrun.ship.request import (  # noqa: PLC0415 - for this option alone
         ShipRequest,

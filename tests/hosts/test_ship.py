@@ -121,7 +121,7 @@ def test_results_come_back_after_an_interrupt(apart: Apart) -> None:
         _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert [(apart.project / name).read_text() for name in ("h1", "h2")] == ["h1", "h2"]
-    assert "ddlrun: --fetch: no rank has written h3\n" in errors
+    assert "ddlrun: --fetch: no rank has written 'h3'\n" in errors
 
 
 @pytest.mark.extra

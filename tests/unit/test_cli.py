@@ -166,7 +166,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
         (2, ["launch", "--dry", "true"], "--dry"),
         (2, ["config", "shwo"], "error: show: 'shwo' is none of show (did you mean show?)"),
         (2, ["launch", "nosuch.py"], "'nosuch.py' does not exist"),
-        (2, ["launch", "--json", "true"], "--json goes with --dry-run"),
+        (2, ["launch", "--json", "true"], "--json shows a plan alone; add --dry-run"),
         (2, ["launch", "--nodes", "two", "true"], "--nodes"),
         (2, ["launch", "--mpi-args", "'", "true"], "--mpi-args"),
         (2, ["launch", "--mpi-args", "echo x", "true"], "'echo' is no option"),

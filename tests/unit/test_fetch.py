@@ -217,7 +217,7 @@ def test_the_first_host_has_the_name_that_two_have_written(working: Working) -> 
     assert working.names() == {"out/log.txt": "one", "out/log.h2.txt": "two"}
     lines = render_fetched(placed, ShipRequest((), "", "", fetched=("out", "no")), {"h1": [0], "h2": [1, 2]})
     assert list(lines) == [
-        "--fetch: no rank has written no",
+        "--fetch: no rank has written 'no'",
         "fetched out/log.txt (1 KiB) from h1 (rank 0); the same on h3",
         "fetched out/log.h2.txt (1 KiB) from h2 (ranks 1-2); out/log.txt is h1's",
     ]
@@ -271,7 +271,7 @@ def test_of_very_many_files_those_to_look_at_are_named(working: Working) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fetch": "out"}, "--fetch goes with --ship"),
+        ({"fetch": "out"}, "--fetch has no effect without --ship; add --ship code"),
         ({"fetch": "out", "ship": "data"}, "without --ship code"),
         ({"fetch": "../out", "ship": "code"}, "'../out' is not a path in the current folder"),
         ({"fetch": "out,", "ship": "code"}, "'an empty element' is not a path"),

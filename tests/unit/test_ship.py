@@ -285,7 +285,7 @@ def test_a_source_inside_of_data_travels_with_it() -> None:
         ({"ship": "code,."}, "contains the current folder"),
         ({"ship": "code", "encrypt": True}, "does not encrypt"),
         ({"ship": "code", "ship_dir": "cache"}, "write the whole path"),
-        ({"ship_dir": "/cache"}, "goes with --ship"),
+        ({"ship_dir": "/cache"}, "--ship-dir has no effect without --ship; add --ship code"),
     ],
 )
 def test_wrong_options_are_refused(
