@@ -54,6 +54,8 @@ def _print_run(folder: str, ranks: frozenset[int] | None, lines: int | None, *, 
         _print(reader, sources)
         if follow:
             _follow(reader, sources, lambda: _has_ended(folder))
+    if follow and ranks is not None:
+        rank_sources(folder, ranks)  # which was not known while the run was starting
 
 
 def _print(reader: LogReader, sources: Sequence[Source]) -> bool:

@@ -17,7 +17,7 @@ from ddlrun.cli.run_history import render_history
 from ddlrun.errors import InputError
 from ddlrun.plan.settings import Retention
 from ddlrun.runs.history import PastRunState, find_run, read_history
-from ddlrun.runs.log_files import seek_last_lines
+from ddlrun.runs.log_files import Source, rank_sources, seek_last_lines
 from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_date
 from ddlrun.runs.orphans import parse_processes
 from ddlrun.runs.retention import remove_old_runs
@@ -152,6 +152,14 @@ def test_the_last_lines_of_a_log(data: bytes, count: int) -> None:
 @pytest.mark.parametrize("words", [["--", "--more"], ["last", "--", "--more"], ["-np", "2"], ["last"], []])
 def test_rerun_gets_every_word(words: list[str]) -> None:
     assert rerun_command.make_context("rerun", [*words]).params["changes"] == tuple(words)
+
+
+def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"ranks": [{}]}')
+    assert rank_sources(str(tmp_path), [0]) == [Source(f"{tmp_path}/ranks/0.log", 0)]
+    (tmp_path / "stdout.log").touch()
+    with pytest.raises(InputError, match="no logs of single ranks"):
+        rank_sources(str(tmp_path), [0])
 
 
 def test_a_relative_state_folder_is_ignored() -> None:
