@@ -37,7 +37,7 @@ test-clients: $(VENV)/test-all
 	$(VENV)/bin/python -m tests.clients
 	$(VENV)/bin/python -m tests.clients.c10d
 
-# Run all tests and report the line coverage of the launcher, which takes minutes longer.
+# Run all tests and report the line coverage of what runs in their own processes, which are not those of launched jobs.
 coverage: prepared
 	$(PYTEST) $(TESTS) --cov --cov-report=term
 
