@@ -31,7 +31,7 @@ POLL_SECONDS = 0.05
     default=2,
     show_default=True,
     metavar="TIME",
-    help="Time between the two looks at the ranks; a job that hangs does not move in it.",
+    help="Time between the two looks at the ranks; choose one longer than a step of the job.",
 )
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:

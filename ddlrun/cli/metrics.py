@@ -26,11 +26,11 @@ POLL_SECONDS = 1.0
 @argument("run", required=False)
 @option(
     "Output", "--listen", type=WholeNumber(0, MOST_PORT), metavar="PORT",
-    help="Serve them at http://127.0.0.1:PORT/metrics until the run ends; 0: at any free port.",
+    help="Serve the metrics at http://127.0.0.1:PORT/metrics until the run ends; 0: any free port.",
 )  # fmt: skip
 @option(
     "Output", "--to", type=click.Choice(["otlp", "tensorboard", "mlflow"]),
-    help="Export them, and those of the time before, until the run ends.",
+    help="Export past and new metrics until the run ends; not with --listen.",
 )  # fmt: skip
 def command(run: str | None, listen: int | None, to: str | None) -> None:
     """Print what the ranks of RUN use, for Prometheus, or export it to other programs.
@@ -39,9 +39,8 @@ def command(run: str | None, listen: int | None, to: str | None) -> None:
 
     The format is OpenMetrics. Only programs on this computer reach the server, and they need no password.
 
-    With --to, packages and variables of these programs are used: OTEL_EXPORTER_OTLP_ENDPOINT names a collector of
-    OpenTelemetry, MLFLOW_TRACKING_URI and MLFLOW_RUN_ID a server and a run of MLflow. The files for TensorBoard are in
-    the folder runs/RUN.
+    --to otlp sends them to the collector of OpenTelemetry that OTEL_EXPORTER_OTLP_ENDPOINT names, --to mlflow to the
+    server MLFLOW_TRACKING_URI, into the run MLFLOW_RUN_ID or a new one. --to tensorboard writes to ./runs/RUN.
     """
     if listen is not None and to is not None:
         raise InputError("--listen and --to exclude each other; start ddlrun metrics once for each")
