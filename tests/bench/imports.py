@@ -95,6 +95,18 @@ def _print_rows(storm: "Storm", launches: Mapping[str, list[str]]) -> None:
             )
 
 
+def make_environment(folder: Path, module: str) -> None:
+    """Make an environment that has a module of this one, and what the module imports."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    own, target = (next(path.glob("lib/python3*/site-packages")) for path in (Path(sys.prefix), folder))
+    for name in PACKAGES[module]:
+        path = own / name
+        if path.is_dir():
+            shutil.copytree(path, target / name, copy_function=os.link, symlinks=True)
+        elif path.exists():
+            shutil.copy2(path, target / name)
+
+
 class Storm:
     """An environment on a shared file system, and hosts that import from it."""
 
@@ -111,15 +123,7 @@ class Storm:
             f"before = int.from_bytes(open({str(self._state)!r}, 'rb').read(8), 'little')\nimport {module}\n"
             "print('imported', time.monotonic() - begin, before, flush=True)\n"
         )
-        environment = folder / "environment"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-        target = next(environment.glob("lib/python3*/site-packages"))
-        for name in PACKAGES[module]:
-            path = Path(next(iter(Path(sys.prefix).glob("lib/python3*/site-packages")))) / name
-            if path.is_dir():
-                shutil.copytree(path, target / name, copy_function=os.link, symlinks=True)
-            elif path.exists():
-                shutil.copy2(path, target / name)
+        make_environment(folder / "environment", module)
         for path in (self._shared, self._disk, *(folder / name for name in self._names)):
             path.mkdir()
 
