@@ -46,7 +46,7 @@ class Incoming:
         posted = completion.buffer if completion is not None else None
         self.is_posted = posted is not None
         # bytearray would fill the memory with zeros first.
-        self.view = memoryview(np.empty(size, np.uint8)) if posted is None else posted
+        self.view = np.empty(size, np.uint8).data if posted is None else posted
 
     @property
     def arrived(self) -> bool:
