@@ -222,7 +222,8 @@ def run(checks: WireChecks, text: str) -> None:
     for number, (order, mode) in enumerate(itertools.product(("host", "ddl"), MODES)):
         os.environ["DDLRUN_RANK_ORDER"] = order
         wires = WIRES if (order, mode) == ("host", "r") else WIRES[number % 3 :: 3]
-        with ddl.init(f"-mode {mode}:{text}", comm=checks.comm, tuning="chunk=1K,flat=0,bucket=2K"):
+        reports = " -dump_iter 50" if mode == "c" else ""  # by a reducer of its own
+        with ddl.init(f"-mode {mode}:{text}{reports}", comm=checks.comm, tuning="chunk=1K,flat=0,bucket=2K"):
             reduce_all(checks, shape, mode, wires)
             if order == "host":
                 int8(checks, shape, mode)
