@@ -18,6 +18,9 @@ FLAT_MODES = "bnp"
 MAX_DIRECT = 4
 # The algorithms of an allreduce whose blocks are sized by the rates of the links: a single one, for all dimensions.
 WEIGHTED = ("weighted",)
+# Wires that it does not support. It divides averages at the end alone, when sums may have left the range of float16,
+# and its blocks do not begin with a group of int8.
+NOT_WEIGHTED = ("float16", "int8")
 # Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
@@ -107,8 +110,7 @@ def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], messag
         return AllreduceAlgorithm("flat")
     if mode == "m":
         return AllreduceAlgorithm("native")
-    # A weighted allreduce divides averages at the end alone, when sums may have left the range of float16.
-    weighted = message.weighted and message.whole and not message.wire.startswith("float16")
+    weighted = message.weighted and message.whole and not message.wire.startswith(NOT_WEIGHTED)
     return AllreduceAlgorithm(
         method="chunks",
         algorithms=WEIGHTED if weighted else tuple(dimension_algorithm(mode, size) for size in learners),

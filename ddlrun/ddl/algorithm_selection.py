@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm, grow_chunks
 from ddlrun.ddl import autotune
 from ddlrun.ddl.communicators import is_mpi, name_library
+from ddlrun.ddl.wire_compression import WIRES, parse_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +58,9 @@ class AlgorithmSelector(NamedTuple):
         return self._explore(self.cache, name, message, make_measure()) if cached is None else cached
 
     def _default(self, message: MessageClass) -> AllreduceAlgorithm:
-        tuning = grow_chunks(self.tuning, message.size) if self.grows else self.tuning
+        wire = parse_wire(message.wire).dtype
+        sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
+        tuning = grow_chunks(self.tuning, sent) if self.grows else self.tuning
         return default_algorithm(self.options.mode, tuning, self.learners, message)
 
     def _explore(

@@ -18,7 +18,7 @@ from ddlrun.allreduce_algorithms import (
     neighbours,
 )
 from ddlrun.ddl.schedule import REDUCE_SCATTERS
-from ddlrun.ddl.wire_compression import FORMATS
+from ddlrun.ddl.wire_compression import WIRES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -189,7 +189,7 @@ def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     valid = method in {"flat", "native"} or (
         method == "chunks" and min(int(chunk), int(depth)) > 0 and _are_known(algorithms, axes)
     )
-    valid = valid and wire.partition(":")[0] in {*FORMATS, ""}
+    valid = valid and wire.partition(":")[0] in {*WIRES, ""}
     if not valid:
         raise ValueError(method)
     return AllreduceAlgorithm(

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun.ddl.int8_compression import Int8Converter, add_loss
 from ddlrun.ddl.operation import Chunk, Operation, ScratchPool
 from ddlrun.ddl.partition import ramped_ranges
-from ddlrun.ddl.wire_compression import FORMATS, Converter
+from ddlrun.ddl.wire_compression import FORMATS, WIRES, Converter
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
@@ -46,12 +47,21 @@ class Engine:
         self._waiting: deque[Chunk] = deque()
         self._in_flight: set[Chunk] = set()
         self._scratch = ScratchPool()
-        self._converters = {dtype: Converter(dtype) for dtype in FORMATS}
+        self._converters: dict[str, Converter | Int8Converter] = {dtype: Converter(dtype) for dtype in FORMATS}
+        self._converters["int8"] = Int8Converter()
         self._begun = 0
         self.meter: TrafficMeter | None = None  # set only while nothing is in flight
         atexit.register(self._keep_memory)
 
-    def start(self, array: Array, reduce_op: ReduceOp, schedule: Schedule, longest: int, depth: int = 1) -> Operation:
+    def start(
+        self,
+        array: Array,
+        reduce_op: ReduceOp,
+        schedule: Schedule,
+        longest: int,
+        depth: int = 1,
+        losses: Array | None = None,
+    ) -> Operation:
         """Begin an operation in place on a flat array.
 
         Args:
@@ -61,9 +71,10 @@ class Engine:
                 the operator.
             longest: Elements of a chunk, at most.
             depth: Chunks in flight, at most.
+            losses: An array like the first, to which what int8 loses is added.
         """
         ranges = ramped_ranges(len(array), longest) if len(array) else []
-        operation = Operation(array, reduce_op, len(ranges), depth)
+        operation = Operation(array, reduce_op, len(ranges), depth, losses)
         self.begin(Chunk(operation, schedule(high - low, reduce_op.division), low) for low, high in ranges)
         return operation
 
@@ -203,14 +214,16 @@ class Engine:
             transport.post_send(memory[(start + low) * size : (start + high) * size], peer, tag, chunk)
 
     def _post_narrow(self, chunk: Chunk, step: ScheduleStep) -> None:
-        """Post messages of 16 bits per element, which are received in scratch memory and sent from there."""
+        """Post messages of fewer bits per element, which are received in scratch memory and sent from there."""
         converter, start = self._converters[step.wire], chunk.start
-        blocks = {message[1:]: message.high - message.low for message in step.sends}  # a block may have several peers
-        count = sum(message.high - message.low for message in step.receives) + sum(blocks.values())
-        chunk.scratch = self._scratch.borrow(chunk.scratch, 2 * count)
+        # A block may have several peers.
+        blocks = {message[1:]: converter.length(message.high - message.low) for message in step.sends}
+        count = sum(converter.length(message.high - message.low) for message in step.receives) + sum(blocks.values())
+        chunk.scratch = self._scratch.borrow(chunk.scratch, count * WIRES[step.wire])
         room, at = np.frombuffer(chunk.scratch, converter.memory, count), 0
         for peer, low, high in step.receives:
-            part, at = room[at : at + high - low], at + high - low
+            end = at + converter.length(high - low)
+            part, at = room[at:end], end
             chunk.parts.append((low, high, part))
             self._transport.post_receive(part.data.cast("B"), peer, chunk.tag, chunk)
         packed = {}
@@ -219,6 +232,10 @@ class Engine:
             # The values of an allgather were rounded by their owner.
             mine = chunk.array[start + low : start + high]
             converter.pack(mine, packed[low, high], settled=not step.combine)
+            if step.combine and chunk.operation.losses is not None:
+                rounded = np.empty_like(mine)
+                converter.unpack(packed[low, high], rounded)
+                add_loss(chunk.operation.losses[start + low : start + high], mine, rounded)
         for peer, low, high in step.sends:
             self._transport.post_send(packed[low, high].data.cast("B"), peer, chunk.tag, chunk)
 
@@ -243,6 +260,14 @@ class Engine:
             else:
                 self._converters[step.wire].unpack(part, mine)
             if step.settled and number >= first_closing:
-                self._converters[step.settled].settle(mine)
+                self._settle_sum(chunk, (start + low, start + high), divisor)
         chunk.parts = []
         chunk.at += 1
+
+    def _settle_sum(self, chunk: Chunk, bounds: tuple[int, int], divisor: int) -> None:
+        """Round a sum that is complete, or an average, to values that are forwarded unchanged."""
+        losses, mine = chunk.operation.losses, chunk.array[slice(*bounds)]
+        exact = mine if losses is None else mine.copy()
+        self._converters[chunk.steps[chunk.at].settled].settle(mine)
+        if losses is not None:
+            add_loss(losses[slice(*bounds)], exact, mine, divisor)

@@ -13,10 +13,12 @@ from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, 
 from ddlrun.ddl.communicators import make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
+from ddlrun.ddl.int8_compression import ErrorFeedback
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, make_monitor
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
+from ddlrun.ddl.wire_compression import WIRES, can_narrow, parse_wire
 from ddlrun.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class HostReducer:
         # In host order: in ddl order a flat collective of the MPI library is several times slower.
         self.comm = selector.comm
         self.schedules = ScheduleCache(grid, selector.options.mode, selector.layout)
-        self._engine = self._make_engine()
+        self._engine, self._feedback = self._make_engine(), ErrorFeedback()
         self.small_messages = self._make_small_message_path()
         self._nic_monitor = make_monitor(grid.base, selector.monitored, selector.tuning.measure)
 
@@ -72,7 +74,7 @@ class HostReducer:
         for bucket in () if alone else make_buckets(arrays, self.tuning):
             reduce_op = find_reduce_op(bucket[0].dtype, op)
             elements = bucket[0].elements if len(bucket) == 1 else np.concatenate([array.elements for array in bucket])
-            narrows = reduce_op.dtype == "float32" and elements.nbytes > self.tuning.flat
+            narrows = can_narrow(wire, reduce_op) and elements.nbytes > self.tuning.flat
             message = MessageClass(
                 size=elements.nbytes,
                 dtype=reduce_op.dtype,
@@ -87,7 +89,10 @@ class HostReducer:
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
             try:
-                operation = self._execute(algorithm, elements, reduce_op, axes)
+                losses = None
+                if narrows and wire.startswith("int8"):
+                    losses = self._feedback.add_to(elements, bucket, axes)
+                operation = self._execute(algorithm, elements, reduce_op, axes, losses)
             except RuntimeError as error:  # a message of another length that was here before its buffer
                 raise handle.explain(error) from error
             if operation is None:
@@ -158,6 +163,7 @@ class HostReducer:
         elements: Any,  # noqa: ANN401
         reduce_op: ReduceOp,
         axes: str,
+        losses: Any = None,  # noqa: ANN401
     ) -> Operation | None:
         """Reduce elements in place; return the operation if it is in progress, None if it is complete."""
         if algorithm.method == "flat":
@@ -166,10 +172,10 @@ class HostReducer:
             self._reduce_natively(elements, reduce_op, axes)
         if algorithm.method != "chunks" or self._engine is None:
             return None
-        longest = max(algorithm.chunk // (2 if algorithm.wire else elements.itemsize), 1)
+        longest = max(algorithm.chunk // WIRES.get(parse_wire(algorithm.wire).dtype, elements.itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
         schedule = partial(self.schedules.steps, collective)
-        return self._engine.start(elements, reduce_op, schedule, longest, algorithm.depth)
+        return self._engine.start(elements, reduce_op, schedule, longest, algorithm.depth, losses)
 
     def _size_blocks(
         self,

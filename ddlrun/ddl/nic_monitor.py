@@ -7,6 +7,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.allreduce_algorithms import NOT_WEIGHTED
 from ddlrun.block_sizing import JobLinks
 from ddlrun.ddl.nic_rates import TOLERANCE, measure_nics
 from ddlrun.ddl.unequal_links import degraded_hosts, layout_of
@@ -82,8 +83,8 @@ def is_faster(comparison: Comparison) -> bool:
 
 
 def can_size_blocks(message: MessageClass) -> bool:
-    """Return True if a measured layout may be used: the array is large, and sums do not leave the range of float16."""
-    return message.whole and message.size >= LEAST_BYTES and not message.wire.startswith("float16")
+    """Return True if a measured layout may be used: the array is large, and its wire allows it."""
+    return message.whole and message.size >= LEAST_BYTES and not message.wire.startswith(NOT_WEIGHTED)
 
 
 def make_monitor(world: Communicator | None, hosts: HostGroups | None, interval: int) -> NicMonitor | None:

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 
 class Operation:
-    """An operation in progress on a flat array. It is complete when `left`, its unfinished chunks, is 0."""
+    """An operation in progress on a flat array. It is complete when `left`, its unfinished chunks, is 0.
 
-    __slots__ = ("array", "combine", "depth", "division", "itemsize", "left", "memory")
+    losses: an array of the same length, to which what compression loses is added, or None.
+    """
 
-    def __init__(self, array: Array, reduce_op: ReduceOp, chunks: int, depth: int) -> None:
+    __slots__ = ("array", "combine", "depth", "division", "itemsize", "left", "losses", "memory")
+
+    def __init__(self, array: Array, reduce_op: ReduceOp, chunks: int, depth: int, losses: Array | None = None) -> None:
         self.array, self.combine, self.left, self.depth = array, reduce_op.combine, chunks, depth
-        self.division = reduce_op.division
+        self.division, self.losses = reduce_op.division, losses
         # numpy has no byte view of an empty array. Without chunks it is never read.
         self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddlrun.ddl.partition import block_bounds
+from ddlrun.ddl.wire_compression import GROUP
 
 
 class Message(NamedTuple):
@@ -23,7 +24,7 @@ class ScheduleStep(NamedTuple):
 
     combine: received elements are combined with the buffer; else they are stored in it. closing: the number of last
     received blocks whose sums are complete with them. divisor: for averages, the number by which these blocks are
-    divided. wire: the 16-bit type that float32 is sent as, "" for float32. settled: the 16-bit type to which these
+    divided. wire: the type that float32 is sent as, "" for float32. settled: the type to which these
     blocks are rounded once they are complete for all, so that all learners get the same bits in any dimension; "" for
     none.
     """
@@ -100,7 +101,7 @@ class Dimension(NamedTuple):
     """One dimension from the view of a learner.
 
     peers: the ranks of its group, in the order of the dimension. me: its own index there. algorithm: a key of
-    `REDUCE_SCATTERS`. wire: the 16-bit type that float32 is sent as, "" for float32.
+    `REDUCE_SCATTERS`. wire: the type that float32 is sent as, "" for float32.
     """
 
     peers: tuple[int, ...]
@@ -118,9 +119,8 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
         division: For averages: "once" divides the last sum by the number of learners, "each" the sum of each dimension
             by its size.
     """
-    size = _product(dimensions)
-    leaves, first, steps, divisor = block_bounds(count, size), 0, Steps(), 1
-    settled = wire_of(dimensions)
+    size, settled = _product(dimensions), wire_of(dimensions)
+    leaves, first, steps, divisor = _leaves(count, size, settled), 0, Steps(), 1
     for peers, me, algorithm, wire in dimensions:
         size //= len(peers)
         bounds = leaves[first : first + len(peers) * size + 1 : size]
@@ -145,7 +145,7 @@ def mirror(steps: Sequence[ScheduleStep]) -> Steps:
 
 
 def wire_of(dimensions: Sequence[Dimension]) -> str:
-    """Return the 16-bit type of a dimension that has messages, or ""."""
+    """Return the type that float32 is sent as in a dimension that has messages, or ""."""
     return next((dimension.wire for dimension in dimensions if dimension.wire and len(dimension.peers) > 1), "")
 
 
@@ -157,6 +157,12 @@ def own_block(dimensions: Sequence[Dimension], count: int) -> tuple[int, int]:
         size //= len(peers)
         first += me * size
     return bounds[first], bounds[first + 1]
+
+
+def _leaves(count: int, size: int, wire: str) -> tuple[int, ...]:
+    """Return the offsets of the learners' blocks. By int8 all messages begin with a group that has its own scale."""
+    group = GROUP if wire == "int8" else 1
+    return tuple(min(group * bound, count) for bound in block_bounds(-(-count // group), size))
 
 
 def _product(dimensions: Sequence[Dimension]) -> int:

@@ -135,8 +135,8 @@ def all_reduce(
         op: "sum", "avg", "max", "min" or "prod". Integers have no "avg".
         axes: Letters of dimensions such as "YZ". Default: all.
         in_place: Overwrite x with the result.
-        wire: "bfloat16" or "float16" sends float32 in 16 bits between hosts, "bfloat16:YZ" in the dimensions Y and Z,
-            "float32" in 32 bits. Sums stay in float32. Default: the tuning.
+        wire: "bfloat16" or "float16" sends float32 in 16 bits between hosts, "int8" in 8 bits with error feedback,
+            "bfloat16:YZ" in the dimensions Y and Z, "float32" in 32 bits. Sums stay in float32. Default: the tuning.
 
     Returns:
         An array like x, a number for a number. It has the same bits on all learners.

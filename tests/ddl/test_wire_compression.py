@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS
 from ddlrun.ddl.bootstrap import start_learner
+from ddlrun.ddl.flat import FlatArray
+from ddlrun.ddl.int8_compression import MOST_ARRAYS, ErrorFeedback, Int8Converter
 from ddlrun.ddl.tuning_parameters import parse_tuning
-from ddlrun.ddl.wire_compression import BLOCK, FORMATS, Converter, WireFormat, parse_wire
+from ddlrun.ddl.wire_compression import BLOCK, FORMATS, GROUP, Converter, WireFormat, parse_wire
 from ddlrun.errors import InputError
 from tests.ddl.test_mpi import started
 from tests.support import needs
@@ -84,6 +86,35 @@ def test_the_result_does_not_depend_on_blocks(dtype: str, count: int) -> None:
     assert np.array_equal(sums, (1 + unpacked(small, dtype)) / np.float32(2), equal_nan=True)
 
 
+@pytest.mark.parametrize("count", [1, 255, 256, 257, BLOCK - 1, BLOCK + 3])
+def test_int8_keeps_what_it_has_rounded(count: int) -> None:
+    random = np.random.default_rng(count)
+    values = (random.normal(size=count) * 10.0 ** random.integers(-44, 38, count)).astype(np.float32)
+    once = values.copy()
+    Int8Converter().settle(once)
+    again = once.copy()
+    Int8Converter().settle(again)
+    assert again.tobytes() == once.tobytes()
+    largest = [np.abs(values[low : low + GROUP]).max() for low in range(0, count, GROUP)]
+    assert (np.abs(once - values) <= np.repeat(largest, GROUP)[:count] / 64 + 2.0**-126).all()
+
+
+def test_losses_are_kept_per_array(capsys: pytest.CaptureFixture[str]) -> None:
+    feedback, first, second = ErrorFeedback(), np.zeros(5, np.float32), np.zeros(5, np.float32)
+    for array, loss in ((first, 1), (second, 2)):
+        feedback.add_to(array, [FlatArray(array, "float32", (5,))], "")[:] = loss
+    for array in (first, second, first):
+        losses = feedback.add_to(array, [FlatArray(array, "float32", (5,))], "")
+        assert not losses.any()
+    assert (first == 1).all()
+    assert (second == 2).all()
+    assert not capsys.readouterr().err
+    for _ in range(MOST_ARRAYS):
+        array = np.zeros(5, np.float32)
+        feedback.add_to(array, [FlatArray(array, "float32", (5,))], "")
+    assert capsys.readouterr().err.count("reduce the same arrays in each step") == 1
+
+
 def _add(mine: Any, theirs: Any, divisor: int) -> None:
     mine += theirs
     mine /= divisor
@@ -94,8 +125,10 @@ def test_settings_are_parsed() -> None:
     assert parse_wire("float16:XY") == WireFormat("float16", "XY")
     assert parse_wire("") == parse_wire("float32") == WireFormat()
     assert parse_tuning("chunk=1K, wire=bfloat16:Z", BETWEEN_HOSTS).wire == "bfloat16:Z"
-    with pytest.raises(InputError, match="DDLRUN_DDL_TUNING: wire 'int8': float32 travels as float16, bfloat16 or"):
-        parse_tuning("wire=int8", BETWEEN_HOSTS)
+    with pytest.raises(
+        InputError, match="DDLRUN_DDL_TUNING: wire 'int4': float32 travels as float16, bfloat16, int8 or"
+    ):
+        parse_tuning("wire=int4", BETWEEN_HOSTS)
 
 
 @pytest.mark.parametrize(

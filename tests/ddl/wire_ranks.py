@@ -109,6 +109,36 @@ def reduce_all(checks: WireChecks, shape: tuple[int, ...], mode: str, wires: lis
             checks.check(f"{case}: rounded", np.array_equal(settled(result, dtype), result))
 
 
+def int8(checks: WireChecks, shape: tuple[int, ...], mode: str) -> None:
+    """Reduce the same values again and again: the mean of the results approaches the exact one, by feedback."""
+    rank, size = checks.comm.rank, checks.comm.size
+    for wire, op, count in [
+        ("int8:XYZ", "sum", 5003),
+        ("int8:Y", "avg", 700),
+        ("int8:XZ", "avg", 1),
+        ("int8", "sum", 0),
+    ]:
+        case = f"{mode}:{shape} {op} of {count} by {wire}"
+        exact = sum(values(other, count, op).astype(np.float64) for other in range(size)) / (size if op == "avg" else 1)
+        x, total, errors = np.empty(count, np.float32), np.zeros(count), list[float]()
+        for times in range(1, 17):
+            x[:] = values(rank, count, op)
+            total += ddl.all_reduce(x, op, in_place=True, wire=wire)
+            checks.check_same(case, x)
+            errors.append(float(np.abs(total / times - exact).max(initial=0)))
+        rounded = is_rounded(shape, wire) and count > 1
+        checks.check(f"{case}: {errors}", 2.0**-16 < errors[0] < size / 4 if rounded else errors[0] < 2.0**-4)
+        checks.check(f"{case}: {errors}", errors[-1] < max(errors[0] / 4, 2.0**-16))
+    x = values(rank, 300, "max")
+    checks.check("max is sent as float32", (ddl.all_reduce(x, "max", wire="int8:XYZ") >= x).all())
+    x[:2] = np.nan, 1
+    ddl.all_reduce(x, in_place=True, wire="int8:XYZ")
+    checks.check(f"a group with a NaN: {x[:3]}", np.isnan(x[:256] if is_rounded(shape, "int8:XYZ") else x[:1]).all())
+    x[:] = 1
+    ddl.all_reduce(x, in_place=True, wire="int8:XYZ")
+    checks.check(f"the next reduction: {x[:3]}", (np.abs(x - size) < size / 4).all())
+
+
 def odd_values(checks: WireChecks, shape: tuple[int, ...]) -> None:
     """Reduce NaN and infinity: each NaN stays one, whatever its bits, and infinity stays."""
     mine = np.ones(40, np.float32)
@@ -174,7 +204,7 @@ def large(checks: WireChecks, shape: tuple[int, ...]) -> None:
 def refusals(checks: WireChecks) -> Iterator[tuple[str, str, str]]:
     """Yield a wrong wire, a part of the expected error, and the error."""
     calls = {
-        "float8": "wire 'float8': float32 travels as float16, bfloat16 or float32; write for example bfloat16, or",
+        "float8": "wire 'float8': float32 travels as float16, bfloat16, int8 or float32; write for example",
         "bfloat16:W": "no dimension 'W'; there are X, Y, Z",
         "bfloat16:": "wire 'bfloat16:': float32 travels",
         f"bfloat16:{'XYZ'[checks.comm.rank % 2]}": "all reduce the same, in one order",
@@ -192,9 +222,11 @@ def run(checks: WireChecks, text: str) -> None:
     for number, (order, mode) in enumerate(itertools.product(("host", "ddl"), MODES)):
         os.environ["DDLRUN_RANK_ORDER"] = order
         wires = WIRES if (order, mode) == ("host", "r") else WIRES[number % 3 :: 3]
-        with ddl.init(f"-mode {mode}:{text}", comm=checks.comm, tuning="chunk=1K,flat=0,bucket=2K"):
+        reports = " -dump_iter 50" if mode == "c" else ""  # by a reducer of its own
+        with ddl.init(f"-mode {mode}:{text}{reports}", comm=checks.comm, tuning="chunk=1K,flat=0,bucket=2K"):
             reduce_all(checks, shape, mode, wires)
             if order == "host":
+                int8(checks, shape, mode)
                 odd_values(checks, shape)
                 other_calls(checks, shape)
                 if max(shape) <= 3:

@@ -54,9 +54,10 @@ class InstrumentedReducer(HostReducer):
         elements: Any,  # noqa: ANN401
         reduce_op: ReduceOp,
         axes: str,
+        losses: Any = None,  # noqa: ANN401
     ) -> Operation | None:
         start = perf_counter()
-        operation = super()._execute(algorithm, elements, reduce_op, axes)
+        operation = super()._execute(algorithm, elements, reduce_op, axes, losses)
         if self.sampled and algorithm.method == "flat":
             self.meter.add(-1, elements.nbytes, start, "MPI_Allreduce")
         elif self.sampled and algorithm.algorithms:

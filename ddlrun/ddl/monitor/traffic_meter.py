@@ -6,6 +6,8 @@ import math
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddlrun.ddl.wire_compression import WIRES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -64,7 +66,7 @@ class TrafficMeter:
             self.begins[phase] = now
         self._open[axis] += 1
         self.wires[axis] = step.wire
-        size = 2 if step.wire else itemsize
+        size = WIRES.get(step.wire, itemsize)
         for _, low, high in step.sends:
             self.sent[axis] += (high - low) * size
 

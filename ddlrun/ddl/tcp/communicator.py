@@ -58,7 +58,7 @@ class Inbox:
     """A message of unknown length."""
 
     def __init__(self) -> None:
-        self.open, self.data = 0, bytearray()
+        self.open, self.data = 0, memoryview(b"")
 
 
 class TcpCommunicator:
@@ -178,7 +178,7 @@ class TcpCommunicator:
         messages.send(data, peer, tag)
         messages.Wait()
 
-    def _receive(self, peer: int, tag: int) -> bytearray:
+    def _receive(self, peer: int, tag: int) -> memoryview:
         inbox = Inbox()
         self.endpoint.post_receive(self.ranks[peer], self.group, tag, Completion(inbox, []))
         while inbox.open:

@@ -7,11 +7,13 @@ import struct
 from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
+import numpy as np
+
 HEAD = struct.Struct("<QIQ")
 """The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
 FROM_ENDPOINT, LOST = 0, 1
 # Bytes of a message that this rank is woken up for. If fewer than LEAST_WAKE are missing, any number wakes it up.
-LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 17
+LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 20
 
 
 class Completion(NamedTuple):
@@ -32,15 +34,19 @@ class Completion(NamedTuple):
 
 
 class Incoming:
-    """A message that is arriving. Without a completion nobody has posted a buffer for it yet."""
+    """A message that is arriving. Without a completion nobody has posted a buffer for it yet.
 
-    __slots__ = ("at", "completion", "data", "view")
+    view: the posted buffer, or new memory while there is none.
+    """
+
+    __slots__ = ("at", "completion", "is_posted", "view")
 
     def __init__(self, completion: Completion | None, size: int) -> None:
         self.completion, self.at = completion, 0
         posted = completion.buffer if completion is not None else None
-        self.data = bytearray(size) if posted is None else None
-        self.view = memoryview(self.data) if posted is None else posted  # type: ignore[arg-type]
+        self.is_posted = posted is not None
+        # bytearray would fill the memory with zeros first.
+        self.view = np.empty(size, np.uint8).data if posted is None else posted
 
     @property
     def arrived(self) -> bool:
@@ -49,11 +55,19 @@ class Incoming:
 
     def deliver(self, completion: Completion) -> None:
         """Hand the bytes over, all of which are here."""
-        if self.data is not None:
-            if completion.buffer is None:
-                completion.owner.data = self.data
-            else:
-                completion.buffer[:] = self.data
+        if self.is_posted:
+            return
+        if completion.buffer is None:
+            completion.owner.data = self.view
+        else:
+            completion.buffer[:] = self.view
+
+    def post(self, completion: Completion) -> None:
+        """Receive the rest of the bytes in a buffer that is posted while they arrive."""
+        self.completion = completion
+        if completion.buffer is not None:
+            completion.buffer[: self.at] = self.view[: self.at]
+            self.view, self.is_posted = completion.buffer, True
 
 
 class Connection:
@@ -108,7 +122,7 @@ class Connection:
             if incoming.arrived:
                 incoming.deliver(completion)
                 return
-            incoming.completion = completion
+            incoming.post(completion)
             completion.owner.open += 1
             return
         completion.owner.open += 1
