@@ -18,7 +18,8 @@ class Bucket:
 
     The tensor has one more element per parameter, a flag: 1 if the parameter has a gradient here, else 0. The average
     of a flag is 0 if no learner has a gradient. So learners agree on that without a message of its own, which could not
-    be sent while their other buckets may be at different stages.
+    be sent while their other buckets may be at different stages. Sent as int8, a flag may become 0 beside far larger
+    gradients; then averages that are not 0 show that a learner has a gradient.
     """
 
     __slots__ = ("_snapshot", "missing", "parameters", "row")
@@ -50,7 +51,7 @@ class Bucket:
         # Reading the flags makes the host wait for the device, so they are read only if a gradient is missing here.
         flag_values = flags.tolist() if any(p.grad is None for p in self.parameters) else [1] * len(parts)
         for parameter, part, flag in zip(self.parameters, parts, flag_values, strict=True):
-            if not flag:
+            if not flag and not part.any():
                 continue
             if parameter.grad is None:
                 parameter.grad = parameter.detach().new_empty(parameter.shape)
