@@ -1,7 +1,4 @@
-"""The examples of docs/examples on two ranks; run as a module, write their table into docs/how-to/frameworks.md.
-
-    python -m tests.frameworks.examples [--column TITLE]...
-"""
+"""The examples of docs/examples on two ranks; run as a module, write their table into docs/how-to/frameworks.md."""
 
 import argparse
 import itertools
