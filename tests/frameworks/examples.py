@@ -143,11 +143,13 @@ def render(cells: Mapping[tuple[str, str], str]) -> str:
 
 
 def main() -> None:
-    """Run all examples on one host and on two, and write the page's table anew; columns that are not named stay."""
+    """Run examples on one host and on two, and write the page's table anew; cells that are not run stay."""
     parser = argparse.ArgumentParser(description="Run the examples and write the table of docs/how-to/frameworks.md.")
     titles = [manager.title for manager in MANAGERS]
     parser.add_argument("--column", action="append", choices=titles, help="only this column of the table")
-    columns = parser.parse_args().column or titles
+    parser.add_argument("--row", action="append", choices=EXAMPLES, help="only this row of the table")
+    options = parser.parse_args()
+    columns, rows = options.column or titles, options.row or EXAMPLES
     os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
@@ -155,8 +157,8 @@ def main() -> None:
     cells |= read_cells(page)
     with Cluster(hosts_per_rack=2, racks=1) as two:
         for manager in [manager for manager in MANAGERS if manager.title in columns]:
-            for title, example in EXAMPLES.items():
-                cells[title, manager.title] = cell(example, manager, two)
+            for title in rows:
+                cells[title, manager.title] = cell(EXAMPLES[title], manager, two)
                 PAGE.write_text(f"{before}{BEGIN}\n{render(cells)}\n{END}{rest.partition(END)[2]}")
 
 
