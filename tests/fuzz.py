@@ -3,6 +3,7 @@
 Each parser takes any text and returns a value or raises a DdlrunError; anything else is printed with its input.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -56,7 +57,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def fuzz(name: str, seconds: str) -> None:
+def fuzz(name: str, seconds: int) -> None:
     """Feed one parser in this process until the time is over; the process then ends."""
 
     def one(data: bytes) -> None:
@@ -73,9 +74,14 @@ def fuzz(name: str, seconds: str) -> None:
         atheris.Fuzz()
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        fuzz(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "60")
+def main() -> None:
+    """Fuzz the named parser, or all of them in turn, each in a process of its own."""
+    options = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz the parsers.")
+    options.add_argument("parser", nargs="?", choices=PARSERS, help="fuzz only this one (default: all in turn)")
+    options.add_argument("seconds", nargs="?", type=int, default=60, help="seconds for that parser (default: 60)")
+    chosen = options.parse_args()
+    if chosen.parser is not None:
+        fuzz(chosen.parser, chosen.seconds)
     failed = False
     for parser in PARSERS:
         argv = [sys.executable, "-m", "tests.fuzz", parser, os.environ.get("SECONDS_EACH", "5")]
@@ -85,3 +91,7 @@ if __name__ == "__main__":
             print(done.stdout.decode(errors="replace"))
         print(f"{parser}: {f'ended with {done.returncode}' if done.returncode else 'clean'}", flush=True)
     sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,11 +10,14 @@ import click
 from ddlrun.cli.inputs import reach, scheduler_context
 from ddlrun.cli.launch_events import LaunchEvents
 from ddlrun.cli.launch_planning import Attempt, Planned
+from ddlrun.hosts import fold
 from ddlrun.plan import Plan, shown_command
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings, restart_settings
 from ddlrun.plan.supervision import SupervisionOptions, choose_shown
 from ddlrun.process_managers.agents import is_own
+from ddlrun.remote.probe import describe_failure
+from ddlrun.remote.processes import FinishedProcess
 from ddlrun.report.outcome import colour_report, find_port_in_use, render_outcome
 from ddlrun.report.plan import render_plan
 from ddlrun.runs.history import write_start
@@ -38,6 +41,8 @@ class Finished(NamedTuple):
     attempt: Attempt
     plan: Plan
     outcome: Outcome
+    unchecked: Mapping[str, FinishedProcess]
+    """Host -> the reply of a host that could not be searched for processes of the run."""
 
 
 def write_files(planned: Planned) -> Planned:
@@ -90,15 +95,14 @@ def supervise_run(planned: Planned) -> Finished:
     done = run_plan(plan, _supervision(settings, plan)._replace(on_stall=events.stall), os.environ)
     unwatched = done.unwatched.difference(plan.local_hosts)
     orphaned = done.unswept | unwatched if is_own(plan.mpirun) else done.unswept
-    if orphaned:
-        _end_orphans(sorted(orphaned), settings)
+    unchecked = _end_orphans(sorted(orphaned), settings) if orphaned else {}
     if plan.mpirun.major is not None and done.session_folder is not None and unwatched:
         folders = {host: done.daemon_folders.get(host, "") for host in sorted(unwatched)}
-        _end_daemons(folders, done.session_folder, settings)
+        unchecked = {**unchecked, **_end_daemons(folders, done.session_folder, settings)}
     outcome = _judge_by_scheduler(done.outcome, settings)._replace(exit_code_base=settings.run.exit_code_base)
     write_end(plan, done.bound, outcome)
     events.end(outcome)
-    return Finished(attempt, plan, outcome)
+    return Finished(attempt, plan, outcome, unchecked)
 
 
 def _supervision(settings: Settings, plan: Plan) -> SupervisionOptions:
@@ -119,19 +123,25 @@ def _show_plan(settings: Settings, plan: Plan) -> None:
     click.echo(f"run: {plan.run_id}", err=True)
 
 
-def _end_orphans(hosts: Iterable[str], settings: Settings) -> None:
-    """End the processes that are left of the run on hosts where a keeper was killed, with our own agents."""
+def _end_orphans(hosts: Iterable[str], settings: Settings) -> Mapping[str, FinishedProcess]:
+    """End the processes that are left of the run on hosts where a keeper was killed, with our own agents.
+
+    Returns the replies of hosts that failed.
+    """
     from ddlrun.runs.orphans import end_runs  # noqa: PLC0415 - rarely needed
 
     target = reach(settings.hosts.launcher, settings.supervision.grace + 5)
-    end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)
+    return end_runs({host: [settings.run.run_id] for host in hosts}, 0, target)[1]
 
 
-def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Settings) -> None:
-    """End the daemons of mpirun that are left on hosts where no keeper sees to that, and remove their folders."""
+def _end_daemons(folders: Mapping[str, str], session_folder: str, settings: Settings) -> Mapping[str, FinishedProcess]:
+    """End the daemons of mpirun that are left on hosts where no keeper sees to that, and remove their folders.
+
+    Returns the replies of hosts that failed.
+    """
     from ddlrun.runs.daemons import end_daemons  # noqa: PLC0415 - rarely needed
 
-    end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
+    return end_daemons(folders, session_folder, reach(settings.hosts.launcher, settings.supervision.grace + 5))
 
 
 def _judge_by_scheduler(outcome: Outcome, settings: Settings) -> Outcome:
@@ -156,7 +166,19 @@ def report_outcome(finished: Finished) -> Finished:
             if not finished.attempt.settings.run.print_tail:
                 report = render_outcome(outcome, plan, with_tail=False)
             click.echo(_colour(report, finished.attempt.settings), nl=False, err=True)
+    if finished.unchecked:
+        with contextlib.suppress(OSError):
+            click.echo(_describe_unchecked(finished.unchecked), err=True)
     return finished
+
+
+def _describe_unchecked(failed: Mapping[str, FinishedProcess]) -> str:
+    """Return the hosts that could not be searched for processes of the run, the reason, and the remedy."""
+    hosts, (name, reply) = fold(failed), next(iter(failed.items()))
+    return (
+        f"ddlrun: note: processes of this run may be left on {hosts}, which could not be searched "
+        f"({name}: {describe_failure(reply)}); once reachable: ddlrun clean {hosts}"
+    )
 
 
 def _colour(report: str, settings: Settings) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ctypes  # once per host, before keepers are forked; ctypes itself takes 3 ms
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,8 +15,6 @@ PR_SET_PTRACER = 0x59616D61
 
 def load_prctl() -> Callable[[int, int], object]:
     """Return prctl as a function of an option and its argument; without effect if the system has none."""
-    import _ctypes  # noqa: PLC0415 - ctypes itself takes 3 ms to import
-
     try:
         address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
     except OSError:

@@ -9,7 +9,9 @@ import os.path
 import shlex
 from collections.abc import Mapping
 
-from ddlrun.remote.probe import ProbeTarget, run_scripts
+from ddlrun.remote.probe import ProbeTarget
+from ddlrun.remote.processes import FinishedProcess
+from ddlrun.runs.orphans import run_complete
 
 # SIGTERM lets a daemon remove its session folder, but not while it connects to mpirun; SIGKILL follows after these
 # seconds. The folder is prted.PID (5.0), or jf.FAMILY in that of the user (4.1), where FAMILY is the first half of the
@@ -57,11 +59,12 @@ echo "$folders" | while IFS= read -r folder; do
   rm -rf "$folder"
   rmdir "${folder%/jf.*}" 2>/dev/null
 done
+echo @end
 """
 
 
-def end_daemons(folders: Mapping[str, str], session_folder: str, reach: ProbeTarget) -> None:
-    """End the daemons of an mpirun on hosts, and remove their session folders; skip hosts that cannot be reached.
+def end_daemons(folders: Mapping[str, str], session_folder: str, reach: ProbeTarget) -> dict[str, FinishedProcess]:
+    """End the daemons of an mpirun on hosts, and remove their session folders; return the replies of hosts that failed.
 
     They get SIGTERM, and SIGKILL after 3 s.
 
@@ -72,4 +75,4 @@ def end_daemons(folders: Mapping[str, str], session_folder: str, reach: ProbeTar
     """
     script = END.replace("SESSION", os.path.basename(session_folder)).replace("SECONDS", str(TERM_SECONDS))
     scripts = {host: script.replace("FOLDER", shlex.quote(folder)) for host, folder in folders.items()}
-    run_scripts(scripts, reach)
+    return run_complete(scripts, reach)[1]

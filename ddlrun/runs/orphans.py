@@ -101,7 +101,7 @@ def find_processes(
     hosts: Sequence[str], reach: ProbeTarget
 ) -> tuple[dict[str, list[OrphanProcess]], dict[str, FinishedProcess]]:
     """Return each host's processes of all runs, and the replies of hosts that failed."""
-    replies, failed = _run_scripts(dict.fromkeys(hosts, LIST), reach)
+    replies, failed = run_complete(dict.fromkeys(hosts, LIST), reach)
     return {name: omit_guards(parse_processes(replies[name].out)) for name in hosts if name in replies}, failed
 
 
@@ -144,14 +144,14 @@ def end_runs(
         if malformed:
             raise InputError(f"run {malformed[0]!r}: no such name; ddlrun ps lists them")
         scripts[host] = END.replace("RUNS", "|".join(names)).replace("GRACE", str(int(grace)))
-    replies, failed = _run_scripts(scripts, reach)
+    replies, failed = run_complete(scripts, reach)
     return {name: replies[name].out.count("@ended ") for name in scripts if name in replies}, failed
 
 
-def _run_scripts(
+def run_complete(
     scripts: Mapping[str, str], reach: ProbeTarget
 ) -> tuple[dict[str, FinishedProcess], dict[str, FinishedProcess]]:
-    """Return the complete replies, and the others."""
+    """Run a script, which prints COMPLETE last, on each host; return the complete replies, and the others."""
     replies = run_scripts(scripts, reach)
     complete = {name: reply for name, reply in replies.items() if COMPLETE in reply.out}
     return complete, {name: reply for name, reply in replies.items() if name not in complete}

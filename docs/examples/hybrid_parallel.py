@@ -11,12 +11,12 @@ Exits with 1 if fewer than 95 % of the held-out images are recognized.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from time import perf_counter
 
 import numpy as np
-from mpi4py import MPI
 from sklearn.datasets import load_digits
 
 from ddlrun import ddl
@@ -31,16 +31,15 @@ def main() -> None:
     epochs = parser.parse_args().epochs
 
     ddl.init()
-    alone = ddl.size() == 1
-    row, column = (MPI.COMM_SELF if alone else ddl.grid().communicator(axes) for axes in ("X", "YZ"))
-    group, groups = column.rank, column.size
+    (parts, *sizes), (part_number, *place) = ddl.grid().topology.dims, ddl.coords()
+    group, groups = int(np.ravel_multi_index(place, sizes)), math.prod(sizes)
 
     # One seed for all ranks: each draws the whole matrices and keeps its own units of the hidden layer.
     random = np.random.default_rng(1)
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16).astype(np.float32)
     held_out, training = np.split(random.permutation(len(images)), [HELD_OUT])
-    units = np.array_split(np.arange(HIDDEN), row.size)[row.rank]
+    units = np.array_split(np.arange(HIDDEN), parts)[part_number]
     w1 = random.normal(0, np.sqrt(2 / 64), (64, HIDDEN)).astype(np.float32)[:, units]
     w2 = random.normal(0, np.sqrt(2 / HIDDEN), (HIDDEN, 10)).astype(np.float32)[units]
     net = [w1, np.zeros(len(units), np.float32), w2, np.zeros(10, np.float32)]
@@ -48,8 +47,7 @@ def main() -> None:
 
     def forward(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         hidden = np.maximum(x @ net[0] + net[1], 0)
-        scores = hidden @ net[2]
-        row.Allreduce(MPI.IN_PLACE, scores)  # the sum over all units
+        scores = ddl.all_reduce(hidden @ net[2], axes="X")  # the sum over all units
         powers = np.exp(scores + net[3] - scores.max(axis=1, keepdims=True))
         return hidden, powers / powers.sum(axis=1, keepdims=True)
 

@@ -2,10 +2,11 @@
 
     python -m tests.clients.c10d [--ranks N] [--file FILE] [NAME...]
 
-The options are those of tests.clients.c10d_cases. The exit code is 1 if a case passes with gloo alone, except those
+The exit code is 1 if a case passes with gloo alone, except those
 that `EXPECTED` explains.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -34,6 +35,13 @@ def run(backend: str, arguments: list[str]) -> dict[str, dict[str, str]]:
     return {result["case"]: result for result in results}
 
 
+def add_case_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select cases."""
+    parser.add_argument("--ranks", default="4", help="ranks of a case (4)")
+    parser.add_argument("--file", type=Path, help="a file of cases, such as PyTorch's test_c10d_gloo.py")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases (all)")
+
+
 def summary(gloo: dict[str, str], ddl: dict[str, str]) -> tuple[str, list[str]]:
     """Return the numbers of two backends, and the cases that pass with gloo alone for no known reason.
 
@@ -49,6 +57,9 @@ def summary(gloo: dict[str, str], ddl: dict[str, str]) -> tuple[str, list[str]]:
 
 def main() -> None:
     """Run the cases with both backends."""
+    parser = argparse.ArgumentParser(prog="python -m tests.clients.c10d", description="Compare ddl with gloo.")
+    add_case_options(parser)
+    parser.parse_intermixed_args()
     install(())
     results = {backend: run(backend, sys.argv[1:]) for backend in ("gloo", "ddl")}
     states = [{case: result["state"] for case, result in results[backend].items()} for backend in ("gloo", "ddl")]

@@ -24,6 +24,7 @@ from torch import distributed as torch_distributed
 
 from ddlrun.ddl.torch_backend import join
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
+from tests.clients.c10d import add_case_options
 from tests.ddl.test_tcp import reserved_port
 
 dist: Any = torch_distributed  # its stubs lack what is replaced here
@@ -133,9 +134,7 @@ def main(port: int) -> None:
     parser = argparse.ArgumentParser(description="Run the cases of gloo with a backend.")
     parser.add_argument("backend", choices=("gloo", "ddl"))
     parser.add_argument("--results", type=Path, required=True, help="the file to which results are appended")
-    parser.add_argument("--ranks", default="4", help="ranks of a case (4)")
-    parser.add_argument("--file", type=Path)
-    parser.add_argument("names", nargs="*")
+    add_case_options(parser)
     options = parser.parse_intermixed_args()
     os.environ.update(
         BACKEND="gloo", WORLD_SIZE=options.ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),

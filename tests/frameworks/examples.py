@@ -1,5 +1,6 @@
 """The examples of docs/examples on two ranks; run as a module, write their table into docs/how-to/frameworks.md."""
 
+import argparse
 import itertools
 import os
 import re
@@ -142,20 +143,22 @@ def render(cells: Mapping[tuple[str, str], str]) -> str:
 
 
 def main() -> None:
-    """Run all examples on one host and on two, and write the page's table anew.
-
-    Words are the titles of process managers; the columns of others stay.
-    """
+    """Run examples on one host and on two, and write the page's table anew; cells that are not run stay."""
+    parser = argparse.ArgumentParser(description="Run the examples and write the table of docs/how-to/frameworks.md.")
+    titles = [manager.title for manager in MANAGERS]
+    parser.add_argument("--column", action="append", choices=titles, help="only this column of the table")
+    parser.add_argument("--row", action="append", choices=EXAMPLES, help="only this row of the table")
+    options = parser.parse_args()
+    columns, rows = options.column or titles, options.row or EXAMPLES
     os.environ.update(dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"))
-    chosen = [manager for manager in MANAGERS if manager.title in sys.argv[1:]] or MANAGERS
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
-    cells = dict.fromkeys(itertools.product(EXAMPLES, (manager.title for manager in MANAGERS)), "not run")
+    cells = dict.fromkeys(itertools.product(EXAMPLES, titles), "not run")
     cells |= read_cells(page)
     with Cluster(hosts_per_rack=2, racks=1) as two:
-        for manager in chosen:
-            for title, example in EXAMPLES.items():
-                cells[title, manager.title] = cell(example, manager, two)
+        for manager in [manager for manager in MANAGERS if manager.title in columns]:
+            for title in rows:
+                cells[title, manager.title] = cell(EXAMPLES[title], manager, two)
                 PAGE.write_text(f"{before}{BEGIN}\n{render(cells)}\n{END}{rest.partition(END)[2]}")
 
 

@@ -3,6 +3,7 @@
 Each hang is a job of its own, which --stall-timeout ends.
 """
 
+import argparse
 import json
 import os
 import re
@@ -81,16 +82,21 @@ def run_healthy(number: int) -> str | None:
 
 def main() -> None:
     """Make the table, or examine healthy jobs."""
-    if sys.argv[1:2] == ["--healthy"]:
-        count = int(sys.argv[2])
-        wrong = [sentence for sentence in map(run_healthy, range(count)) if sentence is not None]
-        print(f"{count} healthy runs, {len(wrong)} with a hang")
+    parser = argparse.ArgumentParser(prog="python -m tests.hangs", description="Make the table of find-a-hang.md.")
+    parser.add_argument("--healthy", type=int, metavar="N", help="examine N healthy jobs instead")
+    parser.add_argument("hangs", nargs="*", metavar="HANG", help=f"only print these rows: {', '.join(HANGS)}")
+    options = parser.parse_args()
+    if unknown := set(options.hangs).difference(HANGS):
+        parser.error(f"no such hang: {', '.join(sorted(unknown))}")
+    if options.healthy is not None:
+        wrong = [sentence for sentence in map(run_healthy, range(options.healthy)) if sentence is not None]
+        print(f"{options.healthy} healthy runs, {len(wrong)} with a hang")
         return
     rows = []
-    for hang in sys.argv[1:] or HANGS:
+    for hang in options.hangs or HANGS:
         rows.append(render_row(hang, run_hang(hang)))
         print(rows[-1], flush=True)
-    if not sys.argv[1:]:
+    if not options.hangs:
         write_table(rows)
 
 

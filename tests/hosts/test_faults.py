@@ -283,9 +283,12 @@ def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster,
         keeper, _ = job.started("h3")
         os.kill(keeper, signal.SIGSTOP)
         wait_until(lambda: int(keeper_socket(cluster, "h3", keeper)[1]) > 0, job.show)
-        os.kill(keeper, signal.SIGKILL)
-        code, _, err = job.end()
+        with cluster.stopped("h3"):
+            os.kill(keeper, signal.SIGKILL)
+            code, _, err = job.end()
     assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
+    assert "could not be searched (h3: ssh: connect to host h3 port 22: Connection refused)" in err
+    assert err.endswith("once reachable: ddlrun clean h3\n")
 
 
 @pytest.mark.extra
