@@ -210,6 +210,12 @@ def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
     assert not diagnose([look(LOOPING), look(LOOPING)]).hangs
 
 
+@pytest.mark.parametrize(("numbers", "hangs"), [((7, 8), False), ((7, 7), True), ((0, 8), True), ((7, 0), True)])
+def test_a_job_whose_operations_end_moves_on(numbers: tuple[int, int], hangs: bool) -> None:  # noqa: FBT001
+    before, after = (look(WAITING, LOOPING._replace(ended=number)) for number in numbers)
+    assert diagnose([before, after]).hangs is hangs
+
+
 @pytest.mark.parametrize(
     ("more", "hangs"),
     [({}, True), ({"replies": 1}, False), ({"call": "futex", "switches": 99}, False), ({"switches": 99}, True)],
