@@ -229,8 +229,10 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
     """
     earlier = {rank.rank: rank.report for rank in before.ranks if rank.report is not None}
     later = {rank.rank: rank.report for rank in after.ranks if rank.report is not None}
-    if earlier.keys() != later.keys():
+    if earlier.keys() - later.keys():
         return False  # a host has become silent, or a rank has ended
+    if later.keys() - earlier.keys():
+        return True  # a host was too busy to reply
     positions = [{rank: locate_rank(report) for rank, report in reports.items()} for reports in (earlier, later)]
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
         return True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The interval at which a request is looked for.
 REQUEST_SECONDS = 1.0
 # The time between looks at a job that has printed nothing.
-STALL_INTERVAL = 3.0
+STALL_INTERVAL = 2.0
 NEVER = float("inf")
 LONGEST_REQUEST = 64
 

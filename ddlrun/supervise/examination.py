@@ -14,7 +14,7 @@ from ddlrun.supervise.keepers import Keepers
 
 # Keepers have this long to reply: those of hosts that do not acknowledge the order, and others.
 CUT_OFF_SECONDS, LOOK_SECONDS = 3.0, 20.0
-# A job that moves on may be at the same positions in two looks by chance: one that seems to hang has a third.
+# A job that moves on may be at the same positions in two looks by chance: one that seems not to has a third.
 LOOKS, MOST_LOOKS = 2, 3
 NEVER = float("inf")
 
@@ -103,8 +103,8 @@ class JobExaminer:
         self._looks.append(self._take_look(keepers))
         self._awaited, self._deadline, self._cut_off_at = set(), NEVER, NEVER
         diagnosis = diagnose(self._looks)
-        looks = MOST_LOOKS if diagnosis.hangs else LOOKS
-        if request.interval is not None and len(self._looks) < looks:
+        is_certain = diagnosis.moved or not all(rank.reachable for rank in diagnosis.look.ranks)
+        if request.interval is not None and len(self._looks) < (LOOKS if is_certain else MOST_LOOKS):
             self._next_look = now + request.interval
             return
         self._request = None
