@@ -1,5 +1,6 @@
 """Exporters: the samples of a run for OpenTelemetry, TensorBoard and MLflow, by the libraries of these programs."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,10 +96,9 @@ class MlflowExporter:
 
     def __init__(self, run: str) -> None:
         import mlflow  # noqa: PLC0415 - optional
-        from mlflow.environment_variables import MLFLOW_RUN_ID  # noqa: PLC0415 - optional
 
         self._mlflow = mlflow
-        given = MLFLOW_RUN_ID.get()
+        given = os.environ.get("MLFLOW_RUN_ID")
         with self._errors():
             self._client = mlflow.MlflowClient()
             self._run_id = given or mlflow.start_run(run_name=run).info.run_id
