@@ -1,11 +1,10 @@
 """Exporters: the samples of a run for OpenTelemetry, TensorBoard and MLflow, by the libraries of these programs."""
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.monitor.gauges import GaugeValue
@@ -96,9 +95,11 @@ class MlflowExporter:
 
     def __init__(self, run: str) -> None:
         import mlflow  # noqa: PLC0415 - optional
+        from mlflow.environment_variables import MLFLOW_RUN_ID  # noqa: PLC0415 - optional
 
         self._mlflow = mlflow
-        given = os.environ.get("MLFLOW_RUN_ID")
+        variable: Any = MLFLOW_RUN_ID  # its methods have no types
+        given = variable.get()
         with self._errors():
             self._client = mlflow.MlflowClient()
             self._run_id = given or mlflow.start_run(run_name=run).info.run_id
