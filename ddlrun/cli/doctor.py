@@ -17,8 +17,8 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import PastRunState, find_run, read_past_run
 from ddlrun.runs.store import state_folder, write_private
 
-# Two looks, each with the time that a keeper has to reply (see supervise/examination.py), and a request's.
-REPLY_SECONDS = 45.0
+# Three looks, each with the time that a keeper has to reply (see supervise/examination.py), and a request's.
+REPLY_SECONDS, INTERVALS = 65.0, 2
 POLL_SECONDS = 0.05
 
 
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.05
     default=2,
     show_default=True,
     metavar="TIME",
-    help="Time between the two looks at the ranks; choose one longer than a step of the job.",
+    help="Time between two looks at the ranks; choose one longer than a step of the job.",
 )
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:
@@ -39,9 +39,9 @@ def command(run: str | None, interval: float, *, as_json: bool) -> None:
 
     RUN is a run's name or the beginning of it, last, or a run folder; default: the last run that was started here.
 
-    All ranks are examined on their hosts, twice. The first line says which ranks wait where, and
-    which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is installed on
-    the hosts. Of a run that has ended, the last examination is printed.
+    All ranks are examined on their hosts, twice; a third time if they have not moved. The first line says which ranks
+    wait where, and which rank they wait for; the stacks of all ranks follow. Python stacks are those of py-spy if it is
+    installed on the hosts. Of a run that has ended, the last examination is printed.
     """
     folder = find_run(run, state_folder(os.environ))
     files = RunDir(folder)
@@ -65,7 +65,7 @@ def _examine(files: RunDir, interval: float) -> Mapping[str, Any]:
         write_private(files.examination_request, [f"{request} {interval}\n"])
     except OSError as error:
         raise InputError(f"run folder {files.path}: {error.strerror}") from error
-    seconds = REPLY_SECONDS + interval
+    seconds = REPLY_SECONDS + INTERVALS * interval
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         record = _read(files)

@@ -1,4 +1,4 @@
-"""The diagnosis of a job: one or two looks at its ranks, and the verdict; its record as JSON."""
+"""The diagnosis of a job: one look or several at its ranks, and the verdict; its record as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -27,7 +27,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def hangs(self) -> bool:
-        """Whether the job hangs, as far as two looks can show."""
+        """Whether the job hangs, as far as looks can show."""
         return self.moved is False and self.verdict.finding in HANGS
 
     @property

@@ -228,7 +228,7 @@ def describe(position: Position, *, plural: bool = False) -> str:
         position: The position.
         plural: Whether several ranks are in it.
     """
-    text = WORDS[position.activity].format(call=_describe_call(position))
+    text = WORDS[position.activity].format(call=_describe_call(position)).removesuffix(" in ")
     if plural:
         words = dict(PLURALS)
         text = " ".join(words.get(word, word) for word in text.split(" "))

@@ -85,6 +85,8 @@ class RankReport(NamedTuple):
     connections: tuple[DeadConnection, ...]
     collective: RecordedCollective | None = None
     """The operation in which it is; None: in none, or this is not known."""
+    ended: int = 0
+    """The number of operations of torch.distributed that have ended; 0: none, or not known."""
 
 
 def parse_report(text: str | bytes) -> RankReport:
@@ -95,14 +97,14 @@ def parse_report(text: str | bytes) -> RankReport:
         connections = tuple(
             DeadConnection(_text(pair["local"]), _text(pair["remote"])) for pair in record["connections"]
         )
-        collective = record.get("collective")
+        collective, ended = record.get("collective"), int(record.get("ended", 0))
         if collective is not None:
             collective = RecordedCollective(
                 int(collective["number"]), _text(collective["name"]), _text(collective["data"])
             )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("the report of an examination cannot be read") from error
-    return RankReport(processes, connections, collective)
+    return RankReport(processes, connections, collective, ended)
 
 
 def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:

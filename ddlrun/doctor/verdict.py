@@ -225,14 +225,18 @@ def has_progressed(before: JobLook, after: JobLook) -> bool:
     """Return True if a rank moved between two looks, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules moves.
+    of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.
     """
     earlier = {rank.rank: rank.report for rank in before.ranks if rank.report is not None}
     later = {rank.rank: rank.report for rank in after.ranks if rank.report is not None}
-    if earlier.keys() != later.keys():
+    if earlier.keys() - later.keys():
         return False  # a host has become silent, or a rank has ended
+    if later.keys() - earlier.keys():
+        return True  # a host was too busy to reply
     positions = [{rank: locate_rank(report) for rank, report in reports.items()} for reports in (earlier, later)]
     if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
+        return True
+    if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
         return True
     waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
     deciding = waits or earlier.keys()

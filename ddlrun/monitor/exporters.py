@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from ddlrun.errors import InputError, UnreachableError
 from ddlrun.monitor.gauges import GaugeValue
@@ -98,7 +98,8 @@ class MlflowExporter:
         from mlflow.environment_variables import MLFLOW_RUN_ID  # noqa: PLC0415 - optional
 
         self._mlflow = mlflow
-        given = MLFLOW_RUN_ID.get()
+        variable: Any = MLFLOW_RUN_ID  # its methods have no types
+        given = variable.get()
         with self._errors():
             self._client = mlflow.MlflowClient()
             self._run_id = given or mlflow.start_run(run_name=run).info.run_id

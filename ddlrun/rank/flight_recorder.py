@@ -1,4 +1,4 @@
-"""The collective operation in which a rank is, from the flight recorder of torch.distributed.
+"""The operation in which a rank is, and those before it, from the flight recorder of torch.distributed.
 
 PyTorch records the operations of gloo. The start-up hook writes the records to a file in memory on request.
 """
@@ -21,8 +21,8 @@ MOST_SECONDS = 2.0
 MOST_TENSORS = 3
 
 
-def read_collective(pids: Iterable[int], seconds: float) -> dict[str, Any] | None:
-    """Return the collective in which the first of a rank's processes with a recorder is; None if it is in none.
+def read_recorder(pids: Iterable[int], seconds: float) -> dict[str, Any]:
+    """Return the operations of the first of a rank's processes with a recorder; see RankReport in doctor/records.py.
 
     Args:
         pids: The processes; workers that a process has forked, which come later, have its descriptors.
@@ -32,7 +32,7 @@ def read_collective(pids: Iterable[int], seconds: float) -> dict[str, Any] | Non
         paths = _find_files(pid)
         if paths is not None:
             return parse_recorder(_request(*paths, seconds=min(seconds, MOST_SECONDS)))
-    return None
+    return parse_recorder(b"")
 
 
 def _find_files(pid: int) -> tuple[str, str] | None:
@@ -67,24 +67,28 @@ def _request(file_path: str, pipe_path: str, *, seconds: float) -> bytes:
     return b""
 
 
-def parse_recorder(text: bytes) -> dict[str, Any] | None:
-    """Return the first collective of the default group that has not ended; None if there is none."""
+def parse_recorder(text: bytes) -> dict[str, Any]:
+    """Return the number of the last operation that has ended, and the first collective of all ranks that has not."""
     import json  # noqa: PLC0415 - in the examiner alone
 
     try:
+        entries = json.loads(text or b"{}").get("entries", ())
         waiting = (
             entry
-            for entry in json.loads(text or b"{}").get("entries", ())
+            for entry in entries
             if entry["process_group"][1] == DEFAULT_GROUP and not entry["retired"] and not entry["is_p2p"]
         )
         first = min(waiting, key=lambda entry: int(entry["collective_seq_id"]), default=None)
-        if first is None:
-            return None
-        tensors = zip(first["input_dtypes"], first["input_sizes"], strict=False)
-        return {
-            "number": int(first["collective_seq_id"]),
-            "name": first["profiling_name"].rpartition(":")[2],
-            "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
-        }
+        ended = max((int(entry["record_id"]) + 1 for entry in entries if entry["retired"]), default=0)
+        return {"ended": ended, "collective": None if first is None else _describe(first)}
     except (ValueError, LookupError, TypeError, AttributeError):  # another version
-        return None
+        return {"ended": 0, "collective": None}
+
+
+def _describe(entry: dict[str, Any]) -> dict[str, Any]:
+    tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    return {
+        "number": int(entry["collective_seq_id"]),
+        "name": entry["profiling_name"].rpartition(":")[2],
+        "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
+    }

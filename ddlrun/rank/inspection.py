@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.rank.flight_recorder import read_collective
+from ddlrun.rank.flight_recorder import read_recorder
 from ddlrun.rank.processes import children_of, list_processes, read_command, read_lines
 from ddlrun.rank.protocol import MOST_TEXT
 from ddlrun.rank.sockets import list_unacknowledged
@@ -51,9 +51,9 @@ def inspect_program(pid: int, seconds: float) -> str:
     described = [_inspect(member, processes[member], end) for member in shown]
     connections = list_unacknowledged(shown)
     running = (member for member in shown if processes[member].state not in STOPPED)
-    collective = read_collective(running, max(0.1, end - time.monotonic()))
+    recorded = read_recorder(running, max(0.1, end - time.monotonic()))
     while True:
-        text = json.dumps({"processes": described, "connections": connections, "collective": collective})
+        text = json.dumps({"processes": described, "connections": connections, **recorded})
         if len(text) < MOST_TEXT or not described:
             return text
         described.pop()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # The interval at which a request is looked for.
 REQUEST_SECONDS = 1.0
-# The time between the two looks at a job that has printed nothing.
-STALL_INTERVAL = 3.0
+# The time between looks at a job that has printed nothing.
+STALL_INTERVAL = 2.0
 NEVER = float("inf")
 LONGEST_REQUEST = 64
 
@@ -111,7 +111,7 @@ class JobDoctor:
         return running and self._state.last_output < now - self._watch.stall
 
     def _begin(self, done: "Callable[[Diagnosis], None]", interval: float | None, now: float) -> None:
-        """Begin an examination with a second look after an interval, or None for only one."""
+        """Begin an examination with looks at an interval, or only one look for None."""
         from ddlrun.supervise.examination import (  # noqa: PLC0415 - for such jobs alone
             ExaminationRequest,
             JobExaminer,

@@ -14,6 +14,8 @@ from ddlrun.supervise.keepers import Keepers
 
 # Keepers have this long to reply: those of hosts that do not acknowledge the order, and others.
 CUT_OFF_SECONDS, LOOK_SECONDS = 3.0, 20.0
+# A job that moves on may be at the same positions in two looks by chance: one that seems not to has a third.
+LOOKS, MOST_LOOKS = 2, 3
 NEVER = float("inf")
 
 
@@ -23,7 +25,7 @@ class ExaminationRequest(NamedTuple):
     done: Callable[[Diagnosis], None]
     """The function that gets the diagnosis."""
     interval: float | None = None
-    """The time to a second look, in which a job that does not hang moves on; None: there is only one."""
+    """The time to the next look, in which a job that does not hang moves on; None: there is only one look."""
 
 
 class JobExaminer:
@@ -100,11 +102,13 @@ class JobExaminer:
     def _finish_look(self, request: ExaminationRequest, now: float, keepers: Keepers) -> None:
         self._looks.append(self._take_look(keepers))
         self._awaited, self._deadline, self._cut_off_at = set(), NEVER, NEVER
-        if request.interval is not None and len(self._looks) < 2:
+        diagnosis = diagnose(self._looks)
+        is_certain = diagnosis.moved or not all(rank.reachable for rank in diagnosis.look.ranks)
+        if request.interval is not None and len(self._looks) < (LOOKS if is_certain else MOST_LOOKS):
             self._next_look = now + request.interval
             return
         self._request = None
-        request.done(diagnose(self._looks))
+        request.done(diagnosis)
 
     def _take_look(self, keepers: Keepers) -> JobLook:
         codes = {rank: end.exit_code for rank, end in self._record.ends.items()}

@@ -60,6 +60,9 @@ POSITIONS = [
         report(process([own(9, "loss.backward()")], call="futex")),
         Activity.WAITS, "waits in futex (step, train.py:9: loss.backward())",
     ),
+    (
+        report(process([own(9, "time.sleep(1)")])), Activity.WAITS, "waits (step, train.py:9: time.sleep(1))",
+    ),
     (report(process([MAIN], "R")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
     (report(process([MAIN], call="sleep")), Activity.COMMUNICATES, "waits in Barrier (train.py:41)"),
     (
@@ -208,6 +211,17 @@ def test_a_job_hangs_if_no_waiting_rank_has_moved() -> None:
     hint = ": their arguments, such as sizes, may differ"
     assert diagnose([same, same]).sentence == f"hang: all ranks wait in Barrier (train.py:41){hint}"
     assert not diagnose([look(LOOPING), look(LOOPING)]).hangs
+
+
+def test_a_job_with_a_rank_that_has_not_replied_in_time() -> None:
+    late, whole = look(LOOPING, None), look(LOOPING, LOOPING)
+    assert [diagnose(looks).moved for looks in ([late, whole], [whole, late], [whole, whole])] == [True, False, False]
+
+
+@pytest.mark.parametrize(("numbers", "hangs"), [((7, 8), False), ((7, 7), True), ((0, 8), True), ((7, 0), True)])
+def test_a_job_whose_operations_end_moves_on(numbers: tuple[int, int], hangs: bool) -> None:  # noqa: FBT001
+    before, after = (look(WAITING, LOOPING._replace(ended=number)) for number in numbers)
+    assert diagnose([before, after]).hangs is hangs
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """ddlrun metrics --to: the receivers' own libraries read what arrives."""
 
+import json
 import os
 import subprocess
 import sys
@@ -28,6 +29,18 @@ RANK_1 = [
     for sample in read_samples(str(SAMPLES / "storage.jsonl"))
     if isinstance(sample, RankSample) and sample.ranks == "1"
 ]
+# One process for both: MLflow's import takes seconds.
+EXPORT_AND_READ = """
+import json, sys
+from ddlrun.cli import run_command
+if code := run_command(["metrics", "--to", "mlflow"]):
+    sys.exit(code)
+from mlflow import MlflowClient
+client = MlflowClient()
+(run,) = client.search_runs(["0"])
+history = client.get_metric_history(run.info.run_id, sys.argv[1])
+print(json.dumps([run.info.run_name, run.info.status, [(metric.timestamp, metric.value) for metric in history]]))
+"""
 
 
 @pytest.fixture
@@ -129,21 +142,16 @@ def test_tensorboard_reads_its_files(state: Path) -> None:
 
 
 @pytest.mark.extra
-def test_mlflow_reads_its_metrics(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_reads_its_metrics(state: Path) -> None:
     needs.package("mlflow", "mlflow-skinny")
-    from mlflow import MlflowClient  # noqa: PLC0415 - may not be installed
-
-    store = f"file://{state}/mlruns"
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    done = export(state, "mlflow", MLFLOW_TRACKING_URI=store)
+    store = {"MLFLOW_TRACKING_URI": f"file://{state}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    argv = [sys.executable, "-c", EXPORT_AND_READ, f"{RSS}/1/{RANK_1[0].host}"]
+    environ = environment(state, **store)
+    done = subprocess.run(argv, env=environ, cwd=state, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    client = MlflowClient(store)
-    (run,) = client.search_runs(["0"])
-    assert (run.info.run_name, run.info.status) == (NAME, "FINISHED")
-    history = client.get_metric_history(run.info.run_id, f"{RSS}/1/{RANK_1[0].host}")
-    assert [(metric.timestamp, metric.value) for metric in history] == [
-        (round(sample.time * 1000), sample.rss) for sample in RANK_1
-    ]
+    name, status, values = json.loads(done.stdout)
+    assert (name, status) == (NAME, "FINISHED")
+    assert values == [[round(sample.time * 1000), sample.rss] for sample in RANK_1]
 
 
 def test_a_missing_package_is_an_error(state: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddlrun.doctor.records import RecordedCollective, parse_report
-from ddlrun.rank.flight_recorder import parse_recorder, read_collective
+from ddlrun.rank.flight_recorder import parse_recorder, read_recorder
 from ddlrun.rank.inspection import inspect_program
 from ddlrun.rank.program import HOOK
 from ddlrun.rank.stacks import STACKS_SIGNAL, UNKNOWN, find_py_spy, parse_dump, probe, read_stacks
@@ -129,9 +129,9 @@ def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
     needs.package("torch")
     code = ALL_REDUCE.format(folder=tmp_path)
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
-        wait_until(lambda: read_collective([process.pid], 10))
+        wait_until(lambda: read_recorder([process.pid], 10)["collective"])
         report = parse_report(inspect_program(process.pid, 10))
-        assert report.collective == RecordedCollective(2, "all_reduce", "Float[2, 3]")
+        assert (report.ended, report.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]"))
         assert not any("flight_recorder" in str(stack) for stack in report.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
         assert parse_report(inspect_program(process.pid, 10)).collective is None
@@ -139,4 +139,4 @@ def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"entries": [{}]}', b'{"entries": [{"process_group": 1}]}'])
 def test_records_of_another_torch_are_ignored(text: bytes) -> None:
-    assert parse_recorder(text) is None
+    assert parse_recorder(text) == {"ended": 0, "collective": None}
