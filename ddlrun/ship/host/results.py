@@ -32,7 +32,7 @@ DIGEST_BYTES = 32
 WHOLE, BROKEN = b"\1", b"\0"
 LARGEST_NUMBER = 1 << 62
 # The unreadable files and folders that a host names, at most, and the characters of each of them.
-MOST_UNREADABLE, LONGEST_NAME = 20, 1000
+MOST_UNREADABLE, LONGEST_NAME = 20, 200
 WILDCARDS = frozenset("*?[")
 
 
