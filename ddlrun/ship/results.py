@@ -154,7 +154,8 @@ class ResultServer(LinkServer):
             (whole if _receive_file(link, file, digest) else broken).append(file)
         if receive_exactly(link, DIGEST_BYTES) != digest.digest():
             raise ResultError("its files were altered on the way")
-        self.unreadable[host] += [f"{file.path!a}: it became shorter while it was read" for file in broken]
+        paths = [ascii(file.path) for file in broken[:MOST_UNREADABLE]]
+        self.unreadable[host] += [f"{path}: it became shorter while it was read" for path in paths]
         return whole
 
     def _reserve(self, size: int) -> None:

@@ -8,6 +8,7 @@ which zeros fill up.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fnmatch
 import hashlib
@@ -75,14 +76,21 @@ def list_results(
         if not vanished and may_hold(path, wanted):
             unreadable.append((path[:LONGEST_NAME], error.strerror or str(error)))
 
-    for above, folders, names in os.walk(folder, onerror=complain):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
-        for name in sorted(names):
-            place = os.path.join(above, name)
-            path = os.path.relpath(place, folder)
-            if is_wanted(path, wanted):
+    folders = collections.deque([folder])
+    while folders:  # os.walk of Python 3.11 and older ends at the 1000th level
+        try:
+            with os.scandir(folders.popleft()) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            complain(error)
+            continue
+        for entry in entries:
+            path = os.path.relpath(entry.path, folder)
+            if entry.is_dir(follow_symlinks=False):
+                folders.extend([] if entry.name in LEFT_OUT else [entry.path])
+            elif is_wanted(path, wanted):
                 try:
-                    rows += _read_rows(place, path, (copies or {}).get(path))
+                    rows += _read_rows(entry.path, path, (copies or {}).get(path))
                 except OSError as error:
                     complain(error)
     return rows, unreadable[:MOST_UNREADABLE]

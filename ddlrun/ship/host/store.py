@@ -113,15 +113,17 @@ class Store:
         run = self.run(name)
         folder = run + working_folder
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        copies: list[str] = []
+        copies: dict[str, int] = {}
         for source in sources:
             path, content = run + source["path"], self.object(source["digest"]) + source["path"]
             if source["whole"] or not os.path.isdir(content):
                 _replace_by_link(path, content)
             else:
-                copies += link_files(content, path, lambda place: is_wanted(os.path.relpath(place, folder), fetched))
+                copies.update(
+                    link_files(content, path, lambda place: is_wanted(os.path.relpath(place, folder), fetched))
+                )
         with open(f"{run}{COPIES}", "w", encoding="ascii") as file:
-            json.dump({os.path.relpath(path, folder): os.lstat(path).st_ctime_ns for path in copies}, file)
+            json.dump({os.path.relpath(path, folder): changed for path, changed in copies.items()}, file)
 
     def copies(self, name: str) -> dict[str, int]:
         """Return the copies of shipped files in the working folder of a run, with their times of change in ns."""
