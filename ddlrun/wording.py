@@ -41,6 +41,15 @@ def printable(text: str) -> str:
     return "".join(map(_escape, re.sub(COLOUR, "", text)))
 
 
+def printable_line(text: str) -> str:
+    r"""Return a text from elsewhere as `printable` does, with ends of lines and tabs escaped, too.
+
+    >>> printable_line("a\nddlrun: error: b")
+    'a\\nddlrun: error: b'
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def _escape(character: str) -> str:
     plain = character.isprintable() or character in "\n\t"
     return character if plain else character.encode("unicode_escape").decode()

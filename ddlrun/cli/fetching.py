@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import click
@@ -14,13 +15,14 @@ from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings
 from ddlrun.report.plan import render_ranks
+from ddlrun.ship.files import INCOMING
 from ddlrun.ship.host.results import is_wanted
-from ddlrun.ship.placing import FORMER, PlacedFile, Placing, PlacingError, ResultPlacer
+from ddlrun.ship.placing import PlacedFile, Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.results import FetchTask, Received, receive_results
 from ddlrun.ship.transfer import render_size
 from ddlrun.supervise.launch import own_addresses
-from ddlrun.wording import counted, printable
+from ddlrun.wording import counted, printable_line
 
 # More files than these are counted, and the first of those are named that did not simply get their names.
 MOST_NAMED = 20
@@ -44,25 +46,31 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
     hosts = [name for name in plan.placement.hosts.names if name not in outcome.lost_hosts]
     place = f"{request.run_folder(plan.run_id)}{request.working_folder}"
     if outcome.requested:
-        click.echo("ddlrun: fetching results; Ctrl-C leaves them on the hosts", err=True)
+        report("fetching results; Ctrl-C leaves them on the hosts")
     try:
         fetched = _fetch(settings, plan, hosts)
     except OSError as error:
         fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"])
     except BaseException:
-        click.echo(f"ddlrun: --fetch was interrupted; results are on {fold(hosts)}, in {place}", err=True)
+        report(f"--fetch was interrupted; results are on {fold(hosts)}, in {place}")
         raise
     lost = [name for name in plan.placement.hosts.names if name not in hosts]
     problems = [*fetched.problems, *((f"hosts {fold(lost)}: --fetch: lost with their results",) if lost else ())]
     if not settings.run.quiet:
-        for line in render_fetched(fetched.placed, request, _ranks_of(plan)):
-            click.echo(f"ddlrun: {line}", err=True)
+        for line in render_fetched(fetched.placed, request, _ranks_of(plan), complete=not problems):
+            report(line)
     if problems:
         problems.append(f"--fetch: what is missing is on the hosts for 14 days, in {place}")
         if not outcome.exit_code:
             raise UnreachableError(*problems)
         for problem in problems:
-            click.echo(f"ddlrun: error: {problem}", err=True)
+            report(f"error: {problem}")
+
+
+def report(line: str) -> None:
+    """Print a line to standard error, whose reader may be gone."""
+    with suppress(OSError):
+        click.echo(f"ddlrun: {line}", err=True)
 
 
 def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
@@ -70,7 +78,7 @@ def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
     since = os.stat(plan.run_dir.plan).st_mtime
     others = [name for name in hosts if name not in plan.local_hosts]
     with (
-        tempfile.TemporaryDirectory(prefix=".ddlrun-fetch-", dir=folder, ignore_cleanup_errors=True) as incoming,
+        tempfile.TemporaryDirectory(prefix=INCOMING, dir=folder, ignore_cleanup_errors=True) as incoming,
         reach_privately(settings.hosts.launcher) as target,
     ):
         task = FetchTask(
@@ -88,7 +96,7 @@ def _place(received: Received, placer: ResultPlacer) -> Fetched:
         try:
             placed.append(placer.place(file))
         except PlacingError as error:
-            problems.append(f"host {file.host}: --fetch: {printable(str(error))}")
+            problems.append(f"host {file.host}: --fetch: {printable_line(str(error))}")
     return Fetched(placed, problems)
 
 
@@ -100,11 +108,14 @@ def _ranks_of(plan: Plan) -> dict[str, list[int]]:
 
 
 def render_fetched(
-    placed: Sequence[PlacedFile], request: ShipRequest, ranks: Mapping[str, Sequence[int]]
+    placed: Sequence[PlacedFile], request: ShipRequest, ranks: Mapping[str, Sequence[int]], *, complete: bool = True
 ) -> Iterator[str]:
-    """Yield lines that name what has come back, from which host and its ranks; of very many files, those to look at."""
+    """Yield lines that name what has come back, from which host and its ranks; of very many files, those to look at.
+
+    What has not been written is named where all results are `complete`.
+    """
     missing = [path for path in request.fetched if not any(is_wanted(file.result.path, [path]) for file in placed)]
-    if missing:
+    if missing and complete:
         yield f"--fetch: no rank has written {', '.join(map(repr, missing))}"
     same: dict[str, list[str]] = {}
     for file in placed:
@@ -128,13 +139,13 @@ def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence
     """Render the line of a file."""
     host, size = file.result.host, render_size(file.result.size)
     noun = "rank" if len(ranks[host]) == 1 else "ranks"
-    line = f"fetched {printable(file.name)} ({size}) from {host} ({noun} {render_ranks(ranks[host])})"
+    line = f"fetched {printable_line(file.name)} ({size}) from {host} ({noun} {render_ranks(ranks[host])})"
     if same:
         line += f"; the same on {fold(same)}"
     if file.other is not None:
-        path = printable(file.result.path)
+        path = printable_line(file.result.path)
         line += f"; {path} is {file.other}'s" if file.other else f"; {path} has changed here during the run"
-    return f"{line}; the former one is {printable(file.name)}{FORMER}" if file.placing is Placing.REPLACED else line
+    return f"{line}; the former one is {printable_line(file.former)}" if file.former else line
 
 
 def _hosts(files: Sequence[PlacedFile]) -> list[str]:

@@ -34,6 +34,8 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
     code, environment, paths = parse_ship(options["ship"])
     if options.get("fetch") and not code:
         raise InputError("--fetch: without --ship code, ranks write into the current folder of each host itself")
+    if options.get("fetch") and not os.access(os.getcwd(), os.W_OK | os.X_OK):
+        raise InputError(f"--fetch: {os.getcwd()} is not writable, where results come back; start in another folder")
     sources = _data_sources(paths)
     imports: list[str] = []
     if code:

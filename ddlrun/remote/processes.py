@@ -19,16 +19,19 @@ class FinishedProcess(NamedTuple):
     err: str
 
 
-def start_command(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -> Callable[[], FinishedProcess]:
+def start_command(
+    argv: Sequence[str], stdin: str = "", timeout: float = 20.0, errors: str = "replace"
+) -> Callable[[], FinishedProcess]:
     """Start a short command; return a function that waits for its end.
 
-    Neither raises an error of the command; `timeout` is in seconds. Raises OSError where this process may not open
-    more files, or its environment is too long for any program to start.
+    Neither raises an error of the command; `timeout` is in seconds, and `errors` decides about output that is not
+    UTF-8. Raises OSError where this process may not open more files, or its environment is too long for any program to
+    start.
     """
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(  # noqa: S603 - argv lists, no shell
-            argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors=errors
         )
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.E2BIG):
@@ -43,6 +46,9 @@ def start_command(argv: Sequence[str], stdin: str = "", timeout: float = 20.0) -
             except subprocess.TimeoutExpired:
                 process.kill()
                 return FinishedProcess(None, "", "")
+            except BaseException:  # a signal that ends ddlrun: leaving `with` would wait for the command
+                process.kill()
+                raise
         return FinishedProcess(process.returncode, out, err)
 
     return finish

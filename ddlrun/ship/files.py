@@ -15,6 +15,8 @@ LEFT_OUT = frozenset((
     ".tox", ".nox", ".ipynb_checkpoints",
 ))  # fmt: skip
 ENVIRONMENT_MARK = "pyvenv.cfg"
+# The start of the name of a folder in which another launch receives its results.
+INCOMING = ".ddlrun-fetch-"
 MOST_CODE_FILES = 200_000
 GIT_SECONDS = 120.0
 READ_ONLY = ~0o222
@@ -41,7 +43,7 @@ class Entry(NamedTuple):
 
 def find_repository(folder: str) -> str | None:
     """Return the top folder of the git repository around a folder; None where there is none."""
-    done = start_command(["git", "-C", folder, "rev-parse", "--show-toplevel"])()
+    done = start_command(["git", "-C", folder, "rev-parse", "--show-toplevel"], errors="surrogateescape")()
     return done.out.rstrip("\n") if done.code == 0 else None
 
 
@@ -68,11 +70,13 @@ def list_code(folder: str) -> list[str]:
 def _list_by_git(folder: str) -> list[str] | None:
     """Return the files of a folder that git tracks or does not ignore; None outside of a repository."""
     argv = ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = start_command(argv, timeout=GIT_SECONDS)()
+    done = start_command(argv, timeout=GIT_SECONDS, errors="surrogateescape")()
     if done.code != 0:
         return None
     paths = []
     for name in dict.fromkeys(filter(None, done.out.split("\0"))):
+        if any(part.startswith(INCOMING) for part in name.split("/")):
+            continue
         path = os.path.join(folder, name.rstrip("/"))
         if os.path.isdir(path) and not os.path.islink(path):  # another repository, as of a submodule
             paths += list_code(path)
@@ -102,7 +106,8 @@ def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _is_left_out(path: str) -> bool:
-    return os.path.basename(path) in LEFT_OUT or os.path.exists(f"{path}/{ENVIRONMENT_MARK}")
+    name = os.path.basename(path)
+    return name in LEFT_OUT or name.startswith(INCOMING) or os.path.exists(f"{path}/{ENVIRONMENT_MARK}")
 
 
 def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable: bool) -> list[Entry]:

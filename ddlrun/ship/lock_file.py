@@ -20,7 +20,8 @@ STATE, COMPLETE = ".state", "complete"
 INSTALL_SECONDS = 86400.0
 # Environments that no launch has used for this time are removed.
 KEPT_SECONDS = 30 * 86400.0
-EXACT = re.compile(r"[^#;]*(===?\s*[^\s*,;]+\s*(;.*)?$|\s@\s)")
+REQUIREMENT = re.compile(r"\s*([A-Za-z0-9./$]|-[rce]|--(requirement|constraint|editable)\b)")
+EXACT = re.compile(r"\s*[A-Za-z0-9][^#;]*(===?\s*[^\s*,;]+\s*(;.*)?$|\s@\s)")
 
 
 class LockFile(NamedTuple):
@@ -60,7 +61,7 @@ def read_lock(path: str) -> LockFile:
 def _check_exact(text: str, path: str) -> None:
     """Raise InputError for a requirement that has no exact version, or for a file without requirements."""
     lines = re.sub(r"\\\n", " ", text).splitlines()
-    requirements = [(number, line) for number, line in enumerate(lines, 1) if re.match(r"\s*[A-Za-z0-9]", line)]
+    requirements = [(number, line) for number, line in enumerate(lines, 1) if REQUIREMENT.match(line)]
     loose = next((item for item in requirements if not EXACT.match(re.sub(r"\s--hash\b.*|\s#.*", "", item[1]))), None)
     if loose is not None or not requirements:
         what = f"line {loose[0]}, {loose[1].strip()!r}, has no exact version" if loose else "it has no requirements"
@@ -91,6 +92,8 @@ def make_environment(lock: LockFile, cache: str, report: Callable[[str], None]) 
                 report(f"making the environment of {lock.path} in {folder}")
                 _install(lock, folder, report)
                 state.write(COMPLETE)
+                state.flush()
+                os.utime(state.fileno())
                 _remove_unused(cache)
             os.utime(state.fileno())
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import enum
 import filecmp
+import itertools
 import os
 import stat
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from ddlrun.ship.request import is_inside
 from ddlrun.ship.results import ResultFile
 
-# The end of the name of a file that was replaced.
+# The end of the name of a file that was replaced, before a number where several were.
 FORMER = "~"
 
 
@@ -24,7 +25,7 @@ class Placing(enum.Enum):
     SAME = "same"
     """A file with this content was there already."""
     REPLACED = "replaced"
-    """The former file has the name with FORMER."""
+    """The former file has another name."""
 
 
 class PlacedFile(NamedTuple):
@@ -36,6 +37,8 @@ class PlacedFile(NamedTuple):
     placing: Placing
     other: str | None
     """The host whose file has the name that this one had there; empty: it has changed here; None: this one has it."""
+    former: str = ""
+    """The name that a replaced file has now."""
 
 
 class ResultPlacer:
@@ -52,12 +55,12 @@ class ResultPlacer:
         self._check_inside(result.path)
         for name in (result.path, add_host(result.path, result.host)):
             try:
-                placing = self._place_at(result, name)
+                placing, former = self._place_at(result, name)
             except OSError as error:
                 raise PlacingError(f"{name}: {error.strerror}") from error
             if placing is not None:
                 self._hosts.setdefault(name, result.host)
-                return PlacedFile(result, name, placing, other)
+                return PlacedFile(result, name, placing, other, former)
             other = self._hosts.get(name, "") if other is None else other
         raise PlacingError(f"{result.path}: it and {name} have changed here during the run")
 
@@ -67,26 +70,32 @@ class ResultPlacer:
         if not is_inside(parent, os.path.realpath(self._folder)):
             raise PlacingError(f"{path}: a link in the current folder leads it to {parent}, outside of that folder")
 
-    def _place_at(self, result: ResultFile, name: str) -> Placing | None:
-        """Move a file to a path; return None where that is taken. Raises OSError."""
+    def _place_at(self, result: ResultFile, name: str) -> tuple[Placing | None, str]:
+        """Move a file to a path; return how, None where it is taken, and the name of a replaced one. Raises OSError."""
         target = f"{self._folder}/{name}"
-        placing = Placing.NEW
+        placing, former = Placing.NEW, ""
         if os.path.lexists(target):
             status = os.lstat(target)
             regular = stat.S_ISREG(status.st_mode)
             if regular and filecmp.cmp(target, result.received, shallow=False):
-                return Placing.SAME
+                return Placing.SAME, ""
             if not regular or name in self._hosts or status.st_ctime >= self._since:
-                return None
-            os.replace(target, target + FORMER)
+                return None, ""
+            former = self._free_name(name)
+            os.rename(target, f"{self._folder}/{former}")
             placing = Placing.REPLACED
         os.makedirs(os.path.dirname(target), exist_ok=True)
         try:
             os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:  # another run's results come back at the same time
-            return None
+            return None, ""
         os.replace(result.received, target)
-        return placing
+        return placing, former
+
+    def _free_name(self, name: str) -> str:
+        """Return a name for a file that is replaced, which no other file has."""
+        names = (f"{name}{FORMER}{number if number > 1 else ''}" for number in itertools.count(1))
+        return next(free for free in names if not os.path.lexists(f"{self._folder}/{free}"))
 
 
 def add_host(path: str, host: str) -> str:

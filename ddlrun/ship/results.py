@@ -10,16 +10,23 @@ from typing import Any, NamedTuple
 
 from ddlrun.remote.probe import ProbeTarget, describe_failure, run_scripts
 from ddlrun.ship.host.link import LinkError, receive_exactly, send_line
-from ddlrun.ship.host.results import DIGEST_BYTES, LEFT_OUT, MOST_UNREADABLE, is_wanted
+from ddlrun.ship.host.results import (
+    DIGEST_BYTES,
+    LARGEST_NUMBER,
+    LEFT_OUT,
+    LONGEST_NAME,
+    MOST_UNREADABLE,
+    WHOLE,
+    is_wanted,
+)
 from ddlrun.ship.host.unpack import BLOCK, HEAD
 from ddlrun.ship.link_server import LinkServer
 from ddlrun.ship.request import ShipRequest
 from ddlrun.ship.script import build_modules, parse_report, task_script
-from ddlrun.wording import printable
+from ddlrun.wording import printable, printable_line
 
 LONGEST_MANIFEST = 1 << 28
 LONGEST_PATH = 4096
-LARGEST_NUMBER = 1 << 62
 
 
 class ResultError(Exception):
@@ -87,7 +94,7 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
     for host, reply in replies.items():
         if host not in server.files:
             report = parse_report(reply.out) or {"error": describe_failure(reply)}
-            own = printable(str(report.get("error", "the connection was closed")))
+            own = printable_line(str(report.get("error", "the connection was closed")))
             problems[host].append(server.failures.get(host, own))
     files = [file for host in task.hosts for file in server.files.get(host, ())]
     return Received(files, {host: lines for host, lines in problems.items() if lines})
@@ -117,7 +124,10 @@ class ResultServer(LinkServer):
             folder = f"{self._task.folder}/{len(self._waiting)}"
         try:
             unreadable = list(body["unreadable"])[:MOST_UNREADABLE]
-            self.unreadable[host] = [f"{printable(ascii(path))}: Permission denied" for path in unreadable]
+            self.unreadable[host] = [
+                f"{str(path)[:LONGEST_NAME]!a}: {printable_line(str(reason)[:LONGEST_NAME])}"
+                for path, reason in unreadable
+            ]
             os.mkdir(folder)
             send_line(link, {"ready": True})
             files = self._receive(link, host, folder)
@@ -125,7 +135,7 @@ class ResultServer(LinkServer):
             self.files[host] = files
         except (OSError, ResultError) as error:
             self.failures[host] = str(error)
-        except (LinkError, KeyError, TypeError):
+        except (LinkError, KeyError, TypeError, ValueError):
             return  # the host reports what went wrong
 
     def _receive(self, link: socket.socket, host: str, folder: str) -> list[ResultFile]:
@@ -138,11 +148,15 @@ class ResultServer(LinkServer):
         files = parse_manifest(manifest, host, folder, self._task.request.fetched)
         self._reserve(sum(file.size for file in files))
         digest = hashlib.sha256(head + manifest)
+        whole: list[ResultFile] = []
+        broken: list[ResultFile] = []
         for file in files:
-            _receive_file(link, file, digest)
+            (whole if _receive_file(link, file, digest) else broken).append(file)
         if receive_exactly(link, DIGEST_BYTES) != digest.digest():
             raise ResultError("its files were altered on the way")
-        return files
+        paths = [ascii(file.path) for file in broken[:MOST_UNREADABLE]]
+        self.unreadable[host] += [f"{path}: it became shorter while it was read" for path in paths]
+        return whole
 
     def _reserve(self, size: int) -> None:
         with self._lock:
@@ -194,7 +208,8 @@ def _check_number(value: object) -> int:
     return value
 
 
-def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash") -> None:
+def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash") -> bool:
+    """Receive a file; return whether the host could read all of it."""
     left = file.size
     opened = os.open(file.received, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode)
     with open(opened, "wb") as target:
@@ -206,6 +221,9 @@ def _receive_file(link: socket.socket, file: ResultFile, digest: "hashlib._Hash"
             target.write(block)
             left -= len(block)
     os.utime(file.received, ns=(file.mtime, file.mtime))
+    state = receive_exactly(link, len(WHOLE))
+    digest.update(state)
+    return state == WHOLE
 
 
 def _free_bytes(folder: str) -> int:

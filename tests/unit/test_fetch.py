@@ -2,16 +2,23 @@
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from ddlrun.cli.fetching import render_fetched
 from ddlrun.cli.read_ship import read_ship
 from ddlrun.errors import InputError
+from ddlrun.remote.processes import start_command
 from ddlrun.ship.host.link import LinkError, connect, receive_line
 from ddlrun.ship.host.results import list_results, send_results
 from ddlrun.ship.host.store import Store
@@ -51,13 +58,51 @@ def test_shipped_code_that_is_fetched_may_be_changed(tmp_path: Path) -> None:
     store.put(str(folder), "c0de")
     store.make_run("run", "/project/work", [{"path": "/project", "digest": "c0de", "whole": False}], ["*.csv"])
     run = Path(f"{store.run('run')}/project/work")
-    assert list_results(str(run), ["."])[0] == []
+    assert list_results(str(run), ["."], store.copies("run"))[0] == []
     with open(run / "log.csv", "a") as log:
         log.write("more\n")
-    assert [row[0] for row in list_results(str(run), ["*.csv"])[0]] == ["log.csv"]
+    assert [row[0] for row in list_results(str(run), ["*.csv"], store.copies("run"))[0]] == ["log.csv"]
     assert (run / "log.csv").read_text() == "shipped\nmore\n"
     assert Path(f"{store.object('c0de')}/project/work/log.csv").read_text() == "shipped\n"
     assert [path.is_symlink() for path in (run / "fixed", run.parent / "train.py", run / "other.csv")] == [1, 1, 0]
+
+
+def test_results_with_the_time_of_shipped_files_come_back(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    folder = Path(store.incoming("c0de"))
+    for name in ("work/log.csv", "work/other.csv", "work/fixed"):
+        os.utime(write(Path(f"{folder}/project/{name}"), "shipped\n"), (0, 0))
+    store.put(str(folder), "c0de")
+    store.make_run("run", "/project/work", [{"path": "/project", "digest": "c0de", "whole": False}], ["*.csv", "out"])
+    run = Path(f"{store.run('run')}/project/work")
+    made = os.stat(run / "log.csv").st_ctime_ns
+    (run / "out").mkdir()
+    shutil.copy2(run / "fixed", run / "out/new")
+    while os.stat(run / "log.csv").st_ctime_ns == made:  # the clock of the file system has ticks of some ms
+        shutil.copy2(run / "fixed", run / "log.csv")
+    rows, problems = list_results(str(run), ["*.csv", "out"], store.copies("run"))
+    assert ([row[:1] + row[2:3] for row in rows], problems) == ([("log.csv", 0), ("out/new", 0)], [])
+    store.remove_old(0)
+    assert os.listdir(f"{store.folder}/runs") == []
+
+
+def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path / "work/out/fine", "")
+    (tmp_path / "work/out/loop").symlink_to("loop")
+    deep = os.open(tmp_path / "work/out", os.O_RDONLY)
+    for name in (*"d" * 1000, *["e" * 250] * 20):
+        os.mkdir(name, dir_fd=deep)
+        above, deep = deep, os.open(name, os.O_RDONLY, dir_fd=deep)
+        os.close(above)
+    os.close(deep)
+    rows, problems = list_results(str(tmp_path / "work"), ["out"])
+    nothing = list_results(str(tmp_path / "work"), ["fine"])
+    subprocess.run(["rm", "-r", str(tmp_path / "work")], check=True)  # which Python itself cannot remove
+    ((path, reason),) = problems
+    assert nothing == ([], [])
+    assert ([row[0] for row in rows], reason) == (["out/fine"], "File name too long")
+    assert path.startswith("out/d/d/")
+    assert list_results(str(tmp_path / "gone"), ["out"]) == ([], [(".", "No such file or directory")])
 
 
 class Exchange:
@@ -66,6 +111,7 @@ class Exchange:
     def __init__(self, folder: Path) -> None:
         """Start the server."""
         self.host, self.here = folder / "host", folder / "here"
+        self.problems: list[tuple[str, str]] = []
         self.here.mkdir()
         request = ShipRequest((), "/cache", "/work", fetched=(".",))
         self.server = ResultServer(FetchTask(request, "run", "python3", ["h1"], [], str(self.here)), SECRET)
@@ -74,7 +120,7 @@ class Exchange:
     def run(self, send: Callable[..., None] = send_results, host: str = "h1", *, close: bool = True) -> None:
         """Send all files of the host, and close the server."""
         rows, unreadable = list_results(str(self.host), ["."])
-        hello = {"host": host, "unreadable": unreadable}
+        hello = {"host": host, "unreadable": [*unreadable, *self.problems]}
         try:
             with connect(["127.0.0.1"], self.server.port, SECRET, hello) as link:
                 send(link, str(self.host), rows)
@@ -94,6 +140,41 @@ def test_files_arrive_with_their_contents_times_and_modes(tmp_path: Path) -> Non
     status = os.stat(file.received)
     assert (file.path, Path(file.received).read_bytes()) == ("out/run.sh", content)
     assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o755, 1_700_000_000_000_000_007)
+
+
+@pytest.mark.parametrize("mtime", [-5, 1 << 62])
+def test_a_file_with_a_time_before_1970_or_far_ahead_comes_back(mtime: int, tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    os.utime(write(exchange.host / "old", "content"), ns=(mtime * 2, mtime * 2))
+    exchange.run()
+    assert exchange.server.failures == {}
+    (file,) = exchange.server.files["h1"]
+    assert (Path(file.received).read_text(), file.mtime) == ("content", max(0, mtime))
+
+
+def test_a_file_that_vanishes_or_shrinks_is_named_and_the_others_come_back(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    for name in ("a", "gone", "short\n", "z"):
+        write(exchange.host / name, "content")
+
+    def send(link: object, folder: str, rows: list[object]) -> None:
+        (exchange.host / "gone").unlink()
+        os.truncate(exchange.host / "short\n", 3)
+        send_results(link, folder, rows)  # type: ignore[arg-type]
+
+    exchange.problems = [("x\nddlrun: error: forged", "Permission\ndenied")]
+    exchange.run(send)
+    assert exchange.server.failures == {}
+    assert [(file.path, Path(file.received).read_text()) for file in exchange.server.files["h1"]] == [
+        ("a", "content"), ("z", "content"),
+    ]  # fmt: skip
+    assert exchange.server.unreadable == {
+        "h1": [
+            "'x\\nddlrun: error: forged': Permission\\ndenied",
+            "'gone': it became shorter while it was read",
+            "'short\\n': it became shorter while it was read",
+        ]
+    }
 
 
 def test_a_host_is_heard_once_and_a_stranger_never(tmp_path: Path) -> None:
@@ -227,6 +308,60 @@ def test_a_file_from_before_the_run_is_kept_under_another_name(working: Working)
     write(working.folder / "log", "former")
     placed = ResultPlacer(str(working.folder), LATER).place(working.receive("h1", "log", "new"))
     assert (placed.placing, working.names()) == (Placing.REPLACED, {"log": "new", "log~": "former"})
+    again = ResultPlacer(str(working.folder), LATER).place(working.receive("h1", "log", "newer"))  # after a restart
+    assert (again.former, working.names()) == ("log~2", {"log": "newer", "log~": "former", "log~2": "new"})
+    (line,) = render_fetched([again], ShipRequest((), "", ""), {"h1": [0]})
+    assert line == "fetched log (1 KiB) from h1 (rank 0); the former one is log~2"
+
+
+def test_no_name_of_a_file_forges_a_line(working: Working) -> None:
+    name = "x\nddlrun: error: \x1b[31mforged"
+    write(working.folder / name, "former")
+    placed = [ResultPlacer(str(working.folder), LATER).place(working.receive(host, name, host)) for host in ("a", "b")]
+    lines = list(render_fetched(placed, ShipRequest((), "", ""), {"a": [0], "b": [1]}))
+    assert lines[0] == (
+        r"fetched x\nddlrun: error: forged (1 KiB) from a (rank 0); the former one is x\nddlrun: error: forged~"
+    )
+    assert "\n" not in "".join(lines)
+
+
+def test_nothing_is_called_unwritten_while_hosts_have_problems() -> None:
+    request = ShipRequest((), "", "", fetched=("out",))
+    assert list(render_fetched([], request, {}, complete=False)) == []
+    assert list(render_fetched([], request, {})) == ["--fetch: no rank has written 'out'"]
+
+
+def test_a_report_that_nobody_reads_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "from ddlrun.cli.fetching import report; report('x'); import os; os._exit(7)"
+    assert subprocess.run([sys.executable, "-c", program], stderr=writer, check=False).returncode == 7
+    os.close(writer)
+
+
+class EndedError(BaseException):
+    """The signal that ends the wait for a command."""
+
+
+def test_a_signal_ends_the_wait_for_a_transfer(tmp_path: Path) -> None:
+    def end(_: int, frame: FrameType | None) -> None:
+        if any(call.name == "communicate" for call in traceback.extract_stack(frame)):
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            raise EndedError
+
+    former = signal.signal(signal.SIGALRM, end)
+    try:
+        finish = start_command(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 100"], timeout=200.0)
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(EndedError):
+            finish()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_file_that_changed_during_the_run_stays(working: Working) -> None:
@@ -284,3 +419,9 @@ def test_wrong_paths_are_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         read_ship(options, ("python", "train.py"))
+
+
+def test_a_current_folder_that_cannot_take_results_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/proc/sys")  # where root cannot write either
+    with pytest.raises(InputError, match="--fetch: /proc/sys is not writable, where results come back"):
+        read_ship({"fetch": "out", "ship": "code"}, ("python", "train.py"))

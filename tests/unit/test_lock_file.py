@@ -43,6 +43,8 @@ def test_an_environment_of_pinned_requirements_is_made_once(
     with pytest.raises(InputError, match="was not installed; see above"):
         use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT)
     assert "demo-1.0-py3-none-any.whl" in capsys.readouterr().err
+    (state,) = (tmp_path / "cache").rglob("*.state")
+    os.utime(state, (1, 1))  # as if that had been long ago
     write_wheel(tmp_path)
     options, program = use_locked_environment({"ship": f"code,env={lock}"}, SCRIPT)
     assert (options["ship"], program[1:]) == ("code,env", SCRIPT[1:])
@@ -75,6 +77,14 @@ def test_the_environment_of_a_uv_project_imports_its_package(tmp_path: Path) -> 
         ("requirements.txt", "torch==2.5.1\nnumpy>=2\n", "line 2, 'numpy>=2', has no exact version"),
         ("requirements.txt", "torch\n", "line 1, 'torch', has no exact version"),
         ("requirements.txt", "# nothing\n", "it has no requirements"),
+        ("requirements.txt", "torch==2.5.1\n-r other==1.txt\n", "line 2, '-r other==1.txt', has no exact version"),
+        ("requirements.txt", "torch==2.5.1\n-cother.txt\n", "line 2, '-cother.txt', has no exact version"),
+        ("requirements.txt", "torch==2.5.1\n -e mine @ .\n", "line 2, '-e mine @ .', has no exact version"),
+        ("requirements.txt", "--requirement=x\n", "line 1, '--requirement=x', has no exact version"),
+        ("requirements.txt", "--constraint x\n", "line 1, '--constraint x', has no exact version"),
+        ("requirements.txt", "--editable .\n", "line 1, '--editable .', has no exact version"),
+        ("requirements.txt", "torch==2.5.1\n./mine\n", "line 2, './mine', has no exact version"),
+        ("requirements.txt", "torch==2.5.1\n/src/mine\n", "line 2, '/src/mine', has no exact version"),
         ("uv.lock", "version = 1\n", "pyproject.toml: No such file"),
         ("missing.txt", None, "No such file"),
     ],
@@ -88,7 +98,8 @@ def test_what_is_no_lock_file_is_refused(name: str, text: str | None, problem: s
 
 def test_locked_requirements_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "lock.txt").write_text(
-        "--index-url https://pypi.org/simple\ntorch==2.5.1 \\\n    --hash=sha256:ab \\\n    --hash=sha256:cd\n"
+        "--index-url https://pypi.org/simple\n--extra-index-url https://example.org\n--find-links /wheels\n"
+        "torch==2.5.1 \\\n    --hash=sha256:ab \\\n    --hash=sha256:cd\n"
         "numpy==2.1.0 ; python_version >= '3.10'  # via torch\nmine @ file:///src/mine\nextra[a,b]===1.0\n"
     )
     assert not read_lock(str(tmp_path / "lock.txt")).of_uv

@@ -109,6 +109,23 @@ def test_code_is_what_git_does_not_ignore(tmp_path: Path) -> None:
     assert set(list_code(str(tmp_path))) == {*everything, str(tmp_path / ".gitignore")} - {str(tmp_path / "big.bin")}
 
 
+def test_code_has_names_in_any_encoding_but_no_results_that_come_back(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    names = [b"caf\xe9.py", "caf\u00e9.py".encode()]
+    for name in (*names, b".ddlrun-fetch-ab12/0/1"):
+        path = tree / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name)
+    everything = {str(tree / os.fsdecode(name)) for name in names}
+    assert set(list_code(str(tree))) == everything
+    subprocess.run(["git", "init", "--quiet", str(tree)], check=True)
+    assert set(list_code(str(tree))) == everything
+    entries = read_entries(list_code(str(tree)), str(tree), keep_times=False, writable=False)
+    archive = make_archive(ShipSource(SourceKind.CODE, str(tree)), entries, str(tmp_path / "state"))
+    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"))
+    assert (Path(f"{tmp_path}/out{tree}") / os.fsdecode(names[0])).read_bytes() == names[0]
+
+
 def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
     archive = archive_of(write_tree(tmp_path / "tree"), tmp_path)
     sources = [listen(), listen()]

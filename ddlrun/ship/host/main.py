@@ -110,8 +110,9 @@ def _clean(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _send(task: Mapping[str, Any]) -> dict[str, Any]:
     """Send the files that ranks of a run wrote in their working folder."""
-    folder = Store(task["folder"]).run(task["run"]) + task["working_folder"]
-    rows, unreadable = list_results(folder, task["paths"])
+    store = Store(task["folder"])
+    folder = store.run(task["run"]) + task["working_folder"]
+    rows, unreadable = list_results(folder, task["paths"], store.copies(task["run"]))
     hello = {"host": task["host"], "unreadable": unreadable}
     with connect(task["addresses"], task["port"], task["secret"], hello) as link:
         send_results(link, folder, rows)

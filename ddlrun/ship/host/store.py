@@ -3,6 +3,7 @@
 objects/DIGEST/     what an archive contains, below its absolute path; the time of the folder is its last use
 runs/RUN/           the files of a run below their absolute paths, as links to objects; ranks write here
 runs/RUN.objects    the objects that the run uses
+runs/RUN.objects.copies   the copies of shipped files that its ranks may change, with their times of change
 incoming/           archives that are being extracted
 lock                held while objects are chosen for removal, or marked as used
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -32,6 +34,8 @@ STARTING_SECONDS = 60.0
 OBJECTS, RUNS, INCOMING = "objects", "runs", "incoming"
 # The end of the name of the file that lists the objects of a run.
 LIST = ".objects"
+# The same of the list of its copies, which is removed with that one.
+COPIES = f"{LIST}.copies"
 
 
 class StoreError(Exception):
@@ -107,15 +111,28 @@ class Store:
         Ranks may change code at the paths that are `fetched`, which are relative to the working folder.
         """
         run = self.run(name)
-        os.makedirs(run + working_folder, mode=0o700, exist_ok=True)
+        folder = run + working_folder
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        copies: dict[str, int] = {}
         for source in sources:
             path, content = run + source["path"], self.object(source["digest"]) + source["path"]
             if source["whole"] or not os.path.isdir(content):
                 _replace_by_link(path, content)
             else:
-                link_files(
-                    content, path, lambda place: is_wanted(os.path.relpath(place, run + working_folder), fetched)
+                copies.update(
+                    link_files(content, path, lambda place: is_wanted(os.path.relpath(place, folder), fetched))
                 )
+        with open(f"{run}{COPIES}", "w", encoding="ascii") as file:
+            json.dump({os.path.relpath(path, folder): changed for path, changed in copies.items()}, file)
+
+    def copies(self, name: str) -> dict[str, int]:
+        """Return the copies of shipped files in the working folder of a run, with their times of change in ns."""
+        try:
+            with open(f"{self.run(name)}{COPIES}", encoding="ascii") as file:
+                copies: dict[str, int] = json.load(file)
+        except FileNotFoundError:
+            return {}
+        return copies
 
     # -- removal ----------------------------------------------------------------------------------
 

@@ -98,24 +98,28 @@ def _read(source: ByteSource, size: int) -> bytes:
     return b"".join(_blocks(source, size))
 
 
-def link_files(tree: str, target: str, is_copied: Callable[[str], bool]) -> None:
+def link_files(tree: str, target: str, is_copied: Callable[[str], bool]) -> dict[str, int]:
     """Make the folders of a tree in another folder, with a symbolic link to each file; what is there already stays.
 
-    Files whose place `is_copied` are copies that may be changed. Their times are 0 as long as they are not.
+    Files whose place `is_copied` are copies that may be changed, with the time 0. Returns the paths of these, with
+    their times of change in ns.
     """
+    copies: dict[str, int] = {}
     os.makedirs(target, mode=0o755, exist_ok=True)
     for entry in _entries(tree):
         place = os.path.join(target, entry.name)
         if entry.is_dir(follow_symlinks=False) and not os.path.islink(place):
-            link_files(entry.path, place, is_copied)
+            copies.update(link_files(entry.path, place, is_copied))
         elif os.path.lexists(place):
             continue
         elif entry.is_file(follow_symlinks=False) and is_copied(place):
             shutil.copyfile(entry.path, place)
             os.chmod(place, entry.stat().st_mode & 0o777 | 0o200)
             os.utime(place, (0, 0))
+            copies[place] = os.lstat(place).st_ctime_ns
         else:
             os.symlink(entry.path, place)
+    return copies
 
 
 def _entries(folder: str) -> Iterable[Any]:
