@@ -47,7 +47,7 @@ def test_a_thread_with_a_time_limit_is_busy(hook: ModuleType) -> None:
         threads = [start_thread(hook.GLOO_THREAD, lock, 1000), start_thread("other", lock, 1000)]
         assert hook.gloo_is_busy()
     threads[0].join()
-    assert not hook.gloo_is_busy()
+    wait_until(lambda: not hook.gloo_is_busy())  # the kernel's thread ends after that of Python
     threads[1].join()
 
 
@@ -65,9 +65,15 @@ def test_a_busy_thread_is_awaited(hook: ModuleType) -> None:
     lock = threading.Lock()
     lock.acquire()
     thread = start_thread(hook.GLOO_THREAD, lock, 1000)
-    threading.Timer(0.1, lock.release).start()
+    released = threading.Event()
+
+    def release() -> None:
+        released.set()
+        lock.release()
+
+    threading.Timer(0.1, release).start()
     hook.await_gloo()
-    assert not hook.gloo_is_busy()
+    assert released.is_set()
     thread.join()
 
 
