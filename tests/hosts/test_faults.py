@@ -278,12 +278,13 @@ def keeper_socket(cluster: Cluster, host: str, keeper: int) -> list[str]:
 @pytest.mark.extra
 def test_a_keeper_that_is_killed_before_it_has_read_everything(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
     """The kernel resets its connection, as a firewall does."""
-    with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "8")) as job:
-        job.wait_for_output("started", RANKS)
-        keeper, _ = job.started("h3")
-        os.kill(keeper, signal.SIGSTOP)
-        wait_until(lambda: int(keeper_socket(cluster, "h3", keeper)[1]) > 0, job.show)
-        with cluster.stopped("h3"):
+    with ExitStack() as stack:  # noqa: SIM117 - sshd starts again after the end of the job
+        with Job(cluster, mpirun, tmp_path, *STAY, options=("--heartbeat", "8")) as job:
+            job.wait_for_output("started", RANKS)
+            keeper, _ = job.started("h3")
+            os.kill(keeper, signal.SIGSTOP)
+            wait_until(lambda: int(keeper_socket(cluster, "h3", keeper)[1]) > 0, job.show)
+            stack.enter_context(cluster.stopped("h3"))
             os.kill(keeper, signal.SIGKILL)
             code, _, err = job.end()
     assert (code, "rank 2 on h3 was killed by another process" in err) == (137, True), err
