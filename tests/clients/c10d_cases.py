@@ -25,7 +25,7 @@ from torch import distributed as torch_distributed
 from ddlrun.ddl.torch_backend import join
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
 from tests.clients.c10d import add_case_options
-from tests.ddl.test_tcp import reserved_port
+from tests.support.ports import reserved_port
 
 dist: Any = torch_distributed  # its stubs lack what is replaced here
 # Seconds after which a case has failed.

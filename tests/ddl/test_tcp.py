@@ -27,26 +27,12 @@ from ddlrun.ddl.tcp.world import read_job
 from ddlrun.errors import InputError, LostRankError
 from tests.conftest import launch_line
 from tests.ddl.test_mpi import started
+from tests.support.ports import reserved_port
 
 TCP = "DDLRUN_DDL_TRANSPORT=tcp"
 ROOT = Path(__file__).parents[2]
 RANKS = ROOT / "tests" / "ddl" / "allreduce_ranks.py"
 FAULTS = ROOT / "tests" / "ddl" / "lost_ranks.py"
-
-
-@contextmanager
-def reserved_port() -> Iterator[int]:
-    """Yield a port that the kernel gives to no other program, until a server that shares addresses listens there.
-
-    It is reserved on all addresses, on which torch's store listens.
-    """
-    dual_stack = socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if dual_stack else socket.AF_INET) as holder:
-        if dual_stack:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
-        yield holder.getsockname()[1]
 
 
 def started_alone(ranks: int, *arguments: str, **environ: str) -> list[subprocess.CompletedProcess[str]]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ddl.test_tcp import reserved_port, started_alone
+from tests.ddl.test_tcp import started_alone
 from tests.support import needs
+from tests.support.ports import reserved_port
 
 needs.package("torch", "torch==2.13.0", module=True)
 

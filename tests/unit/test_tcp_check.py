@@ -11,17 +11,17 @@ from contextlib import suppress
 import pytest
 
 from ddlrun.preflight import peer
+from tests.support.ports import reserved_port
 from tests.support.waiting import PATIENCE, wait_until
 
 HERE, PARTNER = "127.0.0.1", "127.0.0.2"
 
 
 class Conversation:
-    """A running peer `a`, and the listener of its partner `b`."""
+    """A running peer `a`, and the listener of its partner `b`, on the same port."""
 
-    def __init__(self) -> None:
-        self.server = socket.create_server((PARTNER, 0))
-        port = self.server.getsockname()[1]
+    def __init__(self, port: int) -> None:
+        self.server = socket.create_server((PARTNER, port))
         task = {
             "own": "a", "bind": HERE, "to": {"b": PARTNER}, "ports": [port], "token": "secret", "seconds": PATIENCE,
         }  # fmt: skip
@@ -64,10 +64,11 @@ class Conversation:
 
 @pytest.fixture
 def conversation() -> Iterator[Conversation]:
-    conversation = Conversation()
-    with conversation.server, conversation.process:
-        yield conversation
-        conversation.process.kill()
+    with reserved_port() as port:
+        conversation = Conversation(port)
+        with conversation.server, conversation.process:
+            yield conversation
+            conversation.process.kill()
 
 
 def test_it_listens_until_its_partner_has_the_answer(conversation: Conversation) -> None:

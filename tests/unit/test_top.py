@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from ddlrun.monitor.server import MetricsServer
 from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
 from tests.support import needs
 from tests.support.json_schemas import validate
+from tests.support.ports import reserved_port
 from tests.support.processes import wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES
@@ -144,27 +144,21 @@ def test_prometheus_answers_a_query_about_the_ranks(state: Path) -> None:
         assert ours.stderr is not None
         address = urllib.parse.urlsplit(ours.stderr.readline().split()[-1]).netloc
         (state / "prometheus.yml").write_text(PROMETHEUS_CONFIG.format(address=address))
-        port = free_port()
-        argv = [
-            prometheus, f"--config.file={state}/prometheus.yml", f"--storage.tsdb.path={state}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]  # fmt: skip
-        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as theirs:
-            url = f"http://127.0.0.1:{port}/api/v1/query?query=ddlrun_rank_memory_bytes"
-            wait_for(lambda: len(query(url)) == 2)
-            results = query(url)
-            theirs.terminate()
+        with reserved_port() as port:
+            argv = [
+                prometheus, f"--config.file={state}/prometheus.yml", f"--storage.tsdb.path={state}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ]  # fmt: skip
+            with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as theirs:
+                url = f"http://127.0.0.1:{port}/api/v1/query?query=ddlrun_rank_memory_bytes"
+                wait_for(lambda: len(query(url)) == 2)
+                results = query(url)
+                theirs.terminate()
         ours.terminate()
     assert {(result["metric"]["rank"], result["metric"]["run"]) for result in results} == {
         ("0", "20261122-tokarumi"),
         ("1", "20261122-tokarumi"),
     }
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def query(url: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 import ddlrun
 from tests.support import needs
+from tests.support.ports import reserved_port
 
 HOOK = Path(ddlrun.__file__).parent / "rank" / "hook"
 STARTED_BY = "Open MPI 5.0.11 (/opt/bin/mpirun)"
@@ -131,11 +131,9 @@ def test_a_small_world_of_a_framework(tmp_path: Path, framework: str) -> None:
     else:
         needs.package(framework)
     python = str(frameworks) if framework in ("jax", "tensorflow") else sys.executable
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = f"meeting, port = {str(tmp_path)!r}, {port}\n{SMALL_WORLDS[framework]}\nprint('trained')"
-    done = run_rank(script, python=python)
+    with reserved_port() as port:
+        script = f"meeting, port = {str(tmp_path)!r}, {port}\n{SMALL_WORLDS[framework]}\nprint('trained')"
+        done = run_rank(script, python=python)
     code, message = SMALL_WORLD_MESSAGES[framework]
     lines = [line for line in done.stderr.splitlines() if line.startswith("ddlrun: ")]
     assert len(lines) == 1, done.stderr
