@@ -124,8 +124,13 @@ class Job:
         return ""
 
     def wait_for_output(self, text: str, count: int = 1) -> None:
-        """Wait until the ranks have printed some text `count` times."""
-        wait_until(lambda: self.output.read_text().count(text) >= count, self.show)
+        """Wait until the ranks have printed some text `count` times; fail if ddlrun ends before."""
+
+        def is_printed() -> bool:
+            return self.output.read_text().count(text) >= count
+
+        wait_until(lambda: self.process.poll() is not None or is_printed(), self.show)
+        assert is_printed(), self.show()
 
     def show(self) -> str:
         """Return what ddlrun has printed, and the command lines on all hosts."""
