@@ -153,7 +153,7 @@ def _summary(command: click.Command | None) -> str:
 )
 @click.version_option(__version__, "-V", "--version", message="ddlrun %(version)s")
 def group() -> None:
-    """Launch distributed training on MPI clusters, with each rank bound to cores near its GPU.
+    """Launch distributed training, with each rank bound to cores near its GPU.
 
     The topology of a job is XxYxZ: X ranks per host, Y hosts per rack, Z racks. Run ddlrun help COMMAND for the options
     of a command.

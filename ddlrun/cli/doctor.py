@@ -17,9 +17,10 @@ from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import PastRunState, find_run, read_past_run
 from ddlrun.runs.store import state_folder, write_private
 
-# Three looks, each with the time that a keeper has to reply (see supervise/examination.py), and a request's.
+# Three observations, each with the time that a keeper has to reply (see supervise/examination.py), and a request's.
 REPLY_SECONDS, INTERVALS = 65.0, 2
 POLL_SECONDS = 0.05
+REMEDY = "ddlrun launch --stall-timeout TIME examines a job that hangs"
 
 
 @click.command("doctor", cls=Sections, context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,7 +32,7 @@ POLL_SECONDS = 0.05
     default=2,
     show_default=True,
     metavar="TIME",
-    help="Time between two looks at the ranks; choose one longer than a step of the job.",
+    help="Time between two observations at the ranks; choose one longer than a step of the job.",
 )
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:
@@ -49,7 +50,8 @@ def command(run: str | None, interval: float, *, as_json: bool) -> None:
         raise InputError(f"run folder {folder}: there is no plan.json in it; ddlrun runs lists the runs")
     record = _examine(files, interval) if _is_running(folder) else _read(files)
     if record is None:
-        raise InputError(f"run {os.path.basename(folder)}: it has ended, and was not examined before")
+        name = os.path.basename(folder)
+        raise InputError(f"run {name}: it has ended, and was not examined while it ran; {REMEDY}")
     click.echo(json.dumps(record, indent=2) if as_json else render_record(record), nl=as_json)
 
 

@@ -80,7 +80,9 @@ def read_hosts(
     if expression is not None and not expression.startswith("@"):
         if os.path.isfile(expression):
             click.echo(
-                f"ddlrun: note: {expression} counts as a host; the hosts in this file are @{expression}", err=True
+                f"ddlrun: note: {expression} is taken as the name of a host; to read hosts from the file of this name, "
+                f"write @{expression}",
+                err=True,
             )
         return parse_hosts(expression, where)
     path = hostfile if expression is None else expression[1:]

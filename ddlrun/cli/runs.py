@@ -110,8 +110,8 @@ def _choose_active(text: str, registered: Mapping[str, Run], hosts: Sequence[str
     name = choose_name(text, registered)
     if name is None and not hosts:
         raise InputError(
-            f"run {text!r}: it has ended, or was started elsewhere; ddlrun ps HOSTS lists all runs on HOSTS, and "
-            "ddlrun kill -H HOSTS ends one of them"
+            f"run {text!r}: no run of this name that was started here is running; ddlrun runs lists those of this "
+            "computer, ddlrun ps HOSTS those on HOSTS, and ddlrun kill -H HOSTS ends one of these"
         )
     return name or text
 
@@ -202,7 +202,7 @@ def _print_leftovers(leftovers: Mapping[str, Mapping[str, Sequence[OrphanProcess
 def _clean(
     folder: str, leftovers: Mapping[str, Mapping[str, object]], runs: Sequence[Run], options: Options
 ) -> Failures:
-    """End leftovers, forget ended runs and remove old folders; return the replies of hosts that failed."""
+    """End leftovers, remove the records of ended runs and old folders; return the replies of hosts that failed."""
     ended: dict[str, int] = {}
     failed: Failures = {}
     if leftovers:
@@ -212,7 +212,8 @@ def _clean(
         remove_record(folder, run)
     retention = Retention(options["keep_runs"], options["keep_days"])
     removed = _remove_session_folders() + remove_old_runs(folder, retention)
-    click.echo(f"ended processes: {sum(ended.values())}; forgot runs: {len(over)}; removed folders: {removed}")
+    processes = f"ended processes: {sum(ended.values())}"
+    click.echo(f"{processes}; removed records of ended runs: {len(over)}; removed folders: {removed}")
     return failed
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # for the annotations alone
 REFRESH_SECONDS = 1.0
 # Lines that are not for ranks: those above and below them.
 OTHER_LINES = 14
+# Of a terminal that does not know its size, such as a serial console.
+DEFAULT_LINES = 24
 BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -56,7 +58,7 @@ def _show(folder: str, history: History, reader: MetricsReader) -> None:
     sys.stdout.write(BEGIN)
     try:
         while True:
-            rows = os.get_terminal_size(1).lines
+            rows = os.get_terminal_size(1).lines or DEFAULT_LINES
             lines = [line + REST_OF_LINE for line in render(folder, history, max(1, rows - OTHER_LINES))[: rows - 1]]
             sys.stdout.write(HOME + "\n".join(lines) + REST_OF_SCREEN)
             sys.stdout.flush()
@@ -76,7 +78,7 @@ def render(folder: str, history: History, most_rows: int | None = None) -> list[
     past = read_past_run(folder)
     name, state = (os.path.basename(folder), "starting") if past is None else (past.run.run, past.state.value)
     if not history.time:
-        return [f"{name}: {state}", "no samples: they begin 2 s after the start, without --sample-interval 0"]
+        return [f"{name}: {state}", "no samples: sampling starts after 2 s; --sample-interval 0 disables it"]
     findings = diagnose(history)
     seconds = "" if past is None else f", {history.time - past.run.started:.0f} s after its start"
     head = [f"{name}: {state}{seconds}", f"limit: {summarize(history, findings)}"]

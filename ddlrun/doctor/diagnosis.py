@@ -23,7 +23,7 @@ class Diagnosis(NamedTuple):
     """The last look at the ranks."""
     verdict: HangVerdict
     moved: bool | None
-    """Whether a rank has moved between two looks; None: there was only one."""
+    """Whether a rank has moved between two observations; None: there was only one."""
 
     @property
     def hangs(self) -> bool:
@@ -87,7 +87,7 @@ class HangVerdictRecord(TypedDict):
     hangs: bool
     """Whether no rank has moved, and some wait."""
     moved: bool | None
-    """Whether a rank has moved between two looks; null: there was only one."""
+    """Whether a rank has moved between two observations; null: there was only one."""
     guilty: list[int]
     """The ranks that the others wait for, or that differ from them."""
     text: str

@@ -222,7 +222,7 @@ def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
 
 
 def has_progressed(before: JobLook, after: JobLook) -> bool:
-    """Return True if a rank moved between two looks, so that the job does not hang.
+    """Return True if a rank moved between two observations, so that the job does not hang.
 
     Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
     of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.

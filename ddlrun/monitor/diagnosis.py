@@ -270,11 +270,19 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
     if len(busy) == len(shares):
         return f"nothing but the ranks' own work: they keep {mean(shares.values()):.2f} CPUs busy each"
     functions = [samples[-1].function for name, samples in ranks.items() if name not in busy]
-    function = max(functions, key=functions.count)
-    where = "" if function == "-" else f", most of them in {function}"
+    where = _describe_waiting(functions)
     if not busy:
         return f"ranks wait for events or devices{where}"
-    return f"{len(functions)} of {len(shares)} ranks wait{where}, while {_name(busy)} computes"
+    verb = "waits" if len(functions) == 1 else "wait"
+    return f"{len(functions)} of {len(shares)} ranks {verb}{where}, while {_name(busy)} computes"
+
+
+def _describe_waiting(functions: Sequence[str]) -> str:
+    """Return the kernel function in which most ranks wait, as the end of a clause; empty if it is unknown."""
+    function = max(functions, key=functions.count)
+    if function == "-":
+        return ""
+    return f" in {function}" if len(functions) == 1 else f", most of them in {function}"
 
 
 def _name(busy: Sequence[str]) -> str:

@@ -205,7 +205,7 @@ def _scheduler_order(settings: Settings) -> OrderAndReason | None:
 
 
 def _contiguous_order(_settings: Settings) -> OrderAndReason:
-    return RankOrder.HOST, "contiguous on a host: flat collectives and device meshes expect it"
+    return RankOrder.HOST, "contiguous on a host, as flat collectives and device meshes expect"
 
 
 ORDER_CHOICES: dict[str, Callable[[Settings], OrderAndReason | None]] = {

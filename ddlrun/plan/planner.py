@@ -23,6 +23,7 @@ from ddlrun.process_managers.openmpi import (
     find_transport_choice,
     parse_site_excludes,
 )
+from ddlrun.wording import counted
 
 # https://github.com/open-mpi/ompi/issues/13521; measured with 5.0.11
 UNSAFE_SPAWNS = (
@@ -54,7 +55,7 @@ def _check_ranks(settings: Settings, size: int) -> None:
     ]
     for option, rank in named:
         if rank >= size:
-            raise InputError(f"{option}: there is no rank {rank}; the job has 0 to {size - 1}")
+            raise InputError(f"{option}: there is no rank {rank}; the job has {counted(size, 'rank')}, numbered from 0")
 
 
 def make_plan(settings: Settings, survey: Survey, placed: JobPlacement, ports: range) -> Plan:

@@ -12,6 +12,7 @@ from ddlrun.process_managers import GROUP, ProcessManager, slurm
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun, find_version, parse_version
 from ddlrun.remote.processes import FinishedProcess, start_command
 
+SRUN_REMEDY = "load the site's Slurm module, or leave out --process-manager srun"
 # Importing TensorFlow from a slow file system may take minutes.
 BUILD_SECONDS = 300.0
 
@@ -83,7 +84,7 @@ def start_mpirun_query(named: str | None, environ: Mapping[str, str]) -> Pending
     """Find mpirun and ask for its version. Raises PreflightError where there is no mpirun."""
     mpirun = find_mpirun(named, environ)
     if mpirun is None:
-        raise PreflightError(f"{named or 'mpirun'} is not there or cannot be run; {REMEDY}")
+        raise PreflightError(f"{named or 'mpirun'} does not exist or cannot be run; {REMEDY}")
     return PendingMpirun(mpirun.path, mpirun.reason, environ)
 
 
@@ -91,7 +92,8 @@ def start_srun_query(named: str | None, environ: Mapping[str, str]) -> PendingMp
     """Find Slurm's srun and ask for its version. Raises PreflightError where there is none."""
     srun = find_mpirun(named or "srun", environ)
     if srun is None:
-        raise PreflightError(f"--process-manager srun: {named or 'srun'} is not there or cannot be run")
+        problem = f"{named or 'srun'} does not exist or cannot be run"
+        raise PreflightError(f"--process-manager srun: {problem}; {SRUN_REMEDY}")
     return PendingMpirun(srun.path, "--process-manager srun", environ)
 
 

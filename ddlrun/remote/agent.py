@@ -142,7 +142,7 @@ def _check_request(request: str, job: Allocation | None, hosts: HostList, agent:
         return
     foreign = [name for name in hosts.names if job is None or name not in job.hosts.names]
     if job is None or owner != job.scheduler:
-        problem = f"this is no job of {TITLES[owner]}"
+        problem = f"this is not a job of {TITLES[owner]}"
     elif foreign:
         problem = f"{fold(foreign)} is not in {job.title}"
     else:
@@ -152,8 +152,8 @@ def _check_request(request: str, job: Allocation | None, hosts: HostList, agent:
 
 def _why_ssh(job: Allocation | None, *, foreign: bool) -> str:
     if job is None:
-        return "ssh: no scheduler's job"
-    return "ssh: not a job's own hosts" if foreign else "ssh: -p and -i are ssh's"
+        return "ssh, as this is not a scheduler's job"
+    return "ssh, as not all hosts belong to the job" if foreign else "ssh, as -p and -i are options of ssh"
 
 
 def _step_words(job: Allocation | None, environ: Mapping[str, str]) -> tuple[str, ...]:

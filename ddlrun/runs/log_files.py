@@ -8,6 +8,7 @@ from typing import IO, NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.plan.run_dir import RunDir, rank_log
+from ddlrun.wording import counted
 
 BLOCK_BYTES = 1 << 20
 
@@ -33,7 +34,7 @@ def rank_sources(folder: str, ranks: Iterable[int]) -> list[Source]:
     wanted = sorted(ranks)
     count = _count_ranks(folder)
     if wanted[-1] >= count:
-        raise InputError(f"rank {wanted[-1]}: the run has {count} ranks, numbered from 0")
+        raise InputError(f"rank {wanted[-1]}: the run has {counted(count, 'rank')}, numbered from 0")
     files = RunDir(folder)
     if os.path.exists(files.stdout) and not os.path.isdir(files.rank_logs):
         raise InputError(f"run folder {folder}: it has no logs of single ranks, as of --no-rank-logs")

@@ -14,7 +14,7 @@ from ddlrun.supervise.keepers import Keepers
 
 # Keepers have this long to reply: those of hosts that do not acknowledge the order, and others.
 CUT_OFF_SECONDS, LOOK_SECONDS = 3.0, 20.0
-# A job that moves on may be at the same positions in two looks by chance: one that seems not to has a third.
+# A job that moves on may be at the same positions in two observations by chance: one that seems not to has a third.
 LOOKS, MOST_LOOKS = 2, 3
 NEVER = float("inf")
 

@@ -86,7 +86,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "doctor": (
         Example("Find the reason why the last run hangs.", "ddlrun doctor"),
-        Example("The same for another run, with 10 s between two looks.", "ddlrun doctor tokarumi --interval 10"),
+        Example("The same for another run, with 10 s between observations.", "ddlrun doctor tokarumi --interval 10"),
     ),
     "rerun": (
         Example("Start the last run again.", "ddlrun rerun"),

@@ -11,7 +11,7 @@ HANGS = {
     "different_order": "a rank calls two collectives in another order",
     "size_mismatch": "a rank has more data, and so calls a collective once more",
     "barrier_in_rank_0": "a barrier inside `if rank == 0`",
-    "infinite_loop": "a rank loops for ever",
+    "infinite_loop": "a rank loops indefinitely",
     "dead_lock": "a lock whose thread has ended",
     "stopped": "SIGSTOP to a rank",
     "stuck_read": "a rank reads a FIFO that nobody writes",

@@ -79,7 +79,7 @@ def test_ranks_that_do_not_exist(line: list[str]) -> None:
     for words in (("--debug-rank", "2"), ("--stdin-rank", "2"), ("--wrap", "0,2:env")):
         done = run(line, *words, "true")
         assert done.returncode == 2
-        assert f"{words[0]}: there is no rank 2; the job has 0 to 1" in done.stderr
+        assert f"{words[0]}: there is no rank 2; the job has 2 ranks, numbered from 0" in done.stderr
 
 
 @pytest.mark.openmpi(5)

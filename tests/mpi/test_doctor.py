@@ -49,4 +49,4 @@ def test_a_run_that_has_ended_and_was_not_examined(tmp_path: Path) -> None:
     assert run(launch_line(OWN, tmp_path, "-np", "1", "true")).returncode == 0
     done = run(DOCTOR, str(tmp_path / "run"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "run run: it has ended, and was not examined before" in done.stderr
+    assert "run run: it has ended, and was not examined while it ran" in done.stderr

@@ -45,7 +45,7 @@ ALLOWED = {
         "errors", "hosts", "machine", "mapping", "network", "plan", "process_managers", "topology", "units", "wording",
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
-    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote"},
+    "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote", "wording"},
     "monitor": {"errors", "machine", "rank", "units"},
     "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,15 @@ def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
     (tmp_path / "stdout.log").touch()
     with pytest.raises(InputError, match="no logs of single ranks"):
         rank_sources(str(tmp_path), [0])
+    with pytest.raises(InputError, match="rank 1: the run has 1 rank, numbered from 0"):
+        rank_sources(str(tmp_path), [1])
+
+
+def test_clean_reports_what_it_removed(tmp_path: Path) -> None:
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-m", "ddlrun", "clean"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "ended processes: 0; removed records of ended runs: 0; removed folders: 0\n"
 
 
 def test_a_relative_state_folder_is_ignored() -> None:

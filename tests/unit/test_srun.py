@@ -88,5 +88,5 @@ def test_the_option_takes_the_srun_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_srun(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="--process-manager srun: srun is not there"):
+    with pytest.raises(PreflightError, match="srun does not exist or cannot be run; load"):
         PendingManager(ManagerRequest(SRUN), {"PATH": str(tmp_path)})

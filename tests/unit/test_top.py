@@ -94,9 +94,15 @@ def test_top_follows_the_run_at_a_terminal(state: Path) -> None:
         terminal.wait_for("code 0")
 
 
+def test_top_at_a_terminal_that_does_not_know_its_size(state: Path) -> None:
+    environ = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm"}
+    with shell_at_terminal([*DDLRUN, "top"], environ, state) as terminal:
+        terminal.wait_for(r"limit: rank 1 on .*\n(.*\n)+1 .*\n0 .*\n(.*\n)+.*CPUs")
+
+
 def test_a_run_without_samples(state: Path) -> None:
     (state / "ddlrun/runs/20261122-tokarumi/metrics.jsonl").unlink()
-    assert "no samples" in run(state, "top")
+    assert "no samples: sampling starts after 2 s; --sample-interval 0 disables it" in run(state, "top")
     record = json.loads(run(state, "top", "--json"))
     validate(record, "top")
     assert (record["time"], record["ranks"]) == (0.0, [])
