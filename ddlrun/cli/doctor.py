@@ -32,7 +32,7 @@ REMEDY = "ddlrun launch --stall-timeout TIME examines a job that hangs"
     default=2,
     show_default=True,
     metavar="TIME",
-    help="Time between two observations at the ranks; choose one longer than a step of the job.",
+    help="Time between two observations of the ranks; choose one longer than a step of the job.",
 )
 @option("Output", "--json", "as_json", is_flag=True, help="Print the examination as JSON.")
 def command(run: str | None, interval: float, *, as_json: bool) -> None:
