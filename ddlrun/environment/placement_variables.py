@@ -1,6 +1,7 @@
 """Placement variables: what tells each rank its place and the topology of the job."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from ddlrun.environment.exports import MOST_CHARACTERS
@@ -56,6 +57,16 @@ def _seats(placement: Placement, visible_gpus: str) -> str:
         if len(joined) <= MOST_CHARACTERS:
             return joined
     return ""
+
+
+def has_all_cpus(variables: Mapping[str, str]) -> bool:
+    r"""Return True if DDLRUN_SEATS has the CPUs of every rank.
+
+    >>> [has_all_cpus({"DDLRUN_SEATS": seats}) for seats in ("2*5@0-4@@;5@5-9@@", "1*5@0-4@@/1*5@@@", "")]
+    [True, False, False]
+    """
+    seats = variables["DDLRUN_SEATS"]
+    return bool(seats) and re.search(r"[*;]\d+@@", seats) is None
 
 
 def _spares(placement: Placement) -> str:

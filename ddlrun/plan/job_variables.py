@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddlrun.environment.placement_variables import render_rank_variables
-from ddlrun.errors import InputError
+from ddlrun.environment.placement_variables import has_all_cpus, render_rank_variables
+from ddlrun.errors import InputError, PreflightError
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
 from ddlrun.rank.settings import CONTAINER, SHIPPED
@@ -35,8 +35,9 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["PRTE_MCA_odls_base_sigkill_timeout"] = str(seconds)
     elif "PATH" in job.environ:  # 4.1 puts its own folder before the user's
         variables["DDLRUN_PATH"] = job.environ["PATH"]
-    if job.major is None or (job.major == 5 and settings.mpi.spawn_slots):
-        variables["DDLRUN_NARROW"] = "1"  # nothing binds the ranks beforehand: each binds itself
+    bind_themselves = job.major is None or (job.major == 5 and settings.mpi.spawn_slots > 0)
+    if bind_themselves:
+        variables["DDLRUN_NARROW"] = "1"
     if job.major is None:
         variables["DDLRUN_RANK_VARIABLES"] = " ".join(job.survey.installation.mpirun.manager.rank_variables)
     if settings.ship is not None:
@@ -51,7 +52,25 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
         variables["DDLRUN_STRICT_BINDING"] = "1"
     notes = [f"{name}: left as you set it" for name in chosen]
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]
-    return Contribution(variables, tuple(notes), tuple(_replaced_options(job, variables)))
+    warnings = [*_replaced_options(job, variables), *(_unbound(job, variables) if bind_themselves else ())]
+    return Contribution(variables, tuple(notes), tuple(warnings))
+
+
+def _unbound(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning if the ranks, which bind themselves, do not learn the OS indexes of their CPUs.
+
+    Raises PreflightError in place of the warning with --strict-binding.
+    """
+    if has_all_cpus(variables):
+        return
+    invented = sorted({machine.source for machine in job.placement.machines if not machine.measured})
+    reason = f"{', '.join(invented)} has no OS indexes of CPUs; leave out --machine, and ddlrun probes the hosts"
+    if not invented:
+        reason = "the CPUs of so many different hosts do not fit into a variable; use --process-manager openmpi"
+    warning = f"ranks are not bound to cores: {reason}"
+    if job.settings.placement.strict_binding:
+        raise PreflightError(warning)
+    yield warning
 
 
 def _replaced_options(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:

@@ -126,6 +126,16 @@ def test_without_an_mpirun_ddlrun_starts_the_ranks_itself(
     assert (is_own(manager), manager.reason) == (True, reason)
 
 
+@pytest.mark.parametrize(("option", "code"), [("--no-tag-output", 0), ("--strict-binding", 5)])
+def test_ranks_that_cannot_bind_themselves(option: str, code: int, tmp_path: Path) -> None:
+    """Agents bind by OS indexes, which a preset does not have."""
+    launch = [sys.executable, "-m", "ddlrun", "launch", "--process-manager", "ddlrun", "--run-dir", f"{tmp_path}/run"]
+    line = [*launch, "--machine", "dgx1", option, "-np", "2", "true"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    message = "ranks are not bound to cores: preset dgx1 has no OS indexes of CPUs; leave out --machine"
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+
+
 @pytest.fixture
 def mpirun(tmp_path: Path) -> Path:
     """Return a stand-in of an mpirun that prints the version of Open MPI 5."""
