@@ -138,7 +138,7 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
     request = PreflightRequest(
         mpirun=mpirun.path,
         major=mpirun.major,
-        program=_program_file(settings.job.program, in_image=container is not None),
+        program=_checked_program(settings),
         logs=settings.run.run_dir.path,
         network=check.network,
         interfaces=check.interfaces,
@@ -156,6 +156,14 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
         for line in render_lines(warnings):
             click.echo(f"ddlrun: warning: {line}", err=True)
     return report
+
+
+def _checked_program(settings: Settings) -> str | None:
+    """Return the script or program that hosts must have; None where it travels to them."""
+    program = _program_file(settings.job.program, in_image=settings.container is not None)
+    ship = settings.ship
+    travels = ship is not None and program is not None and "/" in program and ship.contains(os.path.abspath(program))
+    return None if travels else program
 
 
 def _program_file(words: Sequence[str], *, in_image: bool) -> str | None:
