@@ -18,6 +18,7 @@ from ddlrun.remote.probe import ProbeTarget, is_local
 from ddlrun.remote.processes import FinishedProcess, start_command
 from ddlrun.runs.store import state_folder
 from ddlrun.ship.archive import Archive, make_archive
+from ddlrun.ship.conda import check_prefixes
 from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
@@ -52,9 +53,12 @@ def ship(settings: Settings, plan: Plan) -> None:
 
 
 def make_archives(request: ShipRequest) -> list[Archive]:
-    """Return the archive of each source. Raises InputError where a file cannot be read."""
+    """Return the archive of each source. Raises InputError where a file cannot be read, or cannot work on the hosts."""
     state = state_folder(os.environ)
-    return [make_archive(source, read_source(source, request.sources), state) for source in request.sources]
+    archives = [make_archive(source, read_source(source, request.sources), state) for source in request.sources]
+    for archive in archives:
+        check_prefixes(archive.entries, request.folder, archive.digest)
+    return archives
 
 
 @contextmanager

@@ -34,13 +34,23 @@ class Places:
             if name in os.environ:
                 os.environ[name] = os.pathsep.join(map(self.place, os.environ[name].split(os.pathsep)))
         if self._environment is not None:
-            os.environ["VIRTUAL_ENV"] = self.place(self._environment)
+            activate(self.place(self._environment))
 
     def place(self, word: str) -> str:
         """Return a word of a command line with the place of the file that it names, also as in NAME=PATH."""
         name, equals, value = word.rpartition("=")
         shipped = any(value == source or value.startswith(source + "/") for source in self._sources)
         return f"{name}{equals}{self._root}{value}" if shipped else word
+
+
+def activate(prefix: str) -> None:
+    """Set the variables of an environment. Raises OSError where this fails."""
+    if not os.path.isdir(f"{prefix}/conda-meta"):
+        os.environ["VIRTUAL_ENV"] = prefix
+        return
+    from ddlrun.rank.conda import activate_conda  # noqa: PLC0415 - for such jobs alone
+
+    activate_conda(prefix)
 
 
 class OwnPaths:

@@ -77,7 +77,10 @@ def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:
 
 
 def _manifest(entries: Sequence[Entry]) -> bytes:
-    rows = [(entry.kind, entry.path[1:], entry.mode, entry.mtime, entry.size, entry.target) for entry in entries]
+    rows = [
+        (entry.kind, entry.path[1:], entry.mode, entry.mtime, entry.size, entry.target, entry.prefix)
+        for entry in entries
+    ]
     return json.dumps(rows, separators=(",", ":")).encode()
 
 

@@ -1,4 +1,4 @@
-"""Virtual environments that move: their interpreter, console scripts and editable packages."""
+"""Environments that move: their interpreter, console scripts and editable packages."""
 
 import ast
 import glob
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
-from ddlrun.ship.files import ENVIRONMENT_MARK, Entry, list_tree, read_entries
+from ddlrun.ship.conda import read_conda
+from ddlrun.ship.files import CONDA_MARK, ENVIRONMENT_MARK, Entry, list_tree, read_entries
 from ddlrun.ship.host.unpack import FILE
 from ddlrun.ship.request import is_inside
 
@@ -27,19 +28,28 @@ class Interpreter(NamedTuple):
 
 
 def find_environment(python: str) -> str:
-    """Return the virtual environment of a Python. Raises InputError where it is in none."""
+    """Return the virtual or conda environment of a Python. Raises InputError where it is in none."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-    if os.path.isfile(f"{folder}/{ENVIRONMENT_MARK}"):
+    if os.path.isfile(f"{folder}/{ENVIRONMENT_MARK}") or is_conda(folder):
         return folder
-    kind = "a conda environment" if os.path.isdir(f"{folder}/conda-meta") else "no virtual environment"
     raise InputError(
-        f"--ship env: {python} is of {kind}, and only virtual environments travel; start ddlrun in one (python -m "
-        "venv, uv venv), name a lock file (env=FILE), or leave out env"
+        f"--ship env: {python} is of no environment that can travel; start ddlrun in one (python -m venv, uv venv, "
+        "conda create), name a lock file (env=FILE), or leave out env"
     )
 
 
-def find_interpreter(folder: str) -> Interpreter:
-    """Return the interpreter of a virtual environment, outside of it, from the text of its pyvenv.cfg and its links."""
+def is_conda(folder: str) -> bool:
+    """Return True for a conda environment."""
+    return os.path.isdir(f"{folder}/{CONDA_MARK}")
+
+
+def find_interpreter(folder: str) -> Interpreter | None:
+    """Return the interpreter of a virtual environment, outside of it, from the text of its pyvenv.cfg and its links.
+
+    That of a conda environment is a part of it, for which this is None.
+    """
+    if not os.path.isfile(f"{folder}/{ENVIRONMENT_MARK}"):
+        return None
     with open(f"{folder}/{ENVIRONMENT_MARK}", encoding="utf-8") as file:
         settings = dict(re.findall(r"(?m)^\s*(\w+)\s*=\s*(.*?)\s*$", file.read()))
     numbers = re.match(r"(\d+)\.(\d+)", settings.get("version") or settings.get("version_info") or "")
@@ -55,8 +65,11 @@ def find_interpreter(folder: str) -> Interpreter:
 
 
 def read_environment(folder: str) -> list[Entry]:
-    """Return the entries of a virtual environment, with console scripts that work in any folder."""
-    entries = read_entries(list_tree(folder), folder, keep_times=True, writable=True)
+    """Return the entries of an environment, with console scripts that work in any folder."""
+    if is_conda(folder):
+        entries = read_conda(folder)
+    else:
+        entries = read_entries(list_tree(folder), folder, keep_times=True, writable=True)
     return [_relocate_script(entry, folder) for entry in entries]
 
 
@@ -79,13 +92,14 @@ def relocate_script(content: bytes, folder: str) -> bytes:
     """
     start = re.escape(os.fsencode(f"{folder}/bin/"))
     direct = re.match(rb"#! ?" + start + rb"(python[0-9.]*) ?[^\n]*\n", content)
-    by_shell = re.match(rb"#!/bin/sh\n'''exec' \"?" + start + rb"(python[0-9.]*)\"?[^\n]*\n' '''\n", content)
+    end = rb"\"?[^\n]*(?:#|\n' )'''\n"
+    by_shell = re.match(rb"#!/bin/sh\n'''exec' \"?" + start + rb"(python[0-9.]*)" + end, content)
     match = direct or by_shell
     return content if match is None else RELOCATABLE % match[1] + content[match.end() :]
 
 
 def find_editable(folder: str) -> list[str]:
-    """Return the folders outside of a virtual environment from which it imports packages in editable mode."""
+    """Return the folders outside of an environment from which it imports packages in editable mode."""
     sites = glob.glob(f"{glob.escape(folder)}/lib/python3*/site-packages")
     folders = [path for site in sites for path in _editable(site)]
     return [path for path in dict.fromkeys(folders) if not is_inside(path, folder) and os.path.isdir(path)]

@@ -14,12 +14,20 @@ LEFT_OUT = frozenset((
     ".git", ".hg", ".svn", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache",
     ".tox", ".nox", ".ipynb_checkpoints",
 ))  # fmt: skip
-ENVIRONMENT_MARK = "pyvenv.cfg"
+ENVIRONMENT_MARK, CONDA_MARK = "pyvenv.cfg", "conda-meta"
 # The start of the name of a folder in which another launch receives its results.
 INCOMING = ".ddlrun-fetch-"
 MOST_CODE_FILES = 200_000
 GIT_SECONDS = 120.0
 READ_ONLY = ~0o222
+
+
+class EmbeddedPrefix(NamedTuple):
+    """The path of a conda environment in one of its files, which the host replaces by the one there."""
+
+    path: str
+    longest: int | None
+    """The bytes that a binary file has for it; None: the file is a text."""
 
 
 class Entry(NamedTuple):
@@ -39,6 +47,7 @@ class Entry(NamedTuple):
     """Numbers that change when the file does."""
     content: bytes | None = None
     """What travels in place of the content of the file."""
+    prefix: EmbeddedPrefix | None = None
 
 
 def find_repository(folder: str) -> str | None:
@@ -85,11 +94,11 @@ def _list_by_git(folder: str) -> list[str] | None:
     return paths
 
 
-def list_tree(folder: str) -> list[str]:
-    """Return the paths of all files of a folder, or of a file itself."""
+def list_tree(folder: str, skipped: frozenset[str] = frozenset()) -> list[str]:
+    """Return the paths of all files of a folder, without those of some folders in it; or of a file itself."""
     if not os.path.isdir(folder):
         return [folder]
-    return list(_walk(folder, skip=lambda _: False))
+    return list(_walk(folder, skip=skipped.__contains__))
 
 
 def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
@@ -107,7 +116,8 @@ def _walk(folder: str, skip: Callable[[str], bool]) -> Iterator[str]:
 
 def _is_left_out(path: str) -> bool:
     name = os.path.basename(path)
-    return name in LEFT_OUT or name.startswith(INCOMING) or os.path.exists(f"{path}/{ENVIRONMENT_MARK}")
+    marks = (f"{path}/{ENVIRONMENT_MARK}", f"{path}/{CONDA_MARK}")
+    return name in LEFT_OUT or name.startswith(INCOMING) or any(map(os.path.exists, marks))
 
 
 def read_entries(paths: Iterable[str], root: str, *, keep_times: bool, writable: bool) -> list[Entry]:

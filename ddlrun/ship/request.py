@@ -48,7 +48,7 @@ class ShipRequest(NamedTuple):
 
     @property
     def environment(self) -> str | None:
-        """The virtual environment that travels, if one does."""
+        """The virtual or conda environment that travels, if one does."""
         return next((source.path for source in self.sources if source.kind is SourceKind.ENVIRONMENT), None)
 
     @property

@@ -24,7 +24,7 @@ class ShippedRun(NamedTuple):
     python: str
     """The Python under which hosts receive files, where they have it."""
     interpreter: Interpreter | None
-    """The interpreter that an environment needs on each host; None: no environment travels."""
+    """The interpreter that an environment needs on each host; None: it needs none, or no environment travels."""
     seconds: float
     """The time in which hosts must answer."""
 
@@ -101,18 +101,18 @@ def judge(greetings: Mapping[str, HostState], plan: TransferPlan, run: ShippedRu
                 f"host {host}: {run.request.folder} has {render_size(greeting.free)} free, and the files need "
                 f"{render_size(needed)}; name another folder: --ship-dir, or remove files: ddlrun clean --shipped-days"
             )
-        if run.interpreter is not None:
+        if run.request.environment is not None:
             problems += _judge_python(host, greeting, run.interpreter)
     return problems
 
 
-def _judge_python(host: str, greeting: HostState, interpreter: Interpreter) -> list[str]:
+def _judge_python(host: str, greeting: HostState, interpreter: Interpreter | None) -> list[str]:
     """Return the problem of a host on which the environment would not work."""
     here = own_glibc()
-    if greeting.python != interpreter.path:
+    if interpreter is not None and greeting.python != interpreter.path:
         problem = f"no {interpreter.path}, on which the environment is based"
         remedy = "install it there, or make the environment with a Python that all hosts have"
-    elif interpreter.version and greeting.version != interpreter.version:
+    elif interpreter is not None and interpreter.version and greeting.version != interpreter.version:
         problem = f"{interpreter.path} is Python {_render(greeting.version)}, here {_render(interpreter.version)}"
         remedy = "make the environment with the same version"
     elif here and greeting.glibc and greeting.glibc < here:

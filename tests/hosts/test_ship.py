@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS, OWN, launch_line
+from tests.support.conda_environment import make_conda_environment
 
 HOSTS = ("h1", "h2", "h3", "h4")
 TRAIN = """
@@ -179,3 +180,36 @@ def test_an_environment_travels_with_data(apart: Apart, manager: str) -> None:
     done = apart.launch(manager, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{venv} {2 << 20}"] * len(HOSTS)
+
+
+SHOW_CONDA = """
+import os, subprocess, sys
+share, prefix = subprocess.run(["prog"], capture_output=True, text=True).stdout.split("\\n")[0].split(":")
+by_prog = subprocess.run(["by_prog"], capture_output=True, text=True).stdout
+console = subprocess.run(["demo-tool"], capture_output=True, text=True).stdout.strip()
+same = os.path.samefile(prefix, sys.prefix) and os.path.samefile(console, prefix)
+text = open(share + "/demo.conf").read().strip()
+active = os.environ["CONDA_PREFIX"]
+print(same, text == share, by_prog.endswith("after\\n"), os.environ["DEMO_SHARE"] == active + "/share",
+      os.path.samefile(active, prefix), "DEMO_OLD" in os.environ, os.path.exists(sys.argv[1]))
+"""
+
+
+@pytest.mark.extra
+def test_a_conda_environment_travels(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rattler_build", reason="make .venv/test-all")
+    env = apart.project / "env"
+    make_conda_environment(apart.project.parent / "packages", env)
+    (apart.project / ".gitignore").write_text("/env\n")
+    (apart.project / "show.py").write_text(SHOW_CONDA)
+    monkeypatch.setenv("DEMO_OLD", "1")
+    done = apart.launch(OWN, "--ship", "code,env", "--no-tag-output", f"{env}/bin/python", "show.py", "env/x")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True True True True False False"] * len(HOSTS)
+    assert f"shipped {env} (" in done.stderr
+    assert done.stderr.count("activated") == len(HOSTS)
+    long = ["--ship", "env", "--ship-dir", str(apart.cache / ("long" * 50)), f"{env}/bin/python", "show.py"]
+    refused = apart.launch(OWN, *long, runs="2")
+    assert refused.returncode == 2, refused.stderr
+    assert f"error: --ship env: {env}/bin/prog has room for a path of 255 bytes, and" in refused.stderr
+    assert refused.stderr.endswith("name a shorter folder: --ship-dir\n")

@@ -53,7 +53,7 @@ def test_an_archive_becomes_the_same_files(tmp_path: Path) -> None:
     archive = archive_of(tree, tmp_path / "state")
     content = b"".join(archive.blocks())
     assert len(content) == archive.size
-    unpack(io.BytesIO(content), str(tmp_path / "out"))
+    unpack(io.BytesIO(content), str(tmp_path / "out"), "")
     copy = Path(f"{tmp_path}/out{tree}")
     assert (copy / "a.txt").read_text() == "one"
     assert (copy / "inside").read_bytes() == (tree / "sub" / "large").read_bytes()
@@ -85,15 +85,15 @@ def test_a_file_that_became_shorter_ends_the_transfer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ""])
 def test_no_archive_is_extracted_outside_its_folder(tmp_path: Path, path: str) -> None:
-    manifest = json.dumps([("f", path, 0o644, 0, 1, "")]).encode()
+    manifest = json.dumps([("f", path, 0o644, 0, 1, "", None)]).encode()
     with pytest.raises(ArchiveError, match="it contains the path"):
-        unpack(io.BytesIO(len(manifest).to_bytes(8, "big") + manifest + b"x"), str(tmp_path / "out"))
+        unpack(io.BytesIO(len(manifest).to_bytes(8, "big") + manifest + b"x"), str(tmp_path / "out"), "")
 
 
 def test_an_archive_that_ends_early_is_refused(tmp_path: Path) -> None:
     content = b"".join(archive_of(write_tree(tmp_path / "tree"), tmp_path).blocks())
     with pytest.raises(ArchiveError, match="it ends too early"):
-        unpack(io.BytesIO(content[:-1]), str(tmp_path / "out"))
+        unpack(io.BytesIO(content[:-1]), str(tmp_path / "out"), "")
 
 
 def test_code_is_what_git_does_not_ignore(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_code_has_names_in_any_encoding_but_no_results_that_come_back(tmp_path: 
     assert set(list_code(str(tree))) == everything
     entries = read_entries(list_code(str(tree)), str(tree), keep_times=False, writable=False)
     archive = make_archive(ShipSource(SourceKind.CODE, str(tree)), entries, str(tmp_path / "state"))
-    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"))
+    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"), "")
     assert (Path(f"{tmp_path}/out{tree}") / os.fsdecode(names[0])).read_bytes() == names[0]
 
 
@@ -135,7 +135,7 @@ def test_an_archive_passes_through_two_hosts(tmp_path: Path) -> None:
 
     def take(place: int, *, forward: bool) -> None:
         with connect(["127.0.0.1"], ports[place], SECRET, {"digest": archive.digest}) as link:
-            extraction = Extraction(str(out[place]), archive.digest)
+            extraction = Extraction(str(out[place]), archive.digest, place="")
             relay(link, archive.size, extraction, Forwarding(successors[1], archive.digest) if forward else None)
 
     threads = [threading.Thread(target=take, args=(0,), kwargs={"forward": True})]
@@ -156,7 +156,7 @@ def test_an_altered_archive_is_refused(tmp_path: Path) -> None:
     near, far = socket.socketpair()
     threading.Thread(target=near.sendall, args=(content,)).start()
     with near, far, pytest.raises(ArchiveError, match="altered on the way"):
-        relay(far, len(content), Extraction(str(tmp_path / "out"), "0" * 64), None)
+        relay(far, len(content), Extraction(str(tmp_path / "out"), "0" * 64, place=""), None)
 
 
 @pytest.mark.skipif(not has_zstd(), reason="no zstd: sudo apt-get install zstd")
@@ -170,7 +170,7 @@ def test_a_compressed_archive_arrives_or_is_refused(tmp_path: Path) -> None:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)  # enough for all of it
             near.sendall(data)
             near.shutdown(socket.SHUT_WR)
-            relay(far, None, Extraction(str(tmp_path / name), digest, compressed=True), None)
+            relay(far, None, Extraction(str(tmp_path / name), digest, place="", compressed=True), None)
 
     data = b"".join(content)
     take(data, "whole")
@@ -427,7 +427,8 @@ def test_hosts_that_cannot_take_the_files_are_named(
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
     interpreter = find_interpreter(str(tmp_path / "venv"))
-    run = ShippedRun(ShipRequest((), "/cache", "/"), "run", "python3", interpreter, 1.0)
+    environment = ShipSource(SourceKind.ENVIRONMENT, str(tmp_path / "venv"))
+    run = ShippedRun(ShipRequest((environment,), "/cache", "/"), "run", "python3", interpreter, 1.0)
     plan = TransferPlan([archive], ["h1"], {}, None, [])
     problems = judge({"h1": greeting(**values)}, plan, run)
     assert bool(problems) == (problem is not None)
@@ -456,10 +457,12 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_environment_works_in_another_folder(venv: Path, tmp_path: Path) -> None:
     assert find_environment(f"{venv}/bin/python") == str(venv)
-    assert os.path.exists(find_interpreter(str(venv)).path)
+    interpreter = find_interpreter(str(venv))
+    assert interpreter is not None
+    assert os.path.exists(interpreter.path)
     source = ShipSource(SourceKind.ENVIRONMENT, str(venv))
     archive = make_archive(source, read_environment(str(venv)), str(tmp_path))
-    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"))
+    unpack(io.BytesIO(b"".join(archive.blocks())), str(tmp_path / "out"), "")
     moved = f"{tmp_path}/out{venv}"
     done = subprocess.run([f"{moved}/bin/tool"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{moved}\n"
@@ -470,8 +473,5 @@ def test_editable_packages_are_found(venv: Path) -> None:
 
 
 def test_a_python_outside_of_an_environment_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="of no virtual environment"):
-        find_environment(f"{tmp_path}/bin/python")
-    (tmp_path / "conda-meta").mkdir()
-    with pytest.raises(InputError, match="of a conda environment"):
+    with pytest.raises(InputError, match="of no environment that can travel"):
         find_environment(f"{tmp_path}/bin/python")

@@ -92,7 +92,7 @@ def _take(store: Store, task: Mapping[str, Any], transfer: Mapping[str, Any], su
         with connect(transfer["addresses"], transfer["port"], task["secret"], body) as source:
             forwarding = Forwarding(successors, digest) if transfer["passes_on"] else None
             compressed = transfer["compressed"]
-            extraction = Extraction(folder, digest, compressed=compressed)
+            extraction = Extraction(folder, digest, place=store.object(digest), compressed=compressed)
             relay(source, None if compressed else transfer["size"], extraction, forwarding)
         store.put(folder, digest)
     finally:

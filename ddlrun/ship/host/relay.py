@@ -115,9 +115,10 @@ class _Worker(threading.Thread):
 class Extraction(_Worker):
     """The extraction of an archive into a new folder, and the check of its hash."""
 
-    def __init__(self, folder: str, digest: str, *, compressed: bool = False) -> None:
+    def __init__(self, folder: str, digest: str, *, place: str, compressed: bool = False) -> None:
+        """Start; `place` is the path that the folder will have."""
         super().__init__()
-        self._folder, self._digest, self._compressed = folder, digest, compressed
+        self._folder, self._digest, self._place, self._compressed = folder, digest, place, compressed
         self.blocks = ArchiveBlocks()
         self.start()
 
@@ -130,7 +131,7 @@ class Extraction(_Worker):
             self._unpack(self.blocks)
 
     def _unpack(self, source: ArchiveBlocks | ZstdStream) -> None:
-        unpack(source, self._folder)
+        unpack(source, self._folder, self._place)
         if source.digest() != self._digest:
             raise ArchiveError("it was altered on the way, or a file changed while it was read")
 

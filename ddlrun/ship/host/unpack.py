@@ -1,8 +1,9 @@
 """The format of archives, and their extraction.
 
 An archive is the length of its manifest in 8 bytes, the manifest as JSON, and the contents of all files one after the
-other. The manifest is a list of entries: [kind, path, mode, mtime, size, target], with paths relative to /. The kinds
-are d (folder), f (file) and l (symbolic link).
+other. The manifest is a list of entries: [kind, path, mode, mtime, size, target, prefix], with paths relative to /. The
+kinds are d (folder), f (file) and l (symbolic link). The prefix is null or, for a file that contains the path of a
+conda environment, that path and the bytes for it in a binary file, null for a text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+
+from ddlrun.ship.host.prefix import replace_prefix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +36,15 @@ class ArchiveError(Exception):
     """An archive that cannot be extracted; the text says why."""
 
 
-def unpack(source: ByteSource, folder: str) -> None:
+def unpack(source: ByteSource, folder: str, place: str) -> None:
     """Extract an archive into a folder, which is new.
 
     Nothing is written outside: links are made when all files have been written. Raises ArchiveError or OSError.
+
+    Args:
+        source: The archive.
+        folder: The folder.
+        place: The path that the folder will have, for files that contain the path of a conda environment.
     """
     length = int.from_bytes(_read(source, HEAD), "big")
     if length > LONGEST_MANIFEST:
@@ -46,15 +54,17 @@ def unpack(source: ByteSource, folder: str) -> None:
     except ValueError as error:
         raise ArchiveError("it was altered on the way") from error
     made = {folder}
-    for kind, path, mode, mtime, size, _ in entries:
+    for kind, path, mode, mtime, size, _, prefix in entries:
         target = _inside(folder, path)
         _make_folders(target if kind == FOLDER else os.path.dirname(target), made)
         if kind == FILE:
-            _write_file(source, target, mode, mtime, size)
-    for kind, path, _, _, _, target in entries:
+            blocks = _blocks(source, size)
+            _write_file(blocks if prefix is None else _moved(blocks, prefix, place), target)
+            _finish(target, mode, mtime)
+    for kind, path, _, _, _, target, _ in entries:
         if kind == LINK:
             os.symlink(target, _inside(folder, path))
-    for kind, path, mode, mtime, _, _ in reversed(entries):
+    for kind, path, mode, mtime, *_ in reversed(entries):
         if kind == FOLDER:
             _finish(_inside(folder, path), mode, mtime)
 
@@ -65,12 +75,17 @@ def _make_folders(path: str, made: set[str]) -> None:
         made.add(path)
 
 
-def _write_file(source: ByteSource, path: str, mode: int, mtime: int, size: int) -> None:
+def _write_file(blocks: Iterator[bytes], path: str) -> None:
     with open(path, "xb", buffering=0) as file:
-        for block in _blocks(source, size):
+        for block in blocks:
             while block:
                 block = block[file.write(block) :]  # noqa: PLW2901 - the rest of it
-    _finish(path, mode, mtime)
+
+
+def _moved(blocks: Iterator[bytes], prefix: tuple[str, int | None], place: str) -> Iterator[bytes]:
+    """Yield the content of a file with the path that the conda environment has below a folder."""
+    path, longest = prefix
+    yield replace_prefix(b"".join(blocks), path, place + path, longest)
 
 
 def _finish(path: str, mode: int, mtime: int) -> None:
