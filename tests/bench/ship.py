@@ -1,10 +1,11 @@
-"""The transfer of files to hosts in network namespaces, beside scp and rsync.
+"""The transfer of files to hosts in network namespaces, beside scp, rsync and Slurm's sbcast.
 
     python -m tests.bench.ship
 
 Every host receives the same file from the first one. The hosts are in two racks, and the uplink of a rack is the
 slowest link. The limit is the time that the uplink needs for the file alone, with the headers of its packets. Times
-are those of whole transfers; that of ddlrun includes the hash of the file, and the start of Python on all hosts.
+are those of whole transfers; that of ddlrun includes the hash of the file, and the start of Python on all hosts. That
+of sbcast is without the allocation of the hosts.
 """
 
 import os
@@ -14,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.measure import DDLRUN
 from tests.bench.options import bench_parser, cannot_run
+from tests.cluster import slurm
 from tests.cluster.cluster import Cluster, why_not
 
 # A full packet of TCP over Ethernet, and its payload.
@@ -65,14 +67,29 @@ def main() -> int:
         sizes = sizes._replace(uplink=options.uplink)
     if options.hosts:
         sizes = sizes._replace(hosts_per_rack=options.hosts)
-    uplink, nic = f"{sizes.uplink}mbit", f"{sizes.nic}mbit"
+    with_slurm = not (options.smoke or slurm.why_not())
     with (
         tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as folder,
-        Cluster(sizes.hosts_per_rack, RACKS, uplink=uplink, nic=nic) as cluster,
+        _cluster(sizes, with_slurm=with_slurm) as cluster,
     ):
         transfers = Transfers(cluster, Path(folder), sizes, options.data)
-        _print_table(transfers, sizes)
+        ways = {
+            "ddlrun launch --ship": transfers.ship,
+            "scp, one after the other": transfers.scp,
+            "scp, at once": transfers.scp_at_once,
+            **({"rsync, at once": transfers.rsync_at_once} if shutil.which("rsync") else {}),
+        }
+        if with_slurm and options.data is None:
+            ways |= {"sbcast": transfers.sbcast, "sbcast, route/topology": transfers.sbcast_by_topology}
+        _print_table(transfers, sizes, ways)
     return 0
+
+
+def _cluster(sizes: Sizes, *, with_slurm: bool) -> Cluster:
+    uplink, nic = f"{sizes.uplink}mbit", f"{sizes.nic}mbit"
+    if with_slurm:
+        return slurm.SlurmCluster(sizes.hosts_per_rack, RACKS, link=uplink, nic=nic, settings=slurm.BY_TOPOLOGY)
+    return Cluster(sizes.hosts_per_rack, RACKS, uplink=uplink, nic=nic)
 
 
 class Transfers:
@@ -121,6 +138,27 @@ class Transfers:
         """Copy the file to all hosts at the same time with rsync."""
         return self._at_once(["rsync", "-a", "--whole-file", f"--rsync-path={shutil.which('rsync')}"])
 
+    def sbcast(self) -> float:
+        """Copy the file to all hosts with Slurm's program, which sends it as without the setting of the topology."""
+        path = self._cluster.folder / "slurm.conf"
+        default = path.with_name("default.conf")
+        default.write_text(path.read_text().replace(slurm.BY_TOPOLOGY, ""))
+        return self._sbcast(default)
+
+    def sbcast_by_topology(self) -> float:
+        """Copy the file to all hosts with Slurm's program; Slurm's daemons pass it on from switch to switch."""
+        return self._sbcast(self._cluster.folder / "slurm.conf")
+
+    def _sbcast(self, configuration: Path) -> float:
+        """Copy the file with the configuration of the sender, in an allocation of all hosts."""
+        timed = f'date +%s.%N && SLURM_CONF={configuration} sbcast "$1" "$2" && date +%s.%N'
+        argv = ["salloc", "--quiet", f"--nodes={len(self._names)}", "sh", "-c", timed, "sh"]
+        done = self._cluster.run("h1", [*argv, f"{self._data}/file", f"{self._disk}/file"], timeout=None)
+        sizes = {(self._folder / name / "file").stat().st_size for name in self._names}
+        assert (done.returncode, sizes) == (0, {self.size}), done.stderr
+        begin, end = map(float, done.stdout.split())
+        return end - begin
+
     def _at_once(self, words: list[str]) -> float:
         begin = time.monotonic()
         copies = [subprocess.Popen(argv) for argv in self._copies(words)]
@@ -151,13 +189,9 @@ class Transfers:
         return Figures(seconds, [new[0] - old[0] for old, new in pairs], [new[1] - old[1] for old, new in pairs])
 
 
-def _print_table(transfers: Transfers, sizes: Sizes) -> None:
+def _print_table(transfers: Transfers, sizes: Sizes, ways: Mapping[str, Callable[[], float]]) -> None:
     size = transfers.size
     limit = size * 8 / (sizes.uplink * 10**6) * PACKET / PAYLOAD
-    ways = {"ddlrun launch --ship": transfers.ship, "scp, one after the other": transfers.scp,
-            "scp, at once": transfers.scp_at_once}  # fmt: skip
-    if shutil.which("rsync"):
-        ways["rsync, at once"] = transfers.rsync_at_once
     print(
         f"{size / 1e6:.0f} MB to {sizes.hosts_per_rack * RACKS} hosts in {RACKS} racks, "
         f"uplinks {sizes.uplink} Mbit/s, NICs {sizes.nic} Mbit/s; the uplink needs {limit:.1f} s"

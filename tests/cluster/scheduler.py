@@ -33,9 +33,9 @@ def missing(scheduler: str, *programs: str) -> str:
 class SchedulerCluster(Cluster):
     """A cluster with daemons; /usr of its hosts has the schedulers' programs and is read-only."""
 
-    def __init__(self, hosts_per_rack: int, racks: int, *, link: str | None = None) -> None:
-        """Prepare the cluster; `link` is the rate of uplinks and NICs, whose bursts are short."""
-        super().__init__(hosts_per_rack, racks, uplink=link, nic=link, bucket="32kb")
+    def __init__(self, hosts_per_rack: int, racks: int, *, link: str | None = None, nic: str | None = None) -> None:
+        """Prepare the cluster; `link` is the rate of uplinks; without `nic` also of NICs, with short bursts."""
+        super().__init__(hosts_per_rack, racks, uplink=link, nic=nic or link, bucket="512kb" if nic else "32kb")
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def down(self) -> None:

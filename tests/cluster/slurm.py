@@ -21,6 +21,8 @@ from tests.cluster.namespaces import ClusterError, program
 from tests.cluster.scheduler import SchedulerCluster
 from tests.support.waiting import pause
 
+# Messages of Slurm's daemons, and files of sbcast, enter each switch once.
+BY_TOPOLOGY = "RoutePlugin=route/topology\n"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"})
 CONTROLLER, NODE, MUNGE = "/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged"
 GPUS = 2
@@ -74,11 +76,16 @@ class SlurmCluster(SchedulerCluster):
         *,
         around: Sequence[str] = (),
         link: str | None = None,
+        nic: str | None = None,
         binds: bool = False,
+        settings: str = "",
     ) -> None:
-        """Prepare the cluster; the command `around` starts each slurmd, and `link` is the rate of uplinks and NICs."""
-        super().__init__(hosts_per_rack, racks, link=link)
-        self._around = around
+        """Prepare the cluster; the command `around` starts each slurmd, and `settings` are more lines of slurm.conf.
+
+        For `link` and `nic` see SchedulerCluster.
+        """
+        super().__init__(hosts_per_rack, racks, link=link, nic=nic)
+        self._around, self._settings = around, settings
         self._task = "affinity" if binds else "none"
         self._cores = f"Sockets=1 CoresPerSocket={os.cpu_count()}" if binds else "Sockets=2 CoresPerSocket=10"
 
@@ -160,7 +167,9 @@ class SlurmCluster(SchedulerCluster):
         for name in ("state", "munge"):
             (self.folder / name).mkdir(mode=0o700)
         values = {"folder": self.folder, "count": len(self.hosts), "gpus": GPUS}
-        (self.folder / "slurm.conf").write_text(CONF.format(**values, task=self._task, cores=self._cores))
+        (self.folder / "slurm.conf").write_text(
+            CONF.format(**values, task=self._task, cores=self._cores) + self._settings
+        )
         for number in range(GPUS):
             os.mknod(self.folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # one device per GPU
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
