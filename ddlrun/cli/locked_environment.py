@@ -35,4 +35,4 @@ def use_locked_environment(options: Options, program: tuple[str, ...]) -> tuple[
         read_lock(files[0]), f"{cache}/ddlrun/environments", lambda line: click.echo(f"ddlrun: {line}", err=True)
     )
     shipped = ",".join("env" if word.startswith(PREFIX) else word for word in words)
-    return {**options, "ship": shipped}, (f"{folder}/bin/python", *program[1:])
+    return {**options, "ship": shipped, "locked_environment": True}, (f"{folder}/bin/python", *program[1:])

@@ -49,6 +49,7 @@ def read_ship(options: Options, program: tuple[str, ...]) -> "ShipRequest | None
         working_folder=os.getcwd(),
         import_folders=tuple(imports),
         fetched=parse_fetch(options["fetch"], os.getcwd()) if options.get("fetch") else (),
+        locked=bool(options.get("locked_environment")),
     )
 
 

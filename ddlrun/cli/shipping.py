@@ -21,6 +21,7 @@ from ddlrun.ship.archive import Archive, make_archive
 from ddlrun.ship.conda import check_prefixes
 from ddlrun.ship.environment import find_interpreter, read_environment
 from ddlrun.ship.files import Entry, list_code, list_tree, read_entries
+from ddlrun.ship.record import read_marks, read_record, write_record
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, is_inside
 from ddlrun.ship.server import TransferPlan
 from ddlrun.ship.transfer import ShippedRun, TransferResult, render_size, transfer
@@ -48,17 +49,35 @@ def ship(settings: Settings, plan: Plan) -> None:
     with reach_privately(settings.hosts.launcher) as target:
         run = shipped_run(request, settings.run.run_id, settings.job.python, settings.check.seconds)
         result = transfer(_transfer_plan(plan, archives), run, target)
+        if result.unread:
+            archives = make_archives(request, whole=True)
+            result = transfer(_transfer_plan(plan, archives), run, target)
     if not settings.run.quiet:
         _report(archives, result, time.monotonic() - begin)
 
 
-def make_archives(request: ShipRequest) -> list[Archive]:
-    """Return the archive of each source. Raises InputError where a file cannot be read, or cannot work on the hosts."""
-    state = state_folder(os.environ)
-    archives = [make_archive(source, read_source(source, request.sources), state) for source in request.sources]
+def make_archives(request: ShipRequest, *, whole: bool = False) -> list[Archive]:
+    """Return the archive of each source. Raises InputError where a file cannot be read, or cannot work on the hosts.
+
+    Without `whole`, the files of an environment of a lock file are looked at only if the environment has changed.
+    """
+    archives = [_make_archive(source, request, whole=whole) for source in request.sources]
     for archive in archives:
-        check_prefixes(archive.entries, request.folder, archive.digest)
+        check_prefixes(archive.entries or (), request.folder, archive.digest)
     return archives
+
+
+def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> Archive:
+    state = state_folder(os.environ)
+    if not (request.locked and source.kind is SourceKind.ENVIRONMENT):
+        return make_archive(source, read_source(source, request.sources), state)
+    record = None if whole else read_record(source)
+    if record is not None:
+        return record
+    marks = read_marks(source.path)
+    archive = make_archive(source, read_source(source, request.sources), state)
+    write_record(archive, marks)
+    return archive
 
 
 @contextmanager
@@ -67,6 +86,8 @@ def reach_privately(launcher: AgentLauncher) -> Iterator[ProbeTarget]:
     with tempfile.NamedTemporaryFile("w", prefix="ddlrun-") as file:
 
         def here(script: str) -> Callable[[], FinishedProcess]:
+            file.seek(0)
+            file.truncate()
             file.write(script)
             file.flush()
             return start_command(["sh", file.name], "", LONGEST_SECONDS)

@@ -25,18 +25,21 @@ class Archive(NamedTuple):
     """A source that is ready to travel."""
 
     source: ShipSource
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] | None
+    """None: its files were not looked at, so that it cannot be sent."""
     digest: str
     size: int
+    files: int
+    """The number of entries."""
 
     @property
     def space(self) -> int:
         """The bytes that it needs on a disk."""
-        return self.size + FILE_OVERHEAD * len(self.entries)
+        return self.size + FILE_OVERHEAD * self.files
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes of the archive. Raises PreflightError where a file has changed."""
-        return archive_blocks(self.entries)
+        return archive_blocks(self.entries or ())
 
 
 def make_archive(source: ShipSource, entries: Sequence[Entry], state: str) -> Archive:
@@ -54,7 +57,7 @@ def make_archive(source: ShipSource, entries: Sequence[Entry], state: str) -> Ar
         digest = _hash(entries)
         if not any(_is_recent(entry) for entry in entries):
             _write_index(state, fingerprint, digest)
-    return Archive(source, tuple(entries), digest, size)
+    return Archive(source, tuple(entries), digest, size, len(entries))
 
 
 def archive_blocks(entries: Sequence[Entry]) -> Iterator[bytes]:

@@ -8,11 +8,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import NamedTuple
 
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
+from ddlrun.ship.record import RECORD
 
 UV_LOCK = "uv.lock"
 # The file beside an environment: locked while it is made, with this text once it is complete; its time is the last use.
@@ -132,5 +134,8 @@ def _remove_unused(cache: str) -> None:
     """Remove environments that no launch has used for some time."""
     for entry in os.scandir(cache):
         if entry.name.endswith(STATE) and entry.stat().st_mtime < time.time() - KEPT_SECONDS:
-            os.unlink(entry.path)
-            shutil.rmtree(entry.path.removesuffix(STATE), ignore_errors=True)
+            folder = entry.path.removesuffix(STATE)
+            for path in (entry.path, f"{folder}{RECORD}"):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -45,6 +45,8 @@ class ShipRequest(NamedTuple):
     """Folders of packages that are installed in editable mode, which PYTHONPATH replaces."""
     fetched: tuple[str, ...] = ()
     """Paths relative to the working folder whose files come back after the run."""
+    locked: bool = False
+    """Whether the environment is that of a lock file, which tells whether it has changed."""
 
     @property
     def environment(self) -> str | None:

@@ -80,6 +80,8 @@ class TransferServer(LinkServer):
         self._archives = {archive.digest: archive for archive in plan.archives}
         self.greetings: dict[str, HostState] = {}
         self.problems: Problems = ()
+        self.unread = False
+        """Whether a host lacks an archive whose files were not looked at, so that nothing was sent."""
         self.error: DdlrunError | None = None
         """The error of a file that could not be read."""
         self._decided = threading.Condition()
@@ -129,7 +131,7 @@ class TransferServer(LinkServer):
             self._decided.wait_for(self._may_reply, max(0.0, self._deadline - time.monotonic()))
         if self._chains is None:  # a host has not greeted, whose reply says why
             return
-        stop = bool(self.problems) or self._plan.only_check
+        stop = bool(self.problems) or self.unread or self._plan.only_check
         transfers = [] if stop else [self._transfer(host, archive) for archive in self._wanted_by(host)]
         send_line(link, {"transfers": transfers, "stop": stop})
 
@@ -142,6 +144,7 @@ class TransferServer(LinkServer):
         for archive in self._plan.archives:
             wanted = [host for host in self._plan.hosts if archive.digest in self.greetings[host].missing]
             self._chains[archive.digest] = chain_order(wanted, self._plan.racks, self._plan.first)
+            self.unread |= bool(wanted) and archive.entries is None and not self._plan.only_check
         self._decided.notify_all()
 
     def _wanted_by(self, host: str) -> list[Archive]:

@@ -35,6 +35,8 @@ class TransferResult(NamedTuple):
     hosts: Mapping[str, list[str]]
     free: Mapping[str, int]
     """Host -> the bytes that were free there before."""
+    unread: bool = False
+    """Whether a host lacks an archive whose files were not looked at, so that nothing was sent."""
 
 
 def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> TransferResult:
@@ -60,7 +62,8 @@ def transfer(plan: TransferPlan, run: ShippedRun, reach: ProbeTarget) -> Transfe
         raise server.error
     failures = {host: _failure(reply.out, describe_failure(reply)) for host, reply in replies.items()}
     raise_failures({host: reason for host, reason in failures.items() if reason is not None}, server.greetings)
-    return TransferResult(server.moved, {host: greeting.free for host, greeting in server.greetings.items()})
+    free = {host: greeting.free for host, greeting in server.greetings.items()}
+    return TransferResult(server.moved, free, server.unread)
 
 
 def _task(plan: TransferPlan, run: ShippedRun, secret: str, port: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.conftest import MPIRUNS, OWN, launch_line
 from tests.support.conda_environment import make_conda_environment
+from tests.support.wheels import write_wheel
 
 HOSTS = ("h1", "h2", "h3", "h4")
 TRAIN = """
@@ -213,3 +214,24 @@ def test_a_conda_environment_travels(apart: Apart, monkeypatch: pytest.MonkeyPat
     assert refused.returncode == 2, refused.stderr
     assert f"error: --ship env: {env}/bin/prog has room for a path of 255 bytes, and" in refused.stderr
     assert refused.stderr.endswith("name a shorter folder: --ship-dir\n")
+
+
+@pytest.mark.extra
+def test_an_environment_of_a_lock_file_travels_where_it_is_missing(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(apart.project.parent / "caches"))
+    write_wheel(apart.project)
+    (apart.project / "lock.txt").write_text(f"demo @ file://{apart.project}/demo-1.0-py3-none-any.whl\n")
+    (apart.project / "show.py").write_text("import demo\nprint(demo.value)\n")
+    words = ["--ship", "code,env=lock.txt", "--no-tag-output", "show.py"]
+    first = apart.launch(OWN, *words)
+    assert first.stdout.split() == ["7"] * len(HOSTS), first.stderr
+    second = apart.launch(OWN, *words, runs="2")
+    assert second.stdout.split() == ["7"] * len(HOSTS), second.stderr
+    assert "shipped" not in second.stderr
+    largest = apart.shell("h3", "du -s objects/* | sort -n | tail -n 1 | cut -f 2")
+    apart.shell("h3", f"chmod -R u+w {largest}; rm -r {largest}")
+    third = apart.launch(OWN, *words, runs="3")
+    assert third.stdout.split() == ["7"] * len(HOSTS), third.stderr
+    assert [line.split(") to ")[1] for line in third.stderr.splitlines() if ") to " in line] == ["h3"]

@@ -4,29 +4,19 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from ddlrun.cli.locked_environment import use_locked_environment
+from ddlrun.cli.read_ship import read_ship
+from ddlrun.cli.shipping import make_archives
 from ddlrun.errors import InputError
 from ddlrun.ship.environment import find_editable, find_environment
 from ddlrun.ship.lock_file import make_environment, read_lock
+from tests.support.wheels import write_wheel
 
 SCRIPT = (sys.executable, "train.py")
-
-
-def write_wheel(folder: Path) -> None:
-    """Write a wheel with one module."""
-    path = folder / "demo-1.0-py3-none-any.whl"
-    metadata = "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"
-    wheel = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("demo.py", "value = 7\n")
-        archive.writestr("demo-1.0.dist-info/METADATA", metadata)
-        archive.writestr("demo-1.0.dist-info/WHEEL", wheel)
-        archive.writestr("demo-1.0.dist-info/RECORD", "demo.py,,\ndemo-1.0.dist-info/METADATA,,\n")
 
 
 def value_of(python: str) -> str:
@@ -56,6 +46,28 @@ def test_an_environment_of_pinned_requirements_is_made_once(
     assert use_locked_environment({"ship": f"env={lock}"}, SCRIPT)[1] == program
     assert capsys.readouterr().err == ""
     assert os.stat(folder).st_mtime_ns == before  # so that it does not travel again
+
+
+def test_files_of_an_environment_are_looked_at_again_if_its_packages_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    write_wheel(tmp_path)
+    (tmp_path / "lock.txt").write_text(f"demo @ file://{tmp_path}/demo-1.0-py3-none-any.whl\n")
+    options, program = use_locked_environment({"ship": f"env={tmp_path}/lock.txt"}, SCRIPT)
+    request = read_ship(options, program)
+    assert request is not None
+    (first,) = make_archives(request)
+    assert first.files == len(first.entries or ()) > 0
+    assert make_archives(request) == [first._replace(entries=None)]
+    assert make_archives(request, whole=True) == [first]
+    assert make_archives(request._replace(locked=False)) == [first]
+    site = next(Path(program[0]).parents[1].glob("lib/python3*/site-packages"))
+    (site / "demo.py").rename(site / "other.py")
+    (other,) = make_archives(request)
+    assert other.digest != first.digest
+    assert make_archives(request) == [other._replace(entries=None)]
 
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")

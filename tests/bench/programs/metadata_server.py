@@ -1,10 +1,10 @@
-"""A read-only FUSE file system whose metadata operations take a time, one at a time over all such servers.
+"""A FUSE file system without writes whose metadata operations take a time, one at a time over all such servers.
 
-    python metadata_server.py ROOT MOUNT STATE
+    python metadata_server.py ROOT MOUNT STATE [rw]
 
 MOUNT shows the files below ROOT, as a client of a shared file system sees them: with caches of its own. STATE is a
 file that all servers share; its first 8 bytes count the operations, and its second 8 bytes are the time of each in
-microseconds.
+microseconds. With `rw`, files can be opened to be locked, and get other times.
 """
 
 import errno
@@ -67,6 +67,10 @@ class SharedFiles(mfusepy.Operations):  # type: ignore[misc] # untyped where it 
         """Open a file."""
         return os.open(self._wait(path), flags)
 
+    def utimens(self, path: str, times: tuple[int, int]) -> None:
+        """Set the times of a file."""
+        os.utime(self._wait(path), ns=times)
+
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002 - as above
         """Read from a file; this is no metadata operation."""
         return os.pread(fh, size, offset)
@@ -79,7 +83,7 @@ class SharedFiles(mfusepy.Operations):  # type: ignore[misc] # untyped where it 
 
 if __name__ == "__main__":
     mfusepy.FUSE(
-        SharedFiles(sys.argv[1], sys.argv[3]), sys.argv[2], foreground=True, nothreads=True, ro=True, allow_other=True,
+        SharedFiles(sys.argv[1], sys.argv[3]), sys.argv[2], foreground=True, nothreads=True, allow_other=True,
         default_permissions=True, entry_timeout=CACHE_SECONDS, attr_timeout=CACHE_SECONDS,
-        negative_timeout=CACHE_SECONDS, kernel_cache=True,
+        negative_timeout=CACHE_SECONDS, kernel_cache=True, **({} if sys.argv[4:] else {"ro": True}),
     )  # fmt: skip
