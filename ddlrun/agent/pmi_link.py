@@ -18,6 +18,15 @@ def open_link() -> tuple[_socket.socket, int]:
     return own, programs.detach()
 
 
+def close_link(link: _socket.socket) -> None:
+    """Close the server's end, of which keepers have copies: a rank that waits for a reply notices that."""
+    try:
+        link.shutdown(_socket.SHUT_RDWR)
+    except OSError:  # the rank has closed its end
+        pass
+    link.close()
+
+
 def has_ended(link: _socket.socket) -> bool | None:
     """Return True if the program has closed its end, False if it has sent something, None if neither."""
     try:
