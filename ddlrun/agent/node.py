@@ -75,6 +75,7 @@ class Node:
             descriptors=self._descriptors,
             on_abort=self._ranks.abort,
             on_close=self._ranks.close_orders,
+            on_unfinished=self._on_unfinished,
             send_up=self._send_pmi_up,
         )
         self._ranks.start(job, own.ranks, self._pmi, self._needed)
@@ -87,7 +88,7 @@ class Node:
         raise NotImplementedError
 
     def _on_unfinished(self, rank: int) -> None:
-        """React to the end of a rank, with exit code 0, that has left MPI without MPI_Finalize."""
+        """React to the end of a rank, with exit code 0, that has not called MPI_Finalize, and others are in MPI."""
         raise NotImplementedError
 
     def _on_loss(self, text: bytes) -> None:
@@ -143,8 +144,8 @@ class Node:
             self._children.reap(pid, status)
             return
         rank, code = end
-        if code == 0 and self._pmi is not None and self._pmi.is_unfinished(rank):
-            self._on_unfinished(rank)
+        if code == 0 and self._pmi is not None:
+            self._pmi.on_end(rank)
         self._on_rank_end(rank, code)
 
     def _on_report(self, kind: bytes, text: bytes) -> None:

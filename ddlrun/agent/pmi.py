@@ -78,6 +78,7 @@ class PmiServer:
         self._aborts: list[Abort] = []
         self._notes: list[str] = []
         self._noted: set[str] = set()
+        self._initialized: set[int] = set()
         self.in_mpi: set[int] = set()
         """The ranks that have initialized MPI and have not finalized it."""
 
@@ -104,6 +105,10 @@ class PmiServer:
     def readable(self) -> list[int]:
         """Return the descriptors to poll for input."""
         return list(self._clients)
+
+    def lacks(self, rank: int) -> bool:
+        """Return True if others of this host wait, or will wait, for a rank that has ended."""
+        return bool(self._waiting) or (bool(self.in_mpi) and rank not in self._initialized)
 
     def descriptor(self, rank: int) -> int | None:
         """Return the descriptor of the connection of a rank; None once it is closed."""
@@ -168,6 +173,7 @@ class PmiServer:
         else:
             if command == b"init":
                 self.in_mpi.add(client.rank)
+                self._initialized.add(client.rank)
                 self._check_version(client, words)
             elif command == b"finalize":
                 self.in_mpi.discard(client.rank)

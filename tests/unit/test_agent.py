@@ -313,6 +313,21 @@ def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
     assert (done.returncode, "ddlrun: rank 1 on there ended without MPI_Finalize\n" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "request_"), [(1, "cmd=barrier_in"), (1, "cmd=get_appnum"), (2, "cmd=barrier_in")]
+)
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_ends_before_mpi_init_ends_the_job(tmp_path: Path, hosts: int, request_: str, late: int) -> None:
+    meet = f"{INIT}; os.write(fd, b'{request_}\\n'); open('{tmp_path}/0', 'w'); import time; time.sleep(300)"
+    parts = [f'exec {sys.executable} -c "{meet}"', f"touch {tmp_path}/1; exit 0"]
+    parts[late] = f"until [ -e {tmp_path}/{1 - late} ]; do sleep 0.01; done; {parts[late]}"
+    script = f"[ $DDLRUN_RANK = 0 ] || {{ {parts[1]}; }}; {parts[0]}"
+    line = by_hand(tmp_path, script, via=shell(tmp_path) if hosts > 1 else None)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    host = "there" if hosts > 1 else "here"
+    assert (done.returncode, f"ddlrun: rank 1 on {host} ended without MPI_Finalize\n" in done.stderr) == (1, True)
+
+
 def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     script = "exec >&2; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     line = by_hand(tmp_path, script, via=shell(tmp_path))
