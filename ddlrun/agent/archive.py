@@ -10,6 +10,9 @@ PARTS = ("__init__.py", "errors.py", "agent", "rank")
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent.
 BOOTSTRAP = """
 import os, sys
+if sys.version_info < (3, 8):
+    own = sys.version.split()[0]
+    sys.exit("ddlrun: %s: %s is Python %s, and agents need 3.8 or later" % (os.uname()[1], sys.executable, own))
 os.write(1, b"@ddlrun-agent archive\\n")
 def read(number):
     data = b""

@@ -60,9 +60,17 @@ class Node:
             others: The other hosts of this part of the job.
         """
         self._own = own
-        self._children.start(job, divide(others, job.fan_out))
-        if own is None:
-            return
+        try:
+            self._children.start(job, divide(others, job.fan_out))
+            if own is not None:
+                self._start_ranks(job, own)
+        except OSError as error:
+            host = own or others[0]
+            complain(f"{os.uname().nodename}: no process can be started: {error.strerror} (see ulimit -u, ulimit -n)")
+            self._on_rank_end(host.ranks[0], EXIT_PREFLIGHT)
+
+    def _start_ranks(self, job: AgentJob, own: HostRanks) -> None:
+        """Start the ranks of this host. Raises OSError if there can be no process for one."""
         try:
             os.chdir(job.folder)
         except OSError as error:
@@ -82,6 +90,11 @@ class Node:
         self._pmi.watch()
 
     # -- what subclasses report -------------------------------------------------------------------
+
+    @property
+    def _host(self) -> str:
+        """The name of this host; empty for ddlrun's own."""
+        return ""
 
     def _on_rank_end(self, rank: int, code: int) -> None:
         """React to the end of a rank of this host, or of one below it: its exit code, or minus the signal."""
@@ -163,7 +176,7 @@ class Node:
     def _on_lost_child(self, child: Child) -> None:
         """Report the host of an agent that is gone before its ranks have ended."""
         if not self._ending:
-            self._on_loss(f"{child.name}\t{child.describe_loss()}".encode())
+            self._on_loss(f"{child.name}\t{child.describe_loss(self._host)}".encode())
 
     def _send_pmi_down(self, message: bytes) -> None:
         """Pass a message of the root on to the PMI servers of this host and of those below it."""
