@@ -114,7 +114,8 @@ class Child:
         place = f" on {starter}" if starter else ""
         status = self.status or 0
         end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        return f"{'the connection to its agent ended' if self.ready else 'its agent did not start'} ({self.via}{place}: {end})"
+        loss = "the connection to its agent ended" if self.ready else "its agent did not start"
+        return f"{loss} ({self.via}{place}: {end})"
 
     def resume(self, now: float) -> bool:
         """Continue the program that leads to the host if it stays stopped; return True if so."""
