@@ -336,9 +336,7 @@ def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
     assert (done.returncode, "ddlrun: rank 1 on there ended without MPI_Finalize\n" in done.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "request_"), [(1, "cmd=barrier_in"), (1, "cmd=get_appnum"), (2, "cmd=barrier_in")]
-)
+@pytest.mark.parametrize(("hosts", "request_"), [(1, "cmd=barrier_in"), (1, "cmd=get_appnum"), (2, "cmd=barrier_in")])
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_ends_before_mpi_init_ends_the_job(tmp_path: Path, hosts: int, request_: str, late: int) -> None:
     meet = f"{INIT}; os.write(fd, b'{request_}\\n'); open('{tmp_path}/0', 'w'); import time; time.sleep(300)"
