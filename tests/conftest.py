@@ -101,6 +101,12 @@ def whole_lines() -> None:
     os.environ.pop("PYTHONUNBUFFERED", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_modules() -> None:
+    """Let programs of tests store what they compile: the modules of PyTorch alone take 3 s to compile at each start."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 # No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
