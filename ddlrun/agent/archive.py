@@ -6,6 +6,8 @@ import os
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PARTS = ("__init__.py", "errors.py", "agent", "rank")
+# What the Python of a rank imports from there at its start.
+HOOK = "rank/hook"
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent.
 BOOTSTRAP = """
@@ -51,7 +53,7 @@ def build_archive() -> bytes:
 
 def _list_modules() -> list[str]:
     paths = []
-    for part in PARTS:
+    for part in (*PARTS, HOOK):
         path = os.path.join(PACKAGE, part)
         if part.endswith(".py"):
             paths.append(path)

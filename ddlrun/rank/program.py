@@ -207,6 +207,8 @@ def start(
         request: The standard input that comes from ddlrun; None: it is the keeper's.
     """
     oom_kills = count_oom_kills()
+    # Where an agent's modules come from an archive, this process keeps it open.
+    hook = HOOK.replace("/proc/self/", f"/proc/{os.getpid()}/")
     streams = open_streams(request)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
     try:
@@ -218,8 +220,7 @@ def start(
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if os.path.isdir(HOOK):  # it is not where an agent's modules come from an archive
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
         if settings.container is not None and settings.link is not None:
             settings.container.pass_on(settings.link)
         become(argv, settings.label)
