@@ -132,7 +132,7 @@ def session_folders() -> Iterator[None]:
 def own_shared_memory() -> Iterator[None]:
     """Remove the file of Open MPI, which doctests import: 5.0 leaves one per process that has no launcher."""
     yield
-    for path in set(re.findall(r"/dev/shm/sm_segment\..*", Path("/proc/self/maps").read_text())):
+    for path in set(re.findall(r"/dev/shm/sm_segment\..*", Path("/proc/self/maps").read_text())):  # noqa: S108 - its own choice
         Path(path).unlink(missing_ok=True)
 
 

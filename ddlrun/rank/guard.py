@@ -101,7 +101,7 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
     try:
         program = os.fork()
     except OSError as error:
-        guards_link.send(b"-%d" % error.errno)
+        guards_link.send(b"-%d" % (error.errno or 1))
         os._exit(1)
     if program:
         _stay(program, guards_link, settings)
