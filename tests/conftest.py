@@ -101,6 +101,12 @@ def whole_lines() -> None:
     os.environ.pop("PYTHONUNBUFFERED", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_modules() -> None:
+    """Let programs of tests store what they compile: the modules of PyTorch alone take 3 s to compile at each start."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 # No test depends on its duration.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -126,7 +132,7 @@ def session_folders() -> Iterator[None]:
 def own_shared_memory() -> Iterator[None]:
     """Remove the file of Open MPI, which doctests import: 5.0 leaves one per process that has no launcher."""
     yield
-    for path in set(re.findall(r"/dev/shm/sm_segment\..*", Path("/proc/self/maps").read_text())):
+    for path in set(re.findall(r"/dev/shm/sm_segment\..*", Path("/proc/self/maps").read_text())):  # noqa: S108 - its own choice
         Path(path).unlink(missing_ok=True)
 
 

@@ -50,6 +50,10 @@ class Agent(Node):
         # Without a job, it has not arrived or never will.
         return super()._over if self._has_job else not self._parent.open
 
+    @property
+    def _host(self) -> str:
+        return "" if self._own is None else self._own.name
+
     def _on_parent(self) -> None:
         """React to what the node above has sent, or to the end of the connection."""
         parent = self._parent

@@ -6,10 +6,15 @@ import os
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PARTS = ("__init__.py", "errors.py", "agent", "rank")
+# What the Python of a rank imports from there at its start.
+HOOK = "rank/hook"
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent.
 BOOTSTRAP = """
 import os, sys
+if sys.version_info < (3, 8):
+    own = sys.version.split()[0]
+    sys.exit("ddlrun: %s: %s is Python %s, and agents need 3.8 or later" % (os.uname()[1], sys.executable, own))
 os.write(1, b"@ddlrun-agent archive\\n")
 def read(number):
     data = b""
@@ -48,7 +53,7 @@ def build_archive() -> bytes:
 
 def _list_modules() -> list[str]:
     paths = []
-    for part in PARTS:
+    for part in (*PARTS, HOOK):
         path = os.path.join(PACKAGE, part)
         if part.endswith(".py"):
             paths.append(path)

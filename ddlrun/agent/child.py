@@ -105,11 +105,17 @@ class Child:
         """Close the connection: the agent ends its ranks, and itself."""
         self.channel.finish_sending()
 
-    def describe_loss(self) -> str:
-        """Return the reason why the agent is gone."""
+    def describe_loss(self, starter: str) -> str:
+        """Return the reason why the agent is gone.
+
+        Args:
+            starter: The host of the agent that has started it; empty: ddlrun's own.
+        """
+        place = f" on {starter}" if starter else ""
         status = self.status or 0
         end = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
-        return f"{'the connection to its agent ended' if self.ready else 'its agent did not start'} ({self.via}: {end})"
+        loss = "the connection to its agent ended" if self.ready else "its agent did not start"
+        return f"{loss} ({self.via}{place}: {end})"
 
     def resume(self, now: float) -> bool:
         """Continue the program that leads to the host if it stays stopped; return True if so."""

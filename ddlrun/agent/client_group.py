@@ -47,7 +47,7 @@ class ClientGroup:
                 words[0], words, os.environ, file_actions=actions, setpgroup=self._leader, setsigdef=IGNORED
             )
         except OSError as error:
-            complain(f"{words[0]}: {error.strerror}")
+            complain(f"{os.uname().nodename}: {words[0]}: {error.strerror}")
             pid = _start_failed_program()
         for fd in (stdin[0], stdout[1]):
             os.close(fd)

@@ -60,9 +60,17 @@ class Node:
             others: The other hosts of this part of the job.
         """
         self._own = own
-        self._children.start(job, divide(others, job.fan_out))
-        if own is None:
-            return
+        try:
+            self._children.start(job, divide(others, job.fan_out))
+            if own is not None:
+                self._start_ranks(job, own)
+        except OSError as error:
+            host = own or others[0]
+            complain(f"{os.uname().nodename}: no process can be started: {error.strerror} (see ulimit -u, ulimit -n)")
+            self._on_rank_end(host.ranks[0], EXIT_PREFLIGHT)
+
+    def _start_ranks(self, job: AgentJob, own: HostRanks) -> None:
+        """Start the ranks of this host. Raises OSError if there can be no process for one."""
         try:
             os.chdir(job.folder)
         except OSError as error:
@@ -75,6 +83,7 @@ class Node:
             descriptors=self._descriptors,
             on_abort=self._ranks.abort,
             on_close=self._ranks.close_orders,
+            on_unfinished=self._on_unfinished,
             send_up=self._send_pmi_up,
         )
         self._ranks.start(job, own.ranks, self._pmi, self._needed)
@@ -82,12 +91,17 @@ class Node:
 
     # -- what subclasses report -------------------------------------------------------------------
 
+    @property
+    def _host(self) -> str:
+        """The name of this host; empty for ddlrun's own."""
+        return ""
+
     def _on_rank_end(self, rank: int, code: int) -> None:
         """React to the end of a rank of this host, or of one below it: its exit code, or minus the signal."""
         raise NotImplementedError
 
     def _on_unfinished(self, rank: int) -> None:
-        """React to the end of a rank, with exit code 0, that has left MPI without MPI_Finalize."""
+        """React to the end of a rank, with exit code 0, that has not called MPI_Finalize, and others are in MPI."""
         raise NotImplementedError
 
     def _on_loss(self, text: bytes) -> None:
@@ -143,8 +157,8 @@ class Node:
             self._children.reap(pid, status)
             return
         rank, code = end
-        if code == 0 and self._pmi is not None and self._pmi.is_unfinished(rank):
-            self._on_unfinished(rank)
+        if code == 0 and self._pmi is not None:
+            self._pmi.on_end(rank)
         self._on_rank_end(rank, code)
 
     def _on_report(self, kind: bytes, text: bytes) -> None:
@@ -162,7 +176,7 @@ class Node:
     def _on_lost_child(self, child: Child) -> None:
         """Report the host of an agent that is gone before its ranks have ended."""
         if not self._ending:
-            self._on_loss(f"{child.name}\t{child.describe_loss()}".encode())
+            self._on_loss(f"{child.name}\t{child.describe_loss(self._host)}".encode())
 
     def _send_pmi_down(self, message: bytes) -> None:
         """Pass a message of the root on to the PMI servers of this host and of those below it."""

@@ -7,7 +7,7 @@ of all ranks.
 
 from __future__ import annotations
 
-from ddlrun.agent.pmi_link import open_link, rank_variables
+from ddlrun.agent.pmi_link import close_link, open_link, rank_variables
 from ddlrun.agent.pmi_values import VERSION, KeyValues
 from ddlrun.agent.pmi_wire import Lines, WireError, parse_exit_code, parse_words
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 MOST_NOTES = 100
+SPAWN_COUNTS = (b"totspawns", b"spawnssofar")
 
 
 class Abort:
@@ -37,6 +38,8 @@ class Client:
         self.lines = Lines()
         self.spawns = False
         """Whether a request of several lines goes on, which only MPI_Comm_spawn sends."""
+        self.spawn_counts: Words = {}
+        """Of MPI_Comm_spawn_multiple: the number of requests for one reply, and that of the latest."""
 
     def reply(self, text: bytes) -> None:
         """Send a line.
@@ -75,6 +78,7 @@ class PmiServer:
         self._aborts: list[Abort] = []
         self._notes: list[str] = []
         self._noted: set[str] = set()
+        self._initialized: set[int] = set()
         self.in_mpi: set[int] = set()
         """The ranks that have initialized MPI and have not finalized it."""
 
@@ -95,12 +99,16 @@ class PmiServer:
     def close(self, fd: int) -> int:
         """Close the connection of a rank; return the rank."""
         client = self._clients.pop(fd)
-        client.socket.close()
+        close_link(client.socket)
         return client.rank
 
     def readable(self) -> list[int]:
         """Return the descriptors to poll for input."""
         return list(self._clients)
+
+    def lacks(self, rank: int) -> bool:
+        """Return True if others of this host wait, or will wait, for a rank that has ended."""
+        return bool(self._waiting) or (bool(self.in_mpi) and rank not in self._initialized)
 
     def descriptor(self, rank: int) -> int | None:
         """Return the descriptor of the connection of a rank; None once it is closed."""
@@ -165,6 +173,7 @@ class PmiServer:
         else:
             if command == b"init":
                 self.in_mpi.add(client.rank)
+                self._initialized.add(client.rank)
                 self._check_version(client, words)
             elif command == b"finalize":
                 self.in_mpi.discard(client.rank)
@@ -178,8 +187,12 @@ class PmiServer:
             self._messages.append(self._values.take_put())
 
     def _on_spawn(self, client: Client, line: bytes) -> None:
+        name, _, number = line.partition(b"=")
+        if name in SPAWN_COUNTS:
+            client.spawn_counts[name] = number
         client.spawns = line != b"endcmd"
-        if not client.spawns:
+        if not client.spawns and len(set(client.spawn_counts.values())) < len(SPAWN_COUNTS):
+            client.spawn_counts.clear()
             self._note(f"rank {client.rank}: ddlrun's process manager does not offer MPI_Comm_spawn")
             client.reply(b"spawn_result rc=-1 msg=not_supported")
 

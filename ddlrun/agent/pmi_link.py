@@ -18,6 +18,12 @@ def open_link() -> tuple[_socket.socket, int]:
     return own, programs.detach()
 
 
+def close_link(link: _socket.socket) -> None:
+    """Close the server's end, of which keepers have copies: a rank that waits for a reply notices that."""
+    link.shutdown(_socket.SHUT_RDWR)
+    link.close()
+
+
 def has_ended(link: _socket.socket) -> bool | None:
     """Return True if the program has closed its end, False if it has sent something, None if neither."""
     try:

@@ -15,6 +15,11 @@ class PmiRoot:
         self._hosts = tuple(hosts)
         self._arrived: dict[int, bytes] = {}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the ranks of a host wait for those of others."""
+        return bool(self._arrived)
+
     def on_message(self, host: int, message: bytes) -> bytes | None:
         """Take a server's message; return that to all servers, or None until all have met."""
         self._arrived[host] = message

@@ -35,6 +35,7 @@ class PmiService:
         descriptors: Descriptors,
         on_abort: Callable[[Abort], None],
         on_close: Callable[[int], None],
+        on_unfinished: Callable[[int], None],
         send_up: Callable[[bytes], None],
     ) -> None:
         """Create the server, without any connection.
@@ -45,10 +46,13 @@ class PmiService:
             descriptors: The descriptors that the agent waits for.
             on_abort: Takes a rank's call of MPI_Abort.
             on_close: Takes the rank whose connection has ended.
+            on_unfinished: Takes a rank that has ended, with exit code 0, while others are in MPI.
             send_up: Takes a message to the root.
         """
         self._descriptors, self._send_up = descriptors, send_up
-        self._on_abort, self._on_close = on_abort, on_close
+        self._on_abort, self._on_close, self._on_unfinished = on_abort, on_close, on_unfinished
+        self._ended: list[int] = []
+        """The ranks that have ended with exit code 0."""
         places = all_places(job.size, os.environ["DDLRUN_TOPOLOGY"], os.environ["DDLRUN_RANK_ORDER"])
         self._hosts = [host for host, _ in places]
         self._job, self._own = job, own
@@ -76,13 +80,24 @@ class PmiService:
         """Give a message of the root to this host's server."""
         self._serve().on_message(message)
 
-    def is_unfinished(self, rank: int) -> bool:
-        """Return True for a rank that has ended after MPI_Init, but without MPI_Finalize."""
+    def on_end(self, rank: int) -> None:
+        """Take the end of a rank, with exit code 0."""
         unused = (fd for fd, other in self._ranks.items() if other == rank)
         fd = next(unused, None) if self._server is None else self._server.descriptor(rank)
         if fd is not None:
             self._on_readable(fd)  # its last request
-        return self._server is not None and rank in self._server.in_mpi
+        self._ended.append(rank)
+        if self._server is not None and rank in self._server.in_mpi:
+            self._on_unfinished(rank)
+        else:
+            self._report_missing()
+
+    def _report_missing(self) -> None:
+        """Report a rank that has ended, and that others of this host need in MPI_Init or in a barrier."""
+        server = self._server
+        missing = next((rank for rank in self._ended if server is not None and server.lacks(rank)), None)
+        if missing is not None:
+            self._on_unfinished(missing)
 
     def _serve(self) -> PmiServer:
         """Return the server, which gets the connections of all ranks when the first one needs it."""
@@ -123,3 +138,4 @@ class PmiService:
             self._on_close(server.close(fd))
         for message in server.take_messages():
             self._send_up(pack_words([b"%d" % self._own.number, message]))
+        self._report_missing()

@@ -33,6 +33,8 @@ class Root(Node):
         super().__init__(version)
         self._hosts: list[HostRanks] = []
         self._pmi_root = PmiRoot(())
+        self._ended: list[int] = []
+        """The ranks that have ended with exit code 0."""
         self._leave_at = NEVER
         """The time at which the root ends even if ranks are left, which notice that."""
         self._exit_code = 0
@@ -63,7 +65,10 @@ class Root(Node):
     def _on_rank_end(self, rank: int, code: int) -> None:
         if code == -signal.SIGKILL and not self._ending:
             complain(f"rank {rank}: its keeper was killed")
-        if code:
+        if code == 0:
+            self._ended.append(rank)
+            self._check_barrier()
+        else:
             self._fail(code if code > 0 else EXIT_SIGNAL - code, LEAVE_SECONDS)
 
     def _on_unfinished(self, rank: int) -> None:
@@ -87,6 +92,12 @@ class Root(Node):
         reply = self._pmi_root.on_message(int(host), text)
         if reply is not None:
             self._send_pmi_down(reply)
+        self._check_barrier()
+
+    def _check_barrier(self) -> None:
+        """End the job if a rank has ended and never comes to the barrier in which the ranks of other hosts are."""
+        if self._ended and self._pmi_root.waiting:
+            self._on_unfinished(self._ended[0])
 
     def _fail(self, code: int, seconds: float) -> None:
         """End the job with an exit code. A ddlrun that supervises it notices the end of the root, and ends the ranks.

@@ -12,7 +12,9 @@ open until then.
 from __future__ import annotations
 
 import json
+import os
 import resource
+import select
 import socket
 import sys
 import threading
@@ -24,6 +26,8 @@ CONNECT_SECONDS = 2.0
 LONGEST_LINE = 400
 # An attempt has failed after this many connections to a partner that listens.
 MOST_FAILURES = 3
+# What a shell reports for a program that SIGPIPE has ended.
+EXIT_NO_READER = 141
 
 
 class Partner:
@@ -167,8 +171,17 @@ def listen(address: str, ports: list[int]) -> socket.socket | None:
     return None
 
 
+def end_with_reader() -> None:
+    """End this process when nothing reads its output any more: ddlrun, or its connection to this host, is gone."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    poll.poll()  # until the error that a pipe or a socket without a reader has
+    os._exit(EXIT_NO_READER)
+
+
 def main(task: dict[str, Any]) -> None:
     """Run the task and print its result as JSON."""
+    threading.Thread(target=end_with_reader, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     sys.stdout.write("@tcp " + json.dumps(Peer(task).run()) + "\n")
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 
 from ddlrun import __version__
 from ddlrun.process_managers import MpirunJob, ProcessManager
@@ -11,6 +12,7 @@ from ddlrun.process_managers.openmpi import Mpirun
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "start.py")
 # The beginning of the line by which the process manager reports a lost host.
 LOST = "ddlrun: lost host "
+MOST_NAMES = 500
 # The variables in which each process finds its rank, its local rank and the number of ranks.
 RANK_VARIABLES = ("DDLRUN_RANK", "DDLRUN_LOCAL_RANK", "DDLRUN_SIZE")
 
@@ -33,10 +35,15 @@ def _command(path: str, _version: str, job: MpirunJob) -> tuple[str, ...]:
         *(f"--local={name}" for name in job.hosts.names if name in job.local),
         *(f"--via={word}" for word in job.launcher if others),
         *([f"--fan-out={len(others)}"] if others and not job.works_everywhere else []),
-        *([f"--export={','.join(job.exports)}"] if others else []),
+        *(f"--export={','.join(names)}" for names in _divide_names(job.exports if others else ())),
         "--",
         *job.program,
     )
+
+
+def _divide_names(names: Sequence[str]) -> list[Sequence[str]]:
+    """Divide the names of variables among words, as the kernel limits the length of a word."""
+    return [names[at : at + MOST_NAMES] for at in range(0, len(names), MOST_NAMES)]
 
 
 AGENTS = ProcessManager(

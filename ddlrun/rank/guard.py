@@ -41,9 +41,12 @@ class Guard:
     """A running guard, as its keeper sees it; in the new child of the guard, `program` is 0."""
 
     def __init__(self, pid: int, link: _socket.socket) -> None:
+        """Wait for the guard's first report. Raises OSError if it cannot start the program."""
         self.pid = pid
         self._link = link
         self.program = int(link.recv(LONGEST_REPORT) or NO_PROCESS)
+        if self.program < NO_PROCESS:
+            raise OSError(-self.program, os.strerror(-self.program))
         link.setblocking(False)
         self.silent = False
         """Whether it reports nothing more. The link stays open, as its end means to the guard that the keeper ended."""
@@ -82,6 +85,9 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
 
     Returns:
         The guard, and None in the new process.
+
+    Raises:
+        OSError: The user may have no further process.
     """
     keeper = os.getpid()
     link, guards_link = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -92,7 +98,11 @@ def fork_program(prctl: Callable[[int, int], object], settings: KeeperSettings) 
     os.setpgid(0, 0)  # MPI_Abort makes mpirun kill the group of the keeper
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     own_pid = os.getpid()
-    program = os.fork()
+    try:
+        program = os.fork()
+    except OSError as error:
+        guards_link.send(b"-%d" % (error.errno or 1))
+        os._exit(1)
     if program:
         _stay(program, guards_link, settings)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

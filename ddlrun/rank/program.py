@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.errors import EXIT_PREFLIGHT
 from ddlrun.rank import protocol
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.execution import become
@@ -61,6 +62,8 @@ class Program:
         self.terminal = streams.terminal
         """Whether it has a pseudo terminal."""
         self._oom_kills_before = oom_kills
+        self.refusal = ""
+        """The reason why it was not started, if that is known."""
         self._error_tail = b""
         self._max_rss_kib = 0
         self._cpu_seconds = 0.0
@@ -172,6 +175,7 @@ class Program:
             reason: The explanation, if there is one; the kernel's of a SIGKILL comes first.
         """
         oom_kills = count_oom_kills() - self._oom_kills_before
+        reason = self.refusal or reason
         if self.signal == signal.SIGKILL and not ordered:
             reason = explain_kill(self.pid, oom_kills, self._cpu_seconds) or reason
         return protocol.ProgramEnd(
@@ -181,9 +185,11 @@ class Program:
         )  # fmt: skip
 
 
-def refuse(code: int) -> Program:
+def refuse(code: int, reason: str = "") -> Program:
     """Return the record of a program that was not started and counts as ended with an exit code."""
-    return Program(None, ProgramStreams({}, (None, 1, 2)), oom_kills=count_oom_kills(), status=code << 8)
+    refused = Program(None, ProgramStreams({}, (None, 1, 2)), oom_kills=count_oom_kills(), status=code << 8)
+    refused.refusal = reason
+    return refused
 
 
 def start(
@@ -201,15 +207,20 @@ def start(
         request: The standard input that comes from ddlrun; None: it is the keeper's.
     """
     oom_kills = count_oom_kills()
+    # Where an agent's modules come from an archive, this process keeps it open.
+    hook = HOOK.replace("/proc/self/", f"/proc/{os.getpid()}/")
     streams = open_streams(request)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # the child has the keeper's handlers at first
-    guard = fork_program(prctl, settings)
+    try:
+        guard = fork_program(prctl, settings)
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return refuse(EXIT_PREFLIGHT, f"no process can be started: {error.strerror} (see ulimit -u)")
     if guard is None:
         streams.attach()
         restore_defaults()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if os.path.isdir(HOOK):  # it is not where an agent's modules come from an archive
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOK, os.environ.get("PYTHONPATH"))))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, os.environ.get("PYTHONPATH"))))
         if settings.container is not None and settings.link is not None:
             settings.container.pass_on(settings.link)
         become(argv, settings.label)

@@ -1,6 +1,7 @@
 """Distributed data parallel training over three hosts on which there is no MPI: neither programs nor libraries."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -42,7 +43,10 @@ dist.destroy_process_group()
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Provide the Python of an environment with ddlrun and PyTorch, and without an MPI."""
     needs.package("torch", "torch==2.13.0")
-    return make_environment(Path(sys.executable), tmp_path_factory.mktemp("venv"))
+    made = make_environment(Path(sys.executable), tmp_path_factory.mktemp("venv"))
+    # Three ranks at once would each compile what none of them has found.
+    subprocess.run([made, "-c", "import torch.nn.parallel, torch._dynamo"], check=True)
+    return made
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.agent import frames
-from ddlrun.agent.archive import PARTS, build_archive
+from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
@@ -109,6 +109,29 @@ def test_the_command_names_the_way_to_other_hosts_alone() -> None:
     assert command("a", {"a"}, shell) == (*begin, *end)
     assert command("a,b", {"a"}, shell) == (*begin, *(f"--via={word}" for word in shell), "--export=A,B", *end)
     assert "--fan-out=2" in command("a,b,c", {"a"}, shell, works_everywhere=False)
+
+
+def test_no_word_of_the_command_is_too_long_for_the_kernel() -> None:
+    names = tuple(f"VARIABLE_WITH_A_LONG_NAME_{number}" for number in range(12_000))
+    job = MpirunJob(
+        ranks=2, hosts=parse_hosts("a,b"), rankfile="rf", hostfile="hf", root=False, ssh=(), exports=names,
+        extra=(), program=("python",), local=frozenset("a"), launcher=("ssh", "@host"),
+    )  # fmt: skip
+    line = own_manager("").command(job)
+    assert max(map(len, line)) < 131_072
+    exports = [word.partition("=")[2].split(",") for word in line if word.startswith("--export=")]
+    assert tuple(name for part in exports for name in part) == names
+
+
+OLD = "import sys; sys.version_info, sys.version = (3, 7, 16), '3.7.16 (main)'; "
+
+
+@pytest.mark.parametrize("program", [BOOTSTRAP, Path(START).read_text()], ids=["archive", "files"])
+def test_an_old_python_on_a_host_is_named(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", OLD + "exec(sys.argv[1])", program], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    reason = f"{os.uname().nodename}: {sys.executable} is Python 3.7.16, and agents need 3.8 or later"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"ddlrun: {reason}\n")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +336,19 @@ def test_a_rank_without_mpi_finalize_ends_the_job(tmp_path: Path) -> None:
     assert (done.returncode, "ddlrun: rank 1 on there ended without MPI_Finalize\n" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(("hosts", "request_"), [(1, "cmd=barrier_in"), (1, "cmd=get_appnum"), (2, "cmd=barrier_in")])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_ends_before_mpi_init_ends_the_job(tmp_path: Path, hosts: int, request_: str, late: int) -> None:
+    meet = f"{INIT}; os.write(fd, b'{request_}\\n'); open('{tmp_path}/0', 'w'); import time; time.sleep(300)"
+    parts = [f'exec {sys.executable} -c "{meet}"', f"touch {tmp_path}/1; exit 0"]
+    parts[late] = f"until [ -e {tmp_path}/{1 - late} ]; do sleep 0.01; done; {parts[late]}"
+    script = f"[ $DDLRUN_RANK = 0 ] || {{ {parts[1]}; }}; {parts[0]}"
+    line = by_hand(tmp_path, script, via=shell(tmp_path) if hosts > 1 else None)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    host = "there" if hosts > 1 else "here"
+    assert (done.returncode, f"ddlrun: rank 1 on {host} ended without MPI_Finalize\n" in done.stderr) == (1, True)
+
+
 def test_sigterm_ends_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     script = "exec >&2; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     line = by_hand(tmp_path, script, via=shell(tmp_path))
@@ -334,14 +370,32 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     assert "ddlrun: lost host there: its agent did not start (shell: exit code 255)" in done.stderr.splitlines()
 
 
+def test_the_host_is_named_from_which_another_cannot_be_reached(tmp_path: Path) -> None:
+    path = tmp_path / "shell"
+    path.write_text("#!/bin/sh\n[ $1 = one ] || exit 255\ncat | env -i PATH=$PATH sh -s\n")
+    path.chmod(0o755)
+    line = by_hand(tmp_path, "exec sleep 300", via=path, others=("one", "two"))
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    reason = "its agent did not start (shell on one: exit code 255)"
+    assert (done.returncode, done.stderr) == (3, f"ddlrun: lost host two: {reason}\n")
+
+
 def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     line = by_hand(tmp_path, "exec sleep 300", via=tmp_path / "missing")
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        f"ddlrun: {tmp_path}/missing: No such file or directory",
+        f"ddlrun: {os.uname().nodename}: {tmp_path}/missing: No such file or directory",
         "ddlrun: lost host there: its agent did not start (missing: exit code 127)",
     ]
+
+
+def test_a_host_with_too_low_limits_is_named(tmp_path: Path) -> None:
+    line = [word.replace("TOPOLOGY=2x1", "TOPOLOGY=50x1") for word in by_hand(tmp_path, "exit 0")]
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *line]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=300)
+    reason = "no process can be started: Too many open files (see ulimit -u, ulimit -n)"
+    assert (done.returncode, done.stderr) == (5, f"ddlrun: {os.uname().nodename}: {reason}\n")
 
 
 def test_programs_that_lead_to_hosts_end_with_a_process_manager_that_was_killed(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """The guard of a rank, without a job: a keeper that is killed, and a guard that is killed or stopped."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from ddlrun.agent.archive import build_archive
+from tests.support import needs, processes
 from tests.support.processes import Started, running, started, wait_for
 
 KEEPER = """
@@ -62,3 +65,47 @@ def test_a_stopped_guard_is_continued(keeper: Started, mark: str) -> None:
     for pid in running(mark):
         os.kill(pid, signal.SIGTERM)
     assert os.WEXITSTATUS(int(keeper.stdout.readline())) == 128 + signal.SIGTERM
+
+
+# As on a host without ddlrun.
+ARCHIVED = """
+import os, sys
+archive = os.memfd_create("ddlrun")
+os.write(archive, bytes.fromhex(sys.stdin.read()))
+sys.path.insert(0, f"/proc/self/fd/{archive}")
+"""
+SHOW_HOOK = "import sys; open(sys.argv[1], 'w').write(' '.join([sys.modules['sitecustomize'].__file__, *sys.path]))"
+
+
+def test_the_hook_of_python_is_in_the_archive_of_an_agent(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", SHOW_HOOK, f"{tmp_path}/shown"]
+    keeper = [sys.executable, "-I", "-S", "-c", ARCHIVED + KEEPER, *program]
+    subprocess.run(keeper, input=build_archive().hex(), stdout=subprocess.DEVNULL, text=True, check=True)
+    hook, *folders = (tmp_path / "shown").read_text().split()
+    assert re.fullmatch(r"/proc/\d+/fd/\d+/ddlrun/rank/hook/sitecustomize.py", hook)
+    assert not [folder for folder in folders if folder.startswith("/proc/")]
+
+
+# A keeper that may have some processes of its user, who has no others if the test is root's.
+LIMITED = """
+import os, resource, sys
+from ddlrun.rank import program
+from ddlrun.rank.prctl import load_prctl
+from ddlrun.rank.settings import KeeperSettings
+prctl = load_prctl()
+settings = KeeperSettings(label="rank 0", local_rank=0, parent=os.getppid(), grace=1.0, heartbeat=0.0)
+if os.geteuid() == 0:
+    os.setuid(54329)
+resource.setrlimit(resource.RLIMIT_NPROC, (int(sys.argv[1]),) * 2)
+end = program.start(["true"], settings, prctl).report_end(ordered=False, reason="")
+print(end.code, end.signal, end.reason)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rank_that_may_start_no_process_gives_that_reason(processes: int) -> None:
+    if processes > 1:
+        needs.root()
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(processes)], capture_output=True, text=True, check=False)
+    reason = "no process can be started: Resource temporarily unavailable (see ulimit -u)"
+    assert (done.stdout, done.stderr) == (f"5 0 {reason}\n", "")

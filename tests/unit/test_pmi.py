@@ -175,6 +175,14 @@ def test_spawn_is_refused_with_one_reply(job: Job) -> None:
     assert job.query(0, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
 
 
+def test_several_requests_to_spawn_have_one_reply(job: Job) -> None:
+    part = b"mcmd=spawn\nnprocs=1\nexecname=a\ntotspawns=2\nspawnssofar=%d\nargcnt=0\nendcmd\n"
+    for _ in range(2):
+        job.send(0, part % 1 + part % 2)
+        assert job.receive(0) == "cmd=spawn_result rc=-1 msg=not_supported\n"
+    assert job.query(0, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
+
+
 def test_another_version_is_refused(job: Job) -> None:
     assert job.query(2, "cmd=init pmi_version=2 pmi_subversion=0") == (
         "cmd=response_to_init rc=-1 pmi_version=1 pmi_subversion=1\n"
@@ -192,12 +200,17 @@ def test_another_version_is_refused(job: Job) -> None:
     ids=["long", "barrier", "unread"],
 )
 def test_a_rank_that_breaks_the_protocol_is_cut_off(job: Job, data: bytes, problem: str) -> None:
+    keepers_copy = os.dup(job.servers[0].readable()[0])
     job.ranks[0].setblocking(False)
     while len(job.servers[0].readable()) == 2:
         data = data[job.ranks[0].send(data) :] if data else b""
         job.serve()
     assert len(job.servers[0].readable()) == 1
     assert job.servers[0].take_notes() == [f"rank 0 {problem}: its connection is closed"]
+    job.ranks[0].settimeout(SECONDS)
+    while job.receive(0):  # a rank that waits for a reply does not wait without end
+        pass
+    os.close(keepers_copy)
     assert job.query(1, "cmd=get_appnum") == "cmd=appnum rc=0 appnum=0\n"
 
 

@@ -98,3 +98,9 @@ def test_it_has_failed_only_once_its_partner_listens(conversation: Conversation,
         assert stream.makefile().readline() == "secret a\n"
         stream.sendall(b"\n")
         assert conversation.report() == {"b": error}
+
+
+def test_a_peer_without_a_reader_ends(conversation: Conversation) -> None:
+    assert conversation.process.stdout is not None
+    conversation.process.stdout.close()
+    assert conversation.process.wait(PATIENCE) == peer.EXIT_NO_READER
