@@ -77,7 +77,7 @@ def test_a_signalled_keeper_is_the_cause_of_the_failures_that_follow(tmp_path: P
     with started([*launch_line(OWN, tmp_path, "--overload"), *program], stderr=subprocess.PIPE, text=True) as job:
 
         def has_log() -> bool:
-            return any(os.path.realpath(file) == log for file in Path(f"/proc/{job.pid}/fd").iterdir())
+            return log in processes.open_files(job.pid)
 
         wait_until(has_log)
         os.kill(int((tmp_path / "keeper").read_text()), signal.SIGTERM)

@@ -5,7 +5,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,15 @@ def command_line(pid: int | str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+def open_files(pid: int) -> list[str]:
+    """Return the paths of the files that a process has open."""
+    paths = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            paths.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return paths
 
 
 def running(word: str) -> list[int]:
