@@ -1,16 +1,21 @@
 """The choice of the process manager: Open MPI's mpirun, a plug-in's program, or ddlrun's own."""
 
 import os
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ddlrun.errors import InputError
+from ddlrun.errors import InputError, PreflightError
 from ddlrun.process_managers import AUTO, OPEN_MPI, OWN, SRUN
 from ddlrun.process_managers.agents import own_manager
 from ddlrun.process_managers.installation import PendingMpirun, find_mpirun, start_mpirun_query, start_srun_query
 from ddlrun.process_managers.openmpi import REMEDY, Mpirun
 from ddlrun.process_managers.python_mpi import MPI_PACKAGES, PythonMpi, start_search
+
+# The part of an executable file in which the names of its libraries are searched: they stand near its beginning.
+MOST_BYTES = 1 << 26
 
 
 class ManagerRequest(NamedTuple):
@@ -38,7 +43,8 @@ class PendingManager:
         self._request = request
         self._mpirun: PendingMpirun | None = None
         self._python_mpi: Callable[[], PythonMpi] | None = None
-        self._chosen = _check_own(request) if request.manager == OWN else None
+        self._environ = environ
+        self._chosen = _check_own(request, environ) if request.manager == OWN else None
         if self._chosen is not None:
             return
         if request.manager == SRUN:
@@ -61,6 +67,7 @@ class PendingManager:
     def _choose(self) -> Mpirun:
         python_mpi = None if self._python_mpi is None else self._python_mpi()
         if self._mpirun is None:
+            _check_linked(self._request.program, self._environ)
             return _without_mpirun(python_mpi)
         reason = None if python_mpi is None else _reason_for_own(python_mpi, _python_of(self._request.program))
         if reason is None:
@@ -87,12 +94,37 @@ def _reason_for_own(mpi: PythonMpi, python: str | None) -> str | None:
     return f"mpi4py uses {mpi.library}" if mpi.is_mpich else None
 
 
-def _check_own(request: ManagerRequest) -> Mpirun:
-    """Return ddlrun's own process manager. Raises InputError for an option that it does not have."""
+def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> Mpirun:
+    """Return ddlrun's own process manager.
+
+    Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.
+    """
+    _check_linked(request.program, environ)
     options = (*request.openmpi_options, *(["--mpirun"] if request.mpirun is not None else []))
     if options:
         raise InputError(f"{options[0]} is for Open MPI: leave it out, or take --process-manager openmpi")
     return own_manager("--process-manager ddlrun")
+
+
+def _check_linked(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Raise PreflightError if a program is linked with Open MPI: each of its processes would be a world of one."""
+    library = _openmpi_library(shutil.which(program[0], path=environ.get("PATH")) if program else None)
+    if library:
+        raise PreflightError(
+            f"{program[0]} is linked with Open MPI ({library}), which needs an mpirun: without it each process is rank "
+            "0 of 1; use --process-manager openmpi"
+        )
+
+
+def _openmpi_library(path: str | None) -> str | None:
+    """Return the library of Open MPI that an executable file needs; None for scripts and other programs."""
+    try:
+        with open(path or os.devnull, "rb") as file:
+            start = file.read(MOST_BYTES)
+    except OSError:
+        return None
+    library = re.search(rb"\0(libmpi\.so\.[24]0)\0", start) if start.startswith(b"\x7fELF") else None
+    return None if library is None else library[1].decode()
 
 
 def _wants_openmpi(request: ManagerRequest) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from ddlrun.cli.programs import Section, split_programs
 from ddlrun.process_managers.installation import find_mpi_library
 from ddlrun.rank.command_line import WRAPPERS, wrap
-from tests.conftest import launch_line
+from tests.conftest import OWN, launch_line
 from tests.support.launches import run
 
 
@@ -56,3 +56,12 @@ def test_a_job_that_a_program_starts_after_its_mpi_init(mpirun: str, tmp_path: P
     argv = launch_line(mpirun, tmp_path, "--quiet", "--no-tag-output", "-np", "1", "echo", "started")
     done = run([sys.executable, "-c", SINGLETON, *argv], **environ)
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+
+
+@pytest.mark.openmpi(5)
+def test_a_program_of_open_mpi_without_mpirun(mpirun: str, tmp_path: Path) -> None:
+    """One that calls MPI_Init would be rank 0 of 1 in each process, and end with 0."""
+    program = Path(mpirun).with_name("ompi_info")
+    done = run(launch_line(OWN, tmp_path, "-np", "1"), str(program))
+    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+    assert f"{program} is linked with Open MPI (libmpi.so.40), which needs an mpirun" in done.stderr
