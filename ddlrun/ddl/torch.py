@@ -13,6 +13,7 @@ from ddlrun.ddl.consistency import average_metrics, check_agreement, describe_ra
 from ddlrun.ddl.hook import Averaging, comm_hook
 from ddlrun.ddl.optimizer import DistributedOptimizer
 from ddlrun.ddl.sharded_optimizer import ShardedOptimizer
+from ddlrun.ddl.top_k_hook import TopK, top_k_hook
 from ddlrun.ddl.torch_backend import register
 from ddlrun.errors import InputError
 
@@ -28,12 +29,14 @@ __all__ = [
     "Averaging",
     "DistributedOptimizer",
     "ShardedOptimizer",
+    "TopK",
     "average_metrics",
     "broadcast_parameters",
     "comm_hook",
     "device_mesh",
     "init_process_group",
     "process_group",
+    "top_k_hook",
 ]
 
 register()

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import ddlrun.ddl.torch  # noqa: F401 - it registers the backend
+from ddlrun.ddl.torch import TopK, top_k_hook
 
 # The limit of groups whose rank 2 is late. Busy cores delay no other rank by as much.
 LIMIT = timedelta(seconds=10)
@@ -126,6 +127,15 @@ def training(rank: int, size: int) -> Any:
     model = network()
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     yield "fsdp", train(model, rank)
+    hooks: list[Any] = [(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook), (TopK(0.1), top_k_hook)]
+    for hook in hooks:
+        parallel = DistributedDataParallel(network())
+        parallel.register_comm_hook(*hook)
+        yield hook[1].__name__, train(parallel, rank)
+        weights = torch.cat([parameter.detach().flatten() for parameter in parallel.parameters()])
+        everywhere: list[Any] = [None] * size
+        dist.all_gather_object(everywhere, weights.numpy().tobytes())
+        yield "the same bits", len(set(everywhere))
 
 
 def results(backend: str) -> list[str]:

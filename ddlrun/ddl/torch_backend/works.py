@@ -64,9 +64,16 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         """Return the future of the tensors.
 
         It fails as C++ code expects. The error of `self._future` is a value, which DistributedDataParallel would take
-        for tensors.
+        for tensors. Its callbacks run in a thread of their own: those of torch's hook for PowerSGD wait for other
+        works, which the progress thread must move on.
         """
-        return self._future.then(_value)
+        complete: torch.futures.Future[None] = torch.futures.Future()
+
+        def run_callbacks(_future: torch.futures.Future[Any]) -> None:
+            threading.Thread(target=complete.set_result, args=(None,), daemon=True).start()
+
+        self._future.add_done_callback(run_callbacks)
+        return complete.then(lambda _complete: self._future.value())
 
     def _is_done_within(self, seconds: float) -> bool:
         done = threading.Event()
@@ -85,7 +92,3 @@ class AnySourceWork(FutureWork):
         return self._start.source
 
     source_rank = _source_rank
-
-
-def _value(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401
-    return future.value()
