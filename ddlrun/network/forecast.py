@@ -95,10 +95,11 @@ def forecasts(
 ) -> list[Forecast]:
     """Return all decompositions, the fastest first; `topology` comes first of those that print the same time.
 
-    Unequal hosts have a single one. `nics` has the rate of each host's NIC, if they differ.
+    Unequal hosts have a single one, with a block per host. `nics` has the rate of each host's NIC, if they differ.
     """
     if isinstance(topology, UnequalTopology):
-        return [forecast(topology, wiring, fabric, work, nics=nics)]
+        usual = fabric.links[LEVELS.index("nic")].capacity
+        return [forecast(topology, wiring, fabric, work, nics=nics or (usual,) * topology.hosts)]
     unsorted = [forecast(shape, wiring, fabric, work, nics=nics) for shape in decompositions(topology)]
     return sorted(unsorted, key=lambda entry: (_printed(entry), entry.topology != topology, entry.cost.seconds))
 

@@ -16,11 +16,19 @@ from ddlrun.ddl.schedule import Dimension, mirror, reduce_scatter
 from ddlrun.errors import InputError
 from ddlrun.network.cost import CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link, parse_fabric, render_fabric
-from ddlrun.network.forecast import OrderPenalties, OrderPenalty, TrainingStep, forecast, order_penalties, uneven_data
+from ddlrun.network.forecast import (
+    OrderPenalties,
+    OrderPenalty,
+    TrainingStep,
+    forecast,
+    forecasts,
+    order_penalties,
+    uneven_data,
+)
 from ddlrun.network.message_counts import axes_of, blocks_of
 from ddlrun.network.presets import gradient_of, parse_links
 from ddlrun.network.unequal_nics import describe_slow_nics, nic_rates, unequal_cost
-from ddlrun.topology import RankOrder, Topology
+from ddlrun.topology import RankOrder, Topology, UnequalTopology
 
 LINKS = st.builds(
     Link,
@@ -294,6 +302,14 @@ def test_a_slow_nic_in_one_of_two_racks_is_predicted() -> None:
     cost = unequal_cost((5e6, 5e6, 2.5e6, 5e6), Topology((2, 2, 2)), fabric, 10**7)
     assert cost.busiest == "uplink"
     assert cost.seconds == pytest.approx(10**7 / 1.25e6, rel=0.02)
+
+
+def test_hosts_of_1_2_and_3_ranks_have_equal_blocks() -> None:
+    """The bound is 2 (H - 1)/H of the array per NIC; one ring over all ranks would take 1.25 times as long."""
+    fabric = parse_fabric("nic: {bandwidth: 10 Mbit/s}", "net.yaml")
+    work = TrainingStep(4 * 2**20)
+    [only] = forecasts(UnequalTopology((1, 2, 3)), Topology((3, 3, 1)), fabric, work)
+    assert only.cost.seconds == pytest.approx(4 / 3 * 4 * 2**20 / 1.25e6, rel=0.03)
 
 
 @pytest.mark.parametrize("nics", ["h3", "{h3: fast}", "[h3]"])
