@@ -57,7 +57,8 @@ class TopK:
         places = values.abs().topk(ceil(self._share * len(values)), sorted=False).indices
         sent = values[places].float()
         values[places] -= sent.to(values.dtype)
-        self._unsent.update(zip(parameters, values.split([parameter.numel() for parameter in parameters]), strict=True))
+        parts = torch.split(values, [parameter.numel() for parameter in parameters])
+        self._unsent.update(zip(parameters, parts, strict=True))
         return torch.cat([places.int(), sent.view(torch.int32)])
 
 
