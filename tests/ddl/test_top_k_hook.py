@@ -11,11 +11,13 @@ from tests.support import needs
 needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
-from torch import distributed, nn
+from torch import distributed as torch_distributed
+from torch import nn
 
 from ddlrun.ddl.torch import TopK, top_k_hook
 
 pytestmark = pytest.mark.extra
+distributed: Any = torch_distributed  # its stubs do not export HashStore
 
 
 class Product(nn.Module):
