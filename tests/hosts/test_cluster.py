@@ -99,7 +99,7 @@ def test_down_leaves_nothing(cluster: Cluster) -> None:
         processes, folder = other.processes(), other.folder
     other.down()
     assert len(processes) >= 5  # two holders, two sshd, the one left behind, perhaps a session that ends
-    assert not [pid for pid in processes if alive(pid)]
+    wait_until(lambda: not [pid for pid in processes if alive(pid)])  # they have been killed, and are ending
     assert not folder.exists()
     assert cluster.run("h1", ["ssh", "h2", "true"]).returncode == 0
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -435,27 +434,10 @@ def test_many_launches_leave_nothing(line: list[str], tmp_path: Path, launches: 
     assert list((tmp_path / "state" / "ddlrun" / "active").iterdir()) == []
 
 
-GREP = """#!/bin/sh
-[ "$1" = "${{1#-lsaz}}" ] && exec {grep} "$@"
-{grep} "$@" | while read environ; do
-  tr '\\0' ' ' <"${{environ%environ}}cmdline" | {grep} -q {mark} && echo "$environ"
-done
-"""
-
-
-def see_only(mark: str, folder: Path) -> str:
-    """Return a PATH with a grep that finds only processes with a mark, as `clean` ends those of all runs here."""
-    grep = folder / "bin" / "grep"
-    grep.parent.mkdir()
-    grep.write_text(GREP.format(grep=shutil.which("grep"), mark=mark))
-    grep.chmod(0o755)
-    return f"{grep.parent}:{os.environ['PATH']}"
-
-
 def test_ps_kill_and_clean(line: list[str], tmp_path: Path) -> None:
     ours = [sys.executable, "-m", "ddlrun"]
     mark = processes.mark()
-    environ = {"XDG_STATE_HOME": tmp_path / "state", "TMPDIR": tmp_path, "PATH": see_only(mark, tmp_path)}
+    environ = {"XDG_STATE_HOME": tmp_path / "state", "TMPDIR": tmp_path, "PATH": processes.see_only(mark, tmp_path)}
     with started(
         [*line, "-np", "2", "sleep", mark], env={**os.environ, **{k: str(v) for k, v in environ.items()}}
     ) as job:

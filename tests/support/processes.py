@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,26 @@ from tests.support.waiting import PATIENCE, wait_until
 
 MANAGER = r"[^\0]*(mpi|orte|prte)run\0|[^\0]*\0-I\0-S\0[^\0]*/ddlrun/agent/start\.py\0"
 
+GREP = """#!/bin/sh
+[ "$1" = "${{1#-lsaz}}" ] && exec {grep} "$@"
+{grep} "$@" | while read environ; do
+  tr '\\0' ' ' <"${{environ%environ}}cmdline" | {grep} -q {mark} && echo "$environ"
+done
+"""
+
 
 def wait_for(condition: Callable[[], object], describe: Callable[[], object] = lambda: "") -> None:
     """Wait until a condition holds; fail after a generous deadline with a description of what is there instead."""
     wait_until(condition, lambda: f"not so after {PATIENCE:g} s: {describe()}")
+
+
+def see_only(mark: str, folder: Path) -> str:
+    """Return a PATH with a grep that finds only processes with a mark, as `clean` ends those of all runs here."""
+    grep = folder / "bin" / "grep"
+    grep.parent.mkdir()
+    grep.write_text(GREP.format(grep=shutil.which("grep"), mark=mark))
+    grep.chmod(0o755)
+    return f"{grep.parent}:{os.environ['PATH']}"
 
 
 def mark() -> str:

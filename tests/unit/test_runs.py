@@ -24,6 +24,7 @@ from ddlrun.runs.names import NAME, choose_name, match_names, new_name, strip_da
 from ddlrun.runs.orphans import parse_processes
 from ddlrun.runs.retention import remove_old_runs
 from ddlrun.runs.store import state_folder
+from tests.support.processes import mark, see_only
 from tests.support.run_folders import make_run
 
 DAY = 86400
@@ -167,7 +168,8 @@ def test_a_run_that_is_starting_has_no_logs_yet(tmp_path: Path) -> None:
 
 
 def test_clean_reports_what_it_removed(tmp_path: Path) -> None:
-    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    folders = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    environ = os.environ | folders | {"PATH": see_only(mark(), tmp_path)}
     argv = [sys.executable, "-m", "ddlrun", "clean"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "ended processes: 0; removed records of ended runs: 0; removed folders: 0\n"
