@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.doctor.position import Activity, Position, locate_rank
+from ddlrun.doctor.progress import has_progressed, is_computing
 from ddlrun.doctor.records import RankReport
-from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, has_progressed, judge
+from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
 from ddlrun.hosts import fold
 from ddlrun.machine.cpus import cpu_list
 
@@ -14,6 +15,7 @@ HANGS = frozenset(HangFinding) - {HangFinding.RUNNING, HangFinding.UNKNOWN}
 SAME_CALL_HINT = "their arguments, such as sizes, may differ"
 # What comes before the sentence.
 HANG, PROGRESS, LOOK = "hang", "no hang: the job moves on", "at this moment"
+COMPUTES = "no hang: ranks compute, and none waits for another"
 
 
 class Diagnosis(NamedTuple):
@@ -24,11 +26,18 @@ class Diagnosis(NamedTuple):
     verdict: HangVerdict
     moved: bool | None
     """Whether a rank has moved between two observations; None: there was only one."""
+    computes: bool
+    """Whether no rank waits for another, and all that do not sleep computed from the first observation to the last."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job does not hang, as two observations or more show."""
+        return bool(self.moved or self.computes)
 
     @property
     def hangs(self) -> bool:
         """Whether the job hangs, as far as looks can show."""
-        return self.moved is False and self.verdict.finding in HANGS
+        return self.moved is not None and not self.goes_on and self.verdict.finding in HANGS
 
     @property
     def explanation(self) -> str:
@@ -41,13 +50,15 @@ class Diagnosis(NamedTuple):
         """The verdict, and whether the job hangs."""
         if self.hangs:
             return f"{HANG}: {self.explanation}"
+        if self.computes and not self.moved:
+            return f"{COMPUTES}: {self.verdict.text}"
         return f"{PROGRESS if self.moved else LOOK}: {self.verdict.text}"
 
 
 def diagnose(looks: Sequence[JobLook]) -> Diagnosis:
     """Return the diagnosis of one look or several; the last one counts."""
     moved = any(map(has_progressed, looks, looks[1:])) if len(looks) > 1 else None
-    return Diagnosis(looks[-1], judge(looks[-1]), moved)
+    return Diagnosis(looks[-1], judge(looks[-1]), moved, len(looks) > 1 and is_computing(looks[0], looks[-1]))
 
 
 def render_states(look: JobLook) -> str:

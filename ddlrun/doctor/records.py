@@ -59,6 +59,12 @@ class ExaminedProcess(NamedTuple):
     """The number of times that its first thread has begun to wait."""
     replies: int
     """The number of its replies to probes: its main thread has run Python code after each (see rank/stacks.py)."""
+    time: float
+    """The time at which it was examined, in seconds of its host's clock."""
+    busy: float
+    """The seconds in which its threads had a CPU or were ready to run; 0: not known."""
+    gpu: bool
+    """Whether it has opened a GPU."""
 
 
 class DeadConnection(NamedTuple):
@@ -115,6 +121,9 @@ def _parse_process(record: Mapping[str, Any]) -> ExaminedProcess:
         threads=tuple(_parse_thread(thread) for thread in record["threads"]),
         switches=int(record["switches"]),
         replies=int(record["replies"]),
+        time=float(record["time"]),
+        busy=float(record["busy"]),
+        gpu=bool(record["gpu"]),
         **{name: _text(record[name]) for name in names},
     )
 

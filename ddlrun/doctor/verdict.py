@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddlrun.doctor.position import Activity, Position, describe, locate_rank, main_process
+from ddlrun.doctor.position import Activity, Position, describe, locate_rank
 from ddlrun.doctor.records import RankReport
 
-# A thread that waits in the same call wakes up now and then.
-FEW_SWITCHES = 10
 UNREACHABLE = "which is down, or its network is cut"
 UNANSWERED = "whose keepers do not run: it is too busy, or they were stopped"
 
@@ -219,43 +217,3 @@ def _judge_without_waiting(others: Sequence[Group]) -> HangVerdict:
     blocked = [group for group in others if group.position.activity not in free]
     finding = HangFinding.BLOCKED if blocked else HangFinding.RUNNING
     return HangVerdict(finding, _all_ranks(blocked), _sentence(others))
-
-
-def has_progressed(before: JobLook, after: JobLook) -> bool:
-    """Return True if a rank moved between two observations, so that the job does not hang.
-
-    Ranks that wait for others, or for something else, decide: a rank may run in an endless loop. If all ranks run, any
-    of their functions decide. A rank that imports modules, or ends operations of torch.distributed, moves.
-    """
-    earlier = {rank.rank: rank.report for rank in before.ranks if rank.report is not None}
-    later = {rank.rank: rank.report for rank in after.ranks if rank.report is not None}
-    if earlier.keys() - later.keys():
-        return False  # a host has become silent, or a rank has ended
-    if later.keys() - earlier.keys():
-        return True  # a host was too busy to reply
-    positions = [{rank: locate_rank(report) for rank, report in reports.items()} for reports in (earlier, later)]
-    if any(position.activity is Activity.IMPORTS for ranks in positions for position in ranks.values()):
-        return True
-    if any(0 < earlier[rank].ended < later[rank].ended for rank in earlier):
-        return True
-    waits = {rank for rank, position in positions[0].items() if position.activity is not Activity.RUNS}
-    deciding = waits or earlier.keys()
-    return any(
-        _has_moved(positions[0][rank], positions[1][rank])
-        or (positions[0][rank].waits_for_ranks and _has_returned(earlier[rank], later[rank]))
-        for rank in deciding
-    )
-
-
-def _has_moved(before: Position, after: Position) -> bool:
-    """Return True if a rank is at another position, or in another collective operation."""
-    if before.collective is not None and after.collective is not None and before.collective != after.collective:
-        return True
-    return before.key != after.key
-
-
-def _has_returned(before: RankReport, after: RankReport) -> bool:
-    """Return True if a rank has left a call of a library, and is in the same one again."""
-    earlier, later = main_process(before), main_process(after)
-    sleeps = earlier.call == later.call == "futex"  # a wait without a limit, or with a long one
-    return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)

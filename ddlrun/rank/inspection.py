@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.rank.busy_time import read_busy_time, uses_gpu
 from ddlrun.rank.flight_recorder import read_recorder
 from ddlrun.rank.processes import children_of, list_processes, read_command, read_lines
 from ddlrun.rank.protocol import MOST_TEXT
@@ -74,6 +75,9 @@ def _inspect(pid: int, stat: ProcessStat, end: float) -> dict[str, Any]:
         "problem": "",
         "switches": count_switches(pid),
         "replies": 0,
+        "time": time.monotonic(),
+        "busy": read_busy_time(pid),
+        "gpu": uses_gpu(pid),
     }
     if is_python(pid, stat):
         threads, problem = read_stacks(pid, stat.state, max(0.1, end - time.monotonic()))

@@ -132,7 +132,7 @@ class JobDoctor:
         if self._watch.on_stall is not None:
             self._watch.on_stall(record_verdict(diagnosis))
         self._next_stall_check = now + self._watch.stall
-        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.moved
+        ends = self._watch.stall_action is StallAction.END and self._is_stalled(now) and not diagnosis.goes_on
         if ends and self._state.last_output < self._stalled_since:
             option = f"no rank printed anything for {self._watch.stall:g} s (--stall-timeout)"
             self._end_job(EndReason(EXIT_STALLED, f"{option}: {diagnosis.explanation}"))

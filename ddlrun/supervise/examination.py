@@ -103,7 +103,7 @@ class JobExaminer:
         self._looks.append(self._take_look(keepers))
         self._awaited, self._deadline, self._cut_off_at = set(), NEVER, NEVER
         diagnosis = diagnose(self._looks)
-        is_certain = diagnosis.moved or not all(rank.reachable for rank in diagnosis.look.ranks)
+        is_certain = diagnosis.goes_on or not all(rank.reachable for rank in diagnosis.look.ranks)
         if request.interval is not None and len(self._looks) < (LOOKS if is_certain else MOST_LOOKS):
             self._next_look = now + request.interval
             return

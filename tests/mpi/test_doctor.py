@@ -45,6 +45,30 @@ def test_a_job_is_examined_while_it_runs_and_the_result_stays(tmp_path: Path) ->
     assert "      load (train.py:5)\n      <module> (train.py:7)\n" in later
 
 
+# The ranks compute in one function, and print nothing, until the job has been examined twice.
+SILENT = """
+import os, sys
+def compute(path):
+    examinations = set()
+    while len(examinations) < 2:
+        sum(range(100_000))
+        if os.path.exists(path):
+            examinations.add(os.stat(path).st_mtime_ns)
+compute(sys.argv[1])
+"""
+
+
+def test_a_silent_job_that_computes_in_one_function_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SILENT)
+    options = ("-np", "2", "--overload", "--stall-timeout", "2")
+    record = tmp_path / "run" / "doctor.json"
+    done = run(launch_line(OWN, tmp_path, *options, str(tmp_path / "train.py"), str(record)))
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(record.read_text())["verdict"]
+    assert (verdict["finding"], verdict["hangs"], verdict["moved"]) == ("running", False, False)
+    assert "no hang: ranks compute, and none waits for another: ranks 0 and 1 are in compute (train.py:" in done.stderr
+
+
 def test_a_run_that_has_ended_and_was_not_examined(tmp_path: Path) -> None:
     assert run(launch_line(OWN, tmp_path, "-np", "1", "true")).returncode == 0
     done = run(DOCTOR, str(tmp_path / "run"))

@@ -30,7 +30,8 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
     thread = {"id": 7, "name": "", "active": state == "R", "frames": named}
     return {
         "pid": 7, "name": "python", "state": state, "waits_in": "", "call": "", "target": "", "command": ["python"],
-        "threads": [thread], "problem": "", "switches": 0, "replies": 0, **more,
+        "threads": [thread], "problem": "", "switches": 0, "replies": 0,
+        "time": 0.0, "busy": 0.0, "gpu": False, **more,
     }  # fmt: skip
 
 
@@ -232,6 +233,48 @@ def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str
     same = {"call": more["call"]} if "call" in more else {}
     before, after = (report(process([*BARRIER, MAIN], **values)) for values in (same, more))
     assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
+
+
+COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}
+LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
+SLEEPING = report(process([own(7, "time.sleep(60)")], call="sleep"))
+FINALIZING = report(process([("main", "/lib/libc.so.6", 0, "")], "R", busy=3.9, time=4.0))
+
+
+@pytest.mark.parametrize(
+    ("frames", "more", "goes_on"),
+    [
+        (LOOP, {}, True),
+        (LOOP, {"busy": 0.1}, False),
+        (LOOP, {"gpu": True}, True),
+        (LOOP, {"gpu": True, "replies": 0}, False),
+        (LOCK, {"state": "S", "call": "futex"}, True),
+        (LOCK, {"state": "S", "call": "futex", "busy": 0.1}, False),
+        ([*BARRIER, MAIN], {"replies": 0}, False),
+    ],
+)
+def test_a_job_whose_ranks_compute_goes_on(frames: Frames, more: dict[str, Any], goes_on: bool) -> None:  # noqa: FBT001
+    values = {"state": "R", **COMPUTING, **more}
+    before = report(process(frames, **{**values, "time": 0.0, "busy": 0.0, "replies": 0}))
+    diagnosis = diagnose([look(before, before), look(*[report(process(frames, **values))] * 2)])
+    assert (diagnosis.moved, diagnosis.goes_on, diagnosis.hangs) == (False, goes_on, not goes_on and frames != LOOP)
+
+
+@pytest.mark.parametrize(
+    ("others", "goes_on"),
+    [([], True), ([SLEEPING], True), ([0], True), ([WAITING], False), ([SLEEPING, WAITING], False),
+     ([FINALIZING], False), ([report(process(LOOP, "T"))], False), ([None], False)],
+)  # fmt: skip
+def test_a_rank_that_computes_may_loop_while_others_wait(others: list[RankReport | int | None], goes_on: bool) -> None:  # noqa: FBT001
+    before, after = look(LOOPING, *others), look(report(process(LOOP, "R", **COMPUTING)), *others)
+    assert diagnose([before, after]).goes_on is goes_on
+
+
+def test_a_thread_that_waits_for_other_ranks_does_not_compute() -> None:
+    main, helper = (process(frames, call="futex", **COMPUTING)["threads"][0] for frames in (LOCK, BARRIER))
+    before = report(process(LOCK, call="futex"))
+    after = report({**process(LOCK, call="futex", **COMPUTING), "threads": [main, helper]})
+    assert diagnose([look(before), look(after)]).hangs
 
 
 def test_the_record_is_that_of_the_schema() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddlrun.doctor.records import RecordedCollective, parse_report
+from ddlrun.rank.busy_time import read_busy_time, uses_gpu
 from ddlrun.rank.flight_recorder import parse_recorder, read_recorder
 from ddlrun.rank.inspection import inspect_program
 from ddlrun.rank.program import HOOK
@@ -75,6 +76,23 @@ def test_a_process_replies_to_a_probe_once_it_runs_python(tmp_path: Path) -> Non
         assert probe(process.pid, "S") == 0  # sends none, as that could interrupt a system call
         assert probe(process.pid, "R") == 0
         wait_until(lambda: probe(process.pid, "S") == 1)
+
+
+SPIN = f"threading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start(); {BLOCK}"
+
+
+def test_the_time_in_which_threads_compute_is_counted(tmp_path: Path) -> None:
+    with held(tmp_path, HOLD.format(wait=SPIN)) as process:
+        before = read_busy_time(process.pid)
+        wait_until(lambda: read_busy_time(process.pid) > before + 0.5)
+        assert not uses_gpu(process.pid)
+
+
+def test_a_process_that_waits_does_not_compute(tmp_path: Path) -> None:
+    with held(tmp_path, HOLD.format(wait=BLOCK)) as process:
+        wait_until(lambda: "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text())
+        before = read_busy_time(process.pid)
+        assert before == read_busy_time(process.pid) > 0
 
 
 def test_a_child_that_a_rank_forks_has_the_hook(tmp_path: Path) -> None:
