@@ -20,6 +20,7 @@ from tests.support.processes import started, wait_for
 
 SAMPLES = Path(__file__).parents[1] / "unit" / "samples"
 CPU_GROUPS, IO_GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/blkio")
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 # The beginning of the program of each rank; it runs until there is a file `stop`.
 STEPS = """
@@ -73,6 +74,20 @@ while running():
             data.seek(0)
         os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 """
+# Twice the memory that its cgroup may have, changed all over again. The kernel does not store pages of zeros.
+SWAPPING = """
+if rank == 1:
+    open(folder + "/memory/cgroup.procs", "w").write(str(os.getpid()))
+    data, page = bytearray(), 0
+    while len(data) < 128 << 20:
+        data += os.urandom(1 << 20)
+while running():
+    compute(0.01)
+    time.sleep(0.05)
+    for _ in range(256 if rank == 1 else 0):
+        data[page] ^= 1
+        page = (page + 4096) % len(data)
+"""
 
 
 class Seed(NamedTuple):
@@ -93,6 +108,7 @@ SEEDS = {
     "throttled": Seed(THROTTLED, (CPU_GROUPS / "cpu.cfs_quota_us",)),
     "leak": Seed(LEAK),
     "neighbour": Seed(NEIGHBOUR),
+    "swapping": Seed(SWAPPING, (MEMORY_GROUPS / "memory.limit_in_bytes",)),
     "storage": Seed(STORAGE, (IO_GROUPS / "blkio.throttle.read_bps_device",)),
 }
 
@@ -134,8 +150,25 @@ def _surroundings(cause: str, folder: Path) -> Iterator[None]:
         limit = f"{os.major(device)}:{os.minor(device)} 200000"
         with _cgroup(IO_GROUPS, folder / "io", {"blkio.throttle.read_bps_device": limit}):
             yield
+    elif cause == "swapping":
+        settings = {"memory.limit_in_bytes": str(64 << 20)}
+        with _swap_space(folder / "swap"), _cgroup(MEMORY_GROUPS, folder / "memory", settings):
+            yield
     else:
         yield
+
+
+@contextmanager
+def _swap_space(path: Path) -> Iterator[None]:
+    """Add a file to the swap space of this machine, which uses it where memory is short."""
+    path.touch(mode=0o600)
+    path.write_bytes(bytes(256 << 20))
+    subprocess.run(["mkswap", path], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(["swapon", path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["swapoff", path], check=True)
 
 
 def run_seed(cause: str, folder: Path, is_done: Callable[[History], bool]) -> History:
@@ -172,7 +205,9 @@ def _record(cause: str) -> None:
 
         def is_done(history: History) -> bool:
             ages = [samples[-1].age for samples in history.ranks().values()]
-            return bool(diagnose(history)) if cause != "healthy" else min(ages, default=0.0) > enough
+            if cause == "healthy":
+                return min(ages, default=0.0) > enough
+            return cause in {name for name, _ in findings_of(history)}
 
         history = run_seed(cause, folder, is_done)
         print(cause, [finding.text for finding in diagnose(history)])
