@@ -9,7 +9,7 @@ from tests.support.seeded_runs import SEEDS, findings_of, run_seed
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("cause", ["throttled", "storage", "swapping"])
+@pytest.mark.parametrize("cause", ["throttled", "storage"])
 def test_the_slow_rank_of_a_running_job_is_named(cause: str, tmp_path: Path) -> None:
     if reason := SEEDS[cause].why_not():
         needs.skip(reason)
