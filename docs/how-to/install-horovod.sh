@@ -46,4 +46,4 @@ env CXX="$WORK/c++" MAKEFLAGS="-j${JOBS:-$(nproc)}" CMAKE_POLICY_VERSION_MINIMUM
 # It imports well without its library too, and pip says nothing of that.
 "$PY" -c 'import horovod.torch as hvd; hvd.init(); assert hvd.mpi_built() and hvd.mpi_enabled()' ||
     stop "Horovod is installed, but its library for MPI does not work: the reason is above"
-echo "Horovod 0.28.1 works: $("$PY" -c 'import torch; print("PyTorch", torch.__version__)'), $(mpicxx --showme:version 2>&1)"
+echo "Horovod 0.28.1 works: $("$PY" -c 'import torch; print("PyTorch", torch.__version__)'), $(mpicxx --showme:version 2>/dev/null || mpicxx -v 2>&1 | head -n 1)"
