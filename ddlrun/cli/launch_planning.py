@@ -104,6 +104,7 @@ def _manager_request(settings: Settings) -> ManagerRequest:
         openmpi_options=tuple(name for name, value in options.items() if value),
         foreign_launcher=not hosts.all_local and not hosts.launcher.passes_stdin,
         variables=settings.environment.variables,
+        in_container=settings.container is not None,
     )
 
 

@@ -33,6 +33,8 @@ class ManagerRequest(NamedTuple):
     """Whether other hosts are reached by a launcher that may not pass on standard input, which agents need."""
     variables: Mapping[str, str] = MappingProxyType({})
     """Variables of the job that are not in ddlrun's own environment."""
+    in_container: bool = False
+    """Whether the program is that of a container's image."""
 
 
 class PendingManager:
@@ -67,7 +69,7 @@ class PendingManager:
     def _choose(self) -> Mpirun:
         python_mpi = None if self._python_mpi is None else self._python_mpi()
         if self._mpirun is None:
-            _check_linked(self._request.program, self._environ)
+            _check_linked(self._request, self._environ)
             return _without_mpirun(python_mpi)
         reason = None if python_mpi is None else _reason_for_own(python_mpi, _python_of(self._request.program))
         if reason is None:
@@ -99,17 +101,23 @@ def _check_own(request: ManagerRequest, environ: Mapping[str, str]) -> Mpirun:
 
     Raises InputError for an option that it does not have, and PreflightError for a program of Open MPI.
     """
-    _check_linked(request.program, environ)
+    _check_linked(request, environ)
     options = (*request.openmpi_options, *(["--mpirun"] if request.mpirun is not None else []))
     if options:
         raise InputError(f"{options[0]} is for Open MPI: leave it out, or take --process-manager openmpi")
     return own_manager("--process-manager ddlrun")
 
 
-def _check_linked(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Raise PreflightError if a program is linked with Open MPI: each of its processes would be a world of one."""
-    library = _openmpi_library(shutil.which(program[0], path=environ.get("PATH")) if program else None)
-    if library:
+def _check_linked(request: ManagerRequest, environ: Mapping[str, str]) -> None:
+    """Raise PreflightError if a program is linked with Open MPI: each of its processes would be rank 0 of 1.
+
+    In Python programs rank/hook/ddlrun_world_size.py recognizes that.
+    """
+    program = request.program
+    if request.in_container or not program or _python_of(program) is not None:
+        return
+    library = _openmpi_library(shutil.which(program[0], path=environ.get("PATH")))
+    if library is not None:
         raise PreflightError(
             f"{program[0]} is linked with Open MPI ({library}), which needs an mpirun: without it each process is rank "
             "0 of 1; use --process-manager openmpi"
