@@ -1,4 +1,4 @@
-"""The progress of a job between two observations at its ranks."""
+"""The progress of a job between two observations of its ranks."""
 
 from ddlrun.doctor.frames import find_communication
 from ddlrun.doctor.position import Activity, Position, locate_rank, main_process
@@ -66,7 +66,7 @@ def is_computing(before: JobLook, after: JobLook) -> bool:
 
 
 def _computes(before: RankReport, after: RankReport) -> bool:
-    """Return True if a rank, or threads or processes that it waits for, were busy with something else than waiting."""
+    """Return True if a rank, or threads or processes that it waits for, were busy with something other than waiting."""
     stacks = (thread.frames for process in after.processes for thread in process.threads)
     if locate_rank(after).activity in OBSCURE or any(map(find_communication, stacks)):
         return False
