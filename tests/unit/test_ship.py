@@ -28,6 +28,7 @@ from ddlrun.ship.host.zstd import compress, has_zstd
 from ddlrun.ship.request import ShipRequest, ShipSource, SourceKind, arrange_sources, parse_ship
 from ddlrun.ship.server import HostState, TransferPlan
 from ddlrun.ship.transfer import ShippedRun, judge
+from tests.support.waiting import wait_until
 
 SECRET = "5e" * 32
 
@@ -259,6 +260,8 @@ def test_what_no_run_uses_is_removed_by_age_and_by_size(tmp_path: Path) -> None:
     store.note_objects("living", ["used"])
     sleeper = subprocess.Popen(["sleep", "300"], env={**os.environ, "DDLRUN_RUN": "living"})
     try:
+        # The kernel shows the environment of a program a moment after Popen knows that it runs.
+        wait_until(lambda: b"DDLRUN_RUN=living" in Path(f"/proc/{sleeper.pid}/environ").read_bytes())
         removed, _ = store.remove_old()
         assert (removed, sorted(os.listdir(f"{store.folder}/objects"))) == (1, ["a", "b", "new", "used"])
         removed, left = store.remove_old(most_bytes=8)  # the files have 1, 1, 3 and 4 bytes
