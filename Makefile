@@ -24,7 +24,7 @@ test: $(VENV)/test
 test-all:
 	$(MAKE) test
 	$(MAKE) prepared
-	$(MAKE) -j3 rest test-tensorflow fuzz
+	$(MAKE) -j4 check rest test-tensorflow fuzz
 
 rest: $(VENV)/test-all
 	$(PYTEST) $(TESTS) --rest
@@ -47,8 +47,7 @@ fuzz: $(VENV)/test-all
 
 # Install what all tests need, in parallel where possible.
 prepared: announce
-	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers check horovod mpis $(VENV)/frameworks/done \
-		$(VENV)/clients/done
+	$(MAKE) -j4 --output-sync=target apt $(VENV)/test-all schedulers horovod mpis $(VENV)/frameworks/done $(VENV)/clients/done
 
 announce:
 	@echo "make test-all installs into the system, with $(if $(SUDO),sudo )apt-get: $(MISSING)"
