@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -15,8 +16,14 @@ def become(argv: list[str], label: str) -> None:
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
     except OSError as error:
-        complain(f"{label}: cannot start {argv[0]!r}: {error.strerror}")
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        # An unreadable folder in PATH hides that the program is in none of the others.
+        missing = isinstance(error, FileNotFoundError) or not _may_exist(argv[0])
+        complain(f"{label}: cannot start {argv[0]!r}: {os.strerror(errno.ENOENT) if missing else error.strerror}")
+        os._exit(127 if missing else 126)
+
+
+def _may_exist(program: str) -> bool:
+    return "/" in program or any(os.path.lexists(os.path.join(folder, program)) for folder in os.get_exec_path())
 
 
 def complain(text: str) -> None:

@@ -296,7 +296,11 @@ def test_the_exit_code_is_the_failing_ranks(launch: Launch, tmp_path: Path, scri
     assert (f"exit code {code}" in done.stderr) == (code != 0)
 
 
-def test_a_program_that_is_missing_or_not_executable(launch: Launch, tmp_path: Path) -> None:
+def test_a_program_that_is_missing_or_not_executable(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{tmp_path}/closed:{os.environ['PATH']}")
     missing = launch("-np", "2", "no-such-program")
     assert missing.returncode == 127
     assert "cannot start 'no-such-program': No such file" in missing.stderr
