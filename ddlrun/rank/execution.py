@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -18,7 +17,7 @@ def become(argv: list[str], label: str) -> None:
     except OSError as error:
         # An unreadable folder in PATH hides that the program is in none of the others.
         missing = isinstance(error, FileNotFoundError) or not _may_exist(argv[0])
-        complain(f"{label}: cannot start {argv[0]!r}: {os.strerror(errno.ENOENT) if missing else error.strerror}")
+        complain(f"{label}: cannot start {argv[0]!r}: {'No such file or directory' if missing else error.strerror}")
         os._exit(127 if missing else 126)
 
 

@@ -308,6 +308,7 @@ def test_a_program_that_is_missing_or_not_executable(
     (tmp_path / "plain").write_text("no program\n")
     plain = launch("-np", "1", str(tmp_path / "plain"))
     assert plain.returncode == 126
+    (tmp_path / "closed").chmod(0o700)
 
 
 def test_output_goes_to_our_streams_and_to_the_logs(line: list[str], tmp_path: Path) -> None:

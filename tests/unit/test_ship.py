@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ SECRET = "5e" * 32
 def archive_of(folder: Path, state: Path, kind: SourceKind = SourceKind.DATA) -> Archive:
     entries = read_entries(list_tree(str(folder)), str(folder), keep_times=False, writable=False)
     return make_archive(ShipSource(kind, str(folder)), entries, str(state))
+
+
+@pytest.fixture(autouse=True)
+def unpacked(tmp_path: Path) -> Iterator[None]:
+    """Let pytest remove what archives were unpacked to: folders that nobody but root can change."""
+    yield
+    for folder, _, _ in os.walk(tmp_path):
+        Path(folder).chmod(0o755)
 
 
 def write_tree(folder: Path) -> Path:
