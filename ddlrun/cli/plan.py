@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from ddlrun.allreduce_algorithms import MODES
+from ddlrun.block_sizing import JobLinks
 from ddlrun.cli.inputs import find_job, read_hosts, read_launcher, read_machines, read_text
 from ddlrun.cli.option_names import note_old_name
 from ddlrun.cli.options import (
@@ -27,12 +28,12 @@ from ddlrun.cli.options import (
 from ddlrun.cli.profile_store import read_profiles
 from ddlrun.cli.value_types import COUNT, Choice, Number
 from ddlrun.errors import InputError
-from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason
+from ddlrun.mapping.rack_layout import arrange, by_rack, shape_reason, unequal_racks
 from ddlrun.mapping.topology_request import TopologyRequest, choose_topology, unequal_error
 from ddlrun.network.fabric import Fabric, parse_fabric
 from ddlrun.network.forecast import TrainingStep, forecasts, order_penalties, uneven_data, wiring_of
 from ddlrun.network.presets import BETWEEN, INSIDE, MODELS, gradient_of, parse_links
-from ddlrun.network.unequal_nics import nic_rates
+from ddlrun.network.unequal_nics import links_of, nic_rates, split_racks
 from ddlrun.remote.agent import apply_job_names
 from ddlrun.report.forecast import Epoch, ForecastReport, forecast_dict, render_forecast
 from ddlrun.topology import JobTopology, Topology, UnequalTopology, parse_topology
@@ -155,7 +156,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - click's own
         fabric=fabric,
         work=work,
         gradient_source=source,
-        forecasts=forecasts(topology, wiring, fabric, work, nics=nic_rates(fabric, cluster.names, topology.hosts)),
+        forecasts=forecasts(topology, wiring, fabric, work, links=_unequal_links(cluster, wiring, fabric)),
         penalties=order_penalties(topology, wiring),
         epoch=_epoch(options, topology),
     )
@@ -173,12 +174,24 @@ def _epoch(options: Mapping[str, Any], topology: JobTopology) -> Epoch | None:
 
 
 class ClusterTopology(NamedTuple):
-    """The topology that launch would use, the reason, the hosts of the largest rack (None: unknown), their names."""
+    """The topology that launch would use, the reason, the hosts of the largest rack (None: unknown), and their names.
+
+    racks: the number of hosts of each rack where racks or hosts are unequal.
+    """
 
     topology: JobTopology
     reason: str
     per_rack: int | None = None
     names: tuple[str, ...] = ()
+    racks: tuple[int, ...] = ()
+
+
+def _unequal_links(cluster: ClusterTopology, wiring: Topology, fabric: Fabric) -> JobLinks | None:
+    """Return the links by which ddlrun.ddl sizes its blocks; None where hosts and links are equal."""
+    hosts = cluster.topology.hosts
+    nics = nic_rates(fabric, cluster.names, hosts)
+    equal = isinstance(cluster.topology, Topology) and not cluster.racks and len(set(nics)) == 1
+    return None if equal else links_of(nics, cluster.racks or split_racks(hosts, wiring.dims[1]), fabric)
 
 
 def _read_network(text: str | None) -> Fabric | None:
@@ -217,7 +230,8 @@ def _cluster(options: dict[str, Any], per_rack: int | None) -> ClusterTopology:
         profile = None if request.racks else read_profiles("auto", arranged.hosts.names).fitting(topology, None)
         if profile is not None and profile.topology != topology:
             reason += f", but for the {profile}, {profile.topology}"
-    return ClusterTopology(topology, reason, largest, tuple(arranged.hosts.names))
+    racks = unequal_racks(topology, arranged.hosts)
+    return ClusterTopology(topology, reason, largest, tuple(arranged.hosts.names), racks)
 
 
 def _on_paper(shape: Topology | None, options: dict[str, Any], per_rack: int | None) -> ClusterTopology:

@@ -97,5 +97,8 @@ def _notes(learner: Learner) -> Iterator[str]:
     grid, across = learner.grid, learner.grid.topology.accelerators
     if learner.host.local_size % across:
         yield f"X is {across}, but this host has {learner.host.local_size} learners: dimension X crosses hosts"
+    if learner.reducer.schedules.layout is not None:
+        sizes = "+".join(str(len(hosts)) for hosts in learner.reducer.schedules.layout.shares.hosts)
+        yield f"blocks are sized by the links; hosts by rack: {sizes}"
     tuning = ", ".join(f"{name} {value}" for name, value in learner.tuning._asdict().items())
     yield f"mode {learner.options.mode}, {grid.topology} in {grid.order.value} order, {tuning}"

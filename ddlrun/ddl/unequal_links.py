@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddlrun.ddl.dimensions import Grid
 
 VARIABLE = "DDLRUN_DDL_LINKS"
+# The hosts of each rack, from `ddlrun launch`.
+RACKS = "DDLRUN_RACKS"
 FIELDS = ("nics", "racks", "uplinks")
 # A factor of a sum such as 3*100+50.
 MOST_HOSTS = 1_000_000
@@ -102,7 +104,7 @@ def find_links(world: Communicator, hosts: HostGroups, environ: Mapping[str, str
 
     Raises InputError on all ranks if DDLRUN_DDL_LINKS is wrong.
     """
-    reply, problems = world.bcast(_read_links(hosts, environ.get(VARIABLE, "")))
+    reply, problems = world.bcast(_read_links(_launched(hosts, environ), environ.get(VARIABLE, "")))
     if problems:
         raise InputError(*problems)
     return cast("LinksReply", reply)
@@ -114,6 +116,12 @@ def _read_links(hosts: HostGroups, text: str) -> tuple[LinksReply | None, tuple[
     except InputError as error:
         return None, tuple(error.problems)
     return LinksReply(layout, are_unknown=layout is None and not text), ()
+
+
+def _launched(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:
+    """Return the hosts with the racks of the launch, which does not know those of a part of the job."""
+    racks = tuple(int(size) for size in environ.get(RACKS, "").split("+") if size.isdecimal())
+    return hosts._replace(racks=racks) if sum(racks) == len(hosts.ranks) else hosts
 
 
 def group_hosts(grid: Grid, leaders: Sequence[int]) -> HostGroups:

@@ -10,6 +10,7 @@ from ddlrun.machine.cpus import cpu_list
 from ddlrun.mapping.local_ranks import LocalRankPlacement, spare_cores
 from ddlrun.mapping.placement import Placement
 from ddlrun.mapping.policy import PlacementPolicy
+from ddlrun.mapping.rack_layout import unequal_racks
 from ddlrun.topology import ddl_topology
 
 
@@ -27,7 +28,8 @@ def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "
     - MEMORY: `bind=` or `interleave=` and the OS indexes of NUMA nodes.
 
     DDLRUN_SPARES is set where cores are left: `HOSTS*CPUS;CPUS`, joined in the same way. The first CPUS are
-    those of the reserved cores, the second those of the others.
+    those of the reserved cores, the second those of the others. DDLRUN_RACKS is set where the topology does not have
+    the racks, because hosts or racks are unequal: the number of hosts of each one, such as 3+2.
     """
     variables = {
         "DDLRUN_TOPOLOGY": str(placement.topology),
@@ -39,6 +41,8 @@ def render_rank_variables(placement: Placement, mode: str, visible_gpus: str = "
         variables["DDLRUN_NARROW"] = "1"  # mpirun binds to whole cores: the rank narrows that to its PUs
     if spares := _spares(placement):
         variables["DDLRUN_SPARES"] = spares
+    if racks := unequal_racks(placement.topology, placement.hosts):
+        variables["DDLRUN_RACKS"] = "+".join(map(str, racks))
     return variables
 
 

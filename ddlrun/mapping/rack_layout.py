@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.slots import divides_equally, fill_slots
 from ddlrun.mapping.topology_request import TopologyRequest
-from ddlrun.topology import Topology
+from ddlrun.topology import JobTopology, Topology
 from ddlrun.wording import counted
 
 Rack = Sequence[Host]
@@ -25,7 +25,8 @@ class RackNoteCode(Enum):
     CROSSING = "groups of {size} hosts that cross racks: {crossing} of {groups}"
     UNEQUAL_RACKS = "{racks} are not equal: used as {groups} groups of {size} hosts, none across racks"
     NO_COMMON_SIZE = (
-        "{racks} have no common size: all {hosts} hosts are used as one rack; "
+        "{racks} have no common size: all {hosts} hosts are used as one rack, except by allreduces "
+        "of ddlrun.ddl; "
         "--topology Xx{best_size}x{best_count} would keep to racks and leave out {left_out}"
     )
     LEFT_OUT = "left out, as --topology {topology} needs {needed} hosts: {hosts}"
@@ -59,6 +60,17 @@ def by_rack(hosts: HostList) -> dict[str, list[Host]]:
             return {}
         racks.setdefault(host.rack, []).append(host)
     return racks
+
+
+def unequal_racks(topology: JobTopology, hosts: HostList) -> tuple[int, ...]:
+    """Return the number of hosts of each rack where racks or hosts are unequal; empty elsewhere.
+
+    Hosts must be in the order of their racks.
+    """
+    sizes = tuple(map(len, by_rack(hosts).values()))
+    in_order = [name for name, _ in groupby(host.rack for host in hosts)]
+    is_equal = isinstance(topology, Topology) and len(set(sizes)) == 1
+    return () if len(sizes) < 2 or is_equal or len(in_order) != len(sizes) else sizes
 
 
 def shape_reason(hosts: HostList) -> str:

@@ -1,10 +1,10 @@
 """Forecast of a job on a network: every decomposition, the time of a step, the penalty of a wrong order."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlrun.allreduce_algorithms import AllreduceAlgorithm
+from ddlrun.block_sizing import JobLinks
 from ddlrun.network.cost import Cost, CostModel
 from ddlrun.network.fabric import LEVELS, Fabric, Link
 from ddlrun.network.message_counts import axes_of, blocks_of, interleaved
@@ -68,7 +68,7 @@ def decompositions(topology: Topology) -> list[Topology]:
 
 
 def forecast(
-    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, nics: Sequence[float] = ()
+    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, links: JobLinks | None = None
 ) -> Forecast:
     """Return the forecast of one decomposition.
 
@@ -77,10 +77,10 @@ def forecast(
         wiring: learners per host, hosts per rack, racks.
         fabric: the links.
         work: the gradients and the computing time of a step.
-        nics: the rate of each host's NIC, if they differ.
+        links: the links by which ddlrun.ddl sizes its blocks; None: blocks are equal.
     """
-    if nics and work.mode != "m":
-        cost = unequal_cost(nics, wiring, fabric, work.gradient)
+    if links is not None and work.mode != "m":
+        cost = unequal_cost(links, fabric, work.gradient)
     else:
         model = CostModel(axes_of(ddl_topology(topology)), wiring, fabric)
         cost = model.best(work.mode, work.gradient, blocking=not work.overlap)
@@ -91,16 +91,14 @@ def forecast(
 
 
 def forecasts(
-    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, nics: Sequence[float] = ()
+    topology: JobTopology, wiring: Topology, fabric: Fabric, work: TrainingStep, *, links: JobLinks | None = None
 ) -> list[Forecast]:
     """Return all decompositions, the fastest first; `topology` comes first of those that print the same time.
 
-    Unequal hosts have a single one, with a block per host. `nics` has the rate of each host's NIC, if they differ.
+    Unequal hosts have a single one. `links` has those by which ddlrun.ddl sizes its blocks, where it does.
     """
-    if isinstance(topology, UnequalTopology):
-        usual = fabric.links[LEVELS.index("nic")].capacity
-        return [forecast(topology, wiring, fabric, work, nics=nics or (usual,) * topology.hosts)]
-    unsorted = [forecast(shape, wiring, fabric, work, nics=nics) for shape in decompositions(topology)]
+    shapes = [topology] if isinstance(topology, UnequalTopology) else decompositions(topology)
+    unsorted = [forecast(shape, wiring, fabric, work, links=links) for shape in shapes]
     return sorted(unsorted, key=lambda entry: (_printed(entry), entry.topology != topology, entry.cost.seconds))
 
 

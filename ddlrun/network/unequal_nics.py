@@ -6,36 +6,43 @@ from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, WEIGHTED, AllreduceAlgori
 from ddlrun.block_sizing import JobLinks, divide_blocks, nic_loads, uplink_loads
 from ddlrun.network.cost import Cost
 from ddlrun.network.fabric import LEVELS, Fabric
-from ddlrun.topology import Topology
 
 NIC, UPLINK = LEVELS.index("nic"), LEVELS.index("uplink")
 
 
 def nic_rates(fabric: Fabric, hosts: Sequence[str], count: int) -> tuple[float, ...]:
-    """Return the rate of each host's NIC; empty if all are equal.
-
-    Without names the hosts that the description lists come last.
-    """
+    """Return the rate of each host's NIC. Without names the hosts that the description lists come last."""
     listed = dict(fabric.nics)
     usual = fabric.links[NIC].capacity
     rates = [listed.get(host, usual) for host in hosts]
     if not hosts:
         slow = list(listed.values())[:count]
         rates = [usual] * (count - len(slow)) + slow
-    return tuple(rates) if len(set(rates)) > 1 else ()
+    return tuple(rates)
 
 
-def unequal_cost(nics: Sequence[float], wiring: Topology, fabric: Fabric, size: int) -> Cost:
-    """Return the cost of reducing `size` bytes over hosts with these NICs, in bytes/s."""
-    _, per_rack, *_ = wiring.dims
-    racks = [min(per_rack, len(nics) - first) for first in range(0, len(nics), per_rack)]
-    uplink = fabric.links[UPLINK]
-    links = JobLinks(tuple(nics), tuple(racks), (uplink.capacity,) * len(racks) if len(racks) > 1 else ())
-    shares = divide_blocks(links)
-    by_nic, by_uplink = nic_loads(shares), uplink_loads(shares, racks)
+def split_racks(hosts: int, per_rack: int) -> tuple[int, ...]:
+    """Return the number of hosts of each rack, of which only the last may have fewer.
+
+    >>> split_racks(5, 3)
+    (3, 2)
+    """
+    return tuple(min(per_rack, hosts - first) for first in range(0, hosts, per_rack))
+
+
+def links_of(nics: Sequence[float], racks: Sequence[int], fabric: Fabric) -> JobLinks:
+    """Return the links of hosts with these NICs, in bytes/s, in racks of these numbers of hosts."""
+    uplinks = (fabric.links[UPLINK].capacity,) * len(racks) if len(racks) > 1 else ()
+    return JobLinks(tuple(nics), tuple(racks), uplinks)
+
+
+def unequal_cost(links: JobLinks, fabric: Fabric, size: int) -> Cost:
+    """Return the cost of reducing `size` bytes over hosts with these links."""
+    uplink, shares = fabric.links[UPLINK], divide_blocks(links)
+    by_nic, by_uplink = nic_loads(shares), uplink_loads(shares, links.racks)
     chunk = min(BETWEEN_HOSTS.chunk, size)
     seconds_of_nics = max(
-        max(load * size - fabric.links[NIC].burst, 0) / rate for load, rate in zip(by_nic, nics, strict=True)
+        max(load * size - fabric.links[NIC].burst, 0) / rate for load, rate in zip(by_nic, links.nics, strict=True)
     )
     seconds_of_uplinks = max((max(load * size - uplink.burst, 0) / uplink.capacity for load in by_uplink), default=0.0)
     steps = 2 if len(shares.racks) == 1 else 4

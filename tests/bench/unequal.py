@@ -4,8 +4,8 @@
 
 Every figure is a share of the lower bound of `ddlrun.block_sizing.least_seconds` at the shaped rates x 1448/1514
 (payload), less the bursts that the shapers let pass. `equal` has blocks of the same size on all hosts, `sized` has
-blocks sized by the links, `measured` blocks sized by the rates that ddl measures, each over MPI and over TCP; `mpi` is
-MPI_Allreduce.
+blocks sized by the links, `measured` blocks sized by the rates that ddl measures, `launched` those of a job whose
+hostfile names the racks, each over MPI and over TCP; `mpi` is MPI_Allreduce.
 Algorithms take turns in one job; times are medians of the slowest rank's; every sum is checked. The exit code is 1 if a
 job fails or a sum is wrong. With --smoke, one run of each algorithm on a small array.
 """
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from ddlrun.block_sizing import JobLinks, least_seconds
 from ddlrun.network.fabric import Fabric, Link
 from ddlrun.network.unequal_nics import unequal_cost
-from ddlrun.topology import Topology
 from tests.bench.allreduce import PIPES, ROOT, JobFailed, messages
 from tests.bench.cells import NIC_BUCKET, PAYLOAD, UPLINK_BUCKET
 from tests.bench.options import bench_parser, cannot_run
@@ -32,7 +31,7 @@ from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 
 RANKS = Path(__file__).parent / "programs" / "unequal_ranks.py"
-NAMES = ("sized", "equal", "measured", "sized-tcp", "equal-tcp", "mpi")
+NAMES = ("sized", "equal", "measured", "launched", "sized-tcp", "equal-tcp", "launched-tcp", "mpi")
 HEADINGS = ("cell", "algorithm", "median s", "range", "bound s", "time / bound", "forecast s", "error", "runs")
 
 
@@ -77,8 +76,7 @@ class UnequalCell(NamedTuple):
         links = self.links
         uplink = Link(min(links.uplinks), burst=int(PAYLOAD * UPLINK_BUCKET)) if links.uplinks else Link()
         fabric = Fabric((Link(), Link(max(links.nics), burst=int(PAYLOAD * NIC_BUCKET)), uplink, Link()))
-        wiring = Topology((max(self.ranks), max(self.racks), len(self.racks)))
-        return unequal_cost(links.nics, wiring, fabric, int(self.mib * 2**20)).seconds
+        return unequal_cost(links, fabric, int(self.mib * 2**20)).seconds
 
     @property
     def _saved(self) -> float:
@@ -104,10 +102,13 @@ def line(cell: UnequalCell, folder: Path, options: argparse.Namespace) -> list[s
     """Return the launch command of the ranks, which share cores and yield them while they wait."""
     plan = {"rounds": options.rounds, "budget": 1e9, "in_a_row": 0, "pause": 0, "mib": cell.mib, "links": cell.text}
     argv = launch_line(MPIRUNS[options.major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
-    hosts = ",".join(f"h{number}:{ranks}" for number, ranks in enumerate(cell.ranks, 1))
-    argv += ["--timeout", "1200", "-H", hosts, "--overload"]
-    if cell.name.endswith("two-racks"):
-        argv += ["--racks", str(len(cell.racks))]
+    racks = [number for number, hosts in enumerate(cell.racks) for _ in range(hosts)]
+    hosts = [
+        f"h{number} slots={ranks} rack={rack}\n"
+        for number, (ranks, rack) in enumerate(zip(cell.ranks, racks, strict=True), 1)
+    ]
+    (folder / "hosts").write_text("".join(hosts))
+    argv += ["--timeout", "1200", "--hostfile", str(folder / "hosts"), "--overload"]
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
     variables["XDG_STATE_HOME"] = str(folder)
     argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]

@@ -86,6 +86,16 @@ def test_ranks_know_their_places(
     assert (binding["reported"], binding["different"]) == (sum(sizes), [])
 
 
+def test_ddl_knows_racks_that_the_topology_does_not_have(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    (tmp_path / "place.py").write_text(PLACE)
+    (tmp_path / "hosts").write_text("h1 slots=2 rack=a\nh2 slots=1 rack=b\n")
+    words = ["--env", "OMPI_MCA_mpi_yield_when_idle=1", "--env", "DDL_OPTIONS=-dbg_level 1"]
+    done = launch(hosts, mpirun, tmp_path, *words, "--hostfile", str(tmp_path / "hosts"), str(tmp_path / "place.py"))
+    assert done.returncode == 0, done.stderr
+    assert "blocks are sized by the links; hosts by rack: 1+1\n" in done.stderr
+    assert len(places(done.stdout)) == 3
+
+
 def test_a_rank_file_of_unequal_hosts_and_a_failed_rank(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("rank 0=h1 slot=0:0\nrank 1=h2 slot=0:0\nrank 2=h2 slot=0:1\n")
     words = ["--rankfile", str(tmp_path / "mine"), "sh", "-c", "exit $((OMPI_COMM_WORLD_RANK == 2 ? 7 : 0))"]

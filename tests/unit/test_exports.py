@@ -26,7 +26,7 @@ from ddlrun.mapping.placement import place
 from ddlrun.mapping.policy import PlacementPolicy
 from ddlrun.plan import START
 from ddlrun.rank.binding import parse_binding
-from ddlrun.topology import RankOrder, Topology
+from ddlrun.topology import JobTopology, RankOrder, Topology, UnequalTopology
 from docs.reference.tables import read_table
 from tests.machines.facts import load
 from tests.machines.render_hwloc import render_hwloc
@@ -165,6 +165,29 @@ def test_seats_of_very_many_hosts_that_all_differ_fit_into_a_variable() -> None:
     told = render_rank_variables(placed, "p")
     assert len(told["DDLRUN_SEATS"]) < 120_000
     assert threads_and_cpus(told, 11999, 3, 12000) == (5, set())
+
+
+@pytest.mark.parametrize(
+    ("topology", "racks", "expected"),
+    [
+        (Topology((1, 5)), "aaabb", "3+2"),
+        (Topology((1, 2, 3)), "aaaabb", "4+2"),
+        (Topology((1, 2, 2)), "aabb", None),
+        (Topology((1, 3)), "aaa", None),
+        (Topology((1, 3)), "aba", None),
+        (UnequalTopology((2, 1, 1)), "abb", "1+2"),
+        (UnequalTopology((2, 1)), "ab", "1+1"),
+    ],
+)
+def test_racks_that_the_topology_does_not_have_are_told(
+    topology: JobTopology, racks: str, expected: str | None
+) -> None:
+    listed = HostList(tuple(Host(f"h{number}", None, rack) for number, rack in enumerate(racks)), "test")
+    machines = dict.fromkeys(listed.names, machine("minsky"))
+    told = render_rank_variables(place(topology, listed, machines, RankOrder.HOST), "p")
+    assert told.get("DDLRUN_RACKS") == expected
+    nameless = HostList(tuple(host._replace(rack=None) for host in listed), "test")
+    assert "DDLRUN_RACKS" not in render_rank_variables(place(topology, nameless, machines, RankOrder.HOST), "p")
 
 
 def test_cores_that_are_left_are_told() -> None:

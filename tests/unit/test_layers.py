@@ -55,8 +55,8 @@ ALLOWED = {
     "ddl": {"allreduce_algorithms", "block_sizing", "errors", "topology"},
     "measure": {"allreduce_algorithms", "ddl", "network", "topology", "units"},
     "cli": {
-        "allreduce_algorithms", "dashboard", "doctor", "environment", "errors", "hosts", "machine", "mapping",
-        "monitor", "network", "plan", "plugins", "preflight", "process_managers", "remote", "report", "runs",
+        "allreduce_algorithms", "block_sizing", "dashboard", "doctor", "environment", "errors", "hosts", "machine",
+        "mapping", "monitor", "network", "plan", "plugins", "preflight", "process_managers", "remote", "report", "runs",
         "schedulers", "ship", "supervise", "topology", "units", "wording",
     },
     "api": {"errors", "plan", "remote", "runs", "wording"},

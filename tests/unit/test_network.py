@@ -27,7 +27,7 @@ from ddlrun.network.forecast import (
 )
 from ddlrun.network.message_counts import axes_of, blocks_of
 from ddlrun.network.presets import gradient_of, parse_links
-from ddlrun.network.unequal_nics import describe_slow_nics, nic_rates, unequal_cost
+from ddlrun.network.unequal_nics import describe_slow_nics, links_of, nic_rates, unequal_cost
 from ddlrun.topology import RankOrder, Topology, UnequalTopology
 
 LINKS = st.builds(
@@ -289,8 +289,9 @@ def test_a_slow_nic_is_read_and_predicted() -> None:
     nics = nic_rates(fabric, ["h1", "h2", "h3", "h4"], 4)
     assert nics == (5e6, 5e6, 2.5e6, 5e6)
     assert sorted(nic_rates(fabric, (), 4)) == sorted(nics)
-    assert nic_rates(fabric, ["a", "b"], 2) == ()
-    cost = forecast(Topology((2, 4)), Topology((2, 4)), fabric, TrainingStep(10**7), nics=nics).cost
+    cost = forecast(
+        Topology((2, 4)), Topology((2, 4)), fabric, TrainingStep(10**7), links=links_of(nics, (4,), fabric)
+    ).cost
     # The host with the slow NIC sends its part once and receives the result once.
     assert cost.seconds == pytest.approx(2 * 10**7 / 5e6, rel=0.02)
     assert cost.busiest == "nic"
@@ -299,16 +300,27 @@ def test_a_slow_nic_is_read_and_predicted() -> None:
 
 def test_a_slow_nic_in_one_of_two_racks_is_predicted() -> None:
     fabric = parse_fabric("nic: {bandwidth: 40 Mbit/s}\nuplink: {bandwidth: 10 Mbit/s}\n", "net.yaml")
-    cost = unequal_cost((5e6, 5e6, 2.5e6, 5e6), Topology((2, 2, 2)), fabric, 10**7)
+    cost = unequal_cost(links_of((5e6, 5e6, 2.5e6, 5e6), (2, 2), fabric), fabric, 10**7)
     assert cost.busiest == "uplink"
     assert cost.seconds == pytest.approx(10**7 / 1.25e6, rel=0.02)
+
+
+def test_racks_of_3_and_2_hosts_are_predicted(tmp_path: Path) -> None:
+    """Each rack sends its sum once, and receives the result once, over its uplink."""
+    (tmp_path / "hosts").write_text("".join(f"h{n} slots=1 rack={'a' if n < 4 else 'b'}\n" for n in range(1, 6)))
+    (tmp_path / "net.yaml").write_text("nic: {bandwidth: 10 Mbit/s}\nuplink: {bandwidth: 5 Mbit/s}\n")
+    words = ("--links", str(tmp_path / "net.yaml"), "--gradient", "5MB", "--json")
+    planned = json.loads(ddlrun("plan", f"@{tmp_path / 'hosts'}", *words).stdout)
+    assert planned["topology"] == "1x5x1"
+    assert [shape["allreduce"] for shape in planned["decompositions"]] == [pytest.approx(8, rel=0.03)] * 2
 
 
 def test_hosts_of_1_2_and_3_ranks_have_equal_blocks() -> None:
     """The bound is 2 (H - 1)/H of the array per NIC; one ring over all ranks would take 1.25 times as long."""
     fabric = parse_fabric("nic: {bandwidth: 10 Mbit/s}", "net.yaml")
     work = TrainingStep(4 * 2**20)
-    [only] = forecasts(UnequalTopology((1, 2, 3)), Topology((3, 3, 1)), fabric, work)
+    links = links_of((1.25e6,) * 3, (3,), fabric)
+    [only] = forecasts(UnequalTopology((1, 2, 3)), Topology((3, 3, 1)), fabric, work, links=links)
     assert only.cost.seconds == pytest.approx(4 / 3 * 4 * 2**20 / 1.25e6, rel=0.03)
 
 
