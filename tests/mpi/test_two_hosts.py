@@ -123,7 +123,7 @@ def test_interrupt_of_ranks_on_two_hosts(hosts: TwoHosts, mpirun: str, tmp_path:
     before = hosts.processes()
     with start(hosts, mpirun, tmp_path, "stay") as job:
         assert job.stdout is not None
-        assert sorted(job.stdout.readline().strip() for _ in RANKS) == RANKS
+        assert sorted(job.stdout.readline().strip() for _ in RANKS) == RANKS, finish(hosts, job, before)
         leaks = find_leaks(hosts.processes() - before)
         os.kill(job.pid, signal.SIGINT)
         _, errors = finish(hosts, job, before)
