@@ -1,5 +1,6 @@
 """The ranks' output, in pieces of any size: tagged on the console, unchanged in their files."""
 
+import math
 import os
 import resource
 import tempfile
@@ -15,6 +16,7 @@ from ddlrun.plan.outcome import Outcome, RankEnd
 from ddlrun.plan.supervision import OutputStyle
 from ddlrun.rank.authentication import SIZE, RunSecret, Sealer, Unsealer
 from ddlrun.rank.protocol import ProgramEnd
+from ddlrun.supervise import folding
 from ddlrun.supervise.backlog import Backlog
 from ddlrun.supervise.console_lines import RankTags
 from ddlrun.supervise.folding import MOST_LINES, LineFolder
@@ -281,7 +283,8 @@ def test_folded_lines_are_those_of_each_rank_in_their_order(lines: list[tuple[in
         assert [line.text for line in folded if rank in line.ranks] == [line for owner, line in lines if owner == rank]
 
 
-def test_a_folded_line_does_not_wait_for_ever() -> None:
+def test_a_folded_line_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "WAIT_SECONDS", math.inf)
     folder = LineFolder(2)
     for number in range(MOST_LINES + 1):
         folder.add(0, 0, b"%d\n" % number)
