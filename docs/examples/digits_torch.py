@@ -3,7 +3,7 @@
     python digits_torch.py                                               alone
     ddlrun launch --framework ddl --accelerators core digits_torch.py    one process per rank
 
-`--hook` uses DistributedDataParallel with ddlrun's communication hook instead.
+`--hook` uses DistributedDataParallel with ddlrun's communication hook instead, or with one that compresses gradients.
 Exits with 1 if fewer than 95 % of the held-out images are recognized.
 """
 
@@ -17,6 +17,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,11 +27,30 @@ from ddlrun.ddl import torch as ddl_torch
 HELD_OUT, GOAL, BATCH, WARM_UP = 360, 0.95, 64, 20
 
 
+def parallel(net: torch.nn.Module, hook: str) -> DistributedDataParallel:
+    """Return the network with averaged gradients."""
+    if hook == "average":
+        ddl_torch.init_process_group()
+    else:
+        torch.distributed.init_process_group("ddl")
+    model = DistributedDataParallel(net)
+    if hook == "top-k":
+        model.register_comm_hook(ddl_torch.TopK(share=0.05), ddl_torch.top_k_hook)
+    elif hook == "power-sgd":
+        model.register_comm_hook(PowerSGDState(None, 2, start_powerSGD_iter=WARM_UP), powerSGD_hook)
+    else:
+        model.register_comm_hook(ddl_torch.Averaging(), ddl_torch.comm_hook)
+    return model
+
+
 def main() -> None:
     """Train over all ranks and check the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the data (30)")
-    parser.add_argument("--hook", action="store_true", help="DistributedDataParallel with ddlrun's hook")
+    parser.add_argument(
+        "--hook", nargs="?", const="average", choices=["average", "top-k", "power-sgd"],
+        help="DistributedDataParallel with this hook (average)",
+    )  # fmt: skip
     options = parser.parse_args()
 
     ddl.init()
@@ -54,9 +74,7 @@ def main() -> None:
     model: torch.nn.Module = net
     optimizer: torch.optim.Optimizer = sgd
     if options.hook:
-        ddl_torch.init_process_group()
-        model = DistributedDataParallel(net)
-        model.register_comm_hook(ddl_torch.Averaging(), ddl_torch.comm_hook)
+        model = parallel(net, options.hook)
     else:
         ddl_torch.broadcast_parameters(net)  # rank 0's values replace those of the others
         optimizer = ddl_torch.DistributedOptimizer(sgd)
