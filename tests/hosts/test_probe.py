@@ -1,5 +1,6 @@
 """Probing real hosts over real ssh: namespaces of this machine."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def test_a_host_that_does_not_answer_does_not_hide_the_others(cluster: Cluster, 
     assert done.stdout.startswith("h[1-2]: ")
     lines = done.stderr.splitlines()
     assert lines[0].startswith("ddlrun: error: host h3: ssh: connect to host h3 port 22: Connection refused")
-    assert lines[1].startswith("ddlrun: error: host h4: no answer in time; try: ssh h4 true")
+    # Either ssh or ddlrun notices it first.
+    assert re.match(r"ddlrun: error: host h4: (no answer in time|ssh: .* timed out); try: ssh h4 true", lines[1])
     assert (tmp_path / "saved" / "hosts").read_text() == "h1\nh2\n"
 
 
