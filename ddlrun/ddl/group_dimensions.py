@@ -1,4 +1,4 @@
-"""The dimensions of a process group: the members of a host, the hosts of a rack, and racks."""
+"""The dimensions of a process group: the members of a host, the hosts of a rack, and racks; or its unequal hosts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from ddlrun.allreduce_algorithms import dimension_algorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
 from ddlrun.ddl.launch_context import parse_order
 from ddlrun.ddl.schedule import Dimension
+from ddlrun.ddl.unequal_links import HostGroups, make_layout, with_racks
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from ddlrun.ddl.weighted_schedule import HostLayout
 
     # A host: the numbers of its aisle, if there are several, of its rack, and of the first member on it.
     Place = tuple[int, ...]
@@ -23,11 +26,13 @@ if TYPE_CHECKING:
 class GroupDimensions(NamedTuple):
     """The dimensions of a group from the view of a member.
 
-    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions.
+    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions. layout: the
+    hosts of an allreduce, None if all are equal.
     """
 
     dimensions: list[Dimension]
     order: list[int]
+    layout: HostLayout | None = None
 
 
 def find_dimensions(
@@ -35,13 +40,14 @@ def find_dimensions(
 ) -> GroupDimensions:
     """Return the dimensions of a group, which are equal on all members.
 
-    Where the members of the hosts, or the hosts of the racks, are unequal, they are divided into equal parts.
+    Where the members of the hosts, or the hosts of the racks, are unequal, they are divided into equal parts, except in
+    an allreduce.
 
     Args:
         hosts: The host of each member.
         numbers: The rank of each member in the job.
         rank: This member.
-        environ: Has the topology of the job, from which the racks are known.
+        environ: Has the topology of the job, or its unequal racks.
     """
     first = [hosts.index(host) for host in hosts]
     racks = _find_racks(first, numbers, environ)
@@ -54,7 +60,17 @@ def find_dimensions(
     return GroupDimensions(
         [_dimension(line, rank) for line in lines if len(line) > 1],
         [members[rank_at(topology, RankOrder.HOST, block)] for block in blocks],
+        make_layout("", with_racks(_group_hosts([(places[member], member) for member in members]), environ)),
     )
+
+
+def _group_hosts(members: Sequence[tuple[Place, int]]) -> HostGroups:
+    """Return the hosts of members in the order of their places."""
+    hosts: dict[Place, tuple[int, ...]] = {}
+    for place, member in members:
+        hosts[place] = (*hosts.get(place, ()), member)
+    racks = Counter(place[:-1] for place in hosts)
+    return HostGroups(tuple(hosts.values()), tuple(racks.values()))
 
 
 def _find_racks(first: Sequence[int], numbers: Sequence[int], environ: Mapping[str, str]) -> list[Place]:

@@ -104,7 +104,7 @@ def find_links(world: Communicator, hosts: HostGroups, environ: Mapping[str, str
 
     Raises InputError on all ranks if DDLRUN_DDL_LINKS is wrong.
     """
-    reply, problems = world.bcast(_read_links(_launched(hosts, environ), environ.get(VARIABLE, "")))
+    reply, problems = world.bcast(_read_links(with_racks(hosts, environ), environ.get(VARIABLE, "")))
     if problems:
         raise InputError(*problems)
     return cast("LinksReply", reply)
@@ -118,7 +118,7 @@ def _read_links(hosts: HostGroups, text: str) -> tuple[LinksReply | None, tuple[
     return LinksReply(layout, are_unknown=layout is None and not text), ()
 
 
-def _launched(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:
+def with_racks(hosts: HostGroups, environ: Mapping[str, str]) -> HostGroups:
     """Return the hosts with the racks of the launch, which does not know those of a part of the job."""
     racks = tuple(int(size) for size in environ.get(RACKS, "").split("+") if size.isdecimal())
     return hosts._replace(racks=racks) if sum(racks) == len(hosts.ranks) else hosts

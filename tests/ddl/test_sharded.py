@@ -72,6 +72,24 @@ def test_a_group_of_some_ranks_has_the_racks_of_the_job(numbers: tuple[int, ...]
     assert [dimension.peers for dimension in group.dimensions] == peers
 
 
+@pytest.mark.parametrize(
+    ("hosts", "environ", "ranks", "racks"),
+    [
+        (("b", "a", "a"), {}, ((0,), (1, 2)), 1),
+        (("a", "b", "c"), {"DDLRUN_RACKS": "2+1"}, ((0,), (1,), (2,)), 2),
+        (("a", "b", "a", "c"), LAUNCHED | {"DDLRUN_RACKS": "1+2"}, ((0, 2), (1,), (3,)), 2),
+        (("a", "b"), {"DDLRUN_RACKS": "2+1"}, None, 0),  # a part of the job
+        (("a", "b"), {}, None, 0),
+    ],
+)
+def test_groups_on_unequal_hosts_or_racks_have_a_layout(
+    hosts: tuple[str, ...], environ: dict[str, str], ranks: tuple[tuple[int, ...], ...] | None, racks: int
+) -> None:
+    layout = find_dimensions(hosts, range(len(hosts)), rank=0, environ=environ).layout
+    assert (layout and layout.hosts) == ranks
+    assert layout is None or len(layout.shares.racks) == racks
+
+
 @pytest.mark.extra
 @pytest.mark.openmpi(4)
 @pytest.mark.parametrize("major", [4], indirect=True)

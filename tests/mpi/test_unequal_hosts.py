@@ -160,6 +160,39 @@ def test_torch_trains_on_unequal_hosts(hosts: TwoHosts, mpirun: str, tmp_path: P
     assert sorted(done.stdout.splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
+BACKEND = """
+import sys
+import torch
+import torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl")
+rank, size = dist.get_rank(), dist.get_world_size()
+for count in (1, 2, 5, 1009, 100_003):
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        rows = torch.stack([torch.arange(count, dtype=torch.float64) % 7 + other for other in range(size)])
+        reduced = rows[rank].clone()
+        dist.all_reduce(reduced, op)
+        assert torch.equal(reduced, rows.sum(0) if op == dist.ReduceOp.SUM else rows.max(0).values), (count, op)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+model(torch.full((1, 3), float(rank))).sum().backward()
+assert torch.allclose(model.module.weight.grad, torch.full((1, 3), (size - 1) / 2))
+dist.destroy_process_group()
+sys.stdout.write(f"{rank} of {size}\\n")
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.openmpi(5)
+def test_the_backend_ddl_reduces_on_unequal_hosts(hosts: TwoHosts, mpirun: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(BACKEND)
+    (tmp_path / "hosts").write_text("h1 slots=3 rack=a\nh2 slots=1 rack=b\n")
+    words = ["--overload", "--framework", "torch", "--hostfile", str(tmp_path / "hosts"), str(tmp_path / "train.py")]
+    done = launch(hosts, mpirun, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} of 4" for rank in range(4)]
+
+
 HOROVOD = """
 import sys
 import horovod.torch as hvd

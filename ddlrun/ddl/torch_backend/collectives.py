@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, grow_chunks
+from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
@@ -41,15 +42,12 @@ class GroupCollectives:
         self._endpoint, self._engine = endpoint, engine
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
+        self._reduction = lru_cache(maxsize=256)(self._make_reduction)
+        """reduction(count, division): the steps of an allreduce of `count` elements. For `division` see `ReduceOp`."""
 
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
-
-        def steps(count: int, division: str) -> tuple[ScheduleStep, ...]:
-            scatter = reduce_scatter(self._grid().dimensions, count, division=division)
-            return (*scatter, *mirror(scatter))
-
-        return self._start_chunks(memory.elements[0], operator, steps)
+        return self._start_chunks(memory.elements[0], operator, self._reduction)
 
     def broadcast(self, memory: TensorBytes, root: int) -> Callable[[], bool]:
         """Fill the memory with that of the root."""
@@ -84,7 +82,7 @@ class GroupCollectives:
 
     def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
         """Begin a reduce-scatter or an allgather of equal blocks, in the order of the ranks."""
-        dimensions, order = self._grid()
+        dimensions, order, _ = self._grid()
         size = len(elements) // self._size
         transfer = BlockTransfer(
             blocks=ArrayBlocks(elements, self._size, order),
@@ -94,6 +92,13 @@ class GroupCollectives:
         )
         tuning = self._tuning(elements.nbytes)._replace(depth=IN_FLIGHT)
         return _is_over(transfer.start(self._engine, kind, operator, tuning))
+
+    def _make_reduction(self, count: int, division: str) -> tuple[ScheduleStep, ...]:
+        dimensions, _, layout = self._grid()
+        scatter = reduce_scatter(dimensions, count, division=division)
+        if layout is not None and division != "each":
+            scatter = weighted_schedule.reduce_scatter(layout, self._rank, count, division=bool(division))
+        return (*scatter, *mirror(scatter))
 
     def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
         """Return the schedule of a reduce-scatter or an allgather; its chunks have one or two lengths."""
