@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.history import History
+from ddlrun.monitor.link_rates import MEGABIT, find_slow_links
 from ddlrun.monitor.samples import HostSample, RankSample
 
 WINDOW = 10
@@ -225,7 +226,14 @@ def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
     speeds = {host: max((nic.speed for nic in samples[-1].nics), default=0) for host, samples in hosts.items()}
     lost = {host: mean(_lost_packets(sample) for sample in samples) for host, samples in hosts.items()}
     usual_speed, usual_loss = median(speeds.values()), median(lost.values())
-    findings = []
+    findings = [
+        Finding(
+            SlownessCause.SLOW_NIC, "", links.host, round(1 - links.rate / links.usual, 3),
+            f"data to and from it travels at {links.rate / MEGABIT:.3g} Mbit/s, "
+            f"between other hosts at {links.usual / MEGABIT:.3g}",
+        )
+        for links in find_slow_links(hosts)
+    ]  # fmt: skip
     for host in hosts:
         if 0 < speeds[host] < usual_speed:
             details = f"its network interface has {speeds[host]} Mbit/s, others have {usual_speed:.0f}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, TypeAlias
 
-from ddlrun.monitor.samples import HostSample, NicSample, RankSample
+from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample
 
 Sample: TypeAlias = RankSample | HostSample
 LIMIT = 8 << 20
@@ -70,6 +70,7 @@ def render_line(sample: Sample) -> str:
     fields = sample._asdict()
     if isinstance(sample, HostSample):
         fields["nics"] = [nic._asdict() for nic in sample.nics]
+        fields["peers"] = [peer._asdict() for peer in sample.peers]
     return json.dumps(fields) + "\n"
 
 
@@ -79,7 +80,10 @@ def parse_line(line: bytes) -> Sample:
     if "ranks" in fields:
         return RankSample(**{name: fields[name] for name in RankSample._fields})
     nics = tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"])
-    return HostSample(**{**{name: fields[name] for name in HostSample._fields}, "nics": nics})
+    listed = fields.get("peers", ())  # files of earlier versions have none
+    peers = tuple(PeerSample(**{name: peer[name] for name in PeerSample._fields}) for peer in listed)
+    others = {name: fields[name] for name in HostSample._fields if name != "peers"}
+    return HostSample(**others)._replace(nics=nics, peers=peers)
 
 
 class MetricsReader:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddlrun.rank.host_usage import HOST_FIELDS, NIC_FIELDS
+from ddlrun.rank.host_usage import HOST_FIELDS, NIC_FIELDS, PEER_FIELDS
+from ddlrun.rank.peer_traffic import MOST_PEERS
 from ddlrun.rank.protocol import ProtocolError, parse_number
 from ddlrun.rank.usage import LONGEST_FUNCTION, USAGE_FIELDS
 
@@ -76,6 +77,19 @@ class NicSample(NamedTuple):
     """Errors and dropped packets per second."""
 
 
+class PeerSample(NamedTuple):
+    """The traffic over TCP to another host to which much was sent."""
+
+    address: str
+    """That of this host."""
+    peer: str
+    """The address of the other host."""
+    sent: float
+    """Bytes per second."""
+    busy: float
+    """The share of the time in which data was on its way."""
+
+
 class HostSample(NamedTuple):
     """The use of a host by all its processes."""
 
@@ -98,6 +112,8 @@ class HostSample(NamedTuple):
     """TCP segments per second that were sent again."""
     nics: tuple[NicSample, ...]
     """Network interfaces that are in use."""
+    peers: tuple[PeerSample, ...] = ()
+    """Other hosts, those to which most was sent."""
 
 
 def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample:
@@ -139,8 +155,9 @@ def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample
 def parse_host_sample(text: str, host: str, now: float) -> HostSample:
     """Parse a report of a host's use. Raises ProtocolError."""
     words = text.split(" ")
-    numbers, nics = words[: len(HOST_FIELDS)], words[len(HOST_FIELDS) :]
-    if len(numbers) != len(HOST_FIELDS) or len(nics) > MOST_NICS:
+    numbers, rest = words[: len(HOST_FIELDS)], words[len(HOST_FIELDS) :]
+    nics, peers = ([word for word in rest if word.startswith("@") == is_peer] for is_peer in (False, True))
+    if len(numbers) != len(HOST_FIELDS) or len(nics) > MOST_NICS or len(peers) > MOST_PEERS:
         raise ProtocolError("its report of its host's use cannot be read")
     use = dict(zip(HOST_FIELDS, (parse_number(word, MOST) for word in numbers), strict=True))
     seconds = use["ms"] / 1000
@@ -156,6 +173,7 @@ def parse_host_sample(text: str, host: str, now: float) -> HostSample:
         swapped_in=round(use["swapped_in_bytes"] * rate),
         retransmitted=_round(use["retransmitted"] * rate),
         nics=tuple(_parse_nic(word, rate) for word in nics),
+        peers=tuple(_parse_peer(word, rate) for word in peers),
     )
 
 
@@ -171,6 +189,15 @@ def _parse_nic(word: str, rate: float) -> NicSample:
         sent=round(use["sent_bytes"] * rate),
         errors=_round((use["receive_errors"] + use["send_errors"]) * rate),
     )
+
+
+def _parse_peer(word: str, rate: float) -> PeerSample:
+    pair, *values = word.removeprefix("@").rsplit(":", len(PEER_FIELDS))
+    address, arrow, peer = pair.partition(">")
+    if len(values) != len(PEER_FIELDS) or not arrow:
+        raise ProtocolError("its report of the traffic to a host cannot be read")
+    sent, busy = (parse_number(value, MOST) for value in values)
+    return PeerSample(address, peer, sent=round(sent * rate), busy=_round(busy / 1000 * rate))
 
 
 def add_samples(samples: Sequence[RankSample], ranks: str) -> RankSample:

@@ -1,13 +1,15 @@
 """The use of a host: its CPUs, memory, swap space and network interfaces.
 
 A report has the fields of HOST_FIELDS, separated by spaces. A word per network interface follows, with its name and
-the fields of NIC_FIELDS, separated by colons.
+the fields of NIC_FIELDS, separated by colons; and a word per other host, @OURS>THEIRS with two addresses and the fields
+of PEER_FIELDS.
 """
 
 from __future__ import annotations
 
 import os
 
+from ddlrun.rank.peer_traffic import PeerTraffic
 from ddlrun.rank.proc_files import parse_counters, read_file
 
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
@@ -26,6 +28,9 @@ retransmitted: TCP segments that were sent again.
 NIC_FIELDS = ("speed", "received_bytes", "receive_errors", "sent_bytes", "send_errors")
 """The numbers of a network interface; speed is in Mbit/s, 0 if unknown. Dropped packets count as errors."""
 
+PEER_FIELDS = ("sent_bytes", "busy_ms")
+"""The numbers of the traffic to another host: acknowledged bytes of TCP, and how long data was on its way."""
+
 
 class HostUsageReader:
     """The counters of the host."""
@@ -34,6 +39,7 @@ class HostUsageReader:
         self._reports = 0
         self._before: dict[bytes, list[int]] = {}
         self._speeds: dict[bytes, int] = {}
+        self._traffic = PeerTraffic()
         self.take()
 
     def take(self) -> str:
@@ -44,10 +50,10 @@ class HostUsageReader:
         retransmitted = parse_retransmitted(read_file("/proc/net/snmp"))
         busy, swapped, retransmitted = self._since(b"", [busy, swapped, retransmitted])
         nics = [self._render_nic(name, counters) for name, counters in self._read_nics()]
+        peers = [f"@{pair}:{sent}:{busy_ms}" for pair, sent, busy_ms in self._traffic.take()]
         self._reports += 1
-        return " ".join(
-            [f"{cpus} {busy} {memory} {available} {swapped * PAGE_BYTES} {retransmitted}", *nics[:MOST_NICS]]
-        )
+        numbers = f"{cpus} {busy} {memory} {available} {swapped * PAGE_BYTES} {retransmitted}"
+        return " ".join([numbers, *nics[:MOST_NICS], *peers])
 
     def _read_nics(self) -> list[tuple[bytes, list[int]]]:
         nics = parse_nics(read_file("/proc/net/dev"))

@@ -8,7 +8,7 @@ import pytest
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import Sample, read_samples
-from ddlrun.monitor.samples import HostSample, NicSample, RankSample
+from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample
 from tests.support.seeded_runs import SAMPLES, findings_of
 
 RANK = RankSample(
@@ -121,6 +121,32 @@ def test_the_host_with_the_slow_network_is_named() -> None:
     hosts = [*ten(HOST), *ten(HOST, host="n2", nics=slow), *ten(HOST, host="n3")]
     (finding,) = diagnose(history_of(hosts))
     assert finding.text == "n2: its network interface has 1000 Mbit/s, others have 10000"
+
+
+def traffic(host: int, rates: dict[int, float], busy: float = 0.5) -> list[Sample]:
+    """Return samples of a host that sends to others: number of the host -> MB/s while data is on its way."""
+    peers = tuple(
+        PeerSample(f"10.0.0.{host}", f"10.0.0.{peer}", rate * 1e6 * busy, busy) for peer, rate in rates.items()
+    )
+    return ten(HOST, host=f"n{host}", peers=peers)
+
+
+def test_a_host_whose_links_are_slow_both_ways_is_named() -> None:
+    ring = [*traffic(1, {4: 5.0}), *traffic(2, {1: 5.2}), *traffic(3, {2: 2.5}), *traffic(4, {3: 2.4})]
+    (finding,) = diagnose(history_of(ring))
+    assert finding.text == "n3: data to and from it travels at 19.6 Mbit/s, between other hosts at 40.8"
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [*traffic(1, {2: 5.0}), *traffic(2, {1: 2.0})],  # nothing to compare with
+        [*traffic(1, {2: 5.0}), *traffic(2, {3: 5.0}), *traffic(3, {1: 2.0})],  # slow one way: of n3 or of n1?
+        [*traffic(1, {2: 5.0}), *traffic(2, {3: 2.0}, busy=0.01), *traffic(3, {1: 2.0}, busy=0.01)],
+    ],
+)
+def test_links_that_tell_too_little_are_no_finding(hosts: list[Sample]) -> None:
+    assert diagnose(history_of(hosts)) == []
 
 
 def test_the_host_that_loses_packets_is_named() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ddlrun.monitor.collector import SampleCollector
 from ddlrun.monitor.metrics_file import MetricsFile, MetricsReader, parse_line, read_samples, render_line
-from ddlrun.monitor.samples import HostSample, NicSample, RankSample, parse_host_sample, parse_rank_sample
+from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample, parse_host_sample, parse_rank_sample
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.rank import protocol
 from ddlrun.rank.cpu_quota import QuotaPeriods
@@ -27,7 +27,7 @@ from tests.support.keepers import serving
 from tests.support.processes import wait_for
 
 USAGE = "9500 1000 2 500 250 100 7 1 3 1 1 2048 1024 2 4000 3000 2000 10 4 D folio_wait_bit"
-HOST_USAGE = "2000 8 4000 1000 400 8192 6 eth0:10000:2000000:2:4000000:0 a:b:0:0:0:0:0"
+HOST_USAGE = "2000 8 4000 1000 400 8192 6 eth0:10000:2000000:2:4000000:0 a:b:0:0:0:0:0 @::1>::2:800000:1500"
 RANK = RankSample(
     time=5.0, seconds=1.0, ranks="3", size=1, host="n1", age=9.5, cores=2, cpu=0.75, system=0.25, queue=0.1,
     switches=7.0, processes=1, threads=3, running=1, blocked=1, rss=2 << 20, anonymous=1 << 20, faults=2.0, input=4000,
@@ -37,6 +37,7 @@ HOST = HostSample(
     time=5.0, seconds=2.0, host="n1", cores=8, cpu=2.0, memory=1024000, available=409600, swapped_in=4096,
     retransmitted=3.0,
     nics=(NicSample("eth0", 10000, 1000000, 2000000, 1.0), NicSample("a:b", 0, 0, 0, 0.0)),
+    peers=(PeerSample("::1", "::2", 400000, 0.75),),
 )  # fmt: skip
 
 BUSY = """
