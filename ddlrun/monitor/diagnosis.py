@@ -232,7 +232,7 @@ def find_slow_nics(hosts: Mapping[str, Sequence[HostSample]]) -> list[Finding]:
             f"data to and from it travels at {links.rate / MEGABIT:.3g} Mbit/s, "
             f"between other hosts at {links.usual / MEGABIT:.3g}",
         )
-        for links in find_slow_links(hosts)
+        for links in find_slow_links({host: rows for host, rows in hosts.items() if len(rows) >= LEAST_SAMPLES})
     ]  # fmt: skip
     for host in hosts:
         if 0 < speeds[host] < usual_speed:
