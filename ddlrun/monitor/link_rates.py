@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from ddlrun.monitor.samples import HostSample
 
-# Of a pair of hosts in all samples together; busy times are sums of whole milliseconds.
+# Of a pair of hosts in all samples together; busy times are sums of whole milliseconds, so that short ones are unknown.
 LEAST_BYTES = 1 << 20
-LEAST_BUSY_SECONDS = 0.02
+SHORTEST_BUSY_SECONDS = 0.02
 # Of all links of a slow host together: others hardly matter.
 LEAST_SLOW_SECONDS = 1.0
 # The links of a host are slow if the fastest one has less than this share of the usual rate.
@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
     @property
     def rate(self) -> float:
         """Bytes per second while data was on its way."""
-        return self.sent / self.busy
+        return self.sent / max(self.busy, SHORTEST_BUSY_SECONDS)
 
 
 class SlowLinks(NamedTuple):
@@ -39,15 +39,15 @@ class SlowLinks(NamedTuple):
 def find_slow_links(hosts: Mapping[str, Sequence[HostSample]]) -> list[SlowLinks]:
     """Return the hosts to and from which data takes longer than between the other hosts."""
     pairs = add_traffic(hosts)
+    busy = {host: sum(traffic.busy for pair, traffic in pairs.items() if host in pair) for host in hosts}
     found = []
-    for host in hosts:
-        own = [traffic for pair, traffic in pairs.items() if host in pair]
+    # The links of a slow host are slow at their other ends, too; it has the most of them.
+    for host in sorted(hosts, key=lambda host: -busy[host]):
+        own = {pair: traffic.rate for pair, traffic in pairs.items() if host in pair}
         others = [traffic.rate for pair, traffic in pairs.items() if host not in pair]
-        if len(own) < 2 or not others or sum(traffic.busy for traffic in own) < LEAST_SLOW_SECONDS:
-            continue
-        rates, usual = [traffic.rate for traffic in own], median(others)
-        if max(rates) < SLOW * usual:
-            found.append(SlowLinks(host, median(rates), usual))
+        if len(own) > 1 and others and busy[host] >= LEAST_SLOW_SECONDS and max(own.values()) < SLOW * median(others):
+            found.append(SlowLinks(host, median(own.values()), median(others)))
+            pairs = {pair: traffic for pair, traffic in pairs.items() if pair not in own}
     return found
 
 
@@ -60,8 +60,4 @@ def add_traffic(hosts: Mapping[str, Sequence[HostSample]]) -> dict[tuple[str, st
             pair = host, owners.get(peer.peer, host)
             sent, busy = pairs.get(pair, Traffic())
             pairs[pair] = Traffic(sent + peer.sent * seconds, busy + peer.busy * seconds)
-    return {
-        pair: traffic
-        for pair, traffic in pairs.items()
-        if pair[0] != pair[1] and traffic.sent >= LEAST_BYTES and traffic.busy >= LEAST_BUSY_SECONDS
-    }
+    return {pair: traffic for pair, traffic in pairs.items() if pair[0] != pair[1] and traffic.sent >= LEAST_BYTES}

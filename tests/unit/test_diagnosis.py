@@ -137,6 +137,12 @@ def test_a_host_whose_links_are_slow_both_ways_is_named() -> None:
     assert finding.text == "n3: data to and from it travels at 19.6 Mbit/s, between other hosts at 40.8"
 
 
+def test_the_neighbours_of_a_slow_host_are_not_named() -> None:
+    """n2 sends and receives nothing but over the slow links of n3."""
+    hosts = [*traffic(1, {3: 2.5, 4: 5.0}), *traffic(2, {3: 2.4}), *traffic(3, {1: 2.5, 2: 2.4}), *traffic(4, {1: 5.0})]
+    assert [finding.host for finding in diagnose(history_of(hosts))] == ["n3"]
+
+
 @pytest.mark.parametrize(
     "hosts",
     [
