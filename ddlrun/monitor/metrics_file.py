@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, TypeAlias
 
+from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.samples import HostSample, NicSample, RankSample
 
 Sample: TypeAlias = RankSample | HostSample
@@ -67,10 +68,15 @@ def thin_out(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 def render_line(sample: Sample) -> str:
     """Render a sample as a line of JSON that begins with its time."""
+    return json.dumps(sample_record(sample)) + "\n"
+
+
+def sample_record(sample: Sample) -> dict[str, Any]:
+    """Return the JSON object of a sample."""
     fields = sample._asdict()
     if isinstance(sample, HostSample):
-        fields["nics"] = [nic._asdict() for nic in sample.nics]
-    return json.dumps(fields) + "\n"
+        fields |= {name: [part._asdict() for part in fields[name]] for name in ("nics", "gpus")}
+    return fields
 
 
 def parse_line(line: bytes) -> Sample:
@@ -78,8 +84,15 @@ def parse_line(line: bytes) -> Sample:
     fields: Mapping[str, Any] = json.loads(line)
     if "ranks" in fields:
         return RankSample(**{name: fields[name] for name in RankSample._fields})
-    nics = tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"])
-    return HostSample(**{**{name: fields[name] for name in HostSample._fields}, "nics": nics})
+    parts: dict[str, Any] = {
+        "nics": tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"]),
+        "gpus": tuple(map(_parse_gpu, fields.get("gpus", ()))),  # samples of older versions have none
+    }
+    return HostSample(**{name: parts[name] if name in parts else fields[name] for name in HostSample._fields})
+
+
+def _parse_gpu(fields: Mapping[str, Any]) -> GpuSample:
+    return GpuSample(**{**{name: fields[name] for name in GpuSample._fields}, "limits": tuple(fields["limits"])})
 
 
 class MetricsReader:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddlrun.monitor.gpu_samples import GpuSample, parse_gpu_sample
+from ddlrun.rank.gpu_usage import MOST_GPUS
 from ddlrun.rank.host_usage import HOST_FIELDS, NIC_FIELDS
 from ddlrun.rank.protocol import ProtocolError, parse_number
 from ddlrun.rank.usage import LONGEST_FUNCTION, USAGE_FIELDS
@@ -98,6 +100,8 @@ class HostSample(NamedTuple):
     """TCP segments per second that were sent again."""
     nics: tuple[NicSample, ...]
     """Network interfaces that are in use."""
+    gpus: tuple[GpuSample, ...] = ()
+    """NVIDIA GPUs, where nvidia-smi is installed."""
 
 
 def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample:
@@ -138,9 +142,10 @@ def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample
 
 def parse_host_sample(text: str, host: str, now: float) -> HostSample:
     """Parse a report of a host's use. Raises ProtocolError."""
-    words = text.split(" ")
+    line, *gpus = text.split("\n")
+    words = line.split(" ")
     numbers, nics = words[: len(HOST_FIELDS)], words[len(HOST_FIELDS) :]
-    if len(numbers) != len(HOST_FIELDS) or len(nics) > MOST_NICS:
+    if len(numbers) != len(HOST_FIELDS) or len(nics) > MOST_NICS or len(gpus) > MOST_GPUS:
         raise ProtocolError("its report of its host's use cannot be read")
     use = dict(zip(HOST_FIELDS, (parse_number(word, MOST) for word in numbers), strict=True))
     seconds = use["ms"] / 1000
@@ -156,6 +161,7 @@ def parse_host_sample(text: str, host: str, now: float) -> HostSample:
         swapped_in=round(use["swapped_in_bytes"] * rate),
         retransmitted=_round(use["retransmitted"] * rate),
         nics=tuple(_parse_nic(word, rate) for word in nics),
+        gpus=tuple(parse_gpu_sample(line) for line in gpus),
     )
 
 
