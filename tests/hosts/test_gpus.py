@@ -235,6 +235,35 @@ def test_hosts_with_different_numbers_of_gpus(
     assert "2+1: 3 ranks on h[1,3] (" in done.stderr
 
 
+# Every rank stays until both hosts have samples of GPUs.
+BOTH = """
+import os, sys, time
+def hosts():
+    lines = open(sys.argv[1]).readlines() if os.path.exists(sys.argv[1]) else []
+    return {host for host in ("h1", "h2") for line in lines if f'"host": "{host}"' in line and '"limits"' in line}
+while len(hosts()) < 2:
+    time.sleep(0.1)
+"""
+
+
+def test_each_host_has_samples_of_its_own_gpus(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    lines = [
+        busy(number).replace("65:00.0", address) for number, address in enumerate(["17:00.0", "3b:00.0", "5e:00.0"])
+    ]
+    smi = install(
+        tmp_path / "smi", *(line.replace(f"0000000{number}:", "00000000:") for number, line in enumerate(lines))
+    )
+    line = launch_line(mpirun, tmp_path, "--sample-interval", "0.2", "-H", "h1,h2", "--overload")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    argv = ["env", f"PATH={smi.path}", *line, sys.executable, "-c", BOTH, str(metrics)]
+    done = cluster.run("h1", argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    hosts = [sample for sample in read_samples(str(metrics)) if isinstance(sample, HostSample)]
+    ranks = {sample.host: [gpu.ranks for gpu in sample.gpus] for sample in hosts if sample.gpus}
+    assert ranks == {"h1": ["0", "", ""], "h2": ["", "2", "3"]}
+    assert len(smi.starts()) == 2
+
+
 def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run("h1", [sys.executable, "-m", "ddlrun", "probe", "h[1-2]"], cwd=tmp_path)
     assert done.stdout.splitlines()[2].endswith(
