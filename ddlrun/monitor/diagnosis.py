@@ -35,6 +35,7 @@ UNUSUAL_GROWTH = 5.0
 MOST_MAPPED = 0.1
 # The memory of the host lasts for less; half of it where the memory of other ranks grows, too.
 EXHAUSTION_SECONDS = 3600.0
+LEAST_BUSY_GPUS = 0.5
 LEAST_ERRORS = 10.0
 LEAST_RETRANSMITTED = 20.0
 MANY_TIMES = 5
@@ -228,6 +229,9 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
     ranks = history.ranks(LEAST_SAMPLES)
     if not ranks:
         return "no samples of running ranks"
+    gpus = [share for share in history.gpu_utilization().values() if share is not None]
+    if len(gpus) == len(ranks) and mean(gpus) >= LEAST_BUSY_GPUS:
+        return f"nothing but the work of the GPUs: they compute {mean(gpus):.0%} of the time"
     shares = {name: mean(sample.cpu / sample.size for sample in samples) for name, samples in ranks.items()}
     busy = [name for name, share in shares.items() if share >= MOST_CPU_WAITING]
     if len(busy) == len(shares):

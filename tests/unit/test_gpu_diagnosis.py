@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gauges import GPU_GAUGES, GPU_LIMIT, list_values
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
@@ -137,6 +137,19 @@ HEALTHY: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("work", HEALTHY)
 def test_healthy_gpus_have_no_finding(work: str) -> None:
     assert findings_of(history_of(*HEALTHY[work])) == set()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "summary"),
+    [
+        ([{}, {"utilization": 0.5}], "nothing but the work of the GPUs: they compute 74% of the time"),
+        ([{}, {"utilization": 0.0}, IDLE], "ranks wait for events or devices, most of them in futex_wait"),
+        ([{}, {"ranks": ""}], "ranks wait for events or devices, most of them in futex_wait"),
+    ],
+)
+def test_a_job_whose_gpus_compute_is_summarized(gpus: list[dict[str, Any]], summary: str) -> None:
+    history = history_of(gpus, size=8)
+    assert summarize(history, diagnose(history)) == summary
 
 
 def test_top_has_a_column_and_a_line_for_gpus_where_there_are_any() -> None:
