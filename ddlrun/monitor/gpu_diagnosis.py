@@ -161,13 +161,13 @@ def find_starved(uses: Sequence[GpuUse]) -> Iterator[Finding]:
         yield _finding(SlownessCause.GPU_STARVED, host, [use.gpu for use in own], 1 - share, details)
 
 
-def _by_gpu(samples: Sequence[HostSample]) -> Mapping[str, list[GpuSample]]:
+def _by_gpu(samples: Sequence[HostSample]) -> Mapping[int, list[GpuSample]]:
     """Return the samples of each GPU of a host that has ranks."""
-    by_gpu: dict[str, list[GpuSample]] = {}
+    by_gpu: dict[int, list[GpuSample]] = {}
     for sample in samples:
         for gpu in sample.gpus:
             if gpu.ranks:
-                by_gpu.setdefault(gpu.uuid, []).append(gpu)
+                by_gpu.setdefault(gpu.number, []).append(gpu)
     return by_gpu
 
 

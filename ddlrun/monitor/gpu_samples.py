@@ -10,6 +10,7 @@ from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_list
 from ddlrun.rank.gpu_usage import GPU_FIELDS
 from ddlrun.rank.protocol import ProtocolError, parse_number
 
+LONGEST_UUID = 64
 MIB = 1 << 20
 MEGAHERTZ = 1_000_000
 # Of a GPU and of a rank, which parse_cpu_list reads again.
@@ -73,7 +74,7 @@ def parse_gpu_sample(line: str) -> GpuSample:
     address = re.fullmatch(ADDRESS, cells["pci.bus_id"])
     return GpuSample(
         number=parse_number(cells["index"], MOST_NUMBER),
-        uuid=cells["uuid"],
+        uuid=cells["uuid"][:LONGEST_UUID],
         address=address[1].lower() if address else "",
         ranks=cpu_list(parse_number(word, MOST_NUMBER) for word in cells["ranks"].split()),
         utilization=_scale(cells, "utilization.gpu", 0.01),
