@@ -6,15 +6,15 @@ from enum import Enum
 from statistics import mean
 from typing import Annotated, NamedTuple
 
-from ddlrun.machine.cpus import MOST_PUS, cpu_list, parse_cpu_list
+from ddlrun.machine.cpus import cpu_list
+from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.rank.gpu_usage import GPU_FIELDS
 from ddlrun.rank.protocol import ProtocolError, parse_number
 
 LONGEST_UUID = 64
 MIB = 1 << 20
 MEGAHERTZ = 1_000_000
-# Of a GPU and of a rank, which parse_cpu_list reads again.
-MOST_NUMBER = MOST_PUS - 1
+MOST_NUMBER = 1 << 31
 # Linux's notation of a PCI address has four digits for the domain, nvidia-smi's has eight.
 ADDRESS = r"[0-9A-Fa-f]{0,4}([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 
@@ -117,7 +117,7 @@ def parse_limits(reasons: str) -> list[ClockLimit]:
 def utilization_by_rank(gpus: Iterable[GpuSample]) -> dict[int, float]:
     """Return the utilization of the GPU of each rank, where it is known."""
     known = ((gpu.ranks, gpu.utilization) for gpu in gpus if gpu.utilization is not None)
-    return {rank: utilization for ranks, utilization in known for rank in parse_cpu_list(ranks)}
+    return {rank: utilization for ranks, utilization in known for rank in expand_ranks(ranks)}
 
 
 def mean_utilization(ranks: str, by_rank: Mapping[int, float]) -> float | None:
@@ -126,5 +126,5 @@ def mean_utilization(ranks: str, by_rank: Mapping[int, float]) -> float | None:
     >>> mean_utilization("0-2", {0: 0.5, 1: 1.0}), mean_utilization("3", {})
     (0.75, None)
     """
-    values = [by_rank[rank] for rank in parse_cpu_list(ranks) if rank in by_rank]
+    values = [by_rank[rank] for rank in expand_ranks(ranks) if rank in by_rank]
     return mean(values) if values else None

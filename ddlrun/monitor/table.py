@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
+from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.units import render_bytes
 
@@ -43,25 +44,15 @@ def render_table(history: History, findings: Sequence[Finding], most_rows: int |
 def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequence[Finding]) -> list[str]:
     """Return the names of ranks: those with the most severe finding first, then those with the longest queue."""
     severity = {
-        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in _expand(finding.ranks)
+        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in expand_ranks(finding.ranks)
     }
 
     def key(name: str) -> tuple[float, float, int]:
         last = ranks[name][-1]
-        first = _expand(name)[0]
-        return -severity.get((last.host, first), 0.0), -round(last.queue, 1), int(first)
+        first = expand_ranks(name)[0]
+        return -severity.get((last.host, first), 0.0), -round(last.queue, 1), first
 
     return sorted(ranks, key=key)
-
-
-def _expand(ranks: str) -> list[str]:
-    """Return the single ranks of a list.
-
-    >>> _expand("0-2,7")
-    ['0', '1', '2', '7']
-    """
-    spans = [part.partition("-") for part in ranks.split(",") if part]
-    return [str(rank) for first, _, last in spans for rank in range(int(first), int(last or first) + 1)]
 
 
 def _rank_line(samples: Sequence[RankSample], gpu: str | None) -> str:
