@@ -15,7 +15,7 @@ from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
 
 LEAST_SAMPLES = 5
-# A short disturbance is no throttling: so many samples are looked at, and so large a share of them must have it.
+# A short disturbance is no throttling: so large a share of so many samples must have it.
 WINDOW = 10
 MAJORITY = 0.6
 # A clock above this share of the highest one is not slow.
@@ -80,25 +80,26 @@ def find_gpu_causes(history: History) -> list[Finding]:
 
 def find_throttled(host: str, samples: Sequence[HostSample]) -> Iterator[Finding]:
     """Yield a finding if heat, the power supply or the hardware lowers the clocks of a host's GPUs."""
-    slow: list[tuple[float, GpuSample, str]] = []
+    slow: list[tuple[float, GpuSample]] = []
     for gpus in _by_gpu(samples).values():
         slowed = [gpu for gpu in gpus if not THROTTLING.keys().isdisjoint(gpu.limits)]
-        shares = [gpu.clock / gpu.highest_clock for gpu in slowed if gpu.clock and gpu.highest_clock]
-        if len(gpus) < LEAST_SAMPLES or len(slowed) < MAJORITY * len(gpus) or not shares:
-            continue
-        if mean(shares) <= MOST_CLOCK:
-            slow.append((1 - mean(shares), slowed[-1], _describe_throttling(slowed[-1])))
+        clocks = [gpu.clock for gpu in slowed if gpu.clock is not None]
+        highest = gpus[-1].highest_clock
+        often = len(slowed) >= MAJORITY * WINDOW
+        if often and clocks and highest and mean(clocks) <= MOST_CLOCK * highest:
+            slow.append((1 - mean(clocks) / highest, slowed[-1]._replace(clock=mean(clocks))))
     if slow:
-        severity, _, details = max(slow, key=lambda item: item[0])
+        severity, slowest = max(slow, key=lambda pair: pair[0])
         more = f"; the slowest of {len(slow)} such GPUs" if len(slow) > 1 else ""
-        yield _finding(SlownessCause.GPU_THROTTLED, host, [gpu for _, gpu, _ in slow], severity, details + more)
+        details = _describe_throttling(slowest) + more
+        yield _finding(SlownessCause.GPU_THROTTLED, host, [gpu for _, gpu in slow], severity, details)
 
 
 def _describe_throttling(gpu: GpuSample) -> str:
     cause = next(words for limit, words in THROTTLING.items() if limit in gpu.limits)
-    heat = "" if gpu.temperature is None else f", {gpu.temperature:.0f} °C"
+    temperature = "" if gpu.temperature is None else f", {gpu.temperature:.0f} °C"
     clocks = f"{(gpu.clock or 0) / MEGAHERTZ:.0f} of {(gpu.highest_clock or 0) / MEGAHERTZ:.0f} MHz"
-    return f"GPU {gpu.number} is throttled by {cause}: {clocks}{heat}"
+    return f"GPU {gpu.number} is throttled by {cause}: {clocks}{temperature}"
 
 
 def list_uses(history: History, seconds: float) -> list[GpuUse]:

@@ -127,7 +127,7 @@ import sys, time
 while True:
     try:
         text = open(sys.argv[1]).read()
-        if text.count('"limits": ["heat"]') > 6:
+        if text.count('"limits": ["heat"]') > 10:
             break
     except OSError:
         pass

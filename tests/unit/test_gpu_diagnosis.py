@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import pytest
 
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gauges import GPU_GAUGES, GPU_LIMIT, list_values
+from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
 from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import parse_line, render_line
@@ -40,20 +42,22 @@ def history_of(gpus: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any]] =
     """Return a history with a rank per GPU, four per host; functions give values by the number of the sample."""
     history = History()
     for second in range(size):
-        rows = [_at(second, changes) for changes in gpus]
-        shown = [
-            GPU._replace(**{"number": n % 4, "uuid": f"GPU-{n}", "ranks": str(n), **row}) for n, row in enumerate(rows)
-        ]
-        for first in range(0, len(rows), 4):
-            history.add(
-                [HOST._replace(time=float(second), host=f"h{first // 4 + 1}", gpus=tuple(shown[first : first + 4]))]
-            )
-        for rank in range(len(rows)):
-            row = _at(second, ranks[rank]) if rank < len(ranks) else {}
-            history.add(
-                [RANK._replace(**{"time": float(second), "ranks": str(rank), "host": f"h{rank // 4 + 1}", **row})]
-            )
+        rows = [_at(second, ranks[rank]) if rank < len(ranks) else {} for rank in range(len(gpus))]
+        add_second(history, second, [_at(second, changes) for changes in gpus], rows)
     return history
+
+
+def add_second(history: History, second: int, gpus: Sequence[dict[str, Any]], ranks: Sequence[dict[str, Any]]) -> None:
+    """Add the samples of a second."""
+    time = float(second)
+    shown = [
+        GPU._replace(**{"number": rank % 4, "uuid": f"GPU-{rank}", "ranks": str(rank), **row})
+        for rank, row in enumerate(gpus)
+    ]
+    for first in range(0, len(gpus), 4):
+        history.add([HOST._replace(time=time, host=f"h{first // 4 + 1}", gpus=tuple(shown[first : first + 4]))])
+    for rank, row in enumerate(ranks):
+        history.add([RANK._replace(**{"time": time, "ranks": str(rank), "host": f"h{rank // 4 + 1}", **row})])
 
 
 def _at(second: int, changes: dict[str, Any]) -> dict[str, Any]:
@@ -74,12 +78,12 @@ def texts_of(history: History) -> list[str]:
     ],
 )
 def test_a_throttled_gpu_is_named_with_its_rank(changes: dict[str, Any], words: str) -> None:
-    assert texts_of(history_of([{}, {}, {}, changes], size=8)) == [f"rank 3 on h1: GPU 3 is throttled by {words}"]
+    assert texts_of(history_of([{}, {}, {}, changes], size=10)) == [f"rank 3 on h1: GPU 3 is throttled by {words}"]
 
 
 def test_throttled_gpus_of_a_host_are_one_finding() -> None:
     hotter = {**HOT, "clock": 900e6, "temperature": 92.0}
-    assert texts_of(history_of([{}, HOT, hotter, {}, {}, HOT], size=8)) == [
+    assert texts_of(history_of([{}, HOT, hotter, {}, {}, HOT], size=10)) == [
         "ranks 1-2 on h1: GPU 2 is throttled by heat: 900 of 1980 MHz, 92 °C; the slowest of 2 such GPUs",
         "rank 5 on h2: GPU 1 is throttled by heat: 1100 of 1980 MHz, 89 °C",
     ]
@@ -139,6 +143,44 @@ def test_healthy_gpus_have_no_finding(work: str) -> None:
     assert findings_of(history_of(*HEALTHY[work])) == set()
 
 
+# Seconds of a phase, and the use by GPU and rank 0, and by all others: utilization, CPUs, bytes written and read.
+PHASES = {
+    "start": ((30, 240), (0.0, 1.0, 0, 4e7), (0.0, 1.0, 0, 4e7)),
+    "train": ((60, 300), (0.9, 1.0, 0, 2e7), (0.9, 1.0, 0, 2e7)),
+    "all validate": ((20, 90), (0.4, 1.0, 0, 2e7), (0.4, 1.0, 0, 2e7)),
+    "rank 0 validates": ((20, 90), (0.6, 1.0, 0, 2e7), (0.0, 0.05, 0, 0)),
+    "rank 0 writes": ((5, 90), (0.0, 1.0, 5e8, 0), (1.0, 1.0, 0, 0)),
+    "all write": ((5, 60), (0.0, 1.0, 5e8, 0), (0.0, 1.0, 5e8, 0)),
+    "rank 0 is late": ((1, 20), (0.0, 1.0, 0, 2e7), (1.0, 1.0, 0, 0)),
+    "all load data": ((5, 25), (0.02, 1.0, 0, 4e7), (0.02, 1.0, 0, 4e7)),
+}
+
+
+def test_an_hour_of_normal_phases_has_no_finding() -> None:
+    random = Random(0)  # noqa: S311 - no secret
+    history, second, phase = History(), 0, "start"
+    while second < 3600:
+        (least, most), first, others = PHASES[phase]
+        for second in range(second, second + random.randint(least, most)):  # noqa: B020 - it goes on from there
+            uses = [first, *[others] * 7]
+            gpus = [
+                {
+                    "utilization": min(1.0, use[0] * random.uniform(0.8, 1.2)),
+                    "clock": random.choice([1400e6, 1755e6, 1980e6]),
+                    "limits": ("heat", "power-cap") if second % 60 < 4 else ("power-cap",),
+                }
+                for use in uses
+            ]
+            ranks = [
+                {"age": float(second), "cpu": use[1], "written": use[2], "input": use[3] * random.random()}
+                for use in uses
+            ]
+            add_second(history, second, gpus, ranks)
+            assert (phase, find_gpu_causes(history)) == (phase, [])
+        second += 1
+        phase = random.choice([name for name in PHASES if name != "start"]) if phase == "train" else "train"
+
+
 @pytest.mark.parametrize(
     ("gpus", "summary"),
     [
@@ -148,7 +190,7 @@ def test_healthy_gpus_have_no_finding(work: str) -> None:
     ],
 )
 def test_a_job_whose_gpus_compute_is_summarized(gpus: list[dict[str, Any]], summary: str) -> None:
-    history = history_of(gpus, size=8)
+    history = history_of(gpus, size=10)
     assert summarize(history, diagnose(history)) == summary
 
 
