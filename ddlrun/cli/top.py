@@ -11,9 +11,10 @@ import click
 
 from ddlrun.cli.named_run import find_run_folder, may_run
 from ddlrun.cli.options import Sections, argument, option
-from ddlrun.monitor.diagnosis import Finding, diagnose, summarize
+from ddlrun.monitor.diagnosis import diagnose, summarize
+from ddlrun.monitor.findings import Finding
 from ddlrun.monitor.history import History
-from ddlrun.monitor.metrics_file import MetricsReader
+from ddlrun.monitor.metrics_file import MetricsReader, sample_record
 from ddlrun.monitor.table import COLUMNS, render_table, sort_by_trouble
 from ddlrun.plan.run_dir import RunDir
 from ddlrun.runs.history import read_past_run
@@ -102,11 +103,8 @@ def render_json(folder: str, history: History) -> str:
         "time": history.time,
         "limit": summarize(history, findings),
         "findings": [_finding_record(finding) for finding in findings],
-        "ranks": [ranks[name][-1]._asdict() for name in sort_by_trouble(ranks, findings)],
-        "hosts": [
-            {**samples[-1]._asdict(), "nics": [nic._asdict() for nic in samples[-1].nics]}
-            for samples in history.hosts(1).values()
-        ],
+        "ranks": [sample_record(ranks[name][-1]) for name in sort_by_trouble(ranks, findings)],
+        "hosts": [sample_record(samples[-1]) for samples in history.hosts(1).values()],
     }
     return json.dumps(record, indent=2) + "\n"
 

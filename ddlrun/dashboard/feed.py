@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Container, Iterator
+from itertools import groupby
 from typing import Any, TypedDict
 
 from ddlrun.dashboard.run_files import RunEvent, read_events, read_ranks, read_verdict
 from ddlrun.machine.cpus import parse_cpu_list
 from ddlrun.monitor.diagnosis import diagnose, summarize
+from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import MetricsReader, Sample
 from ddlrun.monitor.samples import HostSample, RankSample
@@ -39,7 +41,7 @@ class FeedMessage(TypedDict):
     ranks: list[dict[str, Any]]
     """The ranks of the plan, in the first message."""
     samples: list[dict[str, Any]]
-    """The new samples of ranks."""
+    """The new samples of ranks, with the utilization of their GPUs (None: they have none)."""
     hosts: list[dict[str, Any]]
     """The new samples of hosts."""
 
@@ -58,6 +60,7 @@ class RunFeed:
         self._reader = MetricsReader(self._files.metrics)
         self._history = History()
         self._times: dict[str, float] = {}
+        self._gpus: dict[str, dict[int, float]] = {}
         self._last: FeedMessage | None = None
 
     def close(self) -> None:
@@ -99,9 +102,21 @@ class RunFeed:
             "events": read_events(self._files.events),
             "order": sort_by_trouble(ranks, findings),
             "ranks": read_ranks(self._files.plan) if self._last is None else [],
-            "samples": [_pick(sample) for sample in new if isinstance(sample, RankSample)],
+            "samples": list(self._pick(new)),
             "hosts": [_sum_up(sample) for sample in new if isinstance(sample, HostSample)],
         }
+
+    def _pick(self, new: list[Sample]) -> Iterator[dict[str, Any]]:
+        """Yield what the page shows of ranks; the samples of a time, first ranks and then hosts, belong together."""
+        for _, group in groupby(new, key=lambda sample: sample.time):
+            samples = list(group)
+            for host in samples:
+                if isinstance(host, HostSample):
+                    self._gpus[host.host] = utilization_by_rank(host.gpus)
+            for rank in samples:
+                if isinstance(rank, RankSample):
+                    gpu = mean_utilization(rank.ranks, self._gpus.get(rank.host, {}))
+                    yield {**{name: getattr(rank, name) for name in RANK_FIELDS}, "gpu": gpu}
 
 
 def _split(ranks: str, names: Container[str]) -> list[str]:
@@ -111,10 +126,6 @@ def _split(ranks: str, names: Container[str]) -> list[str]:
     (['0', '1', '2'], ['0-7'], [])
     """
     return [ranks] if ranks in names else [str(rank) for rank in sorted(parse_cpu_list(ranks))]
-
-
-def _pick(sample: RankSample) -> dict[str, Any]:
-    return {name: getattr(sample, name) for name in RANK_FIELDS}
 
 
 def _sum_up(sample: HostSample) -> dict[str, Any]:
@@ -127,4 +138,5 @@ def _sum_up(sample: HostSample) -> dict[str, Any]:
         "available": sample.available,
         "received": sum(nic.received for nic in sample.nics),
         "sent": sum(nic.sent for nic in sample.nics),
+        "temperature": max((gpu.temperature for gpu in sample.gpus if gpu.temperature is not None), default=None),
     }

@@ -4,11 +4,11 @@ Each rule is a function of samples alone. It looks at the last WINDOW samples: a
 """
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from statistics import mean, median, median_low
-from typing import NamedTuple
 
 from ddlrun.machine.cpus import cpu_list
+from ddlrun.monitor.findings import Finding, SlownessCause
+from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
 from ddlrun.monitor.history import History
 from ddlrun.monitor.link_rates import MEGABIT, find_slow_links
 from ddlrun.monitor.samples import HostSample, RankSample
@@ -36,49 +36,12 @@ UNUSUAL_GROWTH = 5.0
 MOST_MAPPED = 0.1
 # The memory of the host lasts for less; half of it where the memory of other ranks grows, too.
 EXHAUSTION_SECONDS = 3600.0
+LEAST_BUSY_GPUS = 0.5
 LEAST_ERRORS = 10.0
 LEAST_RETRANSMITTED = 20.0
 MANY_TIMES = 5
 # Kernel functions in which a thread waits for data of another process.
 PIPES = ("pipe_read", "anon_pipe_read", "fifo_open")
-
-
-class SlownessCause(Enum):
-    """What slows ranks down."""
-
-    THROTTLED = "throttled"
-    """The CPU quota of a cgroup is used up."""
-    SWAPPING = "swapping"
-    """Memory is read back from swap space."""
-    STORAGE = "storage"
-    """Ranks wait for storage, or for the data of a pipe."""
-    NEIGHBOUR = "neighbour"
-    """Processes outside the job use the ranks' CPUs."""
-    OVERLOAD = "overload"
-    """The ranks have more busy threads than CPUs."""
-    LEAK = "leak"
-    """Memory grows, and will soon be used up."""
-    SLOW_NIC = "slow-nic"
-    """A network interface is slower than those of other hosts, or loses packets."""
-
-
-class Finding(NamedTuple):
-    """A cause of slowness."""
-
-    cause: SlownessCause
-    ranks: str
-    """The ranks, such as 3 or 0-7; empty where a host is meant."""
-    host: str
-    severity: float
-    """From 0 to 1: about the share of time that is lost."""
-    details: str
-    """What the samples show."""
-
-    @property
-    def text(self) -> str:
-        """The finding in words."""
-        noun = "rank" if self.ranks.isdigit() else "ranks"
-        return f"{noun} {self.ranks} on {self.host}: {self.details}" if self.ranks else f"{self.host}: {self.details}"
 
 
 def diagnose(history: History) -> list[Finding]:
@@ -92,6 +55,7 @@ def diagnose(history: History) -> list[Finding]:
     for host, ranks in by_host.items():
         causes = (find_cause(samples, ranks, hosts.get(host, []), usual_growth=usual) for samples in ranks)
         findings += _merge(filter(None, causes))
+    findings += find_gpu_causes(history)
     return sorted(findings, key=lambda finding: finding.severity, reverse=True)
 
 
@@ -273,6 +237,9 @@ def summarize(history: History, findings: Sequence[Finding]) -> str:
     ranks = history.ranks(LEAST_SAMPLES)
     if not ranks:
         return "no samples of running ranks"
+    gpus = [share for share in history.gpu_utilization().values() if share is not None]
+    if len(gpus) == len(ranks) and mean(gpus) >= LEAST_BUSY_GPUS:
+        return f"nothing but the work of the GPUs: they compute {mean(gpus):.0%} of the time"
     shares = {name: mean(sample.cpu / sample.size for sample in samples) for name, samples in ranks.items()}
     busy = [name for name, share in shares.items() if share >= MOST_CPU_WAITING]
     if len(busy) == len(shares):

@@ -10,7 +10,7 @@ from ddlrun.errors import InputError, UnreachableError
 from ddlrun.monitor.gauges import GaugeValue
 
 # Unit of OpenMetrics -> that of OpenTelemetry.
-OTLP_UNITS = {"": "", "bytes": "By", "ratio": "1"}
+OTLP_UNITS = {"": "", "bytes": "By", "ratio": "1", "watts": "W", "celsius": "Cel", "hertz": "Hz"}
 # MLflow accepts so many values at once, and no other characters in the names of metrics.
 MOST_MLFLOW_VALUES = 1000
 FOREIGN_CHARACTERS = r"[^\w./: -]"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.gpu_samples import ClockLimit, GpuSample
 from ddlrun.monitor.history import History
 from ddlrun.monitor.samples import HostSample, NicSample, RankSample
 
@@ -48,8 +49,19 @@ NIC_GAUGES = (
     Gauge("ddlrun_nic_sent_bytes_per_second", "", "sent", "Bytes that the network interface sends"),
     Gauge("ddlrun_nic_errors_per_second", "", "errors", "Errors and dropped packets of the network interface"),
 )
+GPU_GAUGES = (
+    Gauge("ddlrun_gpu_utilization_ratio", "ratio", "utilization", "Share of the time in which a kernel ran"),
+    Gauge("ddlrun_gpu_memory_used_bytes", "bytes", "memory_used", "GPU memory in use"),
+    Gauge("ddlrun_gpu_memory_bytes", "bytes", "memory", "GPU memory"),
+    Gauge("ddlrun_gpu_power_watts", "watts", "power", "Power that the GPU draws"),
+    Gauge("ddlrun_gpu_power_limit_watts", "watts", "power_limit", "Power that the GPU may draw"),
+    Gauge("ddlrun_gpu_temperature_celsius", "celsius", "temperature", "Temperature of the GPU"),
+    Gauge("ddlrun_gpu_clock_hertz", "hertz", "clock", "Clock of the multiprocessors"),
+    Gauge("ddlrun_gpu_highest_clock_hertz", "hertz", "highest_clock", "Highest clock of the multiprocessors"),
+)
+GPU_LIMIT = Gauge("ddlrun_gpu_clock_limited", "", "limits", "1 where the cause of the label lowers the clock, else 0")
 FINDING = Gauge("ddlrun_finding_severity_ratio", "ratio", "severity", "Share of time that is lost to a cause")
-GAUGES = (*RANK_GAUGES, *HOST_GAUGES, *NIC_GAUGES, FINDING)
+GAUGES = (*RANK_GAUGES, *HOST_GAUGES, *NIC_GAUGES, *GPU_GAUGES, GPU_LIMIT, FINDING)
 
 
 class GaugeValue(NamedTuple):
@@ -71,13 +83,22 @@ def list_values(history: History, run: str) -> list[GaugeValue]:
         values += _read_fields(HOST_GAUGES, {"run": run, "host": host.host}, host)
         for nic in host.nics:
             values += _read_fields(NIC_GAUGES, {"run": run, "host": host.host, "nic": nic.name}, nic)
+        for gpu in host.gpus:
+            values += _read_gpu({"run": run, "host": host.host, "gpu": str(gpu.number), "ranks": gpu.ranks}, gpu)
     for finding in diagnose(history):
         labels = {"run": run, "cause": finding.cause.value, "ranks": finding.ranks, "host": finding.host}
         values.append(GaugeValue(FINDING, labels, finding.severity))
     return values
 
 
+def _read_gpu(labels: Labels, gpu: GpuSample) -> Iterator[GaugeValue]:
+    yield from _read_fields(GPU_GAUGES, labels, gpu)
+    for limit in ClockLimit:
+        yield GaugeValue(GPU_LIMIT, {**labels, "limit": limit.value}, float(limit.value in gpu.limits))
+
+
 def _read_fields(
-    gauges: tuple[Gauge, ...], labels: Labels, sample: RankSample | HostSample | NicSample
+    gauges: tuple[Gauge, ...], labels: Labels, sample: RankSample | HostSample | NicSample | GpuSample
 ) -> Iterator[GaugeValue]:
-    return (GaugeValue(gauge, labels, getattr(sample, gauge.field)) for gauge in gauges)
+    values = ((gauge, getattr(sample, gauge.field)) for gauge in gauges)
+    return (GaugeValue(gauge, labels, value) for gauge, value in values if value is not None)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
+from ddlrun.monitor.gpu_samples import mean_utilization, utilization_by_rank
 from ddlrun.monitor.samples import HostSample, RankSample
 
 MOST_SAMPLES = 60
@@ -36,6 +37,14 @@ class History:
     def hosts(self, most: int = MOST_SAMPLES) -> dict[str, list[HostSample]]:
         """Return the last samples of each host, the oldest first, up to a number."""
         return {name: list(samples)[-most:] for name, samples in self._hosts.items() if self._is_recent(samples[-1])}
+
+    def gpu_utilization(self) -> dict[str, float | None]:
+        """Return the utilization of the GPUs of each rank that runs, by the latest samples; empty without GPUs."""
+        by_host = {host: utilization_by_rank(samples[-1].gpus) for host, samples in self.hosts(1).items()}
+        if not any(by_host.values()):
+            return {}
+        ranks = self.ranks(1).items()
+        return {name: mean_utilization(name, by_host.get(samples[-1].host, {})) for name, samples in ranks}
 
     def _is_recent(self, sample: RankSample | HostSample) -> bool:
         return sample.time + MOST_MISSED * sample.seconds + SLACK_SECONDS >= self.time

@@ -16,7 +16,7 @@ SLOW = 0.7
 MEGABIT = 125_000
 
 
-class Traffic(NamedTuple):
+class PairTraffic(NamedTuple):
     """The bytes from one host to another, and the seconds in which data was on its way."""
 
     sent: float = 0.0
@@ -40,24 +40,27 @@ def find_slow_links(hosts: Mapping[str, Sequence[HostSample]]) -> list[SlowLinks
     """Return the hosts to and from which data takes longer than between the other hosts."""
     pairs = add_traffic(hosts)
     busy = {host: sum(traffic.busy for pair, traffic in pairs.items() if host in pair) for host in hosts}
-    found = []
+    slow = []
     # The links of a slow host are slow at their other ends, too; it has the most of them.
     for host in sorted(hosts, key=lambda host: -busy[host]):
-        own = {pair: traffic.rate for pair, traffic in pairs.items() if host in pair}
-        others = [traffic.rate for pair, traffic in pairs.items() if host not in pair]
-        if len(own) > 1 and others and busy[host] >= LEAST_SLOW_SECONDS and max(own.values()) < SLOW * median(others):
-            found.append(SlowLinks(host, median(own.values()), median(others)))
-            pairs = {pair: traffic for pair, traffic in pairs.items() if pair not in own}
-    return found
+        own = [traffic for pair, traffic in pairs.items() if host in pair]
+        others = {pair: traffic for pair, traffic in pairs.items() if host not in pair}
+        if len(own) < 2 or not others or sum(traffic.busy for traffic in own) < LEAST_SLOW_SECONDS:
+            continue
+        rates, usual = [traffic.rate for traffic in own], median(traffic.rate for traffic in others.values())
+        if max(rates) < SLOW * usual:
+            slow.append(SlowLinks(host, median(rates), usual))
+            pairs = others
+    return slow
 
 
-def add_traffic(hosts: Mapping[str, Sequence[HostSample]]) -> dict[tuple[str, str], Traffic]:
+def add_traffic(hosts: Mapping[str, Sequence[HostSample]]) -> dict[tuple[str, str], PairTraffic]:
     """Return (sender, receiver) -> the traffic in all samples, where there was enough of it to know the rate."""
     owners = {peer.address: host for host, samples in hosts.items() for sample in samples for peer in sample.peers}
-    pairs: dict[tuple[str, str], Traffic] = {}
+    pairs: dict[tuple[str, str], PairTraffic] = {}
     for host, samples in hosts.items():
         for seconds, peer in ((sample.seconds, peer) for sample in samples for peer in sample.peers):
             pair = host, owners.get(peer.peer, host)
-            sent, busy = pairs.get(pair, Traffic())
-            pairs[pair] = Traffic(sent + peer.sent * seconds, busy + peer.busy * seconds)
+            sent, busy = pairs.get(pair, PairTraffic())
+            pairs[pair] = PairTraffic(sent + peer.sent * seconds, busy + peer.busy * seconds)
     return {pair: traffic for pair, traffic in pairs.items() if pair[0] != pair[1] and traffic.sent >= LEAST_BYTES}

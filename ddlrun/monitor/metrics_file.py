@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, TypeAlias
 
+from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.samples import HostSample, NicSample, PeerSample, RankSample
 
 Sample: TypeAlias = RankSample | HostSample
@@ -67,11 +68,15 @@ def thin_out(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 def render_line(sample: Sample) -> str:
     """Render a sample as a line of JSON that begins with its time."""
+    return json.dumps(sample_record(sample)) + "\n"
+
+
+def sample_record(sample: Sample) -> dict[str, Any]:
+    """Return the JSON object of a sample."""
     fields = sample._asdict()
     if isinstance(sample, HostSample):
-        fields["nics"] = [nic._asdict() for nic in sample.nics]
-        fields["peers"] = [peer._asdict() for peer in sample.peers]
-    return json.dumps(fields) + "\n"
+        fields |= {name: [part._asdict() for part in fields[name]] for name in ("nics", "peers", "gpus")}
+    return fields
 
 
 def parse_line(line: bytes) -> Sample:
@@ -79,11 +84,19 @@ def parse_line(line: bytes) -> Sample:
     fields: Mapping[str, Any] = json.loads(line)
     if "ranks" in fields:
         return RankSample(**{name: fields[name] for name in RankSample._fields})
-    nics = tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"])
-    listed = fields.get("peers", ())  # files of earlier versions have none
-    peers = tuple(PeerSample(**{name: peer[name] for name in PeerSample._fields}) for peer in listed)
-    others = {name: fields[name] for name in HostSample._fields if name != "peers"}
-    return HostSample(**others)._replace(nics=nics, peers=peers)
+    # Samples of older versions have neither peers nor GPUs.
+    parts: dict[str, Any] = {
+        "nics": tuple(NicSample(**{name: nic[name] for name in NicSample._fields}) for nic in fields["nics"]),
+        "peers": tuple(
+            PeerSample(**{name: peer[name] for name in PeerSample._fields}) for peer in fields.get("peers", ())
+        ),
+        "gpus": tuple(map(_parse_gpu, fields.get("gpus", ()))),
+    }
+    return HostSample(**{name: parts[name] if name in parts else fields[name] for name in HostSample._fields})
+
+
+def _parse_gpu(fields: Mapping[str, Any]) -> GpuSample:
+    return GpuSample(**{**{name: fields[name] for name in GpuSample._fields}, "limits": tuple(fields["limits"])})
 
 
 class MetricsReader:

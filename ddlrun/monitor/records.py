@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from ddlrun.monitor.diagnosis import SlownessCause
+from ddlrun.monitor.findings import SlownessCause
 from ddlrun.monitor.samples import HostSample, RankSample
 
 

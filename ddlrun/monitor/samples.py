@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ddlrun.monitor.gpu_samples import GpuSample, parse_gpu_sample
+from ddlrun.rank.gpu_usage import MOST_GPUS
 from ddlrun.rank.host_usage import HOST_FIELDS, NIC_FIELDS, PEER_FIELDS
 from ddlrun.rank.peer_traffic import MOST_PEERS
 from ddlrun.rank.protocol import ProtocolError, parse_number
@@ -114,6 +116,8 @@ class HostSample(NamedTuple):
     """Network interfaces that are in use."""
     peers: tuple[PeerSample, ...] = ()
     """Other hosts, those to which most was sent."""
+    gpus: tuple[GpuSample, ...] = ()
+    """NVIDIA GPUs, where nvidia-smi is installed."""
 
 
 def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample:
@@ -154,10 +158,12 @@ def parse_rank_sample(text: str, rank: int, host: str, now: float) -> RankSample
 
 def parse_host_sample(text: str, host: str, now: float) -> HostSample:
     """Parse a report of a host's use. Raises ProtocolError."""
-    words = text.split(" ")
+    line, *gpus = text.split("\n")
+    words = line.split(" ")
     numbers, rest = words[: len(HOST_FIELDS)], words[len(HOST_FIELDS) :]
     nics, peers = ([word for word in rest if word.startswith("@") == is_peer] for is_peer in (False, True))
-    if len(numbers) != len(HOST_FIELDS) or len(nics) > MOST_NICS or len(peers) > MOST_PEERS:
+    too_many = len(nics) > MOST_NICS or len(peers) > MOST_PEERS or len(gpus) > MOST_GPUS
+    if len(numbers) != len(HOST_FIELDS) or too_many:
         raise ProtocolError("its report of its host's use cannot be read")
     use = dict(zip(HOST_FIELDS, (parse_number(word, MOST) for word in numbers), strict=True))
     seconds = use["ms"] / 1000
@@ -174,6 +180,7 @@ def parse_host_sample(text: str, host: str, now: float) -> HostSample:
         retransmitted=_round(use["retransmitted"] * rate),
         nics=tuple(_parse_nic(word, rate) for word in nics),
         peers=tuple(_parse_peer(word, rate) for word in peers),
+        gpus=tuple(parse_gpu_sample(line) for line in gpus),
     )
 
 

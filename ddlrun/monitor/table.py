@@ -1,9 +1,11 @@
 """The table of ddlrun top: ranks in the order of their troubles, and their hosts, in lines of up to 80 columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddlrun.monitor.diagnosis import Finding
+from ddlrun.monitor.findings import Finding
+from ddlrun.monitor.gpu_samples import GpuSample
 from ddlrun.monitor.history import History
+from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.units import render_bytes
 
@@ -11,6 +13,8 @@ COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 10
 HEADER = "RANK   HOST         CPU % BEFORE       MEMORY STATE              READ/s QUEUE%"
+GPU_HEADER = "RANK   HOST         CPU % BEFORE       MEMORY GPU % STATE        READ/s QUEUE%"
+STATE_COLUMNS, GPU_STATE_COLUMNS = 16, 10
 MOST_FINDINGS = 4
 MOST_HOSTS = 4
 # States of ps -> words.
@@ -25,43 +29,35 @@ def render_table(history: History, findings: Sequence[Finding], most_rows: int |
         findings: The findings; the first of them is left out, as it is in the summary.
         most_rows: The number of lines for ranks; None: all of them.
     """
-    ranks = history.ranks()
+    ranks, gpus = history.ranks(), history.gpu_utilization()
     names = sort_by_trouble(ranks, findings)
     lines = [f"also: {finding.text}"[:COLUMNS] for finding in findings[1:MOST_FINDINGS]]
-    lines += ["", HEADER, *(_rank_line(ranks[name]) for name in names[:most_rows])]
+    cells = {name: _gpu_cell(gpus[name]) if gpus else None for name in names[:most_rows]}
+    lines += ["", GPU_HEADER if gpus else HEADER, *(_rank_line(ranks[name], gpu) for name, gpu in cells.items())]
     if most_rows is not None and len(names) > most_rows:
         lines.append(f"... and {len(names) - most_rows} more")
     hosts = list(history.hosts(1).values())
-    lines += ["", *(_host_line(samples[-1]) for samples in hosts[:MOST_HOSTS])]
+    lines += ["", *(line for samples in hosts[:MOST_HOSTS] for line in _host_lines(samples[-1]))]
     return [*lines, f"... and {len(hosts) - MOST_HOSTS} more hosts"] if len(hosts) > MOST_HOSTS else lines
 
 
 def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequence[Finding]) -> list[str]:
     """Return the names of ranks: those with the most severe finding first, then those with the longest queue."""
     severity = {
-        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in _expand(finding.ranks)
+        (finding.host, rank): finding.severity for finding in reversed(findings) for rank in expand_ranks(finding.ranks)
     }
 
     def key(name: str) -> tuple[float, float, int]:
         last = ranks[name][-1]
-        first = _expand(name)[0]
-        return -severity.get((last.host, first), 0.0), -round(last.queue, 1), int(first)
+        first = expand_ranks(name)[0]
+        return -severity.get((last.host, first), 0.0), -round(last.queue, 1), first
 
     return sorted(ranks, key=key)
 
 
-def _expand(ranks: str) -> list[str]:
-    """Return the single ranks of a list.
-
-    >>> _expand("0-2,7")
-    ['0', '1', '2', '7']
-    """
-    spans = [part.partition("-") for part in ranks.split(",") if part]
-    return [str(rank) for first, _, last in spans for rank in range(int(first), int(last or first) + 1)]
-
-
-def _rank_line(samples: Sequence[RankSample]) -> str:
+def _rank_line(samples: Sequence[RankSample], gpu: str | None) -> str:
     last = samples[-1]
+    width = STATE_COLUMNS if gpu is None else GPU_STATE_COLUMNS
     state = STATES.get(last.state, last.state) if last.function == "-" else last.function
     cells = (
         f"{last.ranks:<6.6}",
@@ -69,11 +65,16 @@ def _rank_line(samples: Sequence[RankSample]) -> str:
         f"{last.cpu * 100:>6.0f}",
         f"{spark_line([sample.cpu for sample in samples]):<10}",
         f"{render_bytes(last.rss):>8}",
-        f"{state:<16.16}",
+        *([] if gpu is None else [gpu]),
+        f"{state:<{width}.{width}}",
         f"{render_bytes(last.read):>8}",
         f"{last.queue * 100:>6.0f}",
     )
     return " ".join(cells)[:COLUMNS].rstrip()
+
+
+def _gpu_cell(utilization: float | None) -> str:
+    return f"{'-' if utilization is None else f'{utilization * 100:.0f}':>5}"
 
 
 def spark_line(values: Sequence[float]) -> str:
@@ -86,8 +87,22 @@ def spark_line(values: Sequence[float]) -> str:
     return "".join(BARS[round(value / largest * (len(BARS) - 1))] for value in values[-SPARKS:])
 
 
-def _host_line(host: HostSample) -> str:
+def _host_lines(host: HostSample) -> Iterator[str]:
     used = host.memory - host.available
     line = f"{host.host}: {host.cpu:.1f} of {host.cores} CPUs, {render_bytes(used)} of {render_bytes(host.memory)}"
     nics = (f"{nic.name} in {render_bytes(nic.received)}/s out {render_bytes(nic.sent)}/s" for nic in host.nics)
-    return ", ".join([line, *nics])[:COLUMNS]
+    yield ", ".join([line, *nics])[:COLUMNS]
+    if host.gpus:
+        yield f"{host.host}: {_describe_gpus(host.gpus)}"[:COLUMNS]
+
+
+def _describe_gpus(gpus: Sequence[GpuSample]) -> str:
+    shares = [f"{gpu.utilization * 100:.0f}" for gpu in gpus if gpu.utilization is not None]
+    watts = [gpu.power for gpu in gpus if gpu.power is not None]
+    heat = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
+    used = sum(gpu.memory_used or 0 for gpu in gpus)
+    parts = [f"GPUs {render_bytes(used)} of {render_bytes(sum(gpu.memory or 0 for gpu in gpus))}"]
+    parts += [f"{sum(watts):.0f} W"] if watts else []
+    parts += [f"up to {max(heat):.0f} °C"] if heat else []
+    parts += [f"{' '.join(shares)} % busy"] if shares else []
+    return ", ".join(parts)

@@ -64,6 +64,8 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
     grace, heartbeat = (float(os.environ.pop(f"DDLRUN_{name}", "10")) for name in ("GRACE", "HEARTBEAT"))
     settings = KeeperSettings(
         label=label,
+        rank=rank,
+        size=size,
         local_rank=local_rank,
         parent=parent,
         manager=manager,
@@ -74,9 +76,7 @@ def main(argv: list[str], link: int | None = None, manager: str = MPIRUN, orders
         container=container,
         link=link,
     )
-    prepared = PreparedRank(
-        rank=rank, size=size, argv=argv, report=report, problems=problems, strict=strict, request=request, places=places
-    )
+    prepared = PreparedRank(argv=argv, report=report, problems=problems, strict=strict, request=request, places=places)
     from ddlrun.rank.kept_rank import keep  # noqa: PLC0415 - not for ranks by hand
 
     keep(channel, prepared, settings, prctl)

@@ -1,8 +1,8 @@
-"""The use of a host: its CPUs, memory, swap space and network interfaces.
+"""The use of a host: its CPUs, memory, swap space, network interfaces and GPUs.
 
 A report has the fields of HOST_FIELDS, separated by spaces. A word per network interface follows, with its name and
 the fields of NIC_FIELDS, separated by colons; and a word per other host, @OURS>THEIRS with two addresses and the fields
-of PEER_FIELDS.
+of PEER_FIELDS. Then there is a line per GPU (see gpu_usage.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ import os
 
 from ddlrun.rank.peer_traffic import PeerTraffic
 from ddlrun.rank.proc_files import parse_counters, read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ddlrun.rank.gpu_usage import GpuUsageReader
 
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +39,13 @@ PEER_FIELDS = ("sent_bytes", "busy_ms")
 class HostUsageReader:
     """The counters of the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: GpuUsageReader | None = None) -> None:
+        """Begin now.
+
+        Args:
+            gpus: The GPUs; None: they are not reported.
+        """
+        self._gpus = gpus
         self._reports = 0
         self._before: dict[bytes, list[int]] = {}
         self._speeds: dict[bytes, int] = {}
@@ -53,7 +63,19 @@ class HostUsageReader:
         peers = [f"@{pair}:{sent}:{busy_ms}" for pair, sent, busy_ms in self._traffic.take()]
         self._reports += 1
         numbers = f"{cpus} {busy} {memory} {available} {swapped * PAGE_BYTES} {retransmitted}"
-        return " ".join([numbers, *nics[:MOST_NICS], *peers])
+        words = [numbers, *nics[:MOST_NICS], *peers]
+        gpus = self._gpus.take() if self._gpus is not None else ""
+        return "\n".join(filter(None, [" ".join(words), gpus]))
+
+    def take_problem(self) -> str:
+        """Return the reason why GPUs are not reported from now on, once; empty if there is none."""
+        problem = self._gpus.take_problem() if self._gpus is not None else ""
+        return f"no samples of the GPUs of {os.uname().nodename}: {problem}" if problem else ""
+
+    def stop(self) -> None:
+        """End the program that reads the GPUs."""
+        if self._gpus is not None:
+            self._gpus.stop()
 
     def _read_nics(self) -> list[tuple[bytes, list[int]]]:
         nics = parse_nics(read_file("/proc/net/dev"))

@@ -35,6 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.container import Container
     from ddlrun.rank.examination import Examination
+    from ddlrun.rank.host_usage import HostUsageReader
     from ddlrun.rank.program import Program
     from ddlrun.rank.program_input import ProgramInput
     from ddlrun.rank.settings import KeeperSettings
@@ -297,7 +298,7 @@ class Keeper:
         if self._settings.container is not None:
             self._remove_container(self._settings.container)
         self._state = State.DRAINING
-        self._usage = None
+        self._stop_measuring()
 
     def _on_time(self, now: float) -> None:
         self._connection.keep_alive(now)
@@ -363,11 +364,24 @@ class Keeper:
 
         if self._program.guard is None or self._state not in BEFORE_THE_END:
             return
-        host = self._settings.local_rank == 0
         try:
-            self._usage = UsageReporter(self._program.guard.pid, interval, self._program.started_at, host=host)
+            host = self._open_host(interval) if self._settings.local_rank == 0 else None
+            self._usage = UsageReporter(self._program.guard.pid, interval, self._program.started_at, host)
         except UNREADABLE as error:
             self._end_measuring(error)
+
+    def _open_host(self, interval: float) -> HostUsageReader:
+        from ddlrun.rank.gpu_ranks import GpuRanks  # noqa: PLC0415 - once per host
+        from ddlrun.rank.gpu_usage import GpuUsageReader  # noqa: PLC0415 - once per host
+        from ddlrun.rank.host_usage import HostUsageReader  # noqa: PLC0415 - once per host
+
+        ranks = GpuRanks(os.environ, self._settings.rank, self._settings.size)
+        return HostUsageReader(GpuUsageReader(ranks, interval))
+
+    def _stop_measuring(self) -> None:
+        if self._usage is not None:
+            self._usage.stop()
+            self._usage = None
 
     def _report_usage(self, usage: UsageReporter, now: float) -> None:
         if self._connection.unsent:  # ddlrun has to read that first
@@ -375,13 +389,14 @@ class Keeper:
             return
         try:
             for kind, text in usage.report(now):
-                self.send(kind, text)
+                if kind != protocol.NOTE or self._state == State.RUNNING:  # an order ends nvidia-smi, too
+                    self.send(kind, text)
         except UNREADABLE as error:
             self._end_measuring(error)
 
     def _end_measuring(self, error: Exception) -> None:
         """Report no use of resources from now on: on this kernel, files of /proc have another content."""
-        self._usage = None
+        self._stop_measuring()
         self.send(protocol.NOTE, f"{self._settings.label}: no samples of its use of resources: {error!r}")
 
     def _pass_on(self, fd: int) -> bool:

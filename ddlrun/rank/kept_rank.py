@@ -36,7 +36,7 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
         settings: The settings of the keeper.
         prctl: The function of libc.
     """
-    connected = _connect(channel, settings.label, rank.size)
+    connected = _connect(channel, settings.label, settings.size)
     os.environ.setdefault("DDLRUN_DDL_SECRET", connected.program_secret)  # for ddlrun.ddl over TCP
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -50,7 +50,7 @@ def keep(channel: str, rank: PreparedRank, settings: KeeperSettings, prctl: Call
     if rank.places is not None:
         running.show_own_paths(rank.places.cache)
     keeper = Keeper(connected, running, signals, settings)
-    keeper.send(protocol.HELLO, f"{rank.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
+    keeper.send(protocol.HELLO, f"{settings.rank}\t{os.uname().nodename}\t{settings.local_rank}\t{os.getpid()}")
     if rank.report:
         keeper.send(protocol.BOUND, rank.report)
     for problem in rank.problems:

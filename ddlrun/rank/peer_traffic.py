@@ -1,4 +1,4 @@
-"""What a host sends to other hosts over TCP, and for how long data is on its way: the counters of sock_diag(7).
+"""The traffic of a host to others over TCP, and the time in which data is on its way: the counters of sock_diag(7).
 
 A link is busy while sent data waits for its acknowledgement, less the time in which the receiver has no room for more.
 So bytes by busy time is the rate of the link, also where ranks seldom send. For the layouts see inet_diag.h and tcp.h

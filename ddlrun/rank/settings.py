@@ -25,6 +25,8 @@ class KeeperSettings:
         self,
         *,
         label: str,
+        rank: int = -1,
+        size: int = -1,
         local_rank: int,
         parent: int,
         grace: float,
@@ -37,6 +39,8 @@ class KeeperSettings:
     ) -> None:
         self.label = label
         """The rank and its host, for messages."""
+        self.rank, self.size = rank, size
+        """The rank, and the number of ranks of the job; -1 if unknown."""
         self.local_rank = local_rank
         """The rank's number on its host."""
         self.parent = parent
@@ -63,8 +67,6 @@ class PreparedRank:
     def __init__(
         self,
         *,
-        rank: int,
-        size: int,
         argv: list[str],
         report: str,
         problems: list[str],
@@ -72,8 +74,6 @@ class PreparedRank:
         request: InputRequest | None,
         places: Places | None,
     ) -> None:
-        self.rank, self.size = rank, size
-        """The rank, and the number of ranks of the job."""
         self.argv = argv
         """The command line of the program."""
         self.report = report

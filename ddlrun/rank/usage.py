@@ -11,13 +11,14 @@ import time
 
 from ddlrun.rank import protocol
 from ddlrun.rank.cpu_quota import QuotaPeriods
-from ddlrun.rank.host_usage import HostUsageReader
 from ddlrun.rank.proc_files import list_folder, read_file
 from ddlrun.rank.processes import SHELLS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from ddlrun.rank.host_usage import HostUsageReader
 
 # The most of a core that reports take.
 SHARE = 0.001
@@ -53,17 +54,17 @@ periods, throttled: The periods of the CPU quota, and those in which it was used
 class UsageReporter:
     """The reports of a rank, and of its host."""
 
-    def __init__(self, guard: int, interval: float, started_at: float, *, host: bool) -> None:
+    def __init__(self, guard: int, interval: float, started_at: float, host: HostUsageReader | None) -> None:
         """Begin; the first report is due after one interval.
 
         Args:
             guard: The process above the program.
             interval: The seconds between two reports.
             started_at: The time of the program's start.
-            host: Whether to report the use of the host, too.
+            host: The host, if its use is reported, too.
         """
         self._usage = ProcessUsage(guard)
-        self._host = HostUsageReader() if host else None
+        self._host = host
         self._interval, self._started_at = interval, started_at
         self._reported_at = time.monotonic()
         self.deadline = self._reported_at + interval
@@ -80,8 +81,16 @@ class UsageReporter:
         yield protocol.USAGE, f"{round((now - self._started_at) * 1000)} {elapsed} {self._usage.take()}"
         if self._host is not None:
             yield protocol.HOST_USAGE, f"{elapsed} {self._host.take()}"
+            problem = self._host.take_problem()
+            if problem:
+                yield protocol.NOTE, problem
         self._reported_at = now
         self.deadline = now + max(self._interval, (time.thread_time() - before) / SHARE)
+
+    def stop(self) -> None:
+        """End what reads the use of the host."""
+        if self._host is not None:
+            self._host.stop()
 
 
 class ProcessUsage:

@@ -14,7 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddlrun.monitor.diagnosis import SlownessCause, diagnose
+from ddlrun.monitor.diagnosis import diagnose
+from ddlrun.monitor.findings import SlownessCause
 from ddlrun.monitor.history import History
 from ddlrun.monitor.metrics_file import read_samples
 from tests.cluster.cluster import Cluster

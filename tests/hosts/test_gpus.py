@@ -8,12 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from ddlrun.monitor.metrics_file import read_samples
+from ddlrun.monitor.samples import HostSample
+from ddlrun.rank.gpu_usage import REASONS
 from tests.cluster.cluster import Cluster
 from tests.cluster.slurm import SlurmCluster
 from tests.cluster.slurm import why_not as no_slurm
 from tests.conftest import launch_line
+from tests.support.nvidia_smi import HOT, busy, install
+from tests.support.processes import wait_for
 
 pytestmark = [pytest.mark.openmpi(5), pytest.mark.extra]
 
@@ -115,6 +121,84 @@ def test_a_gpu_that_is_not_there_at_the_start_is_one_warning(pretend: Pretend, t
     assert (strict.returncode, strict.stdout) == (5, "")
 
 
+# Each rank stays until the samples have the GPUs of both ranks, of which the second is hot.
+WAIT = """
+import sys, time
+while True:
+    try:
+        text = open(sys.argv[1]).read()
+        if text.count('"limits": ["heat"]') > 10:
+            break
+    except OSError:
+        pass
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("manager", ["openmpi", "ddlrun"])
+def test_the_samples_have_the_gpu_of_each_rank(pretend: Pretend, mpirun: str, tmp_path: Path, manager: str) -> None:
+    smi = install(tmp_path / "smi", busy(0), busy(1, HOT))
+    run = tmp_path / "run"
+    managers = ["--process-manager", manager, *(["--mpirun", mpirun] if manager == "openmpi" else [])]
+    options = ["--sample-interval", "0.2", "--run-dir", str(run)]
+    program = [sys.executable, "-c", WAIT, str(run / "metrics.jsonl")]
+    done = pretend("nvidia", "0001:65:00.0 0000:65:00.0", "launch", *managers, *options, *program, PATH=smi.path)
+    assert done.returncode == 0, done.stderr
+    *_, host = [sample for sample in read_samples(str(run / "metrics.jsonl")) if isinstance(sample, HostSample)]
+    assert [(gpu.address, gpu.ranks) for gpu in host.gpus] == [("0000:65:00.0", "0"), ("0001:65:00.0", "1")]
+    ((pid, _),) = smi.starts()
+    assert not psutil.pid_exists(pid)
+    top = json.loads(pretend("nvidia", "", "top", "--json", str(run)).stdout)
+    assert [(finding["cause"], finding["ranks"]) for finding in top["findings"]] == [("gpu-throttled", "1")]
+
+
+# The program kills its keeper, which is the parent of its guard, once nvidia-smi runs.
+KILL = """
+import os, sys, time, psutil
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+psutil.Process().parent().parent().kill()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("manager", ["openmpi", "ddlrun"])
+def test_nvidia_smi_ends_with_a_keeper_that_is_killed(pretend: Pretend, tmp_path: Path, manager: str) -> None:
+    smi = install(tmp_path / "smi")
+    options = ["--process-manager", manager, "--sample-interval", "0.2"]
+    program = [sys.executable, "-c", KILL, str(smi.folder / "starts")]
+    done = pretend("nvidia", NVIDIA, "launch", "-np", "1", *options, *program, PATH=smi.path)
+    assert done.returncode != 0
+    ((pid, _),) = smi.starts()
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+# The program waits for the last start of nvidia-smi, and then for three reports of the host.
+OUTLAST = """
+import os, sys, time
+def count(path, word):
+    return open(path).read().count(word) if os.path.exists(path) else 0
+while count(sys.argv[1], "\\n") < int(sys.argv[2]):
+    time.sleep(0.1)
+before = count(sys.argv[3], '"nics"')
+while count(sys.argv[3], '"nics"') < before + 3:
+    time.sleep(0.1)
+"""
+
+
+def test_nvidia_smi_that_fails_is_one_note_and_the_job_goes_on(pretend: Pretend, tmp_path: Path) -> None:
+    reason = "NVIDIA-SMI has failed because it could not communicate with the driver"
+    smi = install(tmp_path / "smi", reason)
+    run = tmp_path / "run"
+    options = ["--sample-interval", "0.2", "--run-dir", str(run)]
+    program = [sys.executable, "-c", OUTLAST, str(smi.folder / "starts"), str(len(REASONS)), str(run / "metrics.jsonl")]
+    done = pretend("nvidia", NVIDIA, "launch", *options, *program, PATH=smi.path)
+    assert done.returncode == 0
+    (note,) = [line for line in done.stderr.splitlines() if "GPUs of" in line]
+    assert note.endswith(f"no samples of the GPUs of {os.uname().nodename}: nvidia-smi: {reason}")
+    assert len(smi.starts()) == len(REASONS)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two hosts with two GPUs each, at different addresses, and one with a single GPU."""
@@ -149,6 +233,35 @@ def test_hosts_with_different_numbers_of_gpus(
     both = ["GPU-00.0-0,GPU-00.0-1", None, None]
     assert seen(done) == [both, both, ["GPU-00.0-0", None, None]]
     assert "2+1: 3 ranks on h[1,3] (" in done.stderr
+
+
+# Every rank stays until both hosts have samples of GPUs.
+BOTH = """
+import os, sys, time
+def hosts():
+    lines = open(sys.argv[1]).readlines() if os.path.exists(sys.argv[1]) else []
+    return {host for host in ("h1", "h2") for line in lines if f'"host": "{host}"' in line and '"limits"' in line}
+while len(hosts()) < 2:
+    time.sleep(0.1)
+"""
+
+
+def test_each_host_has_samples_of_its_own_gpus(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    lines = [
+        busy(number).replace("65:00.0", address) for number, address in enumerate(["17:00.0", "3b:00.0", "5e:00.0"])
+    ]
+    smi = install(
+        tmp_path / "smi", *(line.replace(f"0000000{number}:", "00000000:") for number, line in enumerate(lines))
+    )
+    line = launch_line(mpirun, tmp_path, "--sample-interval", "0.2", "-H", "h1,h2", "--overload")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    argv = ["env", f"PATH={smi.path}", *line, sys.executable, "-c", BOTH, str(metrics)]
+    done = cluster.run("h1", argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    hosts = [sample for sample in read_samples(str(metrics)) if isinstance(sample, HostSample)]
+    ranks = {sample.host: [gpu.ranks for gpu in sample.gpus] for sample in hosts if sample.gpus}
+    assert ranks == {"h1": ["0", "", ""], "h2": ["", "2", "3"]}
+    assert len(smi.starts()) == 2
 
 
 def test_probe_says_what_differs(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,9 +17,13 @@ import pytest
 from ddlrun.dashboard.feed import RunFeed
 from ddlrun.dashboard.run_files import read_events
 from ddlrun.dashboard.server import DashboardServer
+from ddlrun.monitor.gpu_samples import parse_gpu_sample
+from ddlrun.monitor.metrics_file import read_samples, render_line
+from ddlrun.monitor.samples import HostSample
 from tests.conftest import OWN, launch_line
 from tests.support import needs
 from tests.support.browser import Browser, find_browser
+from tests.support.nvidia_smi import busy
 from tests.support.processes import started, wait_for
 from tests.support.run_folders import make_run
 from tests.support.seeded_runs import SAMPLES
@@ -196,3 +200,39 @@ def test_the_command_prints_the_address_until_it_is_interrupted(hostile: Dashboa
         2,
         f"ddlrun: error: --port {port}: Address already in use; choose another port\n",
     )
+
+
+GPU_CELLS = "[...document.querySelectorAll('#rows td.gpu')].map((cell) => cell.textContent)"
+SHOWN = "[...document.querySelectorAll('.gpu')].some((part) => getComputedStyle(part).display !== 'none')"
+HEIGHTS = "[...document.querySelectorAll('#rank-chart polyline')].map((line) => [...line.points].map(({y}) => y))"
+
+
+@pytest.mark.extra
+def test_the_page_shows_gpus_where_there_are_any(tmp_path: Path) -> None:
+    if not find_browser():
+        needs.skip("no Chromium", "sudo apt-get install chromium-headless-shell")
+    run = make_run(tmp_path, "20261122-tokarumi", exit_code=None, pid=os.getpid())
+    samples = read_samples(str(SAMPLES / "storage.jsonl"))
+    gpu = parse_gpu_sample(f"0, {busy(0)}")
+    with DashboardServer(0, str(run)) as server, (run / "metrics.jsonl").open("a") as file:
+        server.start()
+        file.write("".join(map(render_line, samples)))
+        file.flush()
+        with Browser(server.url) as page:
+            wait_for(lambda: page.evaluate(ROWS) == ["1", "0"])
+            assert not page.evaluate(SHOWN)
+            for number, sample in enumerate(samples):
+                later = sample._replace(time=sample.time + 100)
+                if isinstance(later, HostSample):
+                    later = later._replace(gpus=(gpu._replace(utilization=0.25 + 0.5 * (number % 2)),))
+                file.write(render_line(later))
+            file.flush()
+            wait_for(lambda: page.evaluate(GPU_CELLS)[0] == "" and page.evaluate(GPU_CELLS)[1] in ("25", "75"))
+            page.evaluate("document.getElementById('metric').value = 'gpu'")
+            page.evaluate("document.getElementById('metric').dispatchEvent(new Event('change'))")
+            assert page.evaluate("document.querySelectorAll('#gpu-chart polyline').length") == 1
+            assert [len(set(heights)) for heights in page.evaluate(HEIGHTS)] == [1, 3]
+            page.set_view(375)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.console == []
+        server.stop()

@@ -7,6 +7,7 @@ const RETRY_MS = 2000, LOG_MS = 2000;
 const STATES = {R: "runs", S: "waits", D: "blocked", T: "stopped", t: "debugged", Z: "ended", I: "idle"};
 const METRICS = {
   cpu: {title: "CPU", unit: "%", floor: 100, value: (sample) => 100 * sample.cpu},
+  gpu: {title: "GPU", unit: "%", floor: 100, value: (sample) => 100 * (sample.gpu ?? 0)},
   rss: {title: "memory", unit: "B", floor: 1000, value: (sample) => sample.rss},
   read: {title: "read from storage", unit: "B/s", floor: 1000, value: (sample) => sample.read},
   written: {title: "written to storage", unit: "B/s", floor: 1000, value: (sample) => sample.written},
@@ -70,6 +71,8 @@ function receive(message) {
   for (const sample of message.samples) add(ranks, sample.ranks, sample);
   for (const sample of message.hosts) add(hosts, sample.host, sample);
   latest = message;
+  if (message.first) document.body.classList.remove("gpus");
+  if (message.samples.some((sample) => sample.gpu !== null)) document.body.classList.add("gpus");
   show();
 }
 
@@ -178,6 +181,8 @@ function showCharts(names) {
   const each = (value) => series.map(([host, points]) => [host, points, value, false]);
   chart(byId("cpu-chart"), "Hosts: CPU", "%", each((sample) => 100 * sample.cpu / Math.max(1, sample.cores)));
   chart(byId("memory-chart"), "Hosts: memory in use", "B", each((sample) => sample.memory - sample.available));
+  const hot = series.map(([host, points]) => [host, points.filter((sample) => sample.temperature !== null)]).filter(([, points]) => points.length);
+  chart(byId("gpu-chart"), "Hosts: temperature of the hottest GPU", "°C", hot.map(([host, points]) => [host, points, (sample) => sample.temperature, false]));
   chart(byId("network-chart"), "Hosts: network, both directions", "B/s", each((sample) => sample.received + sample.sent));
 }
 
@@ -186,7 +191,7 @@ function chart(figure, title, unit, lines) {
   const [first, end] = [Math.min(...points.map((sample) => sample.time)), Math.max(...points.map((sample) => sample.time))];
   const marks = latest.events.map((event, index) => [event, index + 1]).filter(([{time}]) => time > first - NEAR_SECONDS && time < end + NEAR_SECONDS);
   const from = Math.min(first, ...marks.map(([{time}]) => time)), to = Math.max(end, ...marks.map(([{time}]) => time));
-  const top = Math.max(unit === "%" ? 100 : 1000, ...lines.flatMap(([, samples, value]) => samples.map(value)));
+  const top = Math.max(unit.startsWith("B") ? 1000 : 100, ...lines.flatMap(([, samples, value]) => samples.map(value)));
   const x = (time) => LEFT + (WIDTH - LEFT - 4) * (to > from ? (time - from) / (to - from) : 1);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
   const svg = draw("svg", {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title});
@@ -238,14 +243,14 @@ function makeRow(name) {
   button.type = "button";
   button.addEventListener("click", () => choose(name));
   head.append(button);
-  row.append(head, ...["", "number", "number", "", "number", "number", "words failure"].map((kind) => make("td", "", kind)));
+  row.append(head, ...["", "number", "gpu number", "number", "", "number", "number", "words failure"].map((kind) => make("td", "", kind)));
   return row;
 }
 
 function updateRow(row, name, cause) {
   const sample = last(name);
-  const texts = !sample ? ["", "", "", "", ""] : [
-    render(100 * sample.cpu, ""), render(sample.rss, "B"),
+  const texts = !sample ? ["", "", "", "", "", ""] : [
+    render(100 * sample.cpu, ""), sample.gpu === null ? "" : render(100 * sample.gpu, ""), render(sample.rss, "B"),
     sample.function === "-" ? STATES[sample.state] ?? sample.state : sample.function,
     render(sample.read, "B"), render(100 * sample.queue, ""),
   ];
@@ -297,6 +302,7 @@ function connect() {
 for (const [name, {title}] of Object.entries(METRICS)) {
   const option = make("option", title);
   option.value = name;
+  if (name === "gpu") option.className = "gpu";
   byId("metric").append(option);
 }
 byId("metric").addEventListener("change", (event) => { metric = METRICS[event.target.value]; show(); });
