@@ -237,7 +237,9 @@ def _raise_again(lost: UnraisableHookArgs) -> None:
     """Raise a signal's exception again a moment later: Python drops exceptions in callbacks of os.fork."""
     error = lost.exc_value
     if not isinstance(error, (KeyboardInterrupt, _EndedError)):
-        sys.__unraisablehook__(lost)
+        # A signal interrupts logging's callback before the fork: then that after the fork cannot release the lock.
+        if not isinstance(error, RuntimeError) or getattr(lost.object, "__module__", "") != "logging":
+            sys.__unraisablehook__(lost)
         return
 
     def raise_error(_number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,8 @@ SHORTEST_BUSY_SECONDS = 0.02
 LEAST_SLOW_SECONDS = 1.0
 # The links of a host are slow if the fastest one has less than this share of the usual rate.
 SLOW = 0.7
+# Hosts that are so many times faster than the one with the slowest links do not limit the job; their rates vary.
+MOST_FASTER = 2
 MEGABIT = 125_000
 
 
@@ -48,7 +50,7 @@ def find_slow_links(hosts: Mapping[str, Sequence[HostSample]]) -> list[SlowLinks
         if len(own) < 2 or not others or sum(traffic.busy for traffic in own) < LEAST_SLOW_SECONDS:
             continue
         rates, usual = [traffic.rate for traffic in own], median(traffic.rate for traffic in others.values())
-        if max(rates) < SLOW * usual:
+        if max(rates) < SLOW * usual and (not slow or median(rates) < MOST_FASTER * slow[0].rate):
             slow.append(SlowLinks(host, median(rates), usual))
             pairs = others
     return slow
