@@ -42,7 +42,7 @@ def find_slow_links(hosts: Mapping[str, Sequence[HostSample]]) -> list[SlowLinks
     """Return the hosts to and from which data takes longer than between the other hosts."""
     pairs = add_traffic(hosts)
     busy = {host: sum(traffic.busy for pair, traffic in pairs.items() if host in pair) for host in hosts}
-    slow = []
+    slow: list[SlowLinks] = []
     # The links of a slow host are slow at their other ends, too; it has the most of them.
     for host in sorted(hosts, key=lambda host: -busy[host]):
         own = [traffic for pair, traffic in pairs.items() if host in pair]
