@@ -39,7 +39,7 @@ class Tuning(NamedTuple):
     bytes of a bucket. explore: trial reductions that mode p may spend per message class; 0: none, it uses the sizes
     above. wire: the type that float32 is sent as, in the format of `wire_compression.parse_wire`; messages of up to
     `flat` bytes are sent as float32. measure: bytes that mode p reduces between two measurements of the NICs, if it
-    explores; 0: it measures none.
+    explores; 0: it measures none, and takes no late host last.
     """
 
     chunk: int = 96 * KIB

@@ -30,6 +30,8 @@ LEAST_HOSTS = 4
 INTERVAL = 64
 # A host is late if it is the last one in this share of the reductions, each time by a share of the reduction's time.
 OFTEN, LEAST_DELAY = 0.75, 0.25
+# Reductions that begin while nothing is in progress: with fewer of them nothing is known.
+FEWEST = 4
 
 
 class Begin(NamedTuple):
@@ -56,7 +58,7 @@ def find_late_host(begins: Sequence[Sequence[Begin]]) -> LateHost | None:
     Args:
         begins: For each host the same number of reductions.
 
-    >>> find_late_host([[Begin(0.1, 0.2)], [Begin(0.5, 0.2)], [Begin(0.2, 0.2)]])
+    >>> find_late_host([[Begin(own, 0.2)] * FEWEST for own in (0.1, 0.5, 0.2)])
     LateHost(place=1, delay=0.3)
     """
     delays, count = defaultdict[int, list[float]](list), 0
@@ -69,7 +71,7 @@ def find_late_host(begins: Sequence[Sequence[Begin]]) -> LateHost | None:
         if last - second >= LEAST_DELAY * min(begin.former for begin in reduction):
             delays[place].append(last - second)
     for place, of_host in delays.items():
-        if len(of_host) >= OFTEN * count:
+        if len(of_host) >= OFTEN * count and count >= FEWEST:
             return LateHost(place, round(statistics.median(of_host), 6))
     return None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun import ddl
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, LATE
 from ddlrun.ddl.algorithm_selection import make_selector
 from ddlrun.ddl.communicators import make_transport
@@ -123,9 +124,10 @@ def main() -> None:
     world = find_world(os.environ)
     assert world is not None
     checks = Checks()
-    begin_without_the_late_host(world, checks)
-    for order in RankOrder:
-        reduce_with_a_late_host(world, order, checks)
+    with ddl.init("-mode r", comm=world):  # errors name the rank
+        begin_without_the_late_host(world, checks)
+        for order in RankOrder:
+            reduce_with_a_late_host(world, order, checks)
     if len(set(world.allgather(checks.bits))) > 1:
         checks.wrong.append("results differ between ranks")
     report(world, [checks])

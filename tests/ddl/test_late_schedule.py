@@ -113,6 +113,7 @@ def test_the_host_that_is_last_in_most_reductions_is_late() -> None:
     hosts[1] = [Begin(0, 0), Begin(0.1, 1.0)] * 4
     assert find_late_host(hosts) == LateHost(2, 0.37)
     assert find_late_host([[Begin(0, 0)] * 8] * 4) is None
+    assert find_late_host([begins[:6] for begins in hosts]) is None
 
 
 def test_large_reductions_in_chunks_may_wait() -> None:
