@@ -17,6 +17,7 @@ from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.late_host_monitor import INTERVAL
 from ddlrun.ddl.tcp.world import tcp_world
 from tests.bench.baselines import WORLD, Array, Ours
+from tests.bench.late import ON_TIME
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class WithLateHost(Ours):
         self._learner = start_learner("-mode p", comm, "explore=1", dict(os.environ))
         schedules = self._learner.reducer.schedules
         host = self._learner.grid.host_index_of(WORLD.rank) // self._learner.host.local_size
-        self._delay = plan["delay"] if host == plan["late"] and kind != "early" else 0.0
+        self._delay = plan["delay"] if host == plan["late"] and kind not in ON_TIME else 0.0
         if kind in ("last", "early"):
             schedules.set_late_host(plan["late"])
         self._before = INTERVAL if kind == "found" else 1
