@@ -49,12 +49,12 @@ def least_seconds(cell: UnequalCell) -> float:
     return cell.mib * 2**20 / cell.links.nics[0]
 
 
-def show(cell: UnequalCell, results: list[dict[str, Any]], delay: float) -> None:
+def show(cell: UnequalCell, results: list[dict[str, Any]], delays: dict[str, float]) -> None:
     """Print a row per algorithm, beside the usual schedule over the same transport."""
     after = {}
     for result in results:
-        kind = result["algorithm"].removesuffix("-tcp")
-        after[result["algorithm"]] = [seconds - (0 if kind in ON_TIME else delay) for seconds in result["seconds"]]
+        name = result["algorithm"]
+        after[name] = [seconds - delays[name] for seconds in result["seconds"]]
     for name, seconds in after.items():
         kind, tcp = name.removesuffix("-tcp"), "-tcp" if name.endswith("-tcp") else ""
         usual = after.get(("on-time" if kind in ON_TIME else "usual") + tcp, [])
@@ -91,18 +91,19 @@ def main() -> None:
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for cell in cells:
         delay = options.delay * least_seconds(cell)
-        plan = make_plan(cell, options) | {"late": LATE, "delay": delay}
+        delays = {name: 0 if name.removesuffix("-tcp") in ON_TIME else delay for name in options.names}
+        plan = make_plan(cell, options) | {"late": LATE, "delays": delays}
         try:
             results = list(measure(cell, options.major, RANKS, plan))
         except JobFailed as error:
             sys.stderr.write(f"{error}\n")
             failed.append(cell.name)
             continue
-        show(cell, results, delay)
+        show(cell, results, delays)
         failed += [cell.name for result in results if not result["right"]]
         if options.json is not None:
             with options.json.open("a") as file:
-                file.writelines(json.dumps({"cell": cell.name, "delay": delay, **result}) + "\n" for result in results)
+                file.writelines(json.dumps({"cell": cell.name, "delay": delays, **result}) + "\n" for result in results)
     if failed:
         sys.exit(f"failed or wrong: {', '.join(failed)}")
 
