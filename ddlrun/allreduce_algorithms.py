@@ -24,9 +24,9 @@ NOT_WEIGHTED = ("float16", "int8")
 # The algorithm of an allreduce that takes the ranks of a late host last. It has one wire, float32: with others the late
 # host and the rest would round different sums.
 LATE = ("late",)
-# Its chunks: shares of the array, between limits, and chunks in flight. With more bytes in flight the parts of a chunk
-# arrive far apart, and with small messages each link is busy for a part of the time only.
-LATE_CHUNKS, SMALLEST_LATE_CHUNK, LARGEST_LATE_CHUNK, LATE_DEPTH = 32, 64 * 1024, 512 * 1024, 4
+# Its chunks: shares of the array, between limits, and chunks in flight. Those in flight are a sixteenth of the array:
+# when the late host has sent all, the others still have to pass these on.
+LATE_CHUNKS, SMALLEST_LATE_CHUNK, LARGEST_LATE_CHUNK, LATE_DEPTH = 64, 64 * KIB, 512 * KIB, 4
 # Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)

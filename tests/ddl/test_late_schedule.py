@@ -125,7 +125,7 @@ def test_large_reductions_in_chunks_may_wait() -> None:
     assert not can_wait(message._replace(wire="bfloat16:Y"), chunks)
     assert not can_wait(message, AllreduceAlgorithm("flat"))
     assert not can_wait(message, chunks._replace(algorithms=WEIGHTED))
-    assert wait_for_late_host(2**22) == AllreduceAlgorithm("chunks", LATE, 2**17, 4)
+    assert wait_for_late_host(2**23) == AllreduceAlgorithm("chunks", LATE, 2**17, 4)
 
 
 @pytest.mark.parametrize("major", [5], indirect=True)
