@@ -21,6 +21,12 @@ WEIGHTED = ("weighted",)
 # Wires that it does not support. It divides averages at the end alone, when sums may have left the range of float16,
 # and its blocks do not begin with a group of int8.
 NOT_WEIGHTED = ("float16", "int8")
+# The algorithm of an allreduce that takes the ranks of a late host last. It has one wire, float32: with others the late
+# host and the rest would round different sums.
+LATE = ("late",)
+# Its chunks: shares of the array, between limits, and chunks in flight. Those in flight are a sixteenth of the array:
+# when the late host has sent all, the others still have to pass these on.
+LATE_CHUNKS, SMALLEST_LATE_CHUNK, LARGEST_LATE_CHUNK, LATE_DEPTH = 64, 64 * KIB, 512 * KIB, 4
 # Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
@@ -33,7 +39,7 @@ class Tuning(NamedTuple):
     bytes of a bucket. explore: trial reductions that mode p may spend per message class; 0: none, it uses the sizes
     above. wire: the type that float32 is sent as, in the format of `wire_compression.parse_wire`; messages of up to
     `flat` bytes are sent as float32. measure: bytes that mode p reduces between two measurements of the NICs, if it
-    explores; 0: it measures none.
+    explores; 0: it measures none, and takes no late host last.
     """
 
     chunk: int = 96 * KIB
@@ -65,10 +71,9 @@ class AllreduceAlgorithm(NamedTuple):
     """How an array is reduced.
 
     method: "flat" is a single MPI_Allreduce, "native" is MPI's Reduce_scatter and Allgatherv in each dimension,
-    "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension, or WEIGHTED;
-    chunk, the
-    bytes of a chunk as sent; depth, the chunks in flight; wire, the type that float32 is sent as and its dimensions
-    ("bfloat16:YZ"), "" for float32.
+    "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension, LATE or
+    WEIGHTED; chunk, the bytes of a chunk as sent; depth, the chunks in flight; wire, the type that float32 is sent as
+    and its dimensions ("bfloat16:YZ"), "" for float32.
     """
 
     method: Literal["flat", "native", "chunks"]
@@ -125,6 +130,12 @@ def size_blocks(algorithm: AllreduceAlgorithm, tuning: Tuning) -> AllreduceAlgor
     if algorithm.method != "chunks":
         return AllreduceAlgorithm("chunks", WEIGHTED, tuning.chunk, tuning.depth)
     return algorithm._replace(algorithms=WEIGHTED)
+
+
+def wait_for_late_host(size: int) -> AllreduceAlgorithm:
+    """Return the algorithm for an array of `size` bytes with a late host."""
+    chunk = min(max(size // LATE_CHUNKS, SMALLEST_LATE_CHUNK), LARGEST_LATE_CHUNK)
+    return AllreduceAlgorithm("chunks", LATE, chunk, LATE_DEPTH)
 
 
 class AlgorithmSpace(NamedTuple):

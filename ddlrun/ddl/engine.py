@@ -3,6 +3,9 @@
 While one chunk crosses racks the next is reduced inside the host. The only order between chunks is that each begins
 after the one before. So the time approaches that of the busiest link instead of the sum over the dimensions. All
 learners must start the same operations in the same order.
+
+Steps that wait for a late learner form a chunk of their own, in a second queue: they take no place of the others, which
+never wait for them.
 """
 
 from __future__ import annotations
@@ -10,29 +13,29 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from collections import deque
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlrun.ddl.int8_compression import Int8Converter, add_loss
-from ddlrun.ddl.operation import Chunk, Operation, ScratchPool
+from ddlrun.ddl.operation import ChunkQueue, Operation, ScratchPool, make_chunks
 from ddlrun.ddl.partition import ramped_ranges
 from ddlrun.ddl.wire_compression import FORMATS, WIRES, Converter
 from ddlrun.errors import LostRankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
+    from ddlrun.ddl.operation import Chunk, Schedule
     from ddlrun.ddl.reduce_ops import ReduceOp
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.transport import Transport
 
     Array = NDArray[Any]
-    Schedule = Callable[[int, str], tuple[ScheduleStep, ...]]
 
 # Seconds without a message after which a learner reports the ranks that it waits for.
 PATIENCE = 60.0
@@ -44,12 +47,13 @@ class Engine:
 
     def __init__(self, transport: Transport[Chunk], rank: int) -> None:
         self._transport, self._rank = transport, rank
-        self._waiting: deque[Chunk] = deque()
-        self._in_flight: set[Chunk] = set()
+        self._queues = ChunkQueue(), ChunkQueue()
         self._scratch = ScratchPool()
         self._converters: dict[str, Converter | Int8Converter] = {dtype: Converter(dtype) for dtype in FORMATS}
         self._converters["int8"] = Int8Converter()
         self._begun = 0
+        self.idle_since = time.perf_counter()
+        """When the last operation was complete."""
         self.meter: TrafficMeter | None = None  # set only while nothing is in flight
         atexit.register(self._keep_memory)
 
@@ -75,14 +79,16 @@ class Engine:
         """
         ranges = ramped_ranges(len(array), longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), depth, losses)
-        self.begin(Chunk(operation, schedule(high - low, reduce_op.division), low) for low, high in ranges)
+        chunks = make_chunks(operation, schedule, ranges)
+        operation.left = len(chunks)
+        self.begin(chunks)
         return operation
 
     def begin(self, chunks: Iterable[Chunk]) -> None:
         """Begin chunks, in order, after those that were begun before."""
         for chunk in chunks:
             chunk.tag = self._begun % TAGS
-            self._waiting.append(chunk)
+            self._queue_of(chunk).waiting.append(chunk)
             self._begun += 1
         self._fill()
 
@@ -104,13 +110,14 @@ class Engine:
 
     def drain(self) -> None:
         """Return when nothing is in progress."""
-        while self._in_flight:
+        while not self.is_idle:
             self._settle(self._next())
 
     def give_up(self) -> None:
         """Forget what is in progress, which will not be complete."""
-        self._in_flight.clear()
-        self._waiting.clear()
+        for queue in self._queues:
+            queue.in_flight.clear()
+            queue.waiting.clear()
 
     def free(self) -> None:
         """Complete what is in progress and close the transport. All ranks call it together."""
@@ -118,9 +125,21 @@ class Engine:
         atexit.unregister(self._keep_memory)
         self._transport.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing is in progress."""
+        return not any(queue.in_flight for queue in self._queues)
+
+    @property
+    def _in_flight(self) -> list[Chunk]:
+        return [chunk for queue in self._queues for chunk in queue.in_flight]
+
+    def _queue_of(self, chunk: Chunk) -> ChunkQueue:
+        return self._queues[0 if chunk.former is None else 1]
+
     def _keep_memory(self) -> None:
         """Keep the memory of open messages at exit: MPI ends only after Python has freed what it can."""
-        if not self._in_flight:
+        if self.is_idle:
             return
         sys.stderr.write(
             f"ddlrun.ddl: rank {self._rank} ends with reductions under way: wait for every handle, on all ranks\n"
@@ -170,12 +189,11 @@ class Engine:
         self._fill()
 
     def _fill(self) -> None:
-        """Begin waiting chunks, in order, while fewer are in flight than the next one's depth."""
-        while self._waiting and len(self._in_flight) < self._waiting[0].operation.depth:
-            chunk = self._waiting.popleft()
-            self._in_flight.add(chunk)
-            chunk.begin(self._scratch)
-            self._advance(chunk)
+        """Begin the chunks of each queue that can begin."""
+        for queue in self._queues:
+            while (chunk := queue.begin_next()) is not None:
+                chunk.begin(self._scratch)
+                self._advance(chunk)
 
     def _advance(self, chunk: Chunk) -> None:
         """Post the messages of the chunk's step, and go on to the next step while there is nothing to wait for."""
@@ -194,7 +212,9 @@ class Engine:
             self._scratch.give_back(chunk.scratch)
         chunk.end(self._scratch)
         chunk.operation.left -= 1
-        self._in_flight.remove(chunk)
+        self._queue_of(chunk).in_flight.remove(chunk)
+        if self.is_idle:
+            self.idle_since = time.perf_counter()
 
     def _post(self, chunk: Chunk, step: ScheduleStep) -> None:
         if step.wire:
@@ -253,7 +273,10 @@ class Engine:
         for number, (low, high, part) in enumerate(chunk.parts):
             divisor = step.divisor if number >= first_closing else 1
             mine = chunk.array[start + low : start + high]
-            if not step.wire:
+            if step.theirs_first:
+                operation.combine(part, mine, divisor)
+                mine[:] = part
+            elif not step.wire:
                 operation.combine(mine, part, divisor)
             elif step.combine:
                 self._converters[step.wire].combine(part, mine, operation.combine, divisor)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass, size_blocks
+from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass, size_blocks, wait_for_late_host
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.communicators import make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.int8_compression import ErrorFeedback
+from ddlrun.ddl.late_host_monitor import can_wait, make_late_host_monitor
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, make_monitor
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.flat import FlatArray
+    from ddlrun.ddl.late_host_monitor import LateHostMonitor
     from ddlrun.ddl.mpi_collectives import SmallMessagePath
     from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
@@ -54,6 +56,7 @@ class HostReducer:
         self._engine, self._feedback = self._make_engine(), ErrorFeedback()
         self.small_messages = self._make_small_message_path()
         self._nic_monitor = make_monitor(grid.base, selector.monitored, selector.tuning.measure)
+        self._late_host_monitor = make_late_host_monitor(grid, selector.monitored, selector.tuning.measure)
 
     def free(self) -> None:
         """Complete what is in progress and free the engine's communicator."""
@@ -86,6 +89,8 @@ class HostReducer:
             algorithm = self._select(message, elements, reduce_op)
             if self._nic_monitor is not None and can_size_blocks(message):
                 algorithm = self._size_blocks(self._nic_monitor, algorithm, elements, reduce_op)
+            if self._late_host_monitor is not None and can_wait(message, algorithm):
+                algorithm = self._take_late_host_last(self._late_host_monitor, algorithm, elements, reduce_op)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
             try:
@@ -192,8 +197,30 @@ class HostReducer:
             monitor.update(self._engine, self.schedules, comparison)
         return algorithm if self.schedules.layout is None else sized
 
-    def _make_measure(self, elements: Any, reduce_op: ReduceOp) -> Measure:  # noqa: ANN401
-        """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds."""
+    def _take_late_host_last(
+        self,
+        monitor: LateHostMonitor,
+        algorithm: AllreduceAlgorithm,
+        elements: Any,  # noqa: ANN401
+        reduce_op: ReduceOp,
+    ) -> AllreduceAlgorithm:
+        """Return the algorithm, or the one that takes the late host last while there is one and that is faster."""
+        waits = wait_for_late_host(elements.nbytes)
+        if self._engine is not None and monitor.is_due(self._engine):
+            self._engine.drain()
+            trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
+            share = len(trial) / len(elements)
+            monitor.update(
+                self.schedules,
+                lambda delay: Comparison(algorithm, waits, self._make_measure(trial, reduce_op, share * delay)),
+            )
+        return algorithm if self.schedules.late_host is None else waits
+
+    def _make_measure(self, elements: Any, reduce_op: ReduceOp, delay: float = 0) -> Measure:  # noqa: ANN401
+        """Return a function that reduces elements by an algorithm, and returns the slowest rank's seconds.
+
+        This rank begins `delay` seconds late.
+        """
         if self._engine is None or self.comm is None:
             raise RuntimeError("one learner has nothing to explore")
         comm, engine = self.comm, self._engine
@@ -202,6 +229,7 @@ class HostReducer:
         def measure(algorithm: AllreduceAlgorithm) -> float:
             comm.Barrier()
             start = time.perf_counter()
+            time.sleep(delay)
             operation = self._execute(algorithm, elements, reduce_op, "")
             if operation is not None:
                 engine.wait(operation)

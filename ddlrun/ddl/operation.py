@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import NDArray
 
     from ddlrun.ddl.reduce_ops import ReduceOp
     from ddlrun.ddl.schedule import ScheduleStep
 
     Array = NDArray[Any]
+    Schedule = Callable[[int, str], tuple[ScheduleStep, ...]]
 
 
 class Operation:
@@ -33,15 +37,18 @@ class Chunk:
 
     array, memory: the operation's, or elements of its own with their bytes. at: index of the current step. open:
     messages of that step that are not complete. packed: memory of its own. parts: received elements that are still to
-    be combined or stored, as (low, high, elements). scratch: the memory that they lie in.
+    be combined or stored, as (low, high, elements). scratch: the memory that they lie in. former: the chunk with the
+    steps before these ones, on the same elements, or None.
     """
 
     __slots__ = (
-        "array", "at", "memory", "open", "operation", "packed", "parts", "scratch", "start", "steps", "tag",
+        "array", "at", "former", "memory", "open", "operation", "packed", "parts", "scratch", "start", "steps", "tag",
     )  # fmt: skip
 
-    def __init__(self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int) -> None:
-        self.operation, self.steps, self.start = operation, steps, start
+    def __init__(
+        self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int, former: Chunk | None = None
+    ) -> None:
+        self.operation, self.steps, self.start, self.former = operation, steps, start, former
         self.array, self.memory = operation.array, operation.memory
         self.at = self.open = self.tag = 0
         self.packed = bytearray()
@@ -53,6 +60,41 @@ class Chunk:
 
     def end(self, pool: ScratchPool) -> None:
         """Store the results, after the last step."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True after the last step."""
+        return self.at == len(self.steps)
+
+
+def make_chunks(operation: Operation, schedule: Schedule, ranges: Iterable[tuple[int, int]]) -> list[Chunk]:
+    """Return the chunks of an operation: two for a range whose schedule waits for a late learner, else one."""
+    chunks = []
+    for low, high in ranges:
+        steps = schedule(high - low, operation.division)
+        cut = next((at for at, step in enumerate(steps) if step.late), len(steps))
+        chunks.append(Chunk(operation, steps[:cut], low))
+        if cut < len(steps):
+            chunks.append(Chunk(operation, steps[cut:], low, chunks[-1]))
+    return chunks
+
+
+class ChunkQueue:
+    """Chunks that begin in order, while fewer are in flight than the next one's depth."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Chunk] = deque()
+        self.in_flight: set[Chunk] = set()
+
+    def begin_next(self) -> Chunk | None:
+        """Move the next chunk to those in flight, and return it; None if it cannot begin."""
+        if not self.waiting:
+            return None
+        chunk = self.waiting[0]
+        if len(self.in_flight) >= chunk.operation.depth or not (chunk.former is None or chunk.former.is_complete):
+            return None
+        self.in_flight.add(self.waiting.popleft())
+        return chunk
 
 
 class ScratchPool:

@@ -26,7 +26,9 @@ class ScheduleStep(NamedTuple):
     received blocks whose sums are complete with them. divisor: for averages, the number by which these blocks are
     divided. wire: the type that float32 is sent as, "" for float32. settled: the type to which these
     blocks are rounded once they are complete for all, so that all learners get the same bits in any dimension; "" for
-    none.
+    none. late: the first step that waits for a late learner; other chunks need not wait for it. theirs_first: received
+    elements are the first operand of the combination, as they are for their sender: then both get the same bits, also
+    of zeros with a sign and of NaNs.
     """
 
     sends: tuple[Message, ...]
@@ -36,6 +38,8 @@ class ScheduleStep(NamedTuple):
     wire: str = ""
     settled: str = ""
     closing: int = 1
+    late: bool = False
+    theirs_first: bool = False
 
 
 Steps = list[ScheduleStep]
@@ -124,7 +128,7 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
     for peers, me, algorithm, wire in dimensions:
         size //= len(peers)
         bounds = leaves[first : first + len(peers) * size + 1 : size]
-        phase = [_with_ranks(step, peers)._replace(wire=wire) for step in REDUCE_SCATTERS[algorithm](me, bounds)]
+        phase = [with_ranks(step, peers)._replace(wire=wire) for step in REDUCE_SCATTERS[algorithm](me, bounds)]
         first += me * size
         divisor *= len(peers)
         if phase and (division == "each" or (division == "once" and size == 1)):
@@ -178,7 +182,7 @@ def _message(peer: int, bounds: Sequence[int], first: int, end: int) -> tuple[Me
     return (Message(peer, low, high),) if low < high else ()
 
 
-def _with_ranks(step: ScheduleStep, peers: Sequence[int]) -> ScheduleStep:
+def with_ranks(step: ScheduleStep, peers: Sequence[int]) -> ScheduleStep:
     """Replace the indices of peers in a dimension by their ranks."""
     sends, receives = (tuple(m._replace(peer=peers[m.peer]) for m in messages) for messages in step[:2])
     return step._replace(sends=sends, receives=receives)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import WEIGHTED, dimension_algorithm
-from ddlrun.ddl import weighted_schedule
+from ddlrun.allreduce_algorithms import LATE, WEIGHTED, dimension_algorithm
+from ddlrun.ddl import late_schedule, weighted_schedule
 from ddlrun.ddl.schedule import Dimension, ScheduleStep, mirror, own_block, reduce_scatter, wire_of
 from ddlrun.ddl.wire_compression import parse_wire
 
@@ -20,7 +20,8 @@ class Collective(NamedTuple):
     """A collective of the engine.
 
     name: "all_reduce", "reduce_scatter" or "allgather". axes: the dimensions that it covers, "" for all. algorithms:
-    that of each dimension of the grid, or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the like, "" for float32.
+    that of each dimension of the grid, LATE or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the like, "" for
+    float32.
     """
 
     name: str
@@ -34,6 +35,8 @@ class ScheduleCache:
 
     def __init__(self, grid: Grid, mode: str, layout: HostLayout | None = None) -> None:
         self._grid, self._mode, self.layout = grid, mode, layout
+        self.late_host: int | None = None
+        """The host that is taken last by LATE, as its place in the dimension between hosts."""
         self.steps = lru_cache(maxsize=256)(self._make_steps)
         """steps(collective, count, division): the schedule for `count` elements. For `division` see `ReduceOp`."""
         self.dimensions = lru_cache(maxsize=16)(self._make_dimensions)
@@ -42,6 +45,11 @@ class ScheduleCache:
     def set_layout(self, layout: HostLayout | None) -> None:
         """Use another layout from the next collective on. All ranks call it together."""
         self.layout = layout
+        self.steps.cache_clear()
+
+    def set_late_host(self, host: int | None) -> None:
+        """Take another host last from the next collective on. All ranks call it together."""
+        self.late_host = host
         self.steps.cache_clear()
 
     def own_block(self, count: int) -> tuple[int, int]:
@@ -53,6 +61,8 @@ class ScheduleCache:
         if collective.algorithms == WEIGHTED and self.layout is not None:
             weighted = self._make_weighted_steps(self.layout, count, division, collective.wire)
             return (*weighted, *mirror(weighted))
+        if collective.algorithms == LATE and self.late_host is not None:
+            return late_schedule.allreduce(self.dimensions(""), self.late_host, count, division=division)
         dimensions = self.dimensions(*rest)
         if division and wire_of(dimensions) == "float16":
             division = "each"  # sums would leave the range of float16

@@ -98,10 +98,18 @@ CELLS = (
 SMOKE = (UnequalCell("smoke", (1, 1, 1), (1000, 1000, 500), (3,), mib=1 / 16),)
 
 
-def line(cell: UnequalCell, folder: Path, options: argparse.Namespace) -> list[str]:
-    """Return the launch command of the ranks, which share cores and yield them while they wait."""
-    plan = {"rounds": options.rounds, "budget": 1e9, "in_a_row": 0, "pause": 0, "mib": cell.mib, "links": cell.text}
-    argv = launch_line(MPIRUNS[options.major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
+def make_plan(cell: UnequalCell, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the plan of the ranks of a cell."""
+    runs = {"rounds": options.rounds, "budget": 1e9, "in_a_row": 0, "pause": 0}
+    return {**runs, "mib": cell.mib, "links": cell.text, "names": options.names}
+
+
+def line(cell: UnequalCell, folder: Path, major: int) -> list[str]:
+    """Return the launch command of ranks of the version `major` of Open MPI.
+
+    The ranks share cores, and yield them while they wait.
+    """
+    argv = launch_line(MPIRUNS[major], folder, "--no-tag-output", "--allow-run-as-root", "--skip-checks")
     racks = [number for number, hosts in enumerate(cell.racks) for _ in range(hosts)]
     hosts = [
         f"h{number} slots={ranks} rack={rack}\n"
@@ -112,11 +120,11 @@ def line(cell: UnequalCell, folder: Path, options: argparse.Namespace) -> list[s
     variables = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
     variables["XDG_STATE_HOME"] = str(folder)
     argv += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    return [*argv, sys.executable, str(RANKS), str(folder), json.dumps(plan | {"names": options.names})]
+    return [*argv, sys.executable]
 
 
-def measure(cell: UnequalCell, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run a cell; yield the result of each algorithm."""
+def measure(cell: UnequalCell, major: int, program: Path, plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run the ranks of a cell, which are `program`; yield the result of each algorithm."""
     nics = {f"h{number}": f"{rate}mbit" for number, rate in enumerate(cell.nics, 1)}
     uplink = f"{cell.uplink}mbit" if cell.uplink else None
     with (
@@ -127,7 +135,8 @@ def measure(cell: UnequalCell, options: argparse.Namespace) -> Iterator[dict[str
         for pipe in PIPES:
             os.mkfifo(folder / pipe)
         with (folder / "out").open("w") as out:
-            argv = cluster.argv("h1", line(cell, folder, options))
+            command = [*line(cell, folder, major), str(program), str(folder), json.dumps(plan)]
+            argv = cluster.argv("h1", command)
             job = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
             try:
                 for message in messages(job, folder, cluster, len(cell.racks)):
@@ -177,7 +186,7 @@ def main() -> None:
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for cell in cells:
         try:
-            for result in measure(cell, options):
+            for result in measure(cell, options.major, RANKS, make_plan(cell, options)):
                 print(f"| {' | '.join(row(cell, result))} |", flush=True)
                 failed += [] if result["right"] else [cell.name]
                 if options.json is not None:

@@ -1,0 +1,165 @@
+"""Comparison of the times at which hosts begin reductions, and the choice of the host that is taken last."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddlrun.allreduce_algorithms import WEIGHTED
+from ddlrun.ddl.dimensions import coords_of
+from ddlrun.ddl.nic_monitor import LEAST_BYTES, is_faster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm, MessageClass
+    from ddlrun.ddl.communicators import Communicator
+    from ddlrun.ddl.dimensions import Grid
+    from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.nic_monitor import Comparison
+    from ddlrun.ddl.schedule_cache import ScheduleCache
+    from ddlrun.ddl.unequal_links import HostGroups
+
+# With fewer hosts less than a third of the time after the arrival can be saved.
+LEAST_HOSTS = 4
+# Reductions between two comparisons.
+INTERVAL = 64
+# A host is late if it is the last one in this share of the reductions, each time by a share of the reduction's time.
+OFTEN, LEAST_DELAY = 0.75, 0.25
+# Reductions that begin while nothing is in progress: with fewer of them nothing is known.
+FEWEST = 4
+
+
+class Begin(NamedTuple):
+    """The begin of a reduction on a rank.
+
+    own: seconds since the reduction before, in which the rank waited for no other; 0 if that was still in progress.
+    former: seconds of the reduction before.
+    """
+
+    own: float
+    former: float
+
+
+class LateHost(NamedTuple):
+    """A host, as its place in the dimension between hosts, and the seconds by which it is the last one."""
+
+    place: int
+    delay: float
+
+
+def find_late_host(begins: Sequence[Sequence[Begin]]) -> LateHost | None:
+    """Return the host that begins most reductions clearly after all others; None if there is none.
+
+    Args:
+        begins: For each host the same number of reductions.
+
+    >>> find_late_host([[Begin(own, 0.2)] * FEWEST for own in (0.1, 0.5, 0.2)])
+    LateHost(place=1, delay=0.3)
+    """
+    delays, count = defaultdict[int, list[float]](list), 0
+    for reduction in zip(*begins, strict=True):
+        own = sorted((begin.own, place) for place, begin in enumerate(reduction))
+        if own[0][0] <= 0:
+            continue
+        count += 1
+        (second, _), (last, place) = own[-2:]
+        if last - second >= LEAST_DELAY * min(begin.former for begin in reduction):
+            delays[place].append(last - second)
+    for place, of_host in delays.items():
+        if len(of_host) >= OFTEN * count and count >= FEWEST:
+            return LateHost(place, round(statistics.median(of_host), 6))
+    return None
+
+
+def can_wait(message: MessageClass, algorithm: AllreduceAlgorithm) -> bool:
+    """Return True if a reduction may take a late host last: it is large, in float32 on the wire and of equal blocks."""
+    large = message.whole and message.size >= LEAST_BYTES and not message.wire
+    return large and algorithm.method == "chunks" and algorithm.algorithms != WEIGHTED
+
+
+def make_late_host_monitor(grid: Grid, hosts: HostGroups | None, measure: int) -> LateHostMonitor | None:
+    """Return a monitor if one dimension of the grid is that of the hosts, and there are enough of them.
+
+    Args:
+        grid: The grid of all ranks.
+        hosts: The hosts of the job, None if there is nothing to measure.
+        measure: 0 if nothing is measured.
+    """
+    if grid.base is None or hosts is None or len(hosts.ranks) < LEAST_HOSTS or not measure:
+        return None
+    places = [{coords_of(grid.topology, grid.order, rank) for rank in ranks} for ranks in hosts.ranks]
+    for axis, size in enumerate(grid.topology.dims):
+        is_last = all(other == 1 for other in grid.topology.dims[axis + 1 :])
+        on_host = all(len({place[axis] for place in of_host}) == 1 for of_host in places)
+        if size == len(hosts.ranks) and is_last and on_host:
+            return LateHostMonitor(grid.base, grid.coords[axis])
+    return None
+
+
+class LateHostMonitor:
+    """Finds the host that begins reductions late, and lets the schedules take it last while that is faster.
+
+    All ranks make the same calls. They count the same reductions, so they compare in the same call, and from the same
+    figures they find the same host.
+
+    Args:
+        world: The communicator of all ranks.
+        host: The place of this rank's host in the dimension between hosts.
+    """
+
+    def __init__(self, world: Communicator, host: int) -> None:
+        self._world, self._host = world, host
+        self._begins: list[Begin] = []
+        self._began = time.perf_counter()
+        self._is_faster: dict[int, bool] = {}
+        """Host -> the result of its trial."""
+
+    def is_due(self, engine: Engine) -> bool:
+        """Note the begin of a reduction; return True if the hosts are to be compared now."""
+        now, begin = time.perf_counter(), Begin(0, 0)
+        if engine.is_idle:
+            begin = Begin(now - engine.idle_since, engine.idle_since - self._began)
+            self._began = now
+        self._begins.append(begin)
+        return len(self._begins) == INTERVAL
+
+    def update(self, schedules: ScheduleCache, make_comparison: Callable[[float], Comparison]) -> None:
+        """Compare the hosts, and let the schedules take the late one last if that is faster. Nothing is in progress.
+
+        `make_comparison` is called with the seconds by which this rank begins late.
+        """
+        late, former = self._compare(), schedules.late_host
+        if late is not None and late.place not in self._is_faster:
+            schedules.set_late_host(late.place)
+            comparison = make_comparison(late.delay if self._host == late.place else 0)
+            self._is_faster[late.place] = self._world.bcast(is_faster(comparison))
+        chosen = late.place if late is not None and self._is_faster[late.place] else None
+        schedules.set_late_host(chosen)
+        if chosen != former:
+            self._report(late if chosen is not None else None)
+        self._began = time.perf_counter()
+
+    def _compare(self) -> LateHost | None:
+        """Return the late host. A host begins with its last rank."""
+        rows = self._world.allgather((self._host, self._begins))
+        self._begins = []
+        by_host = defaultdict[int, list[list[Begin]]](list)
+        for host, begins in rows:
+            by_host[host].append(begins)
+        return find_late_host(
+            [[max(begins) for begins in zip(*by_host[host], strict=True)] for host in sorted(by_host)]
+        )
+
+    def _report(self, late: LateHost | None) -> None:
+        names = self._world.gather((self._host, os.uname().nodename))
+        if names is None:
+            return
+        text = "reductions wait for all hosts again"
+        if late is not None:
+            text = f"{dict(names)[late.place]} begins reductions {late.delay:.3f} s after the others: it is taken last"
+        sys.stderr.write(f"ddlrun.ddl: {text}\n")

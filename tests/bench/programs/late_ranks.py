@@ -1,0 +1,59 @@
+"""A rank of tests.bench.late: times algorithms in turn, while a host is late.
+
+    late_ranks.py FOLDER PLAN
+
+PLAN is JSON: {"rounds": N, "budget": SECONDS, "in_a_row": 0, "pause": 0, "mib": MIB, "late": HOST,
+"delays": {NAME: SECONDS, ...}}; tests.bench.late describes the names.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlrun.ddl.bootstrap import start_learner
+from ddlrun.ddl.late_host_monitor import INTERVAL
+from ddlrun.ddl.tcp.world import tcp_world
+from tests.bench.baselines import WORLD, Array, Ours
+from tests.bench.programs.allreduce_ranks import Observer, compare
+
+if TYPE_CHECKING:
+    from ddlrun.ddl.communicators import Communicator
+
+
+class WithLateHost(Ours):
+    """The allreduce of ddlrun over a communicator, on ranks of which those of one host begin late."""
+
+    def __init__(self, comm: "Communicator", name: str, plan: dict[str, Any]) -> None:
+        kind = name.partition("-tcp")[0]
+        self._learner = start_learner("-mode p", comm, "explore=1", dict(os.environ))
+        schedules = self._learner.reducer.schedules
+        host = self._learner.grid.host_index_of(WORLD.rank) // self._learner.host.local_size
+        self._delay = plan["delays"][name] if host == plan["late"] else 0.0
+        if kind in ("last", "early"):
+            schedules.set_late_host(plan["late"])
+        self._before = INTERVAL if kind == "found" else 1
+
+    def prepare(self, count: int, repeat: int) -> None:
+        for _ in range(self._before):
+            super().prepare(count, repeat)
+
+    def run(self, x: Array) -> Array:
+        time.sleep(self._delay)
+        return super().run(x)
+
+
+def main() -> None:
+    folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
+    observer = Observer(folder)
+    runs: dict[str, Any] = {}
+    for name in plan["delays"]:
+        runs[name] = WithLateHost(tcp_world(os.environ) if name.endswith("-tcp") else WORLD, name, plan)
+    observer.send({"results": compare(runs, plan["mib"], plan, observer)})
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
