@@ -95,13 +95,14 @@ def test_interactive_programs_at_a_terminal(mpirun: str, tmp_path: Path) -> None
         terminal.send("import os; os.get_terminal_size()\n")
         terminal.wait_for(r"columns=99, lines=33[\s\S]*>>> $")
         terminal.send(
-            "import signal; signal.signal(signal.SIGWINCH, lambda *_: print('now', os.get_terminal_size()))\n"
+            "import signal, time; signal.signal(signal.SIGWINCH, lambda *_: print('now', os.get_terminal_size()))\n"
         )
         terminal.wait_for(r">>> $")
+        # At the prompt, Python handles a signal after the next key stroke if it comes just before the wait for one.
+        terminal.send("while True: print('spinning'); time.sleep(0.1)\n\n")
+        terminal.wait_for(r"spinning\s+spinning")
         terminal.resize(40, 111)
         terminal.wait_for(r"now os.terminal_size\(columns=111, lines=40\)")
-        terminal.send("while True: print('spinning')\n\n")
-        terminal.wait_for(r"spinning\s+spinning")
         terminal.send("\x03")
         terminal.wait_for(r"KeyboardInterrupt\s+>>> $")
         terminal.send("exit(0)\n")
