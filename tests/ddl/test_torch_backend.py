@@ -1,5 +1,7 @@
 """The backend "ddl" of torch.distributed, beside gloo."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,26 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
+
+
+ENDS = """
+import time
+import torch
+import torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl", store=dist.HashStore(), rank=0, world_size=1)
+
+def callback(_future):
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+    print("called back", flush=True)
+
+dist.all_reduce(torch.ones(3), async_op=True).get_future().then(callback)
+"""
+
+
+def test_a_script_may_end_without_destroying_its_group() -> None:
+    """Python kills threads at its end, and C++ code aborts the process when it is killed."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "called back\n"), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch_backend.late_ranks import Inquiry
+from ddlrun.ddl.torch_backend.works import CALLBACKS
 from ddlrun.errors import DdlrunError
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
+# The longest wait for a thread at the end of the process: a callback may never return.
+LONGEST_LEAVE = 5.0
 
 
 class Call(NamedTuple):
@@ -89,6 +93,7 @@ class ProgressThread:
         """The number of collectives that were submitted."""
         self._thread = threading.Thread(target=self._run, name="ddl process group", daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
 
     def submit(self, call: Call, start: Start, done: Callable[[], None]) -> Future[Any]:
         """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
@@ -122,11 +127,21 @@ class ProgressThread:
         self._ends = True
         self._endpoint.wake()
         self._thread.join()
+        atexit.unregister(self._leave)
 
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
         self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group was aborted")
         self.end()
+
+    def _leave(self) -> None:
+        """End all threads of the group before Python ends: it would kill them in C++ code, which aborts the process."""
+        self._ends = True
+        self._endpoint.wake()
+        self._thread.join(LONGEST_LEAVE)
+        for thread in threading.enumerate():
+            if thread.name == CALLBACKS:
+                thread.join(LONGEST_LEAVE)
 
     def _try_start(self, command: Callable[[], Work], future: Future[Any]) -> None:
         if self._failure is not None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
 
 
+# The name of threads that run callbacks.
+CALLBACKS = "ddl callbacks"
+
+
 class FutureWork(C10D.Work):  # type: ignore[misc]
     """A work with a future. Unlike that of torch's own class, its `wait` raises the error of the future."""
 
@@ -70,7 +74,7 @@ class FutureWork(C10D.Work):  # type: ignore[misc]
         complete: torch.futures.Future[None] = torch.futures.Future()
 
         def run_callbacks(_future: torch.futures.Future[Any]) -> None:
-            threading.Thread(target=complete.set_result, args=(None,), daemon=True).start()
+            threading.Thread(target=complete.set_result, args=(None,), name=CALLBACKS, daemon=True).start()
 
         self._future.add_done_callback(run_callbacks)
         return complete.then(lambda _complete: self._future.value())
