@@ -27,9 +27,16 @@ def expand_names(text: str, place: str) -> list[str]:
     check_host_name(stem, place)
     if count > MOST_HOSTS:
         raise InputError(f"{place}: {text!r} means {count} hosts; write at most {MOST_HOSTS}")
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 - 20 ms; a plain list does not need it
+    from ClusterShell.NodeSet import (  # noqa: PLC0415 - 20 ms; a plain list does not need it
+        RESOLVER_NOGROUP,
+        NodeSet,
+        NodeSetException,
+    )
 
-    names = list(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    try:
+        names = list(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:  # such as digits alone between two brackets
+        raise InputError(f"{place}: {text!r} cannot be expanded ({error}); list the names") from None
     if len(names) < count:
         raise InputError(f"{place}: {text!r} names a host twice; write ranges that do not overlap")
     return names

@@ -73,6 +73,7 @@ def test_slots_follow_a_colon() -> None:
         ("", "column 1: a host name is missing"),
         ("a,,b", "column 3"),
         ("a[1][2]", "two adjacent brackets"),
+        ("[7]1[7]", "cannot be expanded (illegal reopening bracket"),
         ("a,b:0", "column 3: '0' is not a number of slots"),
         ("n[1-4", "has an unmatched bracket"),
         ("n[4-1]", "smaller number first"),
