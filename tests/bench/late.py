@@ -15,7 +15,6 @@ Algorithms take turns in one job; times are medians of the slowest rank's; every
 job fails or a sum is wrong. With --smoke, one run of each algorithm on a small array.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -23,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.allreduce import JobFailed
-from tests.bench.options import bench_parser, cannot_run
-from tests.bench.unequal import UnequalCell, make_plan, measure
-from tests.cluster.cluster import why_not
+from tests.bench.unequal import UnequalCell, cell_parser, make_plan, measure, parse_cells
 
 RANKS = Path(__file__).parent / "programs" / "late_ranks.py"
 ON_TIME = ("on-time", "early")
@@ -64,29 +61,11 @@ def show(cell: UnequalCell, results: list[dict[str, Any]], delays: dict[str, flo
         print(f"| {' | '.join([*words, str(len(seconds))])} |", flush=True)
 
 
-def read_options() -> argparse.Namespace:
-    parser = bench_parser(__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one JSON line each")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each (5)")
-    parser.add_argument("--delay", type=float, default=1, metavar="SHARE", help="the delay in units of S/B (1)")
-    parser.add_argument("--slower", type=int, default=1, metavar="N", help="divide the rates of all links by N (1)")
-    parser.add_argument("--mib", type=float, default=8, help="MiB of the array (8)")
-    parser.add_argument("--major", type=int, choices=[4, 5], default=4)
-    parser.add_argument("--names", default=",".join(NAMES), help=f"algorithms ({','.join(NAMES)})")
-    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"{', '.join(cell.name for cell in CELLS)} (all)")
-    options = parser.parse_args()
-    options.names = options.names.split(",")
-    if options.smoke:
-        options.rounds = 1
-    return options
-
-
 def main() -> None:
-    options = read_options()
-    if why_not():
-        cannot_run(f"{why_not()}: sudo make test-all")
-    selected = [cell for cell in CELLS if cell.name in options.cells or not options.cells]
-    cells = SMOKE if options.smoke else [cell.slowed(options.slower, options.mib) for cell in selected]
+    parser = cell_parser(__doc__, NAMES, CELLS)
+    parser.set_defaults(rounds=5, mib=8)
+    parser.add_argument("--delay", type=float, default=1, metavar="SHARE", help="the delay in units of S/B (1)")
+    options, cells = parse_cells(parser, CELLS, SMOKE)
     failed = []
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for cell in cells:

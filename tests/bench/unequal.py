@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,28 +160,36 @@ def row(cell: UnequalCell, result: dict[str, Any]) -> list[str]:
     return [*words, f"{len(seconds)}{'' if result['right'] else ' WRONG SUMS'}"]
 
 
-def read_options() -> argparse.Namespace:
-    parser = bench_parser(__doc__)
+def cell_parser(description: str | None, names: Sequence[str], cells: Sequence[UnequalCell]) -> argparse.ArgumentParser:
+    """Return a parser of the options that benchmarks of cells share."""
+    parser = bench_parser(description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one JSON line each")
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each (%(default)s)")
     parser.add_argument("--slower", type=int, default=1, metavar="N", help="divide the rates of all links by N (1)")
-    parser.add_argument("--mib", type=float, default=4, help="MiB of the array (4)")
+    parser.add_argument("--mib", type=float, default=4, help="MiB of the array (%(default)g)")
     parser.add_argument("--major", type=int, choices=[4, 5], default=4)
-    parser.add_argument("--names", default=",".join(NAMES), help=f"algorithms ({','.join(NAMES)})")
-    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"{', '.join(cell.name for cell in CELLS)} (all)")
+    parser.add_argument("--names", default=",".join(names), help="algorithms (%(default)s)")
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"{', '.join(cell.name for cell in cells)} (all)")
+    return parser
+
+
+def parse_cells(
+    parser: argparse.ArgumentParser, cells: Sequence[UnequalCell], smoke: Sequence[UnequalCell]
+) -> tuple[argparse.Namespace, Sequence[UnequalCell]]:
+    """Return the options and the cells to measure: `smoke` with --smoke. Exits where there are no namespaces."""
     options = parser.parse_args()
     options.names = options.names.split(",")
+    if why_not():
+        cannot_run(f"{why_not()}: sudo make test-all")
     if options.smoke:
         options.rounds = 1
-    return options
+        return options, smoke
+    selected = [cell for cell in cells if cell.name in options.cells or not options.cells]
+    return options, [cell.slowed(options.slower, options.mib) for cell in selected]
 
 
 def main() -> None:
-    options = read_options()
-    if why_not():
-        cannot_run(f"{why_not()}: sudo make test-all")
-    selected = [cell for cell in CELLS if cell.name in options.cells or not options.cells]
-    cells = SMOKE if options.smoke else [cell.slowed(options.slower, options.mib) for cell in selected]
+    options, cells = parse_cells(cell_parser(__doc__, NAMES, CELLS), CELLS, SMOKE)
     failed = []
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for cell in cells:
