@@ -14,7 +14,7 @@ import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError, as_group_error
 from ddlrun.ddl.torch_backend.late_ranks import Inquiry
-from ddlrun.ddl.torch_backend.works import CALLBACKS
+from ddlrun.ddl.torch_backend.works import LONGEST_LEAVE
 from ddlrun.errors import DdlrunError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # The longest wait in seconds: works that are submitted end it.
 LONGEST_WAIT = 3600.0
-# The longest wait for a thread at the end of the process: a callback may never return.
-LONGEST_LEAVE = 5.0
 
 
 class Call(NamedTuple):
@@ -135,13 +133,10 @@ class ProgressThread:
         self.end()
 
     def _leave(self) -> None:
-        """End all threads of the group before Python ends: it would kill them in C++ code, which aborts the process."""
+        """End the thread before Python ends: it would kill it in C++ code, which aborts the process."""
         self._ends = True
         self._endpoint.wake()
         self._thread.join(LONGEST_LEAVE)
-        for thread in threading.enumerate():
-            if thread.name == CALLBACKS:
-                thread.join(LONGEST_LEAVE)
 
     def _try_start(self, command: Callable[[], Work], future: Future[Any]) -> None:
         if self._failure is not None:

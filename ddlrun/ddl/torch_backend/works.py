@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 C10D: Any = torch._C._distributed_c10d  # noqa: SLF001 - the class of works is not public
 
-
 # The name of threads that run callbacks.
 CALLBACKS = "ddl callbacks"
+# The longest wait for a thread at the end of the process, in seconds: a callback may never return.
+LONGEST_LEAVE = 5.0
 
 
 class FutureWork(C10D.Work):  # type: ignore[misc]
@@ -96,3 +98,14 @@ class AnySourceWork(FutureWork):
         return self._start.source
 
     source_rank = _source_rank
+
+
+@atexit.register
+def _await_callbacks() -> None:
+    """Return when no callback runs any more: Python would kill its thread in C++ code, which aborts the process.
+
+    The thread of a callback may outlive its group, which ends once the work is complete.
+    """
+    for thread in threading.enumerate():
+        if thread.name == CALLBACKS:
+            thread.join(LONGEST_LEAVE)
