@@ -1,9 +1,13 @@
 """Workers of ClusterShell that keep each host's reply as it is, and limit its length. Their import takes 40 ms."""
 
+import logging
+
 from ClusterShell.Worker.EngineClient import EngineClientEOF
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from ClusterShell.Worker.Ssh import SshClient
 
+# A warning says that a command ended before it had read its script, which its reply explains better.
+logging.getLogger("ClusterShell").setLevel(logging.ERROR)
 # For output and errors together. The longest replies, those of all hardware tools, have less than 1 MiB.
 MOST_BYTES = 16 << 20
 
