@@ -10,14 +10,12 @@ from ddlrun.allreduce_algorithms import dimension_algorithm
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
 from ddlrun.ddl.launch_context import parse_order
 from ddlrun.ddl.schedule import Dimension
-from ddlrun.ddl.unequal_links import HostGroups, make_layout, with_racks
+from ddlrun.ddl.unequal_links import HostGroups, with_racks
 from ddlrun.errors import InputError
 from ddlrun.topology import RankOrder, Topology, parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ddlrun.ddl.weighted_schedule import HostLayout
 
     # A host: the numbers of its aisle, if there are several, of its rack, and of the first member on it.
     Place = tuple[int, ...]
@@ -26,13 +24,13 @@ if TYPE_CHECKING:
 class GroupDimensions(NamedTuple):
     """The dimensions of a group from the view of a member.
 
-    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions. layout: the
-    hosts of an allreduce, None if all are equal.
+    order: the member of each block, in the order of the blocks in a reduce-scatter over the dimensions. hosts: the
+    members of each host and the racks, which an allreduce follows where they are unequal.
     """
 
     dimensions: list[Dimension]
     order: list[int]
-    layout: HostLayout | None = None
+    hosts: HostGroups
 
 
 def find_dimensions(
@@ -60,7 +58,7 @@ def find_dimensions(
     return GroupDimensions(
         [_dimension(line, rank) for line in lines if len(line) > 1],
         [members[rank_at(topology, RankOrder.HOST, block)] for block in blocks],
-        make_layout("", with_racks(_group_hosts([(places[member], member) for member in members]), environ)),
+        with_racks(_group_hosts([(places[member], member) for member in members]), environ),
     )
 
 

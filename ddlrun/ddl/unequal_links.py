@@ -91,6 +91,20 @@ def make_layout(text: str, hosts: HostGroups) -> HostLayout | None:
     return layout_of(links, hosts)
 
 
+def make_group_layout(text: str, hosts: HostGroups, *, is_part: bool) -> HostLayout | None:
+    """Return the layout of a group; the rates count in groups of a part of the job if these are on as many hosts.
+
+    Raises InputError if the text is wrong, or describes other hosts than those of the whole job.
+    """
+    parse_links(text)
+    try:
+        return make_layout(text, hosts)
+    except InputError:
+        if is_part:
+            return make_layout("", hosts)
+        raise
+
+
 def layout_of(links: JobLinks, hosts: HostGroups) -> HostLayout | None:
     """Return the layout of hosts with these links; None if all hosts and links are equal."""
     same_ranks = len({len(ranks) for ranks in hosts.ranks}) == 1

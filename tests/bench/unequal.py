@@ -5,7 +5,7 @@
 Every figure is a share of the lower bound of `ddlrun.block_sizing.least_seconds` at the shaped rates x 1448/1514
 (payload), less the bursts that the shapers let pass. `equal` has blocks of the same size on all hosts, `sized` has
 blocks sized by the links, `measured` blocks sized by the rates that ddl measures, `launched` those of a job whose
-hostfile names the racks, each over MPI and over TCP; `mpi` is MPI_Allreduce.
+hostfile names the racks, each over MPI and over TCP; `-torch` is the backend of PyTorch; `mpi` is MPI_Allreduce.
 Algorithms take turns in one job; times are medians of the slowest rank's; every sum is checked. The exit code is 1 if a
 job fails or a sum is wrong. With --smoke, one run of each algorithm on a small array.
 """
@@ -31,7 +31,7 @@ from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 
 RANKS = Path(__file__).parent / "programs" / "unequal_ranks.py"
-NAMES = ("sized", "equal", "measured", "launched", "sized-tcp", "equal-tcp", "launched-tcp", "mpi")
+NAMES = "sized equal measured launched sized-tcp equal-tcp launched-tcp sized-torch equal-torch mpi".split()
 HEADINGS = ("cell", "algorithm", "median s", "range", "bound s", "time / bound", "forecast s", "error", "runs")
 
 

@@ -15,6 +15,7 @@ from ddlrun.ddl.tcp.address_exchange import Membership
 from ddlrun.ddl.tcp.store_exchange import address_key, join_by_store
 from ddlrun.ddl.torch_backend.group_base import NAME
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
+from ddlrun.ddl.unequal_links import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ def _make_group(options: Any, _backend_options: Any) -> DdlProcessGroup:  # noqa
     return DdlProcessGroup(*join(options))
 
 
-def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool]]:  # noqa: ANN401 - DistributedBackendOptions
+def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], Callable[[], str]]:  # noqa: ANN401 - DistributedBackendOptions
     """Join the other members of a group; return the arguments of its class."""
     ranks = tuple(options.global_ranks_in_group)  # none for the default group
     timeout: timedelta = options.timeout
@@ -49,5 +50,12 @@ def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool]]:  # noqa
         group=f"group {options.group_id}" if ranks else "default group",
         ranks=ranks,
     )
-    endpoint = join_by_store(job, options.store)
-    return endpoint, job.seconds, lambda rank: bool(options.store.check([address_key(rank)]))
+    store = options.store
+    if job.rank == 0:
+        store.set(VARIABLE, os.environ.get(VARIABLE, ""))  # before its address, with which the others read it
+    return (
+        join_by_store(job, store),
+        job.seconds,
+        lambda rank: bool(store.check([address_key(rank)])),
+        lambda: str(store.get(VARIABLE).decode()),
+    )

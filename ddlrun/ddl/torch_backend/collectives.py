@@ -16,6 +16,7 @@ from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
+from ddlrun.ddl.unequal_links import make_group_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.tcp.endpoint import Endpoint
     from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
+    from ddlrun.ddl.weighted_schedule import HostLayout
 
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
@@ -38,8 +40,9 @@ IN_FLIGHT = 8
 class GroupCollectives:
     """Starts collectives. Each function of it returns another one, which returns whether the collective is complete."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine) -> None:
-        self._endpoint, self._engine = endpoint, engine
+    def __init__(self, endpoint: Endpoint, engine: Engine, links: Callable[[], str]) -> None:
+        """Start nothing yet; links() returns DDLRUN_DDL_LINKS of the group's rank 0, once its address is known."""
+        self._endpoint, self._engine, self._links = endpoint, engine, links
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
         self._reduction = lru_cache(maxsize=256)(self._make_reduction)
@@ -94,10 +97,9 @@ class GroupCollectives:
         return _is_over(transfer.start(self._engine, kind, operator, tuning))
 
     def _make_reduction(self, count: int, division: str) -> tuple[ScheduleStep, ...]:
-        dimensions, _, layout = self._grid()
-        scatter = reduce_scatter(dimensions, count, division=division)
-        if layout is not None and division != "each":
-            scatter = weighted_schedule.reduce_scatter(layout, self._rank, count, division=bool(division))
+        scatter = reduce_scatter(self._grid().dimensions, count, division=division)
+        if self._layout is not None and division != "each":
+            scatter = weighted_schedule.reduce_scatter(self._layout, self._rank, count, division=bool(division))
         return (*scatter, *mirror(scatter))
 
     def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
@@ -121,6 +123,11 @@ class GroupCollectives:
             numbers = [self._endpoint.job.number(rank) for rank in range(self._size)]
             self._dimensions = find_dimensions(self._hosts, numbers, rank=self._rank, environ=os.environ)
         return self._dimensions
+
+    @cached_property
+    def _layout(self) -> HostLayout | None:
+        """The layout of unequal hosts or links, None if all are equal."""
+        return make_group_layout(self._links(), self._grid().hosts, is_part=bool(self._endpoint.job.ranks))
 
     @cached_property
     def _hosts(self) -> list[str]:

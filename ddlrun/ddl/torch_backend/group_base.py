@@ -31,15 +31,17 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
     Works are started in the order of their calls, by the thread, which also completes them.
     """
 
-    def __init__(self, endpoint: Endpoint, seconds: float, arrived: Callable[[int], bool]) -> None:
-        """Start the thread; `seconds` and `arrived` are as in ProgressThread."""
+    def __init__(
+        self, endpoint: Endpoint, seconds: float, arrived: Callable[[int], bool], links: Callable[[], str]
+    ) -> None:
+        """Start the thread; `seconds` and `arrived` are as in ProgressThread, `links` as in GroupCollectives."""
         super().__init__(endpoint.rank, endpoint.size)
         self._job, self._name = endpoint.job, ""
         members = TcpCommunicator(endpoint, range(endpoint.size), 1)
         self._messages = MessageStarter(members.Dup())
         transport: TcpTransport[Chunk] = TcpTransport(members.Dup())
         engine = Engine(transport, endpoint.rank)
-        self._collectives = GroupCollectives(endpoint, engine)
+        self._collectives = GroupCollectives(endpoint, engine, links)
         self._blobs = BlobExchange(members.Dup())
         self._barriers = members.Dup()
         self._barrier_calls = 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.tcp.world import tcp_world
-from tests.bench.baselines import WORLD, Algorithm, Native, Ours
+from tests.bench.baselines import WORLD, Algorithm, DdlGroup, Native, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
@@ -42,11 +42,23 @@ class OnLinks(Ours):
             self.run(np.zeros(count, np.float32))
 
 
+class GroupOnLinks(DdlGroup):
+    """The allreduce of the backend "ddl", with blocks sized by the links or equal ones."""
+
+    def __init__(self, kind: str, plan: dict[str, Any]) -> None:
+        os.environ["DDLRUN_DDL_LINKS"] = plan["links"] if kind == "sized" else ""
+        super().__init__(one_host=False)
+        self.run(np.zeros(1, np.float32))  # which makes the layout
+        os.environ["DDLRUN_DDL_LINKS"] = ""
+
+
 def make(name: str, plan: dict[str, Any]) -> Algorithm:
     """Return an algorithm by its name."""
     if name == "mpi":
         return Native(WORLD)
     kind, _, transport = name.partition("-")
+    if transport == "torch":
+        return GroupOnLinks(kind, plan)
     return OnLinks(tcp_world(os.environ) if transport else WORLD, kind, plan)
 
 
