@@ -39,7 +39,7 @@ class GpuSample(NamedTuple):
     """The use of a GPU by all processes; null where the driver reports none."""
 
     number: int
-    """The number that nvidia-smi gives it."""
+    """Its number: that of nvidia-smi, or its place among the PCI addresses of AMD GPUs."""
     uuid: str
     address: str
     """The PCI address."""

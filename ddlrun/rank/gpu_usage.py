@@ -1,7 +1,7 @@
-"""The use of a host's NVIDIA GPUs, as one nvidia-smi prints it as long as the program runs.
+"""The use of a host's GPUs, as a process prints it as long as the program runs: nvidia-smi, or a reader of AMD GPUs.
 
-A report has a line per GPU, with the cells of GPU_FIELDS separated by commas. After the first, which has the ranks
-that compute on the GPU, these are nvidia-smi's own.
+A driver that hangs then stops that process, and not the keeper. A report has a line per GPU, with the cells of
+GPU_FIELDS separated by commas. The first one has the ranks that compute on the GPU, the others are nvidia-smi's own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from ddlrun.rank import amd_gpus
 from ddlrun.rank.bare_signal import signal
 from ddlrun.rank.execution import become
 from ddlrun.rank.open_files import close_files
@@ -17,7 +18,12 @@ from ddlrun.rank.signals import restore_defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddlrun.rank.gpu_ranks import GpuRanks
+
+    # What a child does to print lines; it does not return.
+    Sampler = Callable[[], object]
 
 PROGRAM = "nvidia-smi"
 QUERY = (
@@ -40,22 +46,31 @@ PATIENCE = 30.0
 
 
 class GpuUsageReader:
-    """A running nvidia-smi, and the latest line of each GPU.
+    """A process that samples the GPUs, and the latest line of each GPU.
 
     When it has ended or hangs, there are no lines, and it is not started again.
     """
 
-    def __init__(self, ranks: GpuRanks, interval: float, patience: float = PATIENCE) -> None:
-        """Begin without lines; `take` starts nvidia-smi if it is installed.
+    def __init__(
+        self, ranks: GpuRanks, interval: float, patience: float = PATIENCE, amd_driver: str = amd_gpus.DRIVER
+    ) -> None:
+        """Begin without lines; `take` starts nvidia-smi if it is installed, or the reader if there are AMD GPUs.
 
         Args:
             ranks: The ranks of the GPUs.
             interval: The seconds between two lines of a GPU, at least 1.
-            patience: The seconds by which the next line may be late; after them nvidia-smi counts as hanging.
+            patience: The seconds by which the next line may be late; after them the process counts as hanging.
+            amd_driver: The folder of the driver of AMD GPUs.
         """
         self._ranks, self._patience = ranks, patience
         self._interval = max(interval, LEAST_INTERVAL)
-        self._queries = list(REASONS) if _is_installed() else []
+        self._samplers: list[Sampler] = []
+        if _is_installed():
+            self._name = PROGRAM
+            self._samplers += [_nvidia_smi(reasons, self._interval) for reasons in REASONS]
+        elif gpus := amd_gpus.list_gpus(amd_driver):
+            self._name = "amdgpu"
+            self._samplers.append(lambda: amd_gpus.print_samples(gpus, self._interval))
         self._lines: dict[str, str] = {}
         self._rest, self._last_text, self._problem = b"", "", ""
         self._process: tuple[int, int] | None = None
@@ -66,7 +81,7 @@ class GpuUsageReader:
         now = time.monotonic()
         if self._process is not None:
             self._read(self._process[1], now)
-        elif self._queries:
+        elif self._samplers:
             self._start(now)
         return "\n".join(self._lines.values()) if now <= self._heard_at + STALE_INTERVALS * self._interval else ""
 
@@ -76,7 +91,7 @@ class GpuUsageReader:
         return problem
 
     def stop(self) -> None:
-        """End nvidia-smi."""
+        """End the process."""
         if self._process is None:
             return
         pid, fd = self._process
@@ -88,12 +103,10 @@ class GpuUsageReader:
             return
 
     def _start(self, now: float) -> None:
-        """Start nvidia-smi with the next query: it ends at once at a field that it does not know."""
+        """Start the next sampler: nvidia-smi ends at once at a field that it does not know."""
         self._heard_at = now
-        query = ",".join([*QUERY, self._queries.pop(0)])
-        options = [f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--loop-ms={self._interval * 1000:.0f}"]
         try:
-            self._process = _start([PROGRAM, *options])
+            self._process = _start(self._samplers.pop(0))
         except OSError as error:
             self._give_up(os.strerror(error.errno or 0))
 
@@ -108,7 +121,7 @@ class GpuUsageReader:
                 self._give_up(f"no output for {now - self._heard_at:.0f} s")
             return
         self.stop()
-        if self._lines or not self._queries:
+        if self._lines or not self._samplers:
             self._give_up(self._last_text or "it ended")
 
     def _add(self, line: str, now: float) -> None:
@@ -121,20 +134,25 @@ class GpuUsageReader:
             self._heard_at = now
 
     def _give_up(self, reason: str) -> None:
-        """End nvidia-smi; that is a problem if it has worked, or a rank has a GPU."""
+        """End the process; that is a problem if it has worked, or a rank has a GPU."""
         self.stop()
         if self._lines or self._ranks:
-            self._problem = f"{PROGRAM}: {reason[:LONGEST_REASON]}"
+            self._problem = f"{self._name}: {reason[:LONGEST_REASON]}"
         self._lines.clear()
-        self._queries.clear()
+        self._samplers.clear()
 
 
 def _is_installed() -> bool:
     return any(os.access(os.path.join(folder, PROGRAM), os.X_OK) for folder in os.get_exec_path())
 
 
-def _start(argv: list[str]) -> tuple[int, int]:
-    """Start a program that ends with this process; return its process id, and a pipe with its output."""
+def _nvidia_smi(reasons: str, interval: float) -> Sampler:
+    options = [f"--query-gpu={','.join([*QUERY, reasons])}", "--format=csv,noheader,nounits"]
+    return lambda: become([PROGRAM, *options, f"--loop-ms={interval * 1000:.0f}"], PROGRAM)
+
+
+def _start(sampler: Sampler) -> tuple[int, int]:
+    """Start a process that ends with this one; return its process id, and a pipe with its output."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
     keeper = os.getpid()
@@ -145,7 +163,7 @@ def _start(argv: list[str]) -> tuple[int, int]:
         os.close(writing)
         raise
     if pid == 0:
-        _run(argv, keeper, writing)
+        _run(sampler, keeper, writing)
     os.close(writing)
     try:
         os.setpgid(pid, pid)  # as the child does: the first of them is the one that counts
@@ -154,8 +172,8 @@ def _start(argv: list[str]) -> tuple[int, int]:
     return pid, reading
 
 
-def _run(argv: list[str], keeper: int, output: int) -> None:
-    """Become the program: the child's part."""
+def _run(sampler: Sampler, keeper: int, output: int) -> None:
+    """Print lines: the child's part."""
     try:
         os.setpgid(0, 0)
         load_prctl()(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -166,6 +184,8 @@ def _run(argv: list[str], keeper: int, output: int) -> None:
         os.dup2(output, 2)
         close_files(0, 1, 2)
         if os.getppid() == keeper:
-            become(argv, PROGRAM)
+            sampler()
+    except Exception as error:  # noqa: BLE001 - this process has nobody else to tell
+        os.write(output, f"{error}\n".encode())
     finally:
         os._exit(1)

@@ -8,6 +8,8 @@ fi
 vendor=$1; shift
 mount --make-rprivate /
 mount -t tmpfs none /sys/bus/pci/devices
+mount -t tmpfs none /sys/bus/pci/drivers
+mkdir /sys/bus/pci/drivers/amdgpu
 mount -t tmpfs none /proc/driver
 minor=0
 while [ "$1" != -- ]; do
@@ -22,7 +24,12 @@ while [ "$1" != -- ]; do
     nodes="$nodes nvidia$minor"
   else
     echo 0x1002 >"$gpu/vendor"; echo "abc$minor" >"$gpu/unique_id"
-    mkdir -p "$gpu/drm/renderD$((128 + minor))"
+    mkdir -p "$gpu/drm/renderD$((128 + minor))" "$gpu/hwmon/hwmon7"
+    echo 97 >"$gpu/gpu_busy_percent"; echo 64207454208 >"$gpu/mem_info_vram_used"
+    echo 206141652992 >"$gpu/mem_info_vram_total"; printf '0: 132Mhz *\n1: 2100Mhz\n' >"$gpu/pp_dpm_sclk"
+    echo 402130000 >"$gpu/hwmon/hwmon7/power1_input"; echo 750000000 >"$gpu/hwmon/hwmon7/power1_cap"
+    echo 61000 >"$gpu/hwmon/hwmon7/temp2_input"; echo 1755000000 >"$gpu/hwmon/hwmon7/freq1_input"
+    ln -s "$gpu" /sys/bus/pci/drivers/amdgpu
     nodes="$nodes dri/renderD$((128 + minor))"
   fi
   minor=$((minor + 1)); shift

@@ -152,6 +152,24 @@ def test_the_samples_have_the_gpu_of_each_rank(pretend: Pretend, mpirun: str, tm
     assert [(finding["cause"], finding["ranks"]) for finding in top["findings"]] == [("gpu-throttled", "1")]
 
 
+# Each rank stays until the samples have both GPUs.
+WAIT_FOR_TWO = WAIT.replace('"limits": ["heat"]', '"address": "0000:c1:00.0"').replace("10", "2")
+
+
+def test_the_samples_have_the_amd_gpu_of_each_rank(pretend: Pretend, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--process-manager", "ddlrun", "--sample-interval", "0.2", "--run-dir", str(run)]
+    program = [sys.executable, "-c", WAIT_FOR_TWO, str(run / "metrics.jsonl")]
+    done = pretend("amd", "0000:c1:00.0 0000:43:00.0", "launch", *options, *program)
+    assert done.returncode == 0, done.stderr
+    *_, host = [sample for sample in read_samples(str(run / "metrics.jsonl")) if isinstance(sample, HostSample)]
+    seen = [(gpu.address, gpu.uuid, gpu.ranks, gpu.utilization, gpu.power, gpu.highest_clock) for gpu in host.gpus]
+    assert seen == [
+        ("0000:43:00.0", "GPU-abc1", "0", 0.97, 402.13, 2.1e9),
+        ("0000:c1:00.0", "GPU-abc0", "1", 0.97, 402.13, 2.1e9),
+    ]
+
+
 # The program kills its keeper, which is the parent of its guard, once nvidia-smi runs.
 KILL = """
 import os, sys, time, psutil

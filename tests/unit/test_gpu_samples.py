@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlrun.monitor.gpu_samples import GpuSample, parse_gpu_sample
+from ddlrun.monitor.gpu_samples import ClockLimit, GpuSample, parse_gpu_sample, parse_limits
+from ddlrun.rank.amd_gpus import AmdGpu, list_gpus
 from ddlrun.rank.gpu_ranks import GpuRanks
 from ddlrun.rank.gpu_usage import GPU_FIELDS, REASONS, GpuUsageReader
 from ddlrun.rank.protocol import ProtocolError
@@ -176,6 +177,102 @@ def test_nvidia_smi_that_hangs_is_ended_and_one_problem(smi: StandIn) -> None:
     ((pid, _),) = smi.starts()
     wait_for(lambda: is_gone(pid))
     assert (reader.take(), reader.take_problem(), len(smi.starts())) == ("", "", 1)
+
+
+AMD_GPUS = ("0000:43:00.0", "0001:65:00.0")
+AMD_PLAN = {
+    "DDLRUN_TOPOLOGY": "2x1",
+    "DDLRUN_RANK_ORDER": "host",
+    "DDLRUN_SEATS": "1*5@@amd=0000:43:00.0,0001:65:00.0@;5@@amd=0000:43:00.0,0001:65:00.0@",
+}
+# Sensors with the highest values of the format: a temperature of MI300, a power that is measured, not averaged.
+SENSORS = {
+    "gpu_busy_percent": "97",
+    "mem_info_vram_used": f"{61234 << 20}",
+    "mem_info_vram_total": f"{81559 << 20}",
+    "unique_id": "1f",
+    "pp_dpm_sclk": "0: 132Mhz\n1: 1980Mhz *\n",
+    "hwmon/hwmon4/power1_input": "402130000",
+    "hwmon/hwmon4/power1_cap": "700000000",
+    "hwmon/hwmon4/temp2_input": "61000",
+    "hwmon/hwmon4/freq1_input": "1755000000",
+}
+
+
+def write_amd_gpus(folder: Path, sensors: dict[str, str] = SENSORS) -> Path:
+    for address in AMD_GPUS:
+        for name, text in sensors.items():
+            path = folder / address / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    (folder / "bind").touch()  # as every driver has
+    return folder
+
+
+def write_metrics(folder: Path, content: int, *, size: int = 120, **fields: int) -> None:
+    """Write gpu_metrics of the first GPU; `fields` has 32-bit numbers at their offsets, such as at_44=7."""
+    table = bytearray(size)
+    table[:4] = size.to_bytes(2, "little") + bytes([1, content])
+    for name, value in fields.items():
+        offset = int(name.removeprefix("at_"))
+        table[offset : offset + 4] = value.to_bytes(4, "little")
+    (folder / AMD_GPUS[0] / "gpu_metrics").write_bytes(table)
+
+
+def test_the_files_of_amd_gpus_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver = write_amd_gpus(tmp_path / "amdgpu")
+    reader = GpuUsageReader(GpuRanks(AMD_PLAN, 0, 2), 1.0, amd_driver=str(driver))
+    wait_for(lambda: len(wait_for_lines(reader)) == 2)
+    samples = [parse_gpu_sample(line) for line in reader.take().splitlines()]
+    reader.stop()
+    assert [(sample.number, sample.address, sample.ranks) for sample in samples] == [
+        (0, "0000:43:00.0", "0"),
+        (1, "0001:65:00.0", "1"),
+    ]
+    assert samples[1] == GPU._replace(ranks="1", limits=())
+
+
+def test_what_the_driver_of_amd_does_not_report_is_left_out(tmp_path: Path) -> None:
+    driver = write_amd_gpus(tmp_path, {"gpu_busy_percent": "3"})
+    gpu = AmdGpu(0, list_gpus(str(driver))[0])
+    assert gpu.take() == "0, [N/A], 0000:43:00.0, 3.00, [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A], [N/A]"
+    assert list_gpus(str(tmp_path / "none")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "limits"),
+    [
+        (3, {"at_112": 0x1}, [ClockLimit.POWER_CAP]),
+        (3, {"at_114": 0x1}, [ClockLimit.POWER_CAP]),  # bit 16, a current
+        (3, {"at_116": 0x10}, [ClockLimit.HEAT]),  # bit 36, the hotspot
+        (3, {"at_116": 0x8000}, [ClockLimit.HARDWARE]),  # bit 47
+        (3, {"at_112": 0xFFFFFFFF, "at_116": 0xFFFFFFFF}, []),  # not reported
+        (4, {"at_40": 0xFF}, []),  # bits that depend on the GPU
+        (2, {}, []),
+    ],
+)
+def test_the_throttling_of_amd_gpus_is_that_of_their_status(
+    tmp_path: Path, content: int, fields: dict[str, int], limits: list[ClockLimit]
+) -> None:
+    driver = write_amd_gpus(tmp_path)
+    write_metrics(driver, content, **fields)
+    *_, reasons = AmdGpu(0, str(driver / AMD_GPUS[0])).take().split(", ")
+    assert parse_limits(reasons) == limits
+
+
+@pytest.mark.parametrize(("content", "first"), [(6, 36), (7, 44), (8, 44)])
+def test_the_throttling_of_amd_gpus_that_count_its_time_is_its_increase(
+    tmp_path: Path, content: int, first: int
+) -> None:
+    driver = write_amd_gpus(tmp_path)
+    gpu = AmdGpu(0, str(driver / AMD_GPUS[0]))
+    found = []
+    for counters in ((5, 6, 7, 8, 9), (5, 6, 7, 8, 9), (5, 7, 7, 8, 9), (5, 7, 7, 8, 10), (6, 7, 7, 8, 10)):
+        fields = {f"at_{first + 4 * place}": counter for place, counter in enumerate(counters)}
+        write_metrics(driver, content, **fields)
+        found.append(parse_limits(gpu.take().split(", ")[-1]))
+    assert found == [[], [], [ClockLimit.POWER_CAP], [ClockLimit.HEAT], [ClockLimit.HARDWARE]]
 
 
 KEEPER = """

@@ -1,0 +1,127 @@
+"""The use of a host's AMD GPUs, from the files of their driver, amdgpu.
+
+The files and their units are those of the kernel's documentation (Documentation/gpu/amdgpu/thermal.rst); the format of
+gpu_metrics is that of its kgd_pp_interface.h.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ddlrun.rank.proc_files import read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+DRIVER = "/sys/bus/pci/drivers/amdgpu"
+MIB, MICROWATTS, MILLIDEGREES, MEGAHERTZ = 1 << 20, 1_000_000, 1000, 1_000_000
+UNKNOWN = "[N/A]"
+# What lowers the clock, as bits of NVML.
+HEAT, POWER_CAP, HARDWARE = 0x20, 0x4, 0x8
+# The bits of indep_throttle_status, by what they stand for: power and currents, temperatures, the signal PROCHOT.
+THROTTLERS = ((0x0000_00FF_00FF, POWER_CAP), (0x3FFF_0000_0000, HEAT), (0xC000_0000_0000, HARDWARE))
+# The offset of indep_throttle_status, by the revision of gpu_metrics.
+STATUS = {(1, 3): 112}
+# The offset of five counters of the time of throttling, and what they stand for.
+RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
+COUNTERS = (HARDWARE, POWER_CAP, HEAT, HEAT, HEAT)
+
+
+def list_gpus(driver: str = DRIVER) -> list[str]:
+    """Return the folders of the GPUs whose use the driver reports, in the order of their PCI addresses."""
+    try:
+        folders = [os.path.join(driver, name) for name in sorted(os.listdir(driver)) if ":" in name]
+    except OSError:
+        return []
+    return [folder for folder in folders if os.path.exists(f"{folder}/gpu_busy_percent")]
+
+
+def print_samples(folders: list[str], interval: float) -> NoReturn:
+    """Print a line per GPU to standard output every `interval` seconds, with the cells of nvidia-smi."""
+    gpus = [AmdGpu(number, folder) for number, folder in enumerate(folders)]
+    while True:
+        os.write(1, "".join(f"{gpu.take()}\n" for gpu in gpus).encode())
+        time.sleep(interval)
+
+
+class AmdGpu:
+    """A GPU with the driver amdgpu."""
+
+    def __init__(self, number: int, folder: str) -> None:
+        """Read what does not change.
+
+        Args:
+            number: The number of the GPU.
+            folder: Its folder in /sys.
+        """
+        self._folder = folder
+        unique = _read(f"{folder}/unique_id")
+        self._names = f"{number}, {f'GPU-{unique}' if unique else UNKNOWN}, {os.path.basename(folder)}"
+        self._sensors = next((f"{folder}/hwmon/{name}" for name in sorted(_list(f"{folder}/hwmon"))), "")
+        clocks = [word[: -len("Mhz")] for word in _read(f"{folder}/pp_dpm_sclk").split() if word.endswith("Mhz")]
+        self._highest_clock = max(clocks, key=int) if clocks and all(map(str.isdecimal, clocks)) else UNKNOWN
+        self._counters = b""
+
+    def take(self) -> str:
+        """Return the cells of a line."""
+        cells = [
+            self._names,
+            self._number("gpu_busy_percent"),
+            self._number("mem_info_vram_used", MIB),
+            self._number("mem_info_vram_total", MIB),
+            self._sensor("power1_average", "power1_input", MICROWATTS),
+            self._sensor("power1_cap", "power1_cap", MICROWATTS),
+            self._sensor("temp2_input", "temp1_input", MILLIDEGREES),  # the hottest place, else the edge
+            self._sensor("freq1_input", "freq1_input", MEGAHERTZ),
+            self._highest_clock,
+            self._take_limits(),
+        ]
+        return ", ".join(cells)
+
+    def _number(self, name: str, unit: int = 1) -> str:
+        return _scale(_read(f"{self._folder}/{name}"), unit)
+
+    def _sensor(self, name: str, other: str, unit: int) -> str:
+        text = _read(f"{self._sensors}/{name}") or _read(f"{self._sensors}/{other}")
+        return _scale(text, unit)
+
+    def _take_limits(self) -> str:
+        """Return the bits of what has lowered the clock: now, or since the last call in GPUs that count the time."""
+        metrics = read_file(f"{self._folder}/gpu_metrics")
+        revision = (metrics[2], metrics[3]) if len(metrics) >= 4 else (0, 0)
+        limits = 0
+        if revision in STATUS:
+            status = int.from_bytes(metrics[STATUS[revision] :][:8], "little")
+            if status != (1 << 64) - 1:  # unknown
+                limits = sum(limit for bits, limit in THROTTLERS if status & bits)
+            return f"{limits:#x}"
+        if revision not in RESIDENCIES:
+            return UNKNOWN
+        counters = metrics[RESIDENCIES[revision] :][:20]
+        before, self._counters = self._counters or counters, counters
+        for place, limit in enumerate(COUNTERS):
+            if counters[4 * place :][:4] != before[4 * place :][:4]:
+                limits |= limit
+        return f"{limits:#x}"
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    """Return the text of a file; "" if the driver does not report it, or not now."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _scale(text: str, unit: int) -> str:
+    return f"{int(text) / unit:.2f}" if text.isdecimal() else UNKNOWN
