@@ -32,12 +32,16 @@ HEADINGS = ("cell", "algorithm", "median s", "range", "time / (S/B)", "time / us
 LATE = 3
 
 
-def equal_hosts(hosts: int, ranks: int) -> UnequalCell:
-    """Return a cell of equal hosts with NICs of 40 Mbit/s."""
-    return UnequalCell(f"{ranks}x{hosts}", (ranks,) * hosts, (40,) * hosts, (hosts,))
+def equal_hosts(hosts: int, ranks: int, nic: int = 40) -> UnequalCell:
+    """Return a cell of equal hosts with NICs of `nic` Mbit/s."""
+    name = f"{ranks}x{hosts}" if nic == 40 else f"{ranks}x{hosts}-{nic}"
+    return UnequalCell(name, (ranks,) * hosts, (nic,) * hosts, (hosts,))
 
 
-CELLS = (equal_hosts(8, 1), equal_hosts(8, 2), equal_hosts(6, 1), equal_hosts(4, 2))
+CELLS = (
+    equal_hosts(8, 1), equal_hosts(8, 2), equal_hosts(6, 1), equal_hosts(4, 2), equal_hosts(4, 1), equal_hosts(16, 1),
+    equal_hosts(8, 1, 200),
+)  # fmt: skip
 SMOKE = (UnequalCell("smoke", (1,) * 4, (1000,) * 4, (4,), mib=1),)
 
 
