@@ -1,5 +1,6 @@
 """The backend "ddl" of torch.distributed, beside gloo."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,21 @@ def test_a_script_may_end_while_a_callback_runs(last: str) -> None:
     """Python kills threads at its end, and C++ code aborts the process when it is killed."""
     done = subprocess.run([sys.executable, "-c", ENDS + last], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "called back\n"), done.stderr
+
+
+LINKS = """
+import torch
+import torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    dist.all_reduce(torch.ones(3), group=dist.new_group(backend="ddl"))
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_links_of_other_hosts_are_an_error_in_a_group_of_the_whole_job() -> None:
+    environ = {**os.environ, "DDLRUN_DDL_LINKS": "nics=100+50", "PYTHONPATH": f"{HOOK}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", LINKS], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout == "DDLRUN_DDL_LINKS 'nics=100+50': 2 NICs, but the job has 1\n", done.stderr

@@ -16,7 +16,6 @@ from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
-from ddlrun.ddl.unequal_links import make_group_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +29,11 @@ if TYPE_CHECKING:
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.tcp.endpoint import Endpoint
     from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
+    from ddlrun.ddl.unequal_links import HostGroups
     from ddlrun.ddl.weighted_schedule import HostLayout
+
+    # Returns the layout of unequal hosts or links, None if all are equal. Raises InputError.
+    MakeLayout = Callable[[HostGroups], HostLayout | None]
 
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
@@ -40,9 +43,8 @@ IN_FLIGHT = 8
 class GroupCollectives:
     """Starts collectives. Each function of it returns another one, which returns whether the collective is complete."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine, links: Callable[[], str]) -> None:
-        """Start nothing yet; links() returns DDLRUN_DDL_LINKS of the group's rank 0, once its address is known."""
-        self._endpoint, self._engine, self._links = endpoint, engine, links
+    def __init__(self, endpoint: Endpoint, engine: Engine, make_layout: MakeLayout) -> None:
+        self._endpoint, self._engine, self._make_layout = endpoint, engine, make_layout
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
         self._reduction = lru_cache(maxsize=256)(self._make_reduction)
@@ -127,7 +129,7 @@ class GroupCollectives:
     @cached_property
     def _layout(self) -> HostLayout | None:
         """The layout of unequal hosts or links, None if all are equal."""
-        return make_group_layout(self._links(), self._grid().hosts, is_part=bool(self._endpoint.job.ranks))
+        return self._make_layout(self._grid().hosts)
 
     @cached_property
     def _hosts(self) -> list[str]:

@@ -20,5 +20,9 @@ class GroupError(LostRankError, DistBackendError):  # type: ignore[misc]
 
 
 def as_group_error(error: Exception) -> Exception:
-    """Return the error that the works of a group raise for an error of its endpoint."""
-    return GroupError(*error.problems) if isinstance(error, LostRankError) else error
+    """Return the error that the works of a group raise for an error of its endpoint, or of a variable."""
+    if isinstance(error, LostRankError):
+        return GroupError(*error.problems)
+    if isinstance(error, InputError) and not isinstance(error, RuntimeError):
+        return ArgumentError(*error.problems)
+    return error
