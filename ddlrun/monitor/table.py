@@ -8,6 +8,7 @@ from ddlrun.monitor.history import History
 from ddlrun.monitor.rank_lists import expand_ranks
 from ddlrun.monitor.samples import HostSample, RankSample
 from ddlrun.units import render_bytes
+from ddlrun.wording import counted
 
 COLUMNS = 80
 BARS = "▁▂▃▄▅▆▇█"
@@ -16,7 +17,8 @@ HEADER = "RANK   HOST         CPU % BEFORE       MEMORY STATE              READ/
 GPU_HEADER = "RANK   HOST         CPU % BEFORE       MEMORY GPU % STATE        READ/s QUEUE%"
 STATE_COLUMNS, GPU_STATE_COLUMNS = 16, 10
 MOST_FINDINGS = 4
-MOST_HOSTS = 4
+# A host with GPUs has two lines.
+MOST_HOST_LINES = 4
 # States of ps -> words.
 STATES = {"R": "runs", "S": "waits", "D": "blocked", "T": "stopped", "t": "debugged", "Z": "ended", "I": "idle"}
 
@@ -36,9 +38,11 @@ def render_table(history: History, findings: Sequence[Finding], most_rows: int |
     lines += ["", GPU_HEADER if gpus else HEADER, *(_rank_line(ranks[name], gpu) for name, gpu in cells.items())]
     if most_rows is not None and len(names) > most_rows:
         lines.append(f"... and {len(names) - most_rows} more")
-    hosts = list(history.hosts(1).values())
-    lines += ["", *(line for samples in hosts[:MOST_HOSTS] for line in _host_lines(samples[-1]))]
-    return [*lines, f"... and {len(hosts) - MOST_HOSTS} more hosts"] if len(hosts) > MOST_HOSTS else lines
+    hosts = [samples[-1] for samples in history.hosts(1).values()]
+    shown = hosts[: MOST_HOST_LINES // (2 if any(host.gpus for host in hosts) else 1)]
+    lines += ["", *(line for host in shown for line in _host_lines(host))]
+    more = len(hosts) - len(shown)
+    return [*lines, f"... and {counted(more, 'more host')}"] if more else lines
 
 
 def sort_by_trouble(ranks: Mapping[str, Sequence[RankSample]], findings: Sequence[Finding]) -> list[str]:

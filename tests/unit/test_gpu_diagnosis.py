@@ -207,6 +207,12 @@ def test_top_has_a_column_and_a_line_for_gpus_where_there_are_any() -> None:
     assert "GPU" not in "\n".join(render_table(without, []))
 
 
+def test_top_shows_as_many_lines_of_hosts_with_gpus_as_of_others() -> None:
+    lines = render_table(history_of([{}] * 12, size=1), [], 5)
+    hosts = lines[-lines[::-1].index("") :]
+    assert [line.split(":")[0] for line in hosts] == ["h1", "h1", "h2", "h2", "... and 1 more host"]
+
+
 def test_the_metrics_have_the_gpus() -> None:
     history = history_of([HOT, {"utilization": None}])
     values = {

@@ -46,7 +46,7 @@ ALLOWED = {
     },
     "preflight": {"environment", "errors", "hosts", "machine", "network", "plan", "remote", "report", "wording"},
     "runs": {"doctor", "errors", "hosts", "mapping", "plan", "rank", "remote", "wording"},
-    "monitor": {"errors", "machine", "rank", "units"},
+    "monitor": {"errors", "machine", "rank", "units", "wording"},
     "dashboard": {"machine", "monitor", "plan", "runs"},
     "supervise": {
         "doctor", "errors", "hosts", "monitor", "plan", "process_managers", "rank", "remote", "runs", "schedulers",
