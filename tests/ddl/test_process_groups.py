@@ -18,6 +18,7 @@ from ddlrun.ddl.arrays import flatten
 from ddlrun.ddl.process_groups import GpuSupport, explain_no_nccl
 from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.staging import stage
+from ddlrun.rank.program import HOOK
 from tests.ddl.test_mpi import started
 
 RANKS = Path(__file__).parent / "groups_ranks.py"
@@ -31,7 +32,8 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
     indirect=["major"],
 )
 def test_sums_over_groups_and_of_tensors_on_devices(mpirun: str, subject: str, ranks: int) -> None:
-    done = started(mpirun, ranks, str(RANKS), subject)
+    """The start-up hook of ranks waits at the end for gloo's threads, of which one may abort the process otherwise."""
+    done = started(mpirun, ranks, str(RANKS), subject, PYTHONPATH=f"{HOOK}:{os.environ.get('PYTHONPATH', '')}")
     assert (done.returncode, done.stdout.strip()[-7:]) == (0, "0 wrong"), done.stdout + done.stderr
 
 
