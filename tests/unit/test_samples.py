@@ -57,8 +57,9 @@ input()
 
 @contextmanager
 def child(code: str) -> Iterator[int]:
-    """Run a Python program below a shell."""
-    argv = ["sh", "-c", f'"{sys.executable}" -c "$0"; true', code]
+    """Run a Python program below two shells, and provide the outer one: no other process is below it."""
+    inner = f'"{sys.executable}" -c "$0"; true'
+    argv = ["sh", "-c", 'sh -c "$1" "$0"; true', code, inner]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         yield process.pid
         process.communicate()
@@ -101,33 +102,33 @@ def test_a_forged_report_of_a_host_is_refused(text: str) -> None:
 
 
 def test_the_main_process_is_the_one_below_shells() -> None:
-    with child("input()") as shell:
-        wait_for(lambda: len(list_tree(os.getpid())) > 1)
-        wait_for(lambda: find_main(list_tree(os.getpid())) not in (0, shell))
-        assert shell in list_tree(os.getpid())
+    with child("input()") as root:
+        wait_for(lambda: len(list_tree(root)) == 2)
+        shell, program = list_tree(root)
+        wait_for(lambda: find_main([shell, program]) == program)  # it begins as a copy of the shell
 
 
 def test_cpu_time_memory_and_waits_of_a_process_are_measured() -> None:
-    with child(BUSY):
-        wait_for(lambda: find_main(list_tree(os.getpid())))
-        reporter = UsageReporter(os.getpid(), 0.0, time.monotonic(), None)
+    with child(BUSY) as root:
+        wait_for(lambda: find_main(list_tree(root)))
+        reporter = UsageReporter(root, 0.0, time.monotonic(), None)
         sample = first_sample(reporter, lambda sample: sample.cpu > 0 and sample.anonymous > 50_000_000)
     assert sample.threads >= 2
     assert sample.cores == len(os.sched_getaffinity(0))
 
 
 def test_a_process_that_waits_for_a_pipe_shows_the_function_of_the_kernel() -> None:
-    with child("input()"):
-        wait_for(lambda: find_main(list_tree(os.getpid())))
-        reporter = UsageReporter(os.getpid(), 0.0, time.monotonic(), None)
+    with child("input()") as root:
+        wait_for(lambda: find_main(list_tree(root)))
+        reporter = UsageReporter(root, 0.0, time.monotonic(), None)
         sample = first_sample(reporter, lambda sample: sample.function.endswith("pipe_read"))
     assert sample.state == "S"
 
 
 def test_a_report_that_takes_long_delays_the_next_one() -> None:
-    with child(THREADS):
-        wait_for(lambda: find_main(list_tree(os.getpid())))
-        reporter = UsageReporter(os.getpid(), 0.001, time.monotonic(), HostUsageReader())
+    with child(THREADS) as root:
+        wait_for(lambda: find_main(list_tree(root)))
+        reporter = UsageReporter(root, 0.001, time.monotonic(), HostUsageReader())
         now = time.monotonic()
         before = time.thread_time()
         messages = list(reporter.report(now))
