@@ -222,10 +222,13 @@ def write_metrics(folder: Path, content: int, *, size: int = 120, **fields: int)
 def test_the_files_of_amd_gpus_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     driver = write_amd_gpus(tmp_path / "amdgpu")
+    others = psutil.Process().children()
     reader = GpuUsageReader(GpuRanks(AMD_PLAN, 0, 2), 1.0, amd_driver=str(driver))
     wait_for(lambda: len(wait_for_lines(reader)) == 2)
     samples = [parse_gpu_sample(line) for line in reader.take().splitlines()]
+    (process,) = [child for child in psutil.Process().children() if child not in others]
     reader.stop()
+    wait_for(lambda: is_gone(process.pid))
     assert [(sample.number, sample.address, sample.ranks) for sample in samples] == [
         (0, "0000:43:00.0", "0"),
         (1, "0001:65:00.0", "1"),
