@@ -99,13 +99,13 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     - The kernel also resets the connection of a killed keeper that had not yet read everything.
     - An mpirun that was killed or has lost a host kills the keepers of all hosts. Their connections may close before
       its end is noticed, or before the keeper on the lost host has ended its program.
-    - A rank whose MPI has lost another one may fail before its keeper, which has lost mpirun, ends it.
+    - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
     - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
       the ends of their programs.
     """
     if reason.closed is None:
-        loss = _find_loss(mpirun) if _is_cut_off(reason, ends.values()) else None
-        return loss or reason
+        cut_off = _is_cut_off(reason, ends.values()) and (_find_loss(mpirun) is not None or _was_killed(mpirun))
+        return ended_by_mpirun(mpirun, ends) if cut_off else reason
     killed = killed_rank(mpirun.output)
     if reason.closed.rank in (killed and killed[0], killed_keeper(mpirun.output)):
         return _killed(reason.closed.label, reason.closed)
@@ -113,11 +113,16 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     if abort is not None:
         rank, code = abort
         return EndReason(code & 255 or 1, f"rank {rank} called MPI_Abort with {code}")
-    if _find_loss(mpirun) is not None or (mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun):
+    if _find_loss(mpirun) is not None or _was_killed(mpirun):
         return ended_by_mpirun(mpirun, ends)
     if _may_be_signalled(mpirun, ends.values()):
         return EndReason(mpirun.exit_code, SIGNALLED)
     return reason
+
+
+def _was_killed(mpirun: MpirunEnd) -> bool:
+    """Return True if a signal that ddlrun did not send ended mpirun."""
+    return mpirun.exit_code < 0 and not mpirun.ended_by_ddlrun
 
 
 def _is_cut_off(reason: EndReason, ends: Iterable[RankEnd]) -> bool:

@@ -234,6 +234,10 @@ def test_a_rank_whose_keeper_lost_mpirun_does_not_hide_a_lost_host() -> None:
     assert explain_by_mpirun(EndReason(1), MpirunEnd(1, ""), {0: cut_off}) == EndReason(1)
     assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: cut_off}).lost_host == "h2"
     assert explain_by_mpirun(EndReason(1), MpirunEnd(1, LOST), {0: lonely}).lost_host == "h2"
+    killed = "mpirun was killed by SIGKILL, which ddlrun did not send"
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, ""), {0: cut_off}).reason == killed
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, ""), {0: failed}) == EndReason(1)
+    assert explain_by_mpirun(EndReason(1), MpirunEnd(-9, "", ended_by_ddlrun=True), {0: cut_off}) == EndReason(1)
 
 
 def test_a_signal_to_mpirun_is_known_by_the_ends_of_its_ranks() -> None:
