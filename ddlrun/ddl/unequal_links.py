@@ -92,9 +92,11 @@ def make_layout(text: str, hosts: HostGroups) -> HostLayout | None:
 
 
 def make_group_layout(text: str, hosts: HostGroups, *, is_part: bool) -> HostLayout | None:
-    """Return the layout of a group; the rates count in groups of a part of the job if these are on as many hosts.
+    """Return the layout of a group of the whole job, or of a part of it, which may be on fewer hosts.
 
-    Raises InputError if the text is wrong, or describes other hosts than those of the whole job.
+    A part on another number of hosts than the text describes uses no rates.
+
+    Raises InputError if the text is wrong, or does not describe the hosts of the whole job.
     """
     parse_links(text)
     try:

@@ -1,4 +1,4 @@
-"""Samples of GPUs, parsed from the lines of keepers, which are mostly those of nvidia-smi."""
+"""Samples of GPUs, parsed from the lines of keepers, which have the cells of nvidia-smi."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """The use of a host's AMD GPUs, from the files of their driver, amdgpu.
 
-The files and their units are those of the kernel's documentation (Documentation/gpu/amdgpu/thermal.rst); the format of
-gpu_metrics is that of its kgd_pp_interface.h.
+The kernel documents the files and their units in Documentation/gpu/amdgpu/thermal.rst. It defines the layout of
+gpu_metrics in kgd_pp_interface.h, and the bits of indep_throttle_status in amdgpu_smu.h.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ddlrun.rank.proc_files import read_file
+from ddlrun.rank.proc_files import list_folder, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,21 +20,19 @@ MIB, MICROWATTS, MILLIDEGREES, MEGAHERTZ = 1 << 20, 1_000_000, 1000, 1_000_000
 UNKNOWN = "[N/A]"
 # What lowers the clock, as bits of NVML.
 HEAT, POWER_CAP, HARDWARE = 0x20, 0x4, 0x8
-# The bits of indep_throttle_status, by what they stand for: power and currents, temperatures, the signal PROCHOT.
+# Revision 1.3 of gpu_metrics has indep_throttle_status at this offset; all bits are set if it is unknown. The bits are
+# those of power and currents, of temperatures, and of the signal PROCHOT.
+STATUS_REVISION, STATUS_OFFSET, NO_STATUS = (1, 3), 112, (1 << 64) - 1
 THROTTLERS = ((0x0000_00FF_00FF, POWER_CAP), (0x3FFF_0000_0000, HEAT), (0xC000_0000_0000, HARDWARE))
-# The offset of indep_throttle_status, by the revision of gpu_metrics.
-STATUS = {(1, 3): 112}
-# The offset of five counters of the time of throttling, and what they stand for.
-RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
+# Later revisions count the time of throttling at these offsets, in 32-bit numbers: PROCHOT, power, and the temperatures
+# of the package, of the voltage regulator and of the memory.
+COUNTER_OFFSETS: dict[tuple[int, ...], int] = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
 COUNTERS = (HARDWARE, POWER_CAP, HEAT, HEAT, HEAT)
 
 
 def list_gpus(driver: str = DRIVER) -> list[str]:
     """Return the folders of the GPUs whose use the driver reports, in the order of their PCI addresses."""
-    try:
-        folders = [os.path.join(driver, name) for name in sorted(os.listdir(driver)) if ":" in name]
-    except OSError:
-        return []
+    folders = [os.path.join(driver, name) for name in sorted(list_folder(driver)) if ":" in name]
     return [folder for folder in folders if os.path.exists(f"{folder}/gpu_busy_percent")]
 
 
@@ -59,7 +57,7 @@ class AmdGpu:
         self._folder = folder
         unique = _read(f"{folder}/unique_id")
         self._names = f"{number}, {f'GPU-{unique}' if unique else UNKNOWN}, {os.path.basename(folder)}"
-        self._sensors = next((f"{folder}/hwmon/{name}" for name in sorted(_list(f"{folder}/hwmon"))), "")
+        self._sensors = next((f"{folder}/hwmon/{name}" for name in list_folder(f"{folder}/hwmon")), "")
         clocks = [word[: -len("Mhz")] for word in _read(f"{folder}/pp_dpm_sclk").split() if word.endswith("Mhz")]
         self._highest_clock = max(clocks, key=int) if clocks and all(map(str.isdecimal, clocks)) else UNKNOWN
         self._counters = b""
@@ -88,39 +86,25 @@ class AmdGpu:
         return _scale(text, unit)
 
     def _take_limits(self) -> str:
-        """Return the bits of what has lowered the clock: now, or since the last call in GPUs that count the time."""
+        """Return the bits of what lowers the clock now, or has done so since the last call."""
         metrics = read_file(f"{self._folder}/gpu_metrics")
-        revision = (metrics[2], metrics[3]) if len(metrics) >= 4 else (0, 0)
-        limits = 0
-        if revision in STATUS:
-            status = int.from_bytes(metrics[STATUS[revision] :][:8], "little")
-            if status != (1 << 64) - 1:  # unknown
-                limits = sum(limit for bits, limit in THROTTLERS if status & bits)
-            return f"{limits:#x}"
-        if revision not in RESIDENCIES:
+        revision = tuple(metrics[2:4])
+        if revision == STATUS_REVISION:
+            status = int.from_bytes(metrics[STATUS_OFFSET:][:8], "little")
+            limits = [limit for bits, limit in THROTTLERS if status & bits and status != NO_STATUS]
+        elif revision in COUNTER_OFFSETS:
+            counters = metrics[COUNTER_OFFSETS[revision] :][: 4 * len(COUNTERS)]
+            before, self._counters = self._counters or counters, counters
+            places = [slice(4 * place, 4 * place + 4) for place in range(len(COUNTERS))]
+            limits = [limit for limit, at in zip(COUNTERS, places) if counters[at] != before[at]]  # noqa: B905 - of one length
+        else:
             return UNKNOWN
-        counters = metrics[RESIDENCIES[revision] :][:20]
-        before, self._counters = self._counters or counters, counters
-        for place, limit in enumerate(COUNTERS):
-            if counters[4 * place :][:4] != before[4 * place :][:4]:
-                limits |= limit
-        return f"{limits:#x}"
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+        return f"{sum(set(limits)):#x}"
 
 
 def _read(path: str) -> str:
     """Return the text of a file; "" if the driver does not report it, or not now."""
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except (OSError, ValueError):
-        return ""
+    return read_file(path).decode(errors="replace").strip()
 
 
 def _scale(text: str, unit: int) -> str:

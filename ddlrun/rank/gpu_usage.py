@@ -1,7 +1,7 @@
 """The use of a host's GPUs, as a process prints it as long as the program runs: nvidia-smi, or a reader of AMD GPUs.
 
-A driver that hangs then stops that process, and not the keeper. A report has a line per GPU, with the cells of
-GPU_FIELDS separated by commas. The first one has the ranks that compute on the GPU, the others are nvidia-smi's own.
+A driver that hangs stops that process, and not the keeper. A report has a line per GPU, with the cells of GPU_FIELDS
+separated by commas. The first cell has the ranks that compute on the GPU; the others are those of nvidia-smi.
 """
 
 from __future__ import annotations

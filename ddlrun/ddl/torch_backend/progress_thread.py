@@ -133,7 +133,7 @@ class ProgressThread:
         self.end()
 
     def _leave(self) -> None:
-        """End the thread before Python ends: it would kill it in C++ code, which aborts the process."""
+        """End the thread before Python does: Python would kill it in C++ code, which aborts the process."""
         self._ends = True
         self._endpoint.wake()
         self._thread.join(LONGEST_LEAVE)

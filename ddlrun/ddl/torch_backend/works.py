@@ -102,7 +102,7 @@ class AnySourceWork(FutureWork):
 
 @atexit.register
 def _await_callbacks() -> None:
-    """Return when no callback runs any more: Python would kill its thread in C++ code, which aborts the process.
+    """Wait until no callback runs: Python would kill its thread in C++ code, which aborts the process.
 
     The thread of a callback may outlive its group, which ends once the work is complete.
     """
