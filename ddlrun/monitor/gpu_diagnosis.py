@@ -32,6 +32,8 @@ MOST_IDLE = 0.01
 LEAST_BUSY = 0.2
 STARVED_SECONDS = 50.0
 MOST_STARVED = 0.1
+# Ranks that read, or use a CPU, do not wait for each other: for them this time is enough.
+ACTIVE_SECONDS = 8.0
 LEAST_CPU = 0.5
 LEAST_INPUT = 1e6
 # Ranks that write so many bytes per second may write a checkpoint.
@@ -60,6 +62,16 @@ class GpuUse(NamedTuple):
         """Whether its ranks have started, and do not write."""
         return min(rank.age for rank in self.ranks) >= START_SECONDS and self.mean("written") < MOST_WRITTEN
 
+    @property
+    def is_active(self) -> bool:
+        """Whether its ranks read or use a CPU."""
+        return self.reads or self.mean("cpu") >= LEAST_CPU
+
+    @property
+    def reads(self) -> bool:
+        """Whether its ranks read much."""
+        return self.mean("input") >= LEAST_INPUT
+
     def mean(self, field: str) -> float:
         """Return the mean of a field of the samples of its ranks, per rank."""
         return float(mean(getattr(rank, field) / rank.size for rank in self.ranks))
@@ -71,11 +83,13 @@ def find_gpu_causes(history: History) -> list[Finding]:
     if not any(samples[-1].gpus for samples in hosts.values()):
         return []
     findings = [finding for host, samples in hosts.items() for finding in find_throttled(host, samples[-WINDOW:])]
-    return [
-        *findings,
-        *find_idle(list_uses(history, IDLE_SECONDS)),
-        *find_starved(list_uses(history, STARVED_SECONDS)),
-    ]
+    recent = list_uses(history, ACTIVE_SECONDS)
+    idle = {finding.ranks: finding for finding in find_idle(recent, ACTIVE_SECONDS, active=True)}
+    idle |= {finding.ranks: finding for finding in find_idle(list_uses(history, IDLE_SECONDS), IDLE_SECONDS)}
+    starved = find_starved(list_uses(history, STARVED_SECONDS), MOST_STARVED)
+    if not starved and all(use.reads for use in recent):
+        starved = find_starved(recent, MOST_IDLE)
+    return [*findings, *idle.values(), *starved]
 
 
 def find_throttled(host: str, samples: Sequence[HostSample]) -> Iterator[Finding]:
@@ -122,22 +136,24 @@ def list_uses(history: History, seconds: float) -> list[GpuUse]:
     return uses
 
 
-def find_idle(uses: Sequence[GpuUse]) -> Iterator[Finding]:
-    """Yield the GPUs that are idle while most of the others compute.
+def find_idle(uses: Sequence[GpuUse], seconds: float, *, active: bool = False) -> Iterator[Finding]:
+    """Yield the GPUs that are idle while most of the others compute; with `active`, only those whose ranks are active.
 
     Of two GPUs, one is reported if its rank reads: the other one may work for both, as in a validation by one rank.
     """
     idle = [use for use in uses if use.is_idle]
     busy = [mean(use.utilization) for use in uses if mean(use.utilization) >= LEAST_BUSY]
     for use in idle:
-        if len(busy) > len(idle) or (len(busy) == len(idle) and use.mean("input") >= LEAST_INPUT):
-            idleness = f"GPU {use.gpu.number} is idle, {max(use.utilization):.0%} for {IDLE_SECONDS:.0f} s"
+        if active and not use.is_active:
+            continue
+        if len(busy) > len(idle) or (len(busy) == len(idle) and use.reads):
+            idleness = f"GPU {use.gpu.number} is idle, {max(use.utilization):.0%} for {seconds:.0f} s"
             details = f"{idleness}, while the rank {_describe_work(use)}; {len(busy)} of {len(uses)} GPUs compute"
             yield _finding(SlownessCause.GPU_IDLE, use.host, [use.gpu], mean(busy), details)
 
 
 def _describe_work(use: GpuUse) -> str:
-    if use.mean("input") >= LEAST_INPUT:
+    if use.reads:
         return f"reads {use.mean('input') / 1e6:.1f} MB/s"
     if use.mean("cpu") >= LEAST_CPU:
         return f"uses {use.mean('cpu'):.2f} CPUs"
@@ -145,13 +161,13 @@ def _describe_work(use: GpuUse) -> str:
     return "waits" if function == "-" else f"waits in {function}"
 
 
-def find_starved(uses: Sequence[GpuUse]) -> Iterator[Finding]:
-    """Yield a finding per host if all GPUs are mostly idle, and the ranks use CPUs."""
-    opened = [use for use in uses if (use.gpu.memory_used or 0) >= LEAST_MEMORY]
-    if not uses or len(opened) < len(uses) or not all(use.is_judged for use in uses):
-        return
-    if max(mean(use.utilization) for use in uses) > MOST_STARVED or mean(use.mean("cpu") for use in uses) < LEAST_CPU:
-        return
+def find_starved(uses: Sequence[GpuUse], most: float) -> list[Finding]:
+    """Return a finding per host if all GPUs compute at most a share of the time, and the ranks use CPUs."""
+    if not uses or not all(_may_starve(use) for use in uses):
+        return []
+    if max(mean(use.utilization) for use in uses) > most or mean(use.mean("cpu") for use in uses) < LEAST_CPU:
+        return []
+    findings = []
     by_host: dict[str, list[GpuUse]] = {}
     for use in uses:
         by_host.setdefault(use.host, []).append(use)
@@ -160,7 +176,12 @@ def find_starved(uses: Sequence[GpuUse]) -> Iterator[Finding]:
         cpus, read = (mean(use.mean(field) for use in own) for field in ("cpu", "input"))
         work = f"each rank uses {cpus:.2f} CPUs and reads {read / 1e6:.1f} MB/s"
         details = f"GPUs compute {share:.0%} of the time, while {work}: the input pipeline is too slow"
-        yield _finding(SlownessCause.GPU_STARVED, host, [use.gpu for use in own], 1 - share, details)
+        findings.append(_finding(SlownessCause.GPU_STARVED, host, [use.gpu for use in own], 1 - share, details))
+    return findings
+
+
+def _may_starve(use: GpuUse) -> bool:
+    return use.is_judged and (use.gpu.memory_used or 0) >= LEAST_MEMORY
 
 
 def _by_gpu(samples: Sequence[HostSample]) -> Mapping[int, list[GpuSample]]:

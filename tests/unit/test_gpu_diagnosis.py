@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddlrun.machine.cpus import cpu_list
 from ddlrun.monitor.diagnosis import diagnose, summarize
 from ddlrun.monitor.gauges import GPU_GAUGES, GPU_LIMIT, list_values
 from ddlrun.monitor.gpu_diagnosis import find_gpu_causes
@@ -128,9 +129,11 @@ HEALTHY: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
     "writes a checkpoint": ([{}, IDLE, {}], [{}, {"written": 10**8}]),
     "write checkpoints": ([IDLE] * 4, [{"written": 10**8, "cpu": 1.0}] * 4),
     "waits for the validation of one": ([{}, IDLE, IDLE, IDLE], [{}, READS]),
-    "is idle for 20 s": ([{}, {"utilization": lambda second: 0.9 * (second < 40)}, {}], [{}, READS]),
-    "computes now and then": ([{}, {"utilization": lambda second: 0.5 * (second % 20 == 0)}, {}], [{}, READS]),
-    "are all idle for 40 s": ([{"utilization": lambda second: 0.9 * (second < 20)}] * 2, [READS] * 2),
+    "is idle for 7 s": ([{}, {"utilization": lambda second: 0.9 * (second < 53)}, {}], [{}, READS]),
+    "waits for 20 s": ([{}, {"utilization": lambda second: 0.9 * (second < 40)}, {}], []),
+    "computes now and then": ([{}, {"utilization": lambda second: 0.5 * (second % 7 == 0)}, {}], [{}, READS]),
+    "are all idle for 7 s": ([{"utilization": lambda second: 0.9 * (second < 53)}] * 2, [READS] * 2),
+    "all wait for 40 s": ([{"utilization": lambda second: 0.9 * (second < 20)}] * 2, []),
     "wait without a CPU": ([IDLE] * 2, [{"cpu": 0.01}] * 2),
     "use CPUs and no GPU": ([{**IDLE, "memory_used": 4 << 20}] * 2, [READS] * 2),
     "have no rank": ([{**IDLE, "ranks": ""}, {**HOT, "ranks": ""}], []),
@@ -151,7 +154,7 @@ PHASES = {
     "rank 0 validates": ((20, 90), (0.6, 1.0, 0, 2e7), (0.0, 0.05, 0, 0)),
     "rank 0 writes": ((5, 90), (0.0, 1.0, 5e8, 0), (1.0, 1.0, 0, 0)),
     "all write": ((5, 60), (0.0, 1.0, 5e8, 0), (0.0, 1.0, 5e8, 0)),
-    "rank 0 is late": ((1, 20), (0.0, 1.0, 0, 2e7), (1.0, 1.0, 0, 0)),
+    "rank 0 is late": ((1, 7), (0.0, 1.0, 0, 2e7), (1.0, 1.0, 0, 0)),
     "all load data": ((5, 25), (0.02, 1.0, 0, 4e7), (0.02, 1.0, 0, 4e7)),
 }
 
@@ -179,6 +182,35 @@ def test_an_hour_of_normal_phases_has_no_finding() -> None:
             assert (phase, find_gpu_causes(history)) == (phase, [])
         second += 1
         phase = random.choice([name for name in PHASES if name != "start"]) if phase == "train" else "train"
+
+
+SEEDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpu-idle": (IDLE, READS),
+    "gpu-starved": (IDLE, READS),
+    "gpu-throttled": (HOT, {}),
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_seeded_cause_is_named_within_ten_seconds(seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - no secret
+    cause = random.choice([*SEEDED])
+    count, begin, moment = random.randint(3, 4), random.randint(20, 80), 0
+    slow = [*range(count)] if cause == "gpu-starved" else [random.randrange(count)]
+    gpu, rank = SEEDED[cause]
+    history = History()
+    named: set[tuple[str, str]] = set()
+    while not named and moment < begin + 10:
+        gpus, ranks = [], []
+        for number in range(count):
+            is_slow = number in slow and moment >= begin
+            gpus.append({"utilization": random.uniform(0.8, 1.0), **(gpu if is_slow else {})})
+            ranks.append({"cpu": random.uniform(0.9, 1.1), **(rank if is_slow else {})})
+        add_second(history, moment, gpus, ranks)
+        named = {(finding.cause.value, finding.ranks) for finding in find_gpu_causes(history)}
+        moment += 1
+    assert named == {(cause, cpu_list(slow))}
+    assert moment > begin
 
 
 @pytest.mark.parametrize(
