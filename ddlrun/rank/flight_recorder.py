@@ -1,6 +1,7 @@
-"""The operation in which a rank is, and those before it, from the flight recorder of torch.distributed.
+"""The operation in which a rank is, and those before it, from the flight recorders of torch.distributed.
 
-PyTorch records the operations of gloo. The start-up hook writes the records to a file in memory on request.
+PyTorch records the operations of gloo, and those of NCCL in a recorder of their own. The start-up hook writes the
+records to a file in memory on request.
 """
 
 from __future__ import annotations
@@ -72,15 +73,19 @@ def parse_recorder(text: bytes) -> dict[str, Any]:
     import json  # noqa: PLC0415 - in the examiner alone
 
     try:
-        entries = json.loads(text or b"{}").get("entries", ())
+        recorders = [recorder.get("entries", ()) for recorder in json.loads(text or b"[]")]
         waiting = (
             entry
+            for entries in recorders
             for entry in entries
             if entry["process_group"][1] == DEFAULT_GROUP and not entry["retired"] and not entry["is_p2p"]
         )
         first = min(waiting, key=lambda entry: int(entry["collective_seq_id"]), default=None)
-        ended = max((int(entry["record_id"]) + 1 for entry in entries if entry["retired"]), default=0)
-        return {"ended": ended, "collective": None if first is None else _describe(first)}
+        ended = [[int(entry["record_id"]) + 1 for entry in entries if entry["retired"]] for entries in recorders]
+        return {
+            "ended": sum(max(numbers, default=0) for numbers in ended),
+            "collective": None if first is None else _describe(first),
+        }
     except (ValueError, LookupError, TypeError, AttributeError):  # another version
         return {"ended": 0, "collective": None}
 

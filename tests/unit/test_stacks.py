@@ -142,10 +142,18 @@ dist.all_reduce(torch.ones(2, 3))
 """
 
 
+# The records of gloo in the place of those of NCCL.
+AS_NCCL = """
+import torch._C._distributed_c10d as c10d
+c10d._dump_nccl_trace_json, c10d._dump_fr_trace_json = c10d._dump_fr_trace_json, lambda: b'{"version": "2.10"}'
+"""
+
+
 @pytest.mark.extra
-def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setup", ["", AS_NCCL], ids=["gloo", "nccl"])
+def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -> None:
     needs.package("torch")
-    code = ALL_REDUCE.format(folder=tmp_path)
+    code = setup + ALL_REDUCE.format(folder=tmp_path)
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
         wait_until(lambda: read_recorder([process.pid], 10)["collective"])
         report = parse_report(inspect_program(process.pid, 10))
@@ -155,6 +163,9 @@ def test_the_collective_of_a_rank_comes_from_torch(tmp_path: Path) -> None:
         assert parse_report(inspect_program(process.pid, 10)).collective is None
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"entries": [{}]}', b'{"entries": [{"process_group": 1}]}'])
+RECORDS_OF_OTHERS = [b"", b"[]", b"{", b"[1]", b'[{"entries": [{}]}]', b'[{"entries": [{"process_group": 1}]}]']
+
+
+@pytest.mark.parametrize("text", RECORDS_OF_OTHERS)
 def test_records_of_another_torch_are_ignored(text: bytes) -> None:
     assert parse_recorder(text) == {"ended": 0, "collective": None}

@@ -9,14 +9,12 @@ A request is a word in a pipe, whose descriptor is a part of the file's name. Se
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # As in ddlrun/rank/flight_recorder.py.
 RECORDER_FILE = "ddlrun-flight-recorder"
 # Programs use the low descriptors, and may close and reuse them.
 LEAST_DESCRIPTOR = 200
+# Functions of torch that return a recorder as JSON, that of gloo and that of NCCL. There are no public ones.
+DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 MOST_REQUEST = 64
 _own_pid = os.getpid()
 _offered: "list[int]" = []  # the descriptor of the pipe
@@ -29,11 +27,11 @@ def offer() -> None:
     if _offered or os.getpid() != _own_pid:
         return
     try:
-        dump = sys.modules["torch._C._distributed_c10d"]._dump_fr_trace_json  # noqa: SLF001 - there is no public one
+        torch = sys.modules["torch._C._distributed_c10d"]
         reader, writer = (_raise(descriptor) for descriptor in os.pipe())
         file = _raise(os.memfd_create(f"{RECORDER_FILE}-{writer}"))
-        _thread.start_new_thread(_serve, (reader, file, dump))
-    except (KeyError, AttributeError, OSError, RuntimeError):  # another torch, or low limits
+        _thread.start_new_thread(_serve, (reader, file, torch))
+    except (KeyError, OSError, RuntimeError):  # another torch, or low limits
         return
     _offered.append(writer)
 
@@ -47,13 +45,14 @@ def _raise(descriptor: int) -> int:
     return high
 
 
-def _serve(reader: int, file: int, dump: "Callable[[], bytes]") -> None:
-    """Write the request and the recorder for each request."""
+def _serve(reader: int, file: int, torch: object) -> None:
+    """Write the request and the recorders for each request."""
     while True:
         try:
             request = os.read(reader, MOST_REQUEST)
-            text = request + b" " + dump() + b"\n"
+            dumps = [getattr(torch, name)() for name in DUMPS if hasattr(torch, name)]
+            text = request + b" [" + b",".join(dumps) + b"]\n"
             os.ftruncate(file, 0)
             os.pwrite(file, text, 0)
-        except OSError:  # the program has closed the descriptors
+        except (OSError, RuntimeError):  # the program has closed the descriptors, or a GPU has failed
             return
