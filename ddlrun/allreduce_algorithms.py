@@ -30,6 +30,8 @@ LATE_CHUNKS, SMALLEST_LATE_CHUNK, LARGEST_LATE_CHUNK, LATE_DEPTH = 64, 64 * KIB,
 # Candidates of the search: bytes of a chunk, most promising first, and chunks in flight.
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
+# Connections to a rank of another host, where networks limit the rate of each connection.
+CONNECTIONS = (4,)
 
 
 class Tuning(NamedTuple):
@@ -39,7 +41,8 @@ class Tuning(NamedTuple):
     bytes of a bucket. explore: trial reductions that mode p may spend per message class; 0: none, it uses the sizes
     above. wire: the type that float32 is sent as, in the format of `wire_compression.parse_wire`; messages of up to
     `flat` bytes are sent as float32. measure: bytes that mode p reduces between two measurements of the NICs, if it
-    explores; 0: it measures none, and takes no late host last.
+    explores; 0: it measures none, and takes no late host last. connections: connections to each rank of another host,
+    over TCP without MPI.
     """
 
     chunk: int = 96 * KIB
@@ -50,6 +53,7 @@ class Tuning(NamedTuple):
     wire: str = ""
     # A measurement sends up to 128 MiB per NIC, 0.4 % of what these reductions send.
     measure: int = 32 * GIB
+    connections: int = 1
 
 
 # Measured. Between hosts, small chunks keep all links busy, and half a chunk of 96 KiB is still sent eagerly over TCP
@@ -58,13 +62,19 @@ class Tuning(NamedTuple):
 BETWEEN_HOSTS = Tuning()
 ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 # Over TCP sockets of our own every message costs CPU time, so chunks grow with the array: to an eighth of it, up to
-# 2 MiB.
-TCP_CHUNKS, LARGEST_TCP_CHUNK = 8, 2 * MIB
+# 1 MiB. With more than 3 in flight, links are idle at the end: they reduce-scatter late chunks before they allgather
+# early ones. Blocks sized by the links pass through more ranks one after the other, and need shorter chunks.
+TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
+# On one host ranks copy from each other's memory. There is a single link, so that several chunks only cost.
+LARGEST_LOCAL_CHUNK = 4 * MIB
 
 
-def grow_chunks(tuning: Tuning, size: int) -> Tuning:
-    """Return the sizes for an array of `size` bytes that is reduced over TCP."""
-    return tuning._replace(chunk=max(tuning.chunk, min(size // TCP_CHUNKS, LARGEST_TCP_CHUNK)))
+def grow_chunks(tuning: Tuning, size: int, *, one_host: bool, weighted: bool) -> Tuning:
+    """Return the sizes for an array of `size` bytes that is reduced over TCP, with equal blocks or weighted ones."""
+    chunk = min(size // (WEIGHTED_CHUNKS if weighted else TCP_CHUNKS), LARGEST_TCP_CHUNK)
+    if one_host:
+        chunk = min(size, LARGEST_LOCAL_CHUNK)
+    return tuning._replace(chunk=max(tuning.chunk, chunk), depth=min(tuning.depth, TCP_DEPTH))
 
 
 class AllreduceAlgorithm(NamedTuple):
@@ -73,7 +83,7 @@ class AllreduceAlgorithm(NamedTuple):
     method: "flat" is a single MPI_Allreduce, "native" is MPI's Reduce_scatter and Allgatherv in each dimension,
     "chunks" is the engine's own messages. For "chunks" alone: algorithms, the algorithm of each dimension, LATE or
     WEIGHTED; chunk, the bytes of a chunk as sent; depth, the chunks in flight; wire, the type that float32 is sent as
-    and its dimensions ("bfloat16:YZ"), "" for float32.
+    and its dimensions ("bfloat16:YZ"), "" for float32; connections, those to each rank of another host over TCP.
     """
 
     method: Literal["flat", "native", "chunks"]
@@ -81,10 +91,12 @@ class AllreduceAlgorithm(NamedTuple):
     chunk: int = 0
     depth: int = 0
     wire: str = ""
+    connections: int = 1
 
     def __str__(self) -> str:
         if self.method == "chunks":
             chunks = f"{'/'.join(self.algorithms)} in chunks of {self.chunk // 1024}K, {self.depth} at a time"
+            chunks += f", over {self.connections} connections" if self.connections > 1 else ""
             return f"{chunks}, by {self.wire}" if self.wire else chunks
         return {"flat": "MPI's allreduce", "native": "MPI's collectives by dimension"}[self.method]
 
@@ -122,14 +134,16 @@ def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], messag
         chunk=tuning.chunk,
         depth=tuning.depth,
         wire=message.wire,
+        connections=tuning.connections,
     )
 
 
-def size_blocks(algorithm: AllreduceAlgorithm, tuning: Tuning) -> AllreduceAlgorithm:
-    """Return the algorithm with blocks sized by the links, in chunks of the same size if it has chunks."""
+def size_blocks(algorithm: AllreduceAlgorithm, tuning: Tuning, size: int) -> AllreduceAlgorithm:
+    """Return the algorithm with blocks sized by the links, in chunks of the same size if it has short chunks."""
     if algorithm.method != "chunks":
-        return AllreduceAlgorithm("chunks", WEIGHTED, tuning.chunk, tuning.depth)
-    return algorithm._replace(algorithms=WEIGHTED)
+        return AllreduceAlgorithm("chunks", WEIGHTED, tuning.chunk, tuning.depth, connections=tuning.connections)
+    longest = max(tuning.chunk, size // WEIGHTED_CHUNKS)
+    return algorithm._replace(algorithms=WEIGHTED, chunk=min(algorithm.chunk, longest))
 
 
 def wait_for_late_host(size: int) -> AllreduceAlgorithm:
@@ -142,7 +156,7 @@ class AlgorithmSpace(NamedTuple):
     """The algorithms to search for one message class.
 
     default: the algorithm without a search. chunked: the default in chunks. learners: the size of each dimension.
-    size: bytes of the message. blocking: the caller waits for it.
+    size: bytes of the message. blocking: the caller waits for it. connections: other numbers of connections to a rank.
     """
 
     default: AllreduceAlgorithm
@@ -150,16 +164,18 @@ class AlgorithmSpace(NamedTuple):
     learners: tuple[int, ...]
     size: int
     blocking: bool
+    connections: tuple[int, ...] = ()
 
 
 def first_candidates(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
-    """Yield the default, MPI's own algorithms if the caller waits, float32 on the wire, and several chunk sizes."""
+    """Yield the default, MPI's own algorithms if the caller waits, float32 on the wire, connections and chunk sizes."""
     yield space.default
     if space.blocking:
         yield AllreduceAlgorithm("flat")
         yield AllreduceAlgorithm("native")
     if space.chunked.wire:
         yield space.chunked._replace(wire="")  # on fast links the conversions cost more than they save
+    yield from (space.chunked._replace(connections=number) for number in space.connections)
     largest = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
     yield from (space.chunked._replace(chunk=chunk) for chunk in CHUNKS if chunk <= largest)
 

@@ -7,7 +7,14 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.allreduce_algorithms import AlgorithmSpace, AllreduceAlgorithm, MessageClass, default_algorithm, grow_chunks
+from ddlrun.allreduce_algorithms import (
+    CONNECTIONS,
+    AlgorithmSpace,
+    AllreduceAlgorithm,
+    MessageClass,
+    default_algorithm,
+    grow_chunks,
+)
 from ddlrun.ddl import autotune
 from ddlrun.ddl.communicators import is_mpi, name_library
 from ddlrun.ddl.wire_compression import WIRES, parse_wire
@@ -27,8 +34,9 @@ class AlgorithmSelector(NamedTuple):
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
-    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array. layout: the hosts if
-    they or their links are unequal. monitored: the hosts if the rates of their NICs are to be measured.
+    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array. connects: there may be
+    several connections to a rank, as it is on another host. layout: the hosts if they or their links are unequal.
+    monitored: the hosts if the rates of their NICs are to be measured.
     """
 
     options: Options
@@ -37,6 +45,7 @@ class AlgorithmSelector(NamedTuple):
     comm: Communicator | None
     cache: autotune.AutotuneCache | None
     grows: bool = False
+    connects: bool = False
     layout: HostLayout | None = None
     monitored: HostGroups | None = None
 
@@ -60,7 +69,9 @@ class AlgorithmSelector(NamedTuple):
     def _default(self, message: MessageClass) -> AllreduceAlgorithm:
         wire = parse_wire(message.wire).dtype
         sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
-        tuning = grow_chunks(self.tuning, sent) if self.grows else self.tuning
+        tuning = self.tuning
+        if self.grows:
+            tuning = grow_chunks(tuning, sent, one_host=not self.connects, weighted=message.weighted)
         return default_algorithm(self.options.mode, tuning, self.learners, message)
 
     def _explore(
@@ -73,6 +84,7 @@ class AlgorithmSelector(NamedTuple):
             learners=self.learners,
             size=message.size,
             blocking=message.blocking,
+            connections=CONNECTIONS if self.connects else (),
         )
         result = autotune.search(space, measure, self.tuning.explore)
         is_writer = self.comm is not None and self.comm.rank == 0

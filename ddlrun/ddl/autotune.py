@@ -185,16 +185,15 @@ def _parse(text: str, key: Mapping[str, Any]) -> dict[str, AllreduceAlgorithm]:
 
 def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     """Return an algorithm from the values of its fields. Raises ValueError if they make none for `axes` dimensions."""
-    method, algorithms, chunk, depth, wire = AllreduceAlgorithm(*values)
+    method, algorithms, chunk, depth, wire, connections = AllreduceAlgorithm(*values)
+    numbers = {"chunk": int(chunk), "depth": int(depth), "connections": int(connections)}
     valid = method in {"flat", "native"} or (
-        method == "chunks" and min(int(chunk), int(depth)) > 0 and _are_known(algorithms, axes)
+        method == "chunks" and min(numbers.values()) > 0 and _are_known(algorithms, axes)
     )
     valid = valid and wire.partition(":")[0] in {*WIRES, ""}
     if not valid:
         raise ValueError(method)
-    return AllreduceAlgorithm(
-        method=method, algorithms=tuple(algorithms), chunk=int(chunk), depth=int(depth), wire=wire
-    )
+    return AllreduceAlgorithm(method=method, algorithms=tuple(algorithms), wire=wire, **numbers)
 
 
 def _are_known(algorithms: Sequence[str], axes: int) -> bool:

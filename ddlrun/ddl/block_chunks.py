@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddlrun.ddl.operation import Chunk, Operation
+from ddlrun.ddl.operation import Chunk, Limits, Operation
 from ddlrun.ddl.partition import chunk_ranges
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class BlockTransfer(NamedTuple):
         """Begin the transfer, in chunks of the tuning's size and number."""
         array = self.blocks.array
         ranges = list(self._ranges(max(tuning.chunk // array.itemsize, 1)))
-        operation = Operation(array, reduce_op, len(ranges), tuning.depth)
+        limits = Limits(tuning.chunk, tuning.depth, tuning.connections)
+        operation = Operation(array, reduce_op, len(ranges), limits)
         engine.begin(self._make_chunk(kind, operation, places) for places in ranges)
         return operation
 

@@ -43,9 +43,12 @@ def start_learner(
     grid = Grid(context.topology, context.order, world)
     host, hosts = (HostPosition(), None) if world is None else _find_hosts(world, grid)
     sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
+    if world is not None and is_mpi(world):
+        sizes = sizes._replace(connections=1)
     flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
-    selector = selector._replace(grows=world is not None and not is_mpi(world) and not settings.sets_chunk)
+    if world is not None and not is_mpi(world):
+        selector = selector._replace(grows=not settings.sets_chunk, connects=host.hosts > 1)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None

@@ -21,6 +21,7 @@ import numpy as np
 from ddlrun.ddl.int8_compression import Int8Converter, add_loss
 from ddlrun.ddl.operation import ChunkQueue, Operation, ScratchPool, make_chunks
 from ddlrun.ddl.partition import ramped_ranges
+from ddlrun.ddl.transport import LANE
 from ddlrun.ddl.wire_compression import FORMATS, WIRES, Converter
 from ddlrun.errors import LostRankError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
-    from ddlrun.ddl.operation import Chunk, Schedule
+    from ddlrun.ddl.operation import Chunk, Limits, Schedule
     from ddlrun.ddl.reduce_ops import ReduceOp
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.transport import Transport
@@ -62,8 +63,7 @@ class Engine:
         array: Array,
         reduce_op: ReduceOp,
         schedule: Schedule,
-        longest: int,
-        depth: int = 1,
+        limits: Limits,
         losses: Array | None = None,
     ) -> Operation:
         """Begin an operation in place on a flat array.
@@ -73,12 +73,11 @@ class Engine:
             reduce_op: Combines received elements with the array.
             schedule: schedule(count, division) returns the steps for a chunk of `count` elements; `division` is that of
                 the operator.
-            longest: Elements of a chunk, at most.
-            depth: Chunks in flight, at most.
+            limits: The sizes of chunks, and the numbers of those in flight and of connections.
             losses: An array like the first, to which what int8 loses is added.
         """
-        ranges = ramped_ranges(len(array), longest) if len(array) else []
-        operation = Operation(array, reduce_op, len(ranges), depth, losses)
+        ranges = ramped_ranges(len(array), limits.longest) if len(array) else []
+        operation = Operation(array, reduce_op, len(ranges), limits, losses)
         chunks = make_chunks(operation, schedule, ranges)
         operation.left = len(chunks)
         self.begin(chunks)
@@ -87,7 +86,8 @@ class Engine:
     def begin(self, chunks: Iterable[Chunk]) -> None:
         """Begin chunks, in order, after those that were begun before."""
         for chunk in chunks:
-            chunk.tag = self._begun % TAGS
+            # The chunks take turns on the connections.
+            chunk.tag = self._begun % TAGS + self._begun % chunk.operation.limits.connections * LANE
             self._queue_of(chunk).waiting.append(chunk)
             self._begun += 1
         self._fill()

@@ -16,6 +16,7 @@ from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.int8_compression import ErrorFeedback
 from ddlrun.ddl.late_host_monitor import can_wait, make_late_host_monitor
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, make_monitor
+from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
@@ -180,7 +181,8 @@ class HostReducer:
         longest = max(algorithm.chunk // WIRES.get(parse_wire(algorithm.wire).dtype, elements.itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
         schedule = partial(self.schedules.steps, collective)
-        return self._engine.start(elements, reduce_op, schedule, longest, algorithm.depth, losses)
+        limits = Limits(longest, algorithm.depth, algorithm.connections)
+        return self._engine.start(elements, reduce_op, schedule, limits, losses)
 
     def _size_blocks(
         self,
@@ -190,7 +192,7 @@ class HostReducer:
         reduce_op: ReduceOp,
     ) -> AllreduceAlgorithm:
         """Return the algorithm, with blocks sized by the rates of the NICs while that is faster."""
-        sized = size_blocks(algorithm, self.tuning)
+        sized = size_blocks(algorithm, self.tuning, elements.nbytes)
         if self._engine is not None and monitor.is_due(elements.nbytes):
             trial = np.ones_like(elements[: LARGEST_TRIAL // elements.itemsize])
             comparison = Comparison(algorithm, sized, self._make_measure(trial, reduce_op))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import Message, ScheduleStep
 
@@ -117,5 +118,7 @@ class _Exchange:
     def _exchange(self, peer: int, memory: Any) -> None:  # noqa: ANN401 - a numpy array
         half = len(memory) // 2
         step = ScheduleStep((Message(peer, 0, half),), (Message(peer, half, 2 * half),), combine=False)
-        operation = self._engine.start(memory, find_reduce_op("uint8", "sum"), lambda _, __: (step,), len(memory))
+        operation = self._engine.start(
+            memory, find_reduce_op("uint8", "sum"), lambda _, __: (step,), Limits(len(memory))
+        )
         self._engine.wait(operation)

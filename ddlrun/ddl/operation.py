@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,16 +17,26 @@ if TYPE_CHECKING:
     Schedule = Callable[[int, str], tuple[ScheduleStep, ...]]
 
 
+class Limits(NamedTuple):
+    """The most elements of a chunk, chunks in flight, and connections to a rank of another host."""
+
+    longest: int
+    depth: int = 1
+    connections: int = 1
+
+
 class Operation:
     """An operation in progress on a flat array. It is complete when `left`, its unfinished chunks, is 0.
 
     losses: an array of the same length, to which what compression loses is added, or None.
     """
 
-    __slots__ = ("array", "combine", "depth", "division", "itemsize", "left", "losses", "memory")
+    __slots__ = ("array", "combine", "division", "itemsize", "left", "limits", "losses", "memory")
 
-    def __init__(self, array: Array, reduce_op: ReduceOp, chunks: int, depth: int, losses: Array | None = None) -> None:
-        self.array, self.combine, self.left, self.depth = array, reduce_op.combine, chunks, depth
+    def __init__(
+        self, array: Array, reduce_op: ReduceOp, chunks: int, limits: Limits, losses: Array | None = None
+    ) -> None:
+        self.array, self.combine, self.left, self.limits = array, reduce_op.combine, chunks, limits
         self.division, self.losses = reduce_op.division, losses
         # numpy has no byte view of an empty array. Without chunks it is never read.
         self.memory, self.itemsize = array.data.cast("B") if chunks else memoryview(b""), array.itemsize
@@ -91,7 +101,9 @@ class ChunkQueue:
         if not self.waiting:
             return None
         chunk = self.waiting[0]
-        if len(self.in_flight) >= chunk.operation.depth or not (chunk.former is None or chunk.former.is_complete):
+        if len(self.in_flight) >= chunk.operation.limits.depth or not (
+            chunk.former is None or chunk.former.is_complete
+        ):
             return None
         self.in_flight.add(self.waiting.popleft())
         return chunk

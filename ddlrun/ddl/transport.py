@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+# Tags below this are those of one connection; the next ones are those of the second connection to the same peer, and so
+# on. MPI, whose tags may end here, has one.
+LANE = 1 << 15
+
 
 class MessageOwner(Protocol):
     """An object that posts messages. `open` is the number of its messages that are not complete."""

@@ -9,6 +9,7 @@ from ddlrun.errors import InputError
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 NUMBERS = [name for name in Tuning._fields if name != "wire"]
 MAY_BE_ZERO = {"flat", "explore", "measure"}
+MOST = {"connections": 16}
 # Setting one of these sizes turns exploration off.
 FIXED_SIZES = {"chunk", "depth", "flat"}
 
@@ -32,7 +33,8 @@ def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -
         unit = value[-1:].upper() if value[-1:].upper() in UNITS else ""
         number = value[: len(value) - len(unit)]
         least = 0 if name in MAY_BE_ZERO else 1
-        if name not in NUMBERS or not (number.isascii() and number.isdigit()) or int(number) < least:
+        is_number = name in NUMBERS and number.isascii() and number.isdigit()
+        if not is_number or not least <= int(number) <= MOST.get(name, int(number)):
             raise InputError(
                 f"{where} {text!r}: {part.strip()!r} is not NAME=NUMBER with {', '.join(NUMBERS)}; "
                 "write for example chunk=64K,depth=8,flat=64K,bucket=4M,wire=bfloat16"

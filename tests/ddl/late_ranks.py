@@ -22,6 +22,7 @@ from ddlrun.ddl.flat import FlatArray
 from ddlrun.ddl.host_reduction import HostReducer
 from ddlrun.ddl.late_host_monitor import INTERVAL
 from ddlrun.ddl.launch_context import find_world
+from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.options import parse_options
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
@@ -51,8 +52,7 @@ def begin_without_the_late_host(world: Communicator, checks: Checks) -> None:
         np.full(COUNT, float(world.rank)),
         find_reduce_op("float64", "sum"),
         partial(schedules.steps, Collective("all_reduce", algorithms=LATE)),
-        COUNT // 8,
-        2,
+        Limits(COUNT // 8, 2),
     )
     operation = None
     if grid.coords[1] != LATE_HOST:

@@ -34,7 +34,7 @@ def main(case: str) -> None:
 def await_message_of(peer: int) -> None:
     """Return when a message of a rank is here, before this rank has a buffer for it."""
     endpoint = tcp_world(os.environ).endpoint
-    while not endpoint._connections[peer]._early:  # noqa: SLF001 - which only a late receiver has
+    while not endpoint._connections[peer, 0]._early:  # noqa: SLF001 - which only a late receiver has
         endpoint.poll(300)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ddlrun.allreduce_algorithms import (
     BETWEEN_HOSTS,
+    CONNECTIONS,
     AlgorithmSpace,
     AllreduceAlgorithm,
     MessageClass,
@@ -65,6 +66,17 @@ def test_each_candidate_appears_once(*, size: int, blocking: bool) -> None:
         assert len({*others, algorithm}) == len(others) + 1
         if algorithm.method != "chunks":
             assert others == []
+
+
+def test_several_connections_are_used_where_they_are_faster() -> None:
+    candidates = space(2**24, blocking=False)._replace(connections=CONNECTIONS)
+    for several, expected in ((0.3, 4), (0.7, 1), (1.0, 1)):
+        seconds_by_number = {1: 0.7, 4: several}
+
+        def measure(algorithm: AllreduceAlgorithm, seconds: dict[int, float] = seconds_by_number) -> float:
+            return seconds[algorithm.connections]
+
+        assert search(candidates, measure, 40).algorithm.connections == expected
 
 
 def test_one_disturbed_run_does_not_drop_a_short_algorithm() -> None:

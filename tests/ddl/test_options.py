@@ -99,10 +99,13 @@ def test_tuning_changes_the_default() -> None:
     assert parse_tuning("bucket=1M", BETWEEN_HOSTS).explore == BETWEEN_HOSTS.explore
     assert parse_tuning("chunk=1M,explore=7", BETWEEN_HOSTS).explore == 7
     assert parse_tuning("measure=0", BETWEEN_HOSTS).measure == 0
+    assert parse_tuning("connections=16", BETWEEN_HOSTS) == BETWEEN_HOSTS._replace(connections=16)
     assert parse_tuning("", BETWEEN_HOSTS) == BETWEEN_HOSTS
 
 
-@pytest.mark.parametrize("text", ["chunk", "chunk=0", "chunk=-1", "depth=K", "speed=9", "chunk=1T", "=", "chunk=²"])
+@pytest.mark.parametrize(
+    "text", ["chunk", "chunk=0", "chunk=-1", "depth=K", "speed=9", "chunk=1T", "=", "chunk=²", "connections=17"]
+)
 def test_wrong_tuning_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not NAME=NUMBER with chunk, depth, flat, bucket"):
         parse_tuning(text, BETWEEN_HOSTS)

@@ -16,14 +16,16 @@ import pytest
 
 from ddlrun.ddl.engine import Engine
 from ddlrun.ddl.group_schedules import broadcast
-from ddlrun.ddl.operation import Chunk
+from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
 from ddlrun.ddl.tcp.connection import HEAD, Completion, Connection
 from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
 from ddlrun.ddl.tcp.own_host import listen
+from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
 from ddlrun.ddl.tcp.world import read_job
+from ddlrun.ddl.transport import LANE
 from ddlrun.errors import InputError, LostRankError
 from tests.conftest import launch_line
 from tests.ddl.test_mpi import started
@@ -176,10 +178,13 @@ def member(rank: int, size: int) -> Membership:
 
 
 @contextmanager
-def endpoints(size: int, secrets: list[bytes] | None = None) -> Iterator[list[Endpoint]]:
-    """Yield endpoints of a job, all in this process."""
+def endpoints(size: int, secrets: list[bytes] | None = None, hosts: str = "hhhhh") -> Iterator[list[Endpoint]]:
+    """Yield endpoints of a job, all in this process, with the names of their hosts."""
     listeners = [listen("127.0.0.1") for _ in range(size)]
-    addresses = [RankAddress("127.0.0.1", listener.getsockname()[1], "here") for listener in listeners]
+    addresses = [
+        RankAddress("127.0.0.1", listener.getsockname()[1], host)
+        for listener, host in zip(listeners, hosts, strict=False)
+    ]
     made = [
         Endpoint(member(rank, size), listener, (secrets or [b"secret"] * size)[rank], addresses.__getitem__)
         for rank, listener in enumerate(listeners)
@@ -248,7 +253,9 @@ def test_collectives_of_any_number_of_ranks_and_roots() -> None:
         engine: Engine = Engine(TcpTransport[Chunk](comm.Dup()), comm.rank)
         text = np.full(100_000, comm.rank, np.uint8)
         steps = broadcast(comm.rank, comm.size, 2, 1000)
-        engine.wait(engine.start(text, find_reduce_op("uint8", "sum"), lambda _count, _division: steps, 1000, 4))
+        engine.wait(
+            engine.start(text, find_reduce_op("uint8", "sum"), lambda _count, _division: steps, Limits(1000, 4))
+        )
         return (
             comm.allgather(comm.rank),
             comm.bcast(comm.rank, 4),
@@ -329,6 +336,149 @@ def test_a_lost_rank_is_named_over_a_connection_that_was_not_ready() -> None:
         third, reporter, _ = together(made, call)
     assert reporter == "rank 1 of 3: rank 2 is lost: it has ended"
     assert third == "rank 0 of 3: rank 2 is lost: as rank 1 reports"
+
+
+class Owner:
+    """An owner of messages."""
+
+    open = 0
+
+
+def wait_for_owner(transport: TcpTransport[Owner], owner: Owner) -> None:
+    while owner.open:
+        transport.wait_some(60)
+
+
+LONG, SHORT = 1 << 20, 9
+LENGTHS = (LONG, SHORT, LONG, SHORT, SHORT, LONG)
+
+
+@pytest.mark.parametrize("posted", ["early", "late"])
+def test_long_messages_are_copied_from_the_memory_of_their_sender(posted: str) -> None:
+    lent, read = threading.Event(), threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        transport, owner = TcpTransport[Owner](comm.Dup()), Owner()
+        comm.Barrier()
+        comm.Barrier()  # the offers of memory have come
+        if comm.rank == 0:
+            if posted == "early":
+                lent.wait(300)
+            parts = [np.full(length, number, np.uint8) for number, length in enumerate(LENGTHS)]
+            for part in parts:
+                transport.post_send(part.data, 1, 5, owner)
+            waiting = owner.open
+            lent.set()
+            read.wait(300 if posted == "late" else 0)
+            wait_for_owner(transport, owner)
+            return waiting
+        buffers = [np.zeros(length, np.uint8) for length in LENGTHS]
+        if posted == "late":
+            lent.wait(300)
+            comm.endpoint.poll(60)
+        for buffer in buffers:
+            transport.post_receive(buffer.data, 0, 5, owner)
+        lent.set()
+        wait_for_owner(transport, owner)
+        read.set()
+        return [set(buffer.tolist()) for buffer in buffers]
+
+    with endpoints(2) as made:
+        waiting, contents = together(made, call)
+    assert contents == [{number} for number in range(len(LENGTHS))]
+    assert waiting == LENGTHS.count(LONG)
+
+
+def test_a_message_in_the_memory_of_a_lost_rank_is_not_used() -> None:
+    lent = threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        transport, owner = TcpTransport[Owner](comm.Dup()), Owner()
+        comm.Barrier()
+        comm.Barrier()
+        if comm.rank == 0:
+            data = np.ones(LONG, np.uint8)
+            transport.post_send(data.data, 1, 5, owner)
+            comm.endpoint.close()
+            data[:] = 2  # as a program may, once the loss of a rank is an error
+            lent.set()
+            return "ended"
+        lent.wait(300)
+        transport.post_receive(memoryview(bytearray(LONG)), 0, 5, owner)
+        wait_for_owner(transport, owner)
+        return "complete"
+
+    with endpoints(2) as made:
+        assert together(made, call) == ["ended", "rank 1 of 2: rank 0 is lost: it has ended"]
+
+
+def test_what_is_still_to_be_sent_is_kept_once_messages_are_given_up() -> None:
+    changed = threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        messages, data = Messages(comm), np.ones(64 * LONG, np.uint8)
+        if comm.rank == 0:
+            messages.send(data, 1, 5)
+            comm.endpoint.give_up()
+            data[:] = 2
+            changed.set()
+        else:
+            changed.wait(300)
+            messages.receive(data, 0, 5)
+        messages.Wait()
+        return set(data.tolist())
+
+    with endpoints(2) as made:
+        assert together(made, call) == [{2}, {1}]
+
+
+def test_memory_is_read_only_where_the_digest_of_the_rank_is() -> None:
+    own = OwnMemory(b"secret", 3)
+    assert PeerMemory(own.offer).is_readable(make_digest(b"secret", 3))
+    assert not PeerMemory(own.offer).is_readable(make_digest(b"secret", 2))
+    assert not PeerMemory(own.offer + 1).is_readable(make_digest(b"secret", 3))
+    assert not PeerMemory(own.offer | 1 << 63).is_readable(make_digest(b"secret", 3))  # there is no such process
+    own.revoke()
+    assert not PeerMemory(own.offer).is_readable(make_digest(b"secret", 3))
+
+
+def exchange_over_connections(comm: TcpCommunicator) -> Any:
+    """Send 40 messages over four connections; return the received numbers and that of the connections."""
+    transport, owner = TcpTransport[Owner](comm.Dup()), Owner()
+    sent = [np.full(LONG, number, np.uint8) for number in range(40)]
+    received = [np.zeros(LONG, np.uint8) for _ in sent]
+    for number, part in enumerate(sent):
+        transport.post_send(part.data, 1 - comm.rank, number % 2 + number % 4 * LANE, owner)
+    for number, part in enumerate(received):
+        transport.post_receive(part.data, 1 - comm.rank, number % 2 + number % 4 * LANE, owner)
+    wait_for_owner(transport, owner)
+    comm.Barrier()
+    return [set(part.tolist()) for part in received], len(comm.endpoint._connections)  # noqa: SLF001
+
+
+def test_messages_take_several_connections_to_another_host_and_keep_their_order() -> None:
+    numbers = [{number} for number in range(40)]
+    for hosts, connections in (("hh", 1), ("ab", 4)):
+        with endpoints(2, hosts=hosts) as made:
+            assert together(made, exchange_over_connections) == [(numbers, connections)] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_lost_rank_is_named_over_a_further_connection(first: int) -> None:
+    def call(comm: TcpCommunicator) -> Any:
+        comm.Barrier()
+        transport, owner = TcpTransport[Owner](comm.Dup()), Owner()
+        if comm.rank == first:
+            comm.endpoint.close()
+            return "ended"
+        data = np.ones(64 * LONG, np.uint8)
+        transport.post_send(data.data, first, 3 * LANE, owner)
+        wait_for_owner(transport, owner)
+        return "complete"
+
+    with endpoints(2, hosts="ab") as made:
+        results = together(made, call)
+    assert results[1 - first].endswith(f"rank {first} is lost: it has ended"), results
 
 
 def test_a_rank_is_woken_up_once_a_long_message_is_complete() -> None:

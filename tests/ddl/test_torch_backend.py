@@ -77,7 +77,7 @@ def test_a_script_may_end_while_a_callback_runs(last: str) -> None:
     assert (done.returncode, done.stdout) == (0, "called back\n"), done.stderr
 
 
-LINKS = """
+ALONE = """
 import torch
 import torch.distributed as dist
 import ddlrun.ddl.torch
@@ -89,7 +89,15 @@ except RuntimeError as error:
 """
 
 
-def test_links_of_other_hosts_are_an_error_in_a_group_of_the_whole_job() -> None:
-    environ = {**os.environ, "DDLRUN_DDL_LINKS": "nics=100+50", "PYTHONPATH": f"{HOOK}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", LINKS], env=environ, capture_output=True, text=True, check=False)
-    assert done.stdout == "DDLRUN_DDL_LINKS 'nics=100+50': 2 NICs, but the job has 1\n", done.stderr
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("DDLRUN_DDL_LINKS=nics=100+50", "DDLRUN_DDL_LINKS 'nics=100+50': 2 NICs, but the job has 1\n"),
+        ("DDLRUN_DDL_TUNING=speed=9", "DDLRUN_DDL_TUNING 'speed=9': 'speed=9' is not NAME=NUMBER with "),
+    ],
+)
+def test_a_wrong_variable_is_an_error_of_the_group(variable: str, message: str) -> None:
+    name, _, value = variable.partition("=")
+    environ = {**os.environ, name: value, "PYTHONPATH": f"{HOOK}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", ALONE], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(message), done.stdout + done.stderr

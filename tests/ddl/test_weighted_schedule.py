@@ -197,8 +197,9 @@ def test_measured_rates_size_the_blocks_of_large_arrays() -> None:
     assert not can_size_blocks(message._replace(whole=False))
     assert not can_size_blocks(message._replace(wire="float16:X"))
     explored = AllreduceAlgorithm("chunks", ("ring", "direct"), 2**15, 4, "bfloat16:Y")
-    assert size_blocks(explored, Tuning()) == explored._replace(algorithms=WEIGHTED)
-    assert size_blocks(AllreduceAlgorithm("flat"), Tuning(chunk=7)).chunk == 7
+    assert size_blocks(explored, Tuning(), 2**25) == explored._replace(algorithms=WEIGHTED)
+    assert size_blocks(explored._replace(chunk=2**22), Tuning(), 2**25).chunk == 2**20
+    assert size_blocks(AllreduceAlgorithm("flat"), Tuning(chunk=7), 2**25).chunk == 7
 
 
 @pytest.mark.parametrize("text", ["nics", "nics=", "nics=3*", "nics=0", "speed=3", "nics=1+x", "nics=1e3"])

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Generic
 
 from ddlrun.ddl.tcp.connection import Completion
-from ddlrun.ddl.transport import Owner
+from ddlrun.ddl.transport import LANE, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,7 +205,8 @@ class TcpTransport(Generic[Owner]):
 
     def post_send(self, data: memoryview, peer: int, tag: int, owner: Owner) -> None:
         """Begin to send bytes; see `Transport`."""
-        self._endpoint.post_send(self._ranks[peer], self._group, tag, data, Completion(owner, self._complete))
+        completion = Completion(owner, self._complete)
+        self._endpoint.post_send(self._ranks[peer], self._group, tag, data, completion, tag // LANE)
 
     def post_receive(self, buffer: memoryview, peer: int, tag: int, owner: Owner) -> None:
         """Begin to receive bytes; see `Transport`."""

@@ -5,13 +5,25 @@ from __future__ import annotations
 import socket
 import struct
 from collections import defaultdict, deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ddlrun.ddl.tcp.peer_memory import address_of
+
+if TYPE_CHECKING:
+    from ddlrun.ddl.tcp.peer_memory import PeerMemory
+
 HEAD = struct.Struct("<QIQ")
 """The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
-FROM_ENDPOINT, LOST = 0, 1
+FROM_ENDPOINT = 0
+# Tags of these. The others are those of ProgressReports.
+LOST, OFFER, READABLE, RETURNED, CONNECT = 1, 4, 5, 6, 7
+# The length in the head of a message that the peer copies from this rank's memory; a loan follows: its address, bytes
+# and number.
+LENT = 1 << 63
+LOAN = struct.Struct("<QQQ")
+LEAST_LOAN, MOST_LOAN = 768 << 10, 1 << 30
 # Bytes of a message that this rank is woken up for. If fewer than LEAST_WAKE are missing, any number wakes it up.
 LEAST_WAKE, MOST_WAKE = 1 << 14, 1 << 20
 
@@ -70,21 +82,36 @@ class Incoming:
             self.view, self.is_posted = completion.buffer, True
 
 
+class Loan(NamedTuple):
+    """A message in the memory of the peer."""
+
+    address: int
+    size: int
+    number: int
+
+
 class Connection:
     """A connection to the rank `peer`. It is used once both ends have authenticated each other.
 
-    Buffers may be posted, and messages sent, before there is a socket.
+    Buffers may be posted, and messages sent, before there is a socket. A further connection to the same rank shares
+    the buffers of the `first` one.
     """
 
-    def __init__(self, peer: int) -> None:
+    def __init__(self, peer: int, first: Connection | None = None) -> None:
         self.peer = peer
         self.socket: socket.socket | None = None
         self.posted: defaultdict[tuple[int, int], deque[Completion]] = defaultdict(deque)
-        self._early: defaultdict[tuple[int, int], deque[Incoming]] = defaultdict(deque)
+        self._early: defaultdict[tuple[int, int], deque[Incoming | Loan]] = defaultdict(deque)
+        if first is not None:
+            self.posted, self._early = first.posted, first._early  # noqa: SLF001 - of its own class
         self._out: deque[tuple[list[memoryview], Completion | None]] = deque()
         self._head = memoryview(bytearray(HEAD.size))
         self._head_at = 0
         self._incoming: Incoming | None = None
+        self._loan_key: tuple[int, int] | None = None
+        """The group and tag of the loan that is arriving."""
+        self._lent: dict[int, Completion] = {}
+        self._loans = 0
         self._wake = 1
         self.ended = ""
         """The reason for which the connection has ended; "" while it is usable."""
@@ -92,12 +119,19 @@ class Connection:
         """The rank that the peer reports as lost."""
         self.reports: deque[tuple[int, int]] = deque()
         """The other messages of the peer's endpoint: their tags and values."""
+        self.offer = 0
+        """The offer of the peer's memory; 0 while there is none."""
+        self.memory: PeerMemory | None = None
+        self.can_lend = False
+        """Whether the peer can read this rank's memory."""
+        self.requested: deque[int] = deque()
+        """The numbers of further connections that the peer requests."""
 
     @property
     def awaited(self) -> bool:
         """True if a message from or to the peer is not complete."""
         return (
-            bool(self._out)
+            bool(self._out or self._lent)
             or any(self.posted.values())
             or (self._incoming is not None and self._incoming.completion is not None)
         )
@@ -112,13 +146,19 @@ class Connection:
         return (group, tag) in self._early
 
     def post_receive(self, group: int, tag: int, completion: Completion) -> None:
-        """Receive the next message of a group and tag. It counts as open unless it is here already."""
+        """Receive the next message of a group and tag. It counts as open unless it is here already.
+
+        Raises OSError if the message is in the memory of the peer, and that cannot be read any more.
+        """
         key = group, tag
         if early := self._early.get(key):
             incoming = early.popleft()
             if not early:
                 del self._early[key]
-            self._check_length(incoming, completion)
+            if isinstance(incoming, Loan):
+                self._take_early_loan(key, incoming, completion)
+                return
+            self._check_length(len(incoming.view), completion)
             if incoming.arrived:
                 incoming.deliver(completion)
                 return
@@ -128,15 +168,33 @@ class Connection:
         completion.owner.open += 1
         self.posted[key].append(completion)
 
-    def send(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
+    def send(self, group: int, tag: int, data: memoryview, completion: Completion | None, *, lend: bool) -> None:
         """Send a message. It counts as open unless the kernel takes all of it at once.
+
+        Args:
+            group: Its group.
+            tag: Its tag.
+            data: Its bytes.
+            completion: What to do once it is complete.
+            lend: Let the peer copy it from this rank's memory if that can be read. It is complete after that.
 
         Raises OSError if the connection is broken.
         """
+        if lend and self.can_lend and completion is not None and LEAST_LOAN <= len(data) <= MOST_LOAN:
+            self._lend(group, tag, data, completion)
+            return
         views = [memoryview(HEAD.pack(group, tag, len(data))), data]
         if self.socket is not None and not self._out and self._send_some(views):
             return
         self._queue(views, completion)
+
+    def _lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
+        self._loans += 1
+        loan = LOAN.pack(address_of(data), len(data), self._loans)
+        self._out.append(([memoryview(HEAD.pack(group, tag, LENT) + loan)], None))
+        self.flush()
+        completion.owner.open += 1
+        self._lent[self._loans] = completion
 
     def send_later(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
         """Count a message as open that cannot be sent any more."""
@@ -156,6 +214,11 @@ class Connection:
             self._out.popleft()
             if completion is not None:
                 completion.finish()
+
+    def keep_unsent(self) -> None:
+        """Copy what is still to be sent: its memory may change from now on."""
+        for views, _ in self._out:
+            views[:] = [memoryview(bytes(view)) for view in views]
 
     def flush_all(self, seconds: float) -> None:
         """Send everything, but wait no longer than some seconds. Raises OSError if the connection is broken."""
@@ -190,6 +253,7 @@ class Connection:
         """
         if self.socket is None:
             return True
+        self._begin_next()
         while True:
             incoming, head = self._incoming, self._head
             try:
@@ -210,8 +274,7 @@ class Connection:
                 return False
             if incoming is not None and incoming.arrived:
                 self._end_message(incoming)
-            if self._incoming is None and self._head_at == HEAD.size:
-                self._begin_message(*HEAD.unpack(head))
+            self._begin_next()
             if received < wanted and not to_end:
                 self._set_wake()
                 return True
@@ -231,21 +294,24 @@ class Connection:
             self.socket.close()
             self.socket = None
 
+    def _begin_next(self) -> None:
+        """Begin the message whose head is complete."""
+        if self._incoming is None and self._head_at == HEAD.size:
+            self._head_at = 0
+            self._begin_message(*HEAD.unpack(self._head))
+
     def _begin_message(self, group: int, tag: int, size: int) -> None:
-        self._head_at = 0
         if group == FROM_ENDPOINT:
-            if tag == LOST:
-                self.lost = size
-            else:
-                self.reports.append((tag, size))
+            self._take_control(tag, size)
             return
         key = group, tag
-        posted = self.posted.get(key)
-        completion = posted.popleft() if posted else None
-        if posted is not None and not posted:
-            del self.posted[key]
-        if completion is not None and completion.buffer is not None and len(completion.buffer) != size:
-            raise self._wrong_length(size, len(completion.buffer))
+        if size == LENT:
+            self._loan_key = key
+            self._incoming = Incoming(None, LOAN.size)
+            return
+        completion = self._next_posted(key)
+        if completion is not None:
+            self._check_length(size, completion)
         incoming = Incoming(completion, size)
         if completion is None:
             self._early[key].append(incoming)
@@ -254,15 +320,66 @@ class Connection:
         else:
             self._end_message(incoming)
 
+    def _take_control(self, tag: int, value: int) -> None:
+        if tag == LOST:
+            self.lost = value
+        elif tag == OFFER:
+            self.offer = value
+        elif tag == READABLE:
+            self.can_lend = True
+        elif tag == RETURNED:
+            self._lent.pop(value).finish()
+        elif tag == CONNECT:
+            self.requested.append(value)
+        else:
+            self.reports.append((tag, value))
+
+    def _next_posted(self, key: tuple[int, int]) -> Completion | None:
+        """Return the buffer for the next message with a group and tag; None if none is posted."""
+        posted = self.posted.get(key)
+        completion = posted.popleft() if posted else None
+        if posted is not None and not posted:
+            del self.posted[key]
+        return completion
+
+    def _take_loan(self, key: tuple[int, int], loan: Loan) -> None:
+        """Copy a message from the memory of the peer if a buffer is posted. Raises OSError."""
+        if not self.posted.get(key):
+            self._early[key].append(loan)
+            return
+        completion = self.posted[key][0]  # it counts as awaited until the bytes are here
+        self._copy_loan(loan, completion)
+        self._next_posted(key)
+        completion.finish()
+        self.send_control(RETURNED, loan.number)
+
+    def _take_early_loan(self, key: tuple[int, int], loan: Loan, completion: Completion) -> None:
+        """Copy a message whose buffer is posted now; it counts as open only if that fails. Raises OSError."""
+        try:
+            self._copy_loan(loan, completion)
+        except OSError:
+            completion.owner.open += 1
+            self.posted[key].append(completion)
+            raise
+        self.send_control(RETURNED, loan.number)
+
+    def _copy_loan(self, loan: Loan, completion: Completion) -> None:
+        self._check_length(loan.size, completion)
+        target = np.empty(loan.size, np.uint8).data if completion.buffer is None else completion.buffer
+        self.memory.copy(loan.address, target)  # type: ignore[union-attr]
+        if completion.buffer is None:
+            completion.owner.data = target
+
     def _end_message(self, incoming: Incoming) -> None:
         self._incoming = None
+        if self._loan_key is not None:
+            key, self._loan_key = self._loan_key, None
+            self._take_loan(key, Loan(*LOAN.unpack(incoming.view)))
+            return
         if incoming.completion is not None:
             incoming.deliver(incoming.completion)
             incoming.completion.finish()
 
-    def _check_length(self, incoming: Incoming, completion: Completion) -> None:
-        if completion.buffer is not None and len(completion.buffer) != len(incoming.view):
-            raise self._wrong_length(len(incoming.view), len(completion.buffer))
-
-    def _wrong_length(self, size: int, expected: int) -> RuntimeError:
-        return RuntimeError(f"a message of rank {self.peer} has {size} bytes instead of {expected}")
+    def _check_length(self, size: int, completion: Completion) -> None:
+        if completion.buffer is not None and len(completion.buffer) != size:
+            raise RuntimeError(f"a message of rank {self.peer} has {size} bytes instead of {len(completion.buffer)}")

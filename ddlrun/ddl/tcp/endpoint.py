@@ -1,7 +1,9 @@
 """The endpoint of a rank: its listening socket, its connections, and one loop that moves their messages.
 
 A connection is made when it is first needed: of two ranks the lower one connects. If the higher one needs it first, it
-knocks: it connects for no other purpose than to let the lower one connect, and to learn if that has ended.
+knocks: it connects for no other purpose than to let the lower one connect, and to learn if that has ended. Further
+connections to the same rank, for networks that limit the rate of each, are made in the same way; the higher rank
+requests them over the first one.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.ddl.tcp.connection import LOST, Completion, Connection
-from ddlrun.ddl.tcp.handshake import KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
+from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Completion, Connection
+from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import set_options
+from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
 from ddlrun.errors import LostRankError
@@ -57,11 +60,15 @@ class Endpoint:
         self._listener, self._secret = listener, secret
         self._poller = Poller()
         self.wake = self._poller.wake
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[tuple[int, int], Connection] = {}
+        """The connections by peer and number, from 0."""
         self._knocks: dict[int, socket.socket] = {}
         self._failure: LostRankError | RuntimeError | None = None
         self._lost: int | None = None
         """The lost rank that is reported to the others."""
+        self._host = address_of(self.rank).host
+        self._memory: OwnMemory | None = None
+        """The memory of this rank, once it is offered to a peer."""
         listener.setblocking(False)
         self._poller.watch(listener, READ, self._accept)
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
@@ -71,17 +78,26 @@ class Endpoint:
         connection = self._connection(peer)
         try:
             connection.post_receive(group, tag, completion)
+        except OSError as error:
+            self._end(connection, error)
         except RuntimeError as error:
             self._stop(error)
             raise
         if connection.ended:
             self._check(connection)
 
-    def post_send(self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None) -> None:
-        """Send a message to a peer; it counts as open unless the kernel takes all of it at once."""
-        connection = self._connection(peer)
+    def post_send(
+        self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None, lane: int | None = None
+    ) -> None:
+        """Send a message to a peer; it counts as open unless the kernel takes all of it at once.
+
+        With a lane, it goes over the connection of this number to a peer on another host. A peer on this host may copy
+        a long message from this rank's memory; it then stays open until the peer has posted its buffer.
+        """
+        is_here = bool(lane) and self.address_of(peer).host == self._host
+        connection = self._connection(peer, 0 if lane is None or is_here else lane)
         try:
-            connection.send(group, tag, data, completion)
+            connection.send(group, tag, data, completion, lend=lane is not None)
         except OSError as error:
             connection.send_later(group, tag, data, completion)
             self._end(connection, error)
@@ -102,7 +118,7 @@ class Endpoint:
 
     def awaited(self) -> list[int]:
         """Return the ranks from or to which a message is not complete."""
-        return sorted(peer for peer, connection in self._connections.items() if connection.awaited)
+        return sorted({connection.peer for connection in self._connections.values() if connection.awaited})
 
     def ask_progress(self, peers: Iterable[int]) -> None:
         """Request the progress of peers, whose replies `poll` receives."""
@@ -116,7 +132,14 @@ class Endpoint:
 
     def find_sources(self, group: int, tag: int) -> list[int]:
         """Return the ranks whose next message with a group and tag arrives, or is here, without a buffer."""
-        return sorted(peer for peer, connection in self._connections.items() if connection.has_early(group, tag))
+        return sorted({item.peer for item in self._connections.values() if item.has_early(group, tag)})
+
+    def give_up(self) -> None:
+        """Keep to what was sent, and to nothing else: the memory of open messages may change from now on."""
+        for connection in self._connections.values():
+            connection.keep_unsent()
+        if self._memory is not None:
+            self._memory.revoke()
 
     @property
     def closed(self) -> bool:
@@ -128,6 +151,7 @@ class Endpoint:
         if self.closed:
             return
         until = time.monotonic() + LINGER
+        self.give_up()
         if self._lost is not None:
             self._await_handshakes(until)
         for connection in self._connections.values():
@@ -148,16 +172,25 @@ class Endpoint:
         """Close all sockets in a child process, whose parent goes on to use them."""
         self._poller.close()
 
-    def _connection(self, peer: int) -> Connection:
-        connection = self._connections.get(peer)
+    def _connection(self, peer: int, lane: int = 0) -> Connection:
+        connection = self._connections.get((peer, lane))
         if connection is None:
-            connection = self._add_connection(peer)
-            self._connect(connection, MESSAGES if self.rank < peer else KNOCK)
+            connection = self._add_connection(peer, lane)
+            if self.rank < peer:
+                self._connect(connection, EXCHANGE + lane if lane else MESSAGES)
+            elif lane:
+                with suppress(OSError):  # which ends the first connection, and with it this one
+                    self._connections[peer, 0].send_control(CONNECT, lane)
+            else:
+                self._connect(connection, KNOCK)
         return connection
 
-    def _add_connection(self, peer: int) -> Connection:
-        connection = self._connections[peer] = Connection(peer)
-        if self._lost is not None:
+    def _add_connection(self, peer: int, lane: int) -> Connection:
+        first = self._connection(peer) if lane else None
+        connection = self._connections[peer, lane] = Connection(peer, first)
+        if first is not None:
+            connection.ended = first.ended
+        elif self._lost is not None:
             connection.send_control(LOST, self._lost)
         return connection
 
@@ -191,13 +224,32 @@ class Endpoint:
             if self.rank < peer:
                 self._connection(peer)
             return
-        connection = self._connections.get(peer) or self._add_connection(peer)
+        lane = max(greeting.purpose - EXCHANGE, 0)
+        connection = self._connections.get((peer, lane)) or self._add_connection(peer, lane)
         set_options(file)
         connection.socket = file
-        if (knock := self._knocks.pop(peer, None)) is not None:
+        if not lane and (knock := self._knocks.pop(peer, None)) is not None:
             self._poller.forget(knock)
         self._poller.watch(file, READ | WRITE | EDGE, partial(self._move, connection))
+        if self.rank < peer and not lane and self.address_of(peer).host == self._host:
+            self._offer_memory(connection)
         self._move(connection, READ | WRITE | ENDED)
+
+    def _offer_memory(self, connection: Connection) -> None:
+        if self._memory is None:
+            self._memory = OwnMemory(self._secret, self.rank)
+        with suppress(OSError):  # which the next call finds, too
+            connection.send_control(OFFER, self._memory.offer)
+
+    def _take_offer(self, connection: Connection) -> None:
+        """Use the memory of a peer, if it can be read, and offer this rank's in return. Raises OSError."""
+        memory = PeerMemory(connection.offer)
+        connection.offer = 0
+        if memory.is_readable(make_digest(self._secret, connection.peer)):
+            connection.memory = memory
+            connection.send_control(READABLE, 0)
+        if self.rank > connection.peer:
+            self._offer_memory(connection)
 
     def _not_connected(self, connection: Connection, error: OSError | HandshakeError) -> None:
         """Handle the failure of a connection that this rank began, or the end of a knock."""
@@ -211,6 +263,10 @@ class Endpoint:
                 connection.flush()
             if mask & ~WRITE and not connection.read(to_end=mask & ENDED != 0):
                 self._end(connection, None)
+            if connection.offer:
+                self._take_offer(connection)
+            while connection.requested:
+                self._connection(connection.peer, connection.requested.popleft())
             self.progress.handle(connection)
         except OSError as error:
             self._end(connection, error)
@@ -232,8 +288,9 @@ class Endpoint:
         self._check(connection)
 
     def _check(self, connection: Connection) -> None:
-        if connection.awaited:
-            self._fail(connection.peer, connection.ended)
+        peer = connection.peer
+        if any(other.awaited for other in self._connections.values() if other.peer == peer):
+            self._fail(peer, connection.ended)
 
     def _fail(self, lost: int, reason: str) -> None:
         """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
@@ -249,6 +306,7 @@ class Endpoint:
 
     def _report_lost(self, lost: int) -> None:
         self._lost = lost
+        self.give_up()
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.send_control(LOST, lost)

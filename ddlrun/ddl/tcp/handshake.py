@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MAGIC = b"ddl1"
 NONCE, PROOF = 16, 32
 GREETING = struct.Struct(f"<4sBII{NONCE}s")
-# Purposes of a connection: messages; a request of a higher rank that the lower one connects; the address exchange.
+# Purposes of a connection: messages; a request of a higher rank that the lower one connects; the address exchange. The
+# numbers after these are further connections for messages.
 MESSAGES, KNOCK, EXCHANGE = range(3)
 
 

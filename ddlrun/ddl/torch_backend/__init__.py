@@ -14,17 +14,14 @@ from ddlrun.ddl.rendezvous import find_rendezvous_address
 from ddlrun.ddl.tcp.address_exchange import Membership
 from ddlrun.ddl.tcp.store_exchange import address_key, join_by_store
 from ddlrun.ddl.torch_backend.group_base import NAME
+from ddlrun.ddl.torch_backend.group_settings import GroupSettings
 from ddlrun.ddl.torch_backend.process_group import DdlProcessGroup
-from ddlrun.ddl.unequal_links import VARIABLE, make_group_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from ddlrun.ddl.tcp.endpoint import Endpoint
-    from ddlrun.ddl.torch_backend.collectives import MakeLayout
-    from ddlrun.ddl.unequal_links import HostGroups
-    from ddlrun.ddl.weighted_schedule import HostLayout
 
 distributed: Any = torch_distributed  # its stubs lack the methods that are called here
 
@@ -39,7 +36,7 @@ def _make_group(options: Any, _backend_options: Any) -> DdlProcessGroup:  # noqa
     return DdlProcessGroup(*join(options))
 
 
-def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], MakeLayout]:  # noqa: ANN401 - DistributedBackendOptions
+def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], GroupSettings]:  # noqa: ANN401 - DistributedBackendOptions
     """Join the other members of a group; return the arguments of its class."""
     ranks = tuple(options.global_ranks_in_group)  # none for the default group
     timeout: timedelta = options.timeout
@@ -53,12 +50,9 @@ def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], MakeLayo
         group=f"group {options.group_id}" if ranks else "default group",
         ranks=ranks,
     )
-    store, is_part = options.store, bool(ranks) and len(ranks) < distributed.get_world_size()
-
-    def make_layout(hosts: HostGroups) -> HostLayout | None:
-        return make_group_layout(store.get(VARIABLE).decode(), hosts, is_part=is_part)
-
+    store = options.store
+    settings = GroupSettings(store, is_part=bool(ranks) and len(ranks) < distributed.get_world_size())
     if job.rank == 0:
-        store.set(VARIABLE, os.environ.get(VARIABLE, ""))  # before its address, with which the others read it
+        settings.publish()  # before its address, with which the others read them
     endpoint = join_by_store(job, store)
-    return endpoint, job.seconds, lambda rank: bool(store.check([address_key(rank)])), make_layout
+    return endpoint, job.seconds, lambda rank: bool(store.check([address_key(rank)])), settings

@@ -14,6 +14,7 @@ from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
+from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
 
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
     from ddlrun.ddl.reduce_ops import ReduceOp as Operator
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.tcp.endpoint import Endpoint
+    from ddlrun.ddl.torch_backend.group_settings import GroupSettings
     from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
-    from ddlrun.ddl.unequal_links import HostGroups
     from ddlrun.ddl.weighted_schedule import HostLayout
-
-    # Returns the layout of unequal hosts or links, None if all are equal. Raises InputError.
-    MakeLayout = Callable[[HostGroups], HostLayout | None]
 
 BYTES = find_reduce_op("uint8", "sum")
 # Chunks of small collectives that are in progress at the same time, so that their latencies overlap.
@@ -43,8 +41,8 @@ IN_FLIGHT = 8
 class GroupCollectives:
     """Starts collectives. Each function of it returns another one, which returns whether the collective is complete."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine, make_layout: MakeLayout) -> None:
-        self._endpoint, self._engine, self._make_layout = endpoint, engine, make_layout
+    def __init__(self, endpoint: Endpoint, engine: Engine, settings: GroupSettings) -> None:
+        self._endpoint, self._engine, self._settings = endpoint, engine, settings
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
         self._reduction = lru_cache(maxsize=256)(self._make_reduction)
@@ -52,7 +50,8 @@ class GroupCollectives:
 
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
-        return self._start_chunks(memory.elements[0], operator, self._reduction)
+        weighted = self._layout is not None
+        return self._start_chunks(memory.elements[0], operator, self._reduction, weighted=weighted)
 
     def broadcast(self, memory: TensorBytes, root: int) -> Callable[[], bool]:
         """Fill the memory with that of the root."""
@@ -75,14 +74,21 @@ class GroupCollectives:
         steps = pairwise(self._rank, blocks.sends, blocks.receives)
         return self._start_whole(blocks.buffer, BYTES, lambda _count: steps)
 
-    def _start_chunks(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
-        tuning = self._tuning(elements.nbytes)
-        longest = max(tuning.chunk // elements.itemsize, 1)
-        return _is_over(self._engine.start(elements, operator, steps, longest, tuning.depth))
+    def _start_chunks(
+        self,
+        elements: Any,  # noqa: ANN401
+        operator: Operator,
+        steps: Any,  # noqa: ANN401
+        *,
+        weighted: bool = False,
+    ) -> Callable[[], bool]:
+        tuning = self._tuning(elements.nbytes, weighted=weighted)
+        limits = Limits(max(tuning.chunk // elements.itemsize, 1), tuning.depth, tuning.connections)
+        return _is_over(self._engine.start(elements, operator, steps, limits))
 
     def _start_whole(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
-        longest = max(len(elements), 1)
-        operation = self._engine.start(elements, operator, lambda count, _division: steps(count), longest, IN_FLIGHT)
+        limits = Limits(max(len(elements), 1), IN_FLIGHT)
+        operation = self._engine.start(elements, operator, lambda count, _division: steps(count), limits)
         return _is_over(operation)
 
     def _transfer(self, elements: Any, operator: Operator, kind: type[BlockChunk]) -> Callable[[], bool]:  # noqa: ANN401
@@ -115,9 +121,11 @@ class GroupCollectives:
 
         return steps
 
-    def _tuning(self, nbytes: int) -> Tuning:
-        """Return the sizes for an array of `nbytes`."""
-        return grow_chunks(ONE_HOST if len(set(self._hosts)) == 1 else BETWEEN_HOSTS, nbytes)
+    def _tuning(self, nbytes: int, *, weighted: bool = False) -> Tuning:
+        """Return the sizes for an array of `nbytes`, with equal blocks or weighted ones."""
+        one_host = len(set(self._hosts)) == 1
+        default = ONE_HOST if one_host else BETWEEN_HOSTS
+        return self._settings.tuning(grow_chunks(default, nbytes, one_host=one_host, weighted=weighted))
 
     def _grid(self) -> GroupDimensions:
         """Return the dimensions, which are found in the first collective: before, addresses may be missing."""
@@ -129,7 +137,7 @@ class GroupCollectives:
     @cached_property
     def _layout(self) -> HostLayout | None:
         """The layout of unequal hosts or links, None if all are equal."""
-        return self._make_layout(self._grid().hosts)
+        return self._settings.layout(self._grid().hosts)
 
     @cached_property
     def _hosts(self) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.operation import Chunk
     from ddlrun.ddl.tcp.endpoint import Endpoint
-    from ddlrun.ddl.torch_backend.collectives import MakeLayout
+    from ddlrun.ddl.torch_backend.group_settings import GroupSettings
     from ddlrun.ddl.torch_backend.progress_thread import Start
 
 distributed: Any = torch_distributed  # its stubs differ from the methods that it calls
@@ -33,16 +33,16 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(
-        self, endpoint: Endpoint, seconds: float, arrived: Callable[[int], bool], make_layout: MakeLayout
+        self, endpoint: Endpoint, seconds: float, arrived: Callable[[int], bool], settings: GroupSettings
     ) -> None:
-        """Start the thread; `seconds` and `arrived` are as in ProgressThread, `make_layout` as in GroupCollectives."""
+        """Start the thread; `seconds` and `arrived` are as in ProgressThread."""
         super().__init__(endpoint.rank, endpoint.size)
         self._job, self._name = endpoint.job, ""
         members = TcpCommunicator(endpoint, range(endpoint.size), 1)
         self._messages = MessageStarter(members.Dup())
         transport: TcpTransport[Chunk] = TcpTransport(members.Dup())
         engine = Engine(transport, endpoint.rank)
-        self._collectives = GroupCollectives(endpoint, engine, make_layout)
+        self._collectives = GroupCollectives(endpoint, engine, settings)
         self._blobs = BlobExchange(members.Dup())
         self._barriers = members.Dup()
         self._barrier_calls = 0

@@ -221,6 +221,7 @@ class ProgressThread:
 
     def _fail(self) -> None:
         self._engine.give_up()
+        self._endpoint.give_up()
         for work in (*self._collectives, *self._messages):
             work.future.set_exception(self._failure)
         self._collectives.clear()

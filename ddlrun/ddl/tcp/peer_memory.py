@@ -1,0 +1,108 @@
+"""The memory of the other ranks of this host, from which a rank copies long messages.
+
+The kernel copies such a message once (process_vm_readv), a message over a socket twice. A rank offers its memory to a
+peer by its process number and the address of a page. The peer uses it if it finds the digest of that rank there: in
+another container the number may be that of another process, and the system may forbid the access.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import mmap
+import os
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+# An offer is a process number, which has at most 22 bits, and the number of a page.
+PAGE_BITS, PAGE_NUMBER_BITS = 12, 42
+DIGEST, WORD = 32, 8
+VALID, REVOKED = (1).to_bytes(WORD, "little"), bytes(WORD)
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+ONLY_PARENTS = "1"
+PR_SET_PTRACER, ANY_PROCESS = 0x59616D61, -1
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+_Spans = _Span * 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_read_memory: Any = getattr(_libc, "process_vm_readv", None)
+if _read_memory is not None:
+    _read_memory.argtypes = (ctypes.c_int, _Spans, ctypes.c_ulong, _Spans, ctypes.c_ulong, ctypes.c_ulong)
+    _read_memory.restype = ctypes.c_ssize_t
+
+
+class OwnMemory:
+    """The memory of this rank, which peers recognise by a page: a digest, and a word that is valid until `revoke`."""
+
+    def __init__(self, secret: bytes, rank: int) -> None:
+        # A child process must not change the page.
+        self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._page[: DIGEST + WORD] = make_digest(secret, rank) + VALID
+        address = address_of(self._page)
+        self.offer = os.getpid() << PAGE_NUMBER_BITS | address >> PAGE_BITS
+        """The number that is sent to peers."""
+        _let_peers_read()
+
+    def revoke(self) -> None:
+        """Let peers know, before messages change, that they may not use what they copy from now on."""
+        self._page[DIGEST : DIGEST + WORD] = REVOKED
+
+
+class PeerMemory:
+    """The memory of a peer, by its offer."""
+
+    def __init__(self, offer: int) -> None:
+        self._process = offer >> PAGE_NUMBER_BITS
+        self._page = (offer & (1 << PAGE_NUMBER_BITS) - 1) << PAGE_BITS
+        self._word = ctypes.create_string_buffer(WORD)
+        self._here, self._there = _Spans(), _Spans()
+        self._here[1] = _Span(ctypes.addressof(self._word), WORD)
+        self._there[1] = _Span(self._page + DIGEST, WORD)
+
+    def is_readable(self, digest: bytes) -> bool:
+        """Return True if the page of the offer can be read and has a digest."""
+        content = bytearray(DIGEST)
+        if _read_memory is None:
+            return False
+        try:
+            self.copy(self._page, memoryview(content))
+        except OSError:
+            return False
+        return hmac.compare_digest(content, digest)
+
+    def copy(self, address: int, target: memoryview) -> None:
+        """Copy bytes of the peer to `target`.
+
+        Raises OSError if the peer has ended, or has revoked its memory before all bytes were copied.
+        """
+        self._here[0] = _Span(address_of(target), len(target))
+        self._there[0] = _Span(address, len(target))
+        # The kernel copies in this order: if the word is still valid, the bytes before it were, too.
+        copied = _read_memory(self._process, self._here, 2, self._there, 2, 0)
+        if copied < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if copied != len(target) + WORD or self._word.raw != VALID:
+            raise ConnectionResetError(0, "it has revoked its memory")
+
+
+def make_digest(secret: bytes, rank: int) -> bytes:
+    """Return the digest by which a rank's memory is recognised."""
+    return hmac.digest(secret, b"memory" + rank.to_bytes(8, "little"), "sha256")
+
+
+def address_of(data: Any) -> int:  # noqa: ANN401 - an object with the buffer protocol
+    """Return the address of bytes in this process."""
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
+
+
+def _let_peers_read() -> None:
+    """Allow the user's other processes to read this one where the system allows that to parents only."""
+    with suppress(OSError, AttributeError), open(YAMA, encoding="ascii") as file:
+        if file.read().strip() == ONLY_PARENTS:
+            _libc.prctl(PR_SET_PTRACER, ctypes.c_long(ANY_PROCESS), 0, 0, 0)
