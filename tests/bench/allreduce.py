@@ -99,7 +99,8 @@ def cluster_of(cell: Cell) -> Iterator[Cluster | None]:
     if cell.one_host:
         yield None
         return
-    with Cluster(cell.hosts, cell.racks, uplink=f"{cell.uplink}mbit", nic=f"{cell.nic}mbit") as cluster:
+    flow = f"{cell.flow}mbit" if cell.flow else None
+    with Cluster(cell.hosts, cell.racks, uplink=f"{cell.uplink}mbit", nic=f"{cell.nic}mbit", flow=flow) as cluster:
         yield cluster
 
 
@@ -213,6 +214,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--learners", type=int, default=len(os.sched_getaffinity(0)), help="learners per host (cores)")
     parser.add_argument("--nic", type=int, default=200, help="Mbit/s of a host's link (200)")
     parser.add_argument("--uplink", type=int, default=100, help="Mbit/s of a rack's (100)")
+    parser.add_argument("--flow", type=int, default=0, help="Mbit/s of each connection (no limit)")
     parser.add_argument("--mib", help="sizes in MiB, with commas (16, or the table's)")
     parser.add_argument("--rounds", type=int, help="runs of each (7)")
     parser.add_argument("--budget", type=float, help="seconds per algorithm after which 3 runs are enough")
@@ -244,7 +246,7 @@ def select_cells(options: argparse.Namespace) -> list[Cell]:
             if cell.name in requested or group in requested
         ]
     names = tuple(options.names or Cell("").names)
-    fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink")}
+    fixed = {name: getattr(options, name) for name in ("learners", "hosts", "racks", "nic", "uplink", "flow")}
     return [
         Cell("options", order=order, manager=MPIS[options.mpi], names=names, large=names, **fixed)._replace(**same)
         for order in options.orders.split(",")

@@ -10,7 +10,7 @@ NIC_BUCKET, UPLINK_BUCKET = 512 * 1024, 128 * 1024
 # Above this size, in MiB, only the algorithms in `large` run: a run of the others takes 12 seconds or more.
 LARGE = 16
 
-ALL = ("p", "mpi", "tuned-best", "han", "horovod", "gloo", "two-level")
+ALL = ("p", "tcp", "mpi", "tuned-best", "han", "horovod", "gloo", "two-level")
 ALL_5 = ("p", "mpi", "tuned", "tuned-best", "horovod", "two-level")
 OTHER = ("p", "mpi", "mpi-host", "two-level")
 FLAT = ("p", "mpi", "mpi-host", "han", "horovod", "gloo", "two-level")
@@ -28,9 +28,10 @@ class Cell(NamedTuple):
     uplink: int = 100
     manager: Manager = MPIRUN[4]
     order: str = "host"
+    flow: int = 0  # Mbit/s of each connection
     mib: tuple[float, ...] = (16,)
     names: tuple[str, ...] = ALL
-    large: tuple[str, ...] = ("p", "mpi")
+    large: tuple[str, ...] = ("p", "tcp", "mpi")
     rounds: int = 7
     budget: float = 7  # seconds per algorithm and size after which 3 runs are enough
     in_a_row: int = 1  # MiB that smaller arrays add up to in a row, at most 256 times
@@ -47,6 +48,7 @@ class Cell(NamedTuple):
     @property
     def title(self) -> str:
         rates = "shared memory" if self.one_host else f"NIC {self.nic}, uplink {self.uplink} Mbit/s"
+        rates += f", {self.flow} per connection" if self.flow else ""
         return f"{self.name}: {self.shape}, {rates}, {self.manager.title}, {self.order} order"
 
     def names_at(self, mib: float) -> tuple[str, ...]:
@@ -76,12 +78,12 @@ class Cell(NamedTuple):
 
 
 _ONE = Cell("", hosts=1, racks=1, mib=(1 / 256, 1 / 64, 1 / 16, 1, 16, 64), rounds=25, in_a_row=64)
-_ONE = _ONE._replace(names=("p", "r", "mpi"), large=("p", "r", "mpi"))
+_ONE = _ONE._replace(names=("p", "r", "tcp", "mpi", "gloo"), large=("p", "r", "tcp", "mpi", "gloo"))
 _16 = Cell("", learners=4, nic=100, uplink=50)
 TABLE = (
     _ONE._replace(name="one-host-4"),
     _ONE._replace(name="one-host-5", manager=MPIRUN[5]),
-    Cell("main-4", mib=(1 / 16, 1, 4, 16, 64), budget=15),
+    Cell("main-4", mib=(1 / 16, 1 / 4, 1, 4, 16, 64), names=(*ALL, "torch-ddl"), budget=15),
     Cell("main-4-ddl", order="ddl", mib=(1 / 16, 1, 16), names=FLAT),
     Cell("main-5", mib=(1 / 16, 1, 16), names=ALL_5, manager=MPIRUN[5]),
     Cell("main-5-ddl", order="ddl", mib=(16,), names=(*SOME, "tuned"), manager=MPIRUN[5]),

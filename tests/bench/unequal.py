@@ -79,6 +79,12 @@ class UnequalCell(NamedTuple):
         return unequal_cost(links, fabric, int(self.mib * 2**20)).seconds
 
     @property
+    def pause(self) -> float:
+        """The seconds in which the buckets of the shapers fill up, as the bound assumes."""
+        uplink = UPLINK_BUCKET / self.uplink if self.uplink else 0
+        return 1.2 * 8e-6 * max(NIC_BUCKET / min(self.nics), uplink)
+
+    @property
     def _saved(self) -> float:
         links = self.links
         busiest_is_nic = least_seconds(links) == least_seconds(links._replace(uplinks=()))
@@ -100,7 +106,7 @@ SMOKE = (UnequalCell("smoke", (1, 1, 1), (1000, 1000, 500), (3,), mib=1 / 16),)
 
 def make_plan(cell: UnequalCell, options: argparse.Namespace) -> dict[str, Any]:
     """Return the plan of the ranks of a cell."""
-    runs = {"rounds": options.rounds, "budget": 1e9, "in_a_row": 0, "pause": 0}
+    runs = {"rounds": options.rounds, "budget": 1e9, "in_a_row": 0, "pause": cell.pause}
     return {**runs, "mib": cell.mib, "links": cell.text, "names": options.names}
 
 

@@ -42,7 +42,8 @@ class Cluster(HostGroup):
 
     `uplink` (per rack) and `nic` (per host) are tc rates such as "100mbit"; None is no limit. `nics` has the hosts
     whose rate is another one, `bucket` is the size of the bursts that NICs let pass, `rack_sizes` the hosts of each
-    rack if these differ. With `ipv6` the hosts have IPv6 only: fd77::RACK:PLACE/64, racks counted from 1.
+    rack if these differ, `flow` is the rate of each connection of a host. With `ipv6` the hosts have IPv6 only:
+    fd77::RACK:PLACE/64, racks counted from 1.
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Cluster(HostGroup):
         nics: Mapping[str, str] = MappingProxyType({}),
         bucket: str = "512kb",
         rack_sizes: Sequence[int] = (),
+        flow: str | None = None,
         ipv6: bool = False,
     ) -> None:
         super().__init__()
         self._rack_sizes = tuple(rack_sizes) or (hosts_per_rack,) * racks
         self._nics = dict(nics)
         self._ipv6 = ipv6
-        self._uplink, self._nic, self._bucket = uplink, nic, bucket
+        self._uplink, self._nic, self._bucket, self._flow = uplink, nic, bucket, flow
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def _remove(self) -> None:
@@ -204,7 +206,10 @@ class Cluster(HostGroup):
         for host in self.hosts:
             rate = self._nics.get(host.name, self._nic)
             links.limit(self.namespaces, SWITCH, [host.name], rate, self._bucket)
-            links.limit(self.namespaces, host.name, ["eth0"], rate, self._bucket)
+            if self._flow:
+                links.limit_flows(self.namespaces, host.name, "eth0", rate, self._flow)
+            else:
+                links.limit(self.namespaces, host.name, ["eth0"], rate, self._bucket)
 
     def _write_files(self) -> None:
         keys = {name: self.folder / f"{name}.key" for name in ("user", *self._hosts)}

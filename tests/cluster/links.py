@@ -21,6 +21,23 @@ def limit(namespaces: Namespaces, name: str, links: Iterable[str], rate: str | N
         output([*namespaces.as_root(name), program("tc"), "-batch", "-"], "\n".join(lines))
 
 
+# A filter that returns a class by the ports of a packet of TCP over IPv4: load both, xor, and take 4 bits.
+BY_PORTS = "9,40 0 0 34,7 0 0 0,40 0 0 36,172 0 0 0,116 0 0 1,84 0 0 15,4 0 0 1,68 0 0 65536,22 0 0 0"
+CLASSES = 16
+
+
+def limit_flows(namespaces: Namespaces, name: str, link: str, rate: str | None, flow: str) -> None:
+    """Limit the sending rate of a link, and that of each connection: those whose ports have the same bits share it."""
+    lines = [f"qdisc add dev {link} root handle 1: htb default 1"]
+    lines += [f"class add dev {link} parent 1: classid 1:100 htb rate {rate or flow}"]
+    lines += [
+        f"class add dev {link} parent 1:100 classid 1:{number:x} htb rate 1mbit ceil {flow}"
+        for number in range(1, CLASSES + 1)
+    ]
+    lines += [f"filter add dev {link} parent 1: protocol ip bpf bytecode '{BY_PORTS}'"]
+    output([*namespaces.as_root(name), program("tc"), "-batch", "-"], "\n".join(lines))
+
+
 def wire(namespaces: Namespaces, hosts: Sequence[ClusterHost]) -> None:
     """Create a bridge per rack in SWITCH, joined to `spine` by up<rack>=dn<rack>, and connect the hosts to them."""
     output([*namespaces.as_root(SWITCH), "sh", "-c", NO_IPV6])
