@@ -31,7 +31,7 @@ LATE_CHUNKS, SMALLEST_LATE_CHUNK, LARGEST_LATE_CHUNK, LATE_DEPTH = 64, 64 * KIB,
 CHUNKS = [kib * 1024 for kib in (96, 32, 64, 128, 256, 512, 1024, 4096)]
 DEPTHS = (2, 4, 16)
 # Connections to a rank of another host, where networks limit the rate of each connection.
-CONNECTIONS = (4,)
+CONNECTIONS, MOST_CONNECTIONS = (4,), 16
 
 
 class Tuning(NamedTuple):
@@ -74,7 +74,7 @@ def grow_chunks(tuning: Tuning, size: int, *, one_host: bool, weighted: bool) ->
     chunk = min(size // (WEIGHTED_CHUNKS if weighted else TCP_CHUNKS), LARGEST_TCP_CHUNK)
     if one_host:
         chunk = min(size, LARGEST_LOCAL_CHUNK)
-    return tuning._replace(chunk=max(tuning.chunk, chunk), depth=min(tuning.depth, TCP_DEPTH))
+    return tuning._replace(chunk=max(tuning.chunk, chunk))
 
 
 class AllreduceAlgorithm(NamedTuple):
@@ -175,7 +175,9 @@ def first_candidates(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
         yield AllreduceAlgorithm("native")
     if space.chunked.wire:
         yield space.chunked._replace(wire="")  # on fast links the conversions cost more than they save
-    yield from (space.chunked._replace(connections=number) for number in space.connections)
+    for number in space.connections:
+        # As many chunks as connections: each is on one at a time.
+        yield space.chunked._replace(connections=number, depth=max(space.chunked.depth, number))
     largest = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
     yield from (space.chunked._replace(chunk=chunk) for chunk in CHUNKS if chunk <= largest)
 

@@ -8,7 +8,6 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.allreduce_algorithms import (
-    CONNECTIONS,
     AlgorithmSpace,
     AllreduceAlgorithm,
     MessageClass,
@@ -34,9 +33,9 @@ class AlgorithmSelector(NamedTuple):
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
-    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array. connects: there may be
-    several connections to a rank, as it is on another host. layout: the hosts if they or their links are unequal.
-    monitored: the hosts if the rates of their NICs are to be measured.
+    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP. one_host:
+    all learners are on one host. connections: numbers of connections to a rank that mode p tries. layout: the hosts if
+    they or their links are unequal. monitored: the hosts if the rates of their NICs are to be measured.
     """
 
     options: Options
@@ -45,7 +44,8 @@ class AlgorithmSelector(NamedTuple):
     comm: Communicator | None
     cache: autotune.AutotuneCache | None
     grows: bool = False
-    connects: bool = False
+    one_host: bool = False
+    connections: tuple[int, ...] = ()
     layout: HostLayout | None = None
     monitored: HostGroups | None = None
 
@@ -71,7 +71,7 @@ class AlgorithmSelector(NamedTuple):
         sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
         tuning = self.tuning
         if self.grows:
-            tuning = grow_chunks(tuning, sent, one_host=not self.connects, weighted=message.weighted)
+            tuning = grow_chunks(tuning, sent, one_host=self.one_host, weighted=message.weighted)
         return default_algorithm(self.options.mode, tuning, self.learners, message)
 
     def _explore(
@@ -84,7 +84,7 @@ class AlgorithmSelector(NamedTuple):
             learners=self.learners,
             size=message.size,
             blocking=message.blocking,
-            connections=CONNECTIONS if self.connects else (),
+            connections=self.connections,
         )
         result = autotune.search(space, measure, self.tuning.explore)
         is_writer = self.comm is not None and self.comm.rank == 0
@@ -108,11 +108,11 @@ def make_selector(
         tuning=tuning,
         learners=grid.topology.dims,
         comm=comm,
-        cache=_load_cache(grid, comm, environ) if comm is not None and explores else None,
+        cache=_load_cache(grid, comm, tuning.connections, environ) if comm is not None and explores else None,
     )
 
 
-def _load_cache(grid: Grid, comm: Communicator, environ: Mapping[str, str]) -> autotune.AutotuneCache:
+def _load_cache(grid: Grid, comm: Communicator, connections: int, environ: Mapping[str, str]) -> autotune.AutotuneCache:
     names = comm.gather(os.uname().nodename)
     arguments = None
     if names is not None:
@@ -121,6 +121,7 @@ def _load_cache(grid: Grid, comm: Communicator, environ: Mapping[str, str]) -> a
             "topology": str(grid.topology),
             "order": grid.order.value,
             "mpi": name_library(comm),
+            "connections": connections,
         }
         path = autotune.cache_path(environ, key)
         arguments = path, key, autotune.read_file(path)

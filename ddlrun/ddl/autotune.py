@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.allreduce_algorithms import (
+    MOST_CONNECTIONS,
     WEIGHTED,
     AlgorithmSpace,
     AllreduceAlgorithm,
@@ -190,6 +191,7 @@ def _parse_algorithm(values: Sequence[Any], axes: int) -> AllreduceAlgorithm:
     valid = method in {"flat", "native"} or (
         method == "chunks" and min(numbers.values()) > 0 and _are_known(algorithms, axes)
     )
+    valid = valid and numbers["connections"] <= MOST_CONNECTIONS
     valid = valid and wire.partition(":")[0] in {*WIRES, ""}
     if not valid:
         raise ValueError(method)

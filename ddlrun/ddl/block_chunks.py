@@ -80,8 +80,8 @@ class BlockTransfer(NamedTuple):
     def start(self, engine: Engine, kind: type[BlockChunk], reduce_op: ReduceOp, tuning: Tuning) -> Operation:
         """Begin the transfer, in chunks of the tuning's size and number."""
         array = self.blocks.array
-        ranges = list(self._ranges(max(tuning.chunk // array.itemsize, 1)))
-        limits = Limits(tuning.chunk, tuning.depth, tuning.connections)
+        limits = Limits(max(tuning.chunk // array.itemsize, 1), tuning.depth, tuning.connections)
+        ranges = list(self._ranges(limits.longest))
         operation = Operation(array, reduce_op, len(ranges), limits)
         engine.begin(self._make_chunk(kind, operation, places) for places in ranges)
         return operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, CONNECTIONS, ONE_HOST, TCP_DEPTH
 from ddlrun.ddl.algorithm_selection import make_selector
 from ddlrun.ddl.communicators import is_mpi, split_hosts
 from ddlrun.ddl.dimensions import Grid
@@ -42,13 +42,16 @@ def start_learner(
         )
     grid = Grid(context.topology, context.order, world)
     host, hosts = (HostPosition(), None) if world is None else _find_hosts(world, grid)
-    sizes = settings.tuning(ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS)
-    if world is not None and is_mpi(world):
-        sizes = sizes._replace(connections=1)
+    over_tcp = world is not None and not is_mpi(world)
+    default = ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS
+    sizes = settings.tuning(default._replace(depth=TCP_DEPTH) if over_tcp else default)
+    # As many chunks as connections: each is on one at a time.
+    sizes = sizes._replace(depth=max(sizes.depth, sizes.connections)) if over_tcp else sizes._replace(connections=1)
     flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
-    if world is not None and not is_mpi(world):
-        selector = selector._replace(grows=not settings.sets_chunk, connects=host.hosts > 1)
+    if over_tcp:
+        several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
+        selector = selector._replace(grows=not settings.sets("chunk"), one_host=host.hosts == 1, connections=several)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun import __version__
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.launch_context import LaunchContext
 
 # Version of the messages between learners. Learners with different versions do not understand each other.
-PROTOCOL = 1
+PROTOCOL = 2
 
 SAME_VERSION = "install the same ddlrun on all hosts"
 SAME_OPTIONS = "pass the same options to init(), or set the same DDL_OPTIONS, on all ranks"
@@ -58,10 +58,10 @@ class StartSettings(NamedTuple):
         """Return the sizes; `default` depends on the number of hosts, which is not known at first."""
         return parse_tuning(self.tuning_text, default)
 
-    @property
-    def sets_chunk(self) -> bool:
-        """True if the size of chunks is set, so it is not the default."""
-        return self.tuning(BETWEEN_HOSTS).chunk == self.tuning(ONE_HOST).chunk
+    def sets(self, name: str) -> bool:
+        """Return True if a size, which may not be 0, is set."""
+        unset: dict[str, Any] = {name: 0}
+        return bool(getattr(self.tuning(BETWEEN_HOSTS._replace(**unset)), name))
 
     def shared(self) -> list[SharedSetting]:
         """Return the settings that must be the same on all ranks."""

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ddlrun.allreduce_algorithms import Tuning
+from ddlrun.allreduce_algorithms import MOST_CONNECTIONS, Tuning
 from ddlrun.ddl.wire_compression import parse_wire
 from ddlrun.errors import InputError
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 NUMBERS = [name for name in Tuning._fields if name != "wire"]
 MAY_BE_ZERO = {"flat", "explore", "measure"}
-MOST = {"connections": 16}
+MOST = {"connections": MOST_CONNECTIONS}
 # Setting one of these sizes turns exploration off.
 FIXED_SIZES = {"chunk", "depth", "flat"}
 

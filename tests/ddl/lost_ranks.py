@@ -1,5 +1,6 @@
 """A rank of test_tcp.py that is lost, or sees another one lost, and prints the error."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from ddlrun.ddl.tcp.world import tcp_world
 from ddlrun.errors import DdlrunError
 
 RANK = int(os.environ["RANK"])
+PR_SET_DUMPABLE, NOBODY = 4, 65534
 
 
 def main(case: str) -> None:
@@ -23,12 +25,27 @@ def main(case: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if case == "unequal":
         values = np.ones(10**6 + RANK)
+    if case == "forbidden":
+        reduce_in_secret()
     if case == "early":
         values = np.ones(1000 * (1 + RANK))
         if RANK == 1:
             await_message_of(0)
     ddl.all_reduce(values)
     print("fine")
+
+
+def reduce_in_secret() -> None:
+    """Reduce an array, whose halves peers copy from memory; then forbid that, and reduce another one."""
+    connection = tcp_world(os.environ).endpoint._connections[1 - RANK, 0]  # noqa: SLF001
+    for value in (1.0, 2.0):
+        array = np.full(2**20, value)
+        ddl.all_reduce(array, "sum" if value > 1 else "avg", in_place=True)
+        print(array[-1], "copied" if connection.can_lend else "sent")
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+        if not os.geteuid():
+            os.setuid(NOBODY)  # root may read all memory
+        ddl.all_reduce(np.ones(1))  # both have forbidden it
 
 
 def await_message_of(peer: int) -> None:

@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -112,6 +113,11 @@ def test_a_message_of_another_length_that_came_early_is_an_input_error() -> None
     assert first.stdout.startswith("LostRankError rank 0 of 2: rank 1 is lost: "), first
     assert second.stdout.startswith("InputError rank 1 of 2: all_reduce: sum of float64 of shape (2000,): "), second
     assert "a message of rank 0 has " in second.stdout
+
+
+def test_messages_are_sent_where_the_memory_cannot_be_read_any_more() -> None:
+    ends = started_alone(2, str(FAULTS), "forbidden")
+    assert [end.stdout for end in ends] == ["1.0 copied\n4.0 sent\nfine\n"] * 2, ends
 
 
 @pytest.mark.extra
@@ -410,6 +416,56 @@ def test_a_message_in_the_memory_of_a_lost_rank_is_not_used() -> None:
 
     with endpoints(2) as made:
         assert together(made, call) == ["ended", "rank 1 of 2: rank 0 is lost: it has ended"]
+
+
+def test_a_rank_that_has_sent_all_may_end_while_its_messages_arrive() -> None:
+    ended = threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        exchange_over_connections(comm)
+        transport, owner, endpoint = TcpTransport[Owner](comm.Dup()), Owner(), comm.endpoint
+        data = np.full(LONG, comm.rank, np.uint8)
+        if comm.rank == 0:
+            transport.post_send(data.data, 1, 2 * LANE, owner)
+            wait_for_owner(transport, owner)
+            endpoint.close()
+            ended.set()
+        else:
+            ended.wait(300)
+            transport.post_receive(data.data, 0, 2 * LANE, owner)
+            endpoint._end(endpoint._connections[0, 1], None)  # noqa: SLF001 - as if its end came first
+            wait_for_owner(transport, owner)
+        return set(data.tolist())
+
+    with endpoints(2, hosts="ab") as made:
+        assert together(made, call) == [{0}, {0}]
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_connection_that_broke_before_a_message_was_awaited_is_a_failure(waiting: int) -> None:
+    broken, noticed = threading.Event(), threading.Event()
+
+    def call(comm: TcpCommunicator) -> Any:
+        exchange_over_connections(comm)
+        transport, owner, endpoint = TcpTransport[Owner](comm.Dup()), Owner(), comm.endpoint
+        if comm.rank != waiting:
+            file: Any = endpoint._connections[waiting, 2].socket  # noqa: SLF001
+            file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+            file.close()
+            broken.set()
+            noticed.wait(300)
+            return "ended"
+        broken.wait(300)
+        assert endpoint.poll(60)
+        try:
+            transport.post_receive(memoryview(bytearray(1)), 1 - waiting, 0, owner)
+            return transport.wait_some(5)
+        finally:
+            noticed.set()
+
+    with endpoints(2, hosts="ab") as made:
+        results = together(made, call)
+    assert f"rank {1 - waiting} is lost: " in results[waiting], results
 
 
 def test_what_is_still_to_be_sent_is_kept_once_messages_are_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections import defaultdict, deque
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddlrun.ddl.tcp.peer_memory import address_of
+from ddlrun.ddl.tcp.peer_memory import RevokedMemoryError, address_of
 
 if TYPE_CHECKING:
     from ddlrun.ddl.tcp.peer_memory import PeerMemory
@@ -18,7 +19,7 @@ HEAD = struct.Struct("<QIQ")
 """The head of a message: its group, its tag and its bytes. Group 0 is for messages between endpoints."""
 FROM_ENDPOINT = 0
 # Tags of these. The others are those of ProgressReports.
-LOST, OFFER, READABLE, RETURNED, CONNECT = 1, 4, 5, 6, 7
+LOST, OFFER, READABLE, RETURNED, REFUSED, CONNECT = 1, 4, 5, 6, 7, 8
 # The length in the head of a message that the peer copies from this rank's memory; a loan follows: its address, bytes
 # and number.
 LENT = 1 << 63
@@ -110,7 +111,7 @@ class Connection:
         self._incoming: Incoming | None = None
         self._loan_key: tuple[int, int] | None = None
         """The group and tag of the loan that is arriving."""
-        self._lent: dict[int, Completion] = {}
+        self._lent: dict[int, tuple[int, int, memoryview, Completion]] = {}
         self._loans = 0
         self._wake = 1
         self.ended = ""
@@ -126,12 +127,15 @@ class Connection:
         """Whether the peer can read this rank's memory."""
         self.requested: deque[int] = deque()
         """The numbers of further connections that the peer requests."""
+        self.is_readable = True
+        """False after a message of a wrong length: what follows is not read."""
 
     @property
     def awaited(self) -> bool:
         """True if a message from or to the peer is not complete."""
         return (
-            bool(self._out or self._lent)
+            bool(self._lent)
+            or any(completion is not None for _, completion in self._out)
             or any(self.posted.values())
             or (self._incoming is not None and self._incoming.completion is not None)
         )
@@ -191,10 +195,14 @@ class Connection:
     def _lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
         self._loans += 1
         loan = LOAN.pack(address_of(data), len(data), self._loans)
-        self._out.append(([memoryview(HEAD.pack(group, tag, LENT) + loan)], None))
-        self.flush()
+        self._lent[self._loans] = group, tag, data, completion
         completion.owner.open += 1
-        self._lent[self._loans] = completion
+        self._out.append(([memoryview(HEAD.pack(group, tag, LENT) + loan)], None))
+        try:
+            self.flush()
+        except OSError:  # the caller counts the message
+            completion.owner.open -= 1
+            raise
 
     def send_later(self, group: int, tag: int, data: memoryview, completion: Completion | None = None) -> None:
         """Count a message as open that cannot be sent any more."""
@@ -251,7 +259,7 @@ class Connection:
         Without `to_end` an end right after the last bytes is left to the next call, which saves a call of the kernel.
         The head of the next message is received together with the end of this one.
         """
-        if self.socket is None:
+        if self.socket is None or not self.is_readable:
             return True
         self._begin_next()
         while True:
@@ -328,7 +336,9 @@ class Connection:
         elif tag == READABLE:
             self.can_lend = True
         elif tag == RETURNED:
-            self._lent.pop(value).finish()
+            self._lent.pop(value)[-1].finish()
+        elif tag == REFUSED:
+            self._send_refused(*self._lent.pop(value))
         elif tag == CONNECT:
             self.requested.append(value)
         else:
@@ -342,33 +352,49 @@ class Connection:
             del self.posted[key]
         return completion
 
+    def _send_refused(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
+        """Send a message that the peer could not copy."""
+        self.can_lend = False
+        self._out.append(([memoryview(HEAD.pack(group, tag, len(data))), data], completion))
+        self.flush()
+
     def _take_loan(self, key: tuple[int, int], loan: Loan) -> None:
         """Copy a message from the memory of the peer if a buffer is posted. Raises OSError."""
         if not self.posted.get(key):
             self._early[key].append(loan)
             return
         completion = self.posted[key][0]  # it counts as awaited until the bytes are here
-        self._copy_loan(loan, completion)
-        self._next_posted(key)
-        completion.finish()
-        self.send_control(RETURNED, loan.number)
+        if self._copy_loan(loan, completion):
+            self._next_posted(key)
+            completion.finish()
 
     def _take_early_loan(self, key: tuple[int, int], loan: Loan, completion: Completion) -> None:
-        """Copy a message whose buffer is posted now; it counts as open only if that fails. Raises OSError."""
+        """Copy a message whose buffer is posted now; otherwise it counts as open. Raises OSError."""
+        copied = False
         try:
-            self._copy_loan(loan, completion)
-        except OSError:
-            completion.owner.open += 1
-            self.posted[key].append(completion)
-            raise
-        self.send_control(RETURNED, loan.number)
+            copied = self._copy_loan(loan, completion)
+        finally:
+            if not copied:
+                completion.owner.open += 1
+                self.posted[key].append(completion)
 
-    def _copy_loan(self, loan: Loan, completion: Completion) -> None:
+    def _copy_loan(self, loan: Loan, completion: Completion) -> bool:
+        """Copy a message and confirm that; return False if it is sent otherwise, or will not come. Raises OSError."""
         self._check_length(loan.size, completion)
         target = np.empty(loan.size, np.uint8).data if completion.buffer is None else completion.buffer
-        self.memory.copy(loan.address, target)  # type: ignore[union-attr]
+        try:
+            self.memory.copy(loan.address, target)  # type: ignore[union-attr]
+        except RevokedMemoryError:  # the peer has failed: its report follows, or the end of the connection
+            return False
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.ENOSYS}:
+                raise
+            self.send_control(REFUSED, loan.number)
+            return False
         if completion.buffer is None:
             completion.owner.data = target
+        self.send_control(RETURNED, loan.number)
+        return True
 
     def _end_message(self, incoming: Incoming) -> None:
         self._incoming = None

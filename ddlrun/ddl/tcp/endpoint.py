@@ -64,6 +64,7 @@ class Endpoint:
         """The connections by peer and number, from 0."""
         self._knocks: dict[int, socket.socket] = {}
         self._failure: LostRankError | RuntimeError | None = None
+        self._gave_up = False
         self._lost: int | None = None
         """The lost rank that is reported to the others."""
         self._host = address_of(self.rank).host
@@ -92,10 +93,11 @@ class Endpoint:
         """Send a message to a peer; it counts as open unless the kernel takes all of it at once.
 
         With a lane, it goes over the connection of this number to a peer on another host. A peer on this host may copy
-        a long message from this rank's memory; it then stays open until the peer has posted its buffer.
+        a long message from this rank's memory; it then stays open until the peer has posted its buffer. Without a lane,
+        it goes over the first connection, and is not copied from memory.
         """
-        is_here = bool(lane) and self.address_of(peer).host == self._host
-        connection = self._connection(peer, 0 if lane is None or is_here else lane)
+        is_local = bool(lane) and self.address_of(peer).host == self._host
+        connection = self._connection(peer, 0 if lane is None or is_local else lane)
         try:
             connection.send(group, tag, data, completion, lend=lane is not None)
         except OSError as error:
@@ -135,7 +137,10 @@ class Endpoint:
         return sorted({item.peer for item in self._connections.values() if item.has_early(group, tag)})
 
     def give_up(self) -> None:
-        """Keep to what was sent, and to nothing else: the memory of open messages may change from now on."""
+        """Let the memory of open messages change from now on. A second call does nothing."""
+        if self._gave_up:
+            return
+        self._gave_up = True
         for connection in self._connections.values():
             connection.keep_unsent()
         if self._memory is not None:
@@ -156,8 +161,7 @@ class Endpoint:
             self._await_handshakes(until)
         for connection in self._connections.values():
             with suppress(OSError, RuntimeError):
-                if self._failure is not None:
-                    connection.flush_all(until - time.monotonic())
+                connection.flush_all(until - time.monotonic())
                 connection.read()  # unread bytes would let the kernel discard what is still to be sent
         self._poller.close()
 
@@ -197,7 +201,11 @@ class Endpoint:
     def _connect(self, connection: Connection, purpose: int) -> None:
         peer = connection.peer
         address = self.address_of(peer)
-        file = socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            file = socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:  # this process has too many files
+            self._end(connection, error)
+            return
         file.setblocking(False)
         code = file.connect_ex((address.address, address.port))
         if code not in {0, errno.EINPROGRESS}:
@@ -263,6 +271,7 @@ class Endpoint:
                 connection.flush()
             if mask & ~WRITE and not connection.read(to_end=mask & ENDED != 0):
                 self._end(connection, None)
+                return
             if connection.offer:
                 self._take_offer(connection)
             while connection.requested:
@@ -271,12 +280,26 @@ class Endpoint:
         except OSError as error:
             self._end(connection, error)
         except RuntimeError as error:
+            connection.is_readable = False
             self._stop(error)
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
 
     def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
-        """Close a connection that has ended. That is a failure if a message is awaited, now or later."""
+        """Close a connection that has ended, with an error all of the peer's.
+
+        Once all of them have ended, that is a failure if a message is awaited, now or later.
+        """
+        connections = self._connections_to(connection.peer)
+        for item in (connection,) if error is None else connections:
+            self._close(item)
+        connection.ended = _explain(error)
+        if not any(item.socket is not None for item in connections):
+            for item in connections:
+                item.ended = item.ended or connection.ended
+        self._check(connection)
+
+    def _close(self, connection: Connection) -> None:
         if connection.socket is not None:
             with suppress(OSError, RuntimeError):
                 connection.read()  # its last message may report a lost rank
@@ -284,13 +307,16 @@ class Endpoint:
             connection.socket = None
         if connection.lost is not None:
             self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
-        connection.ended = _explain(error)
-        self._check(connection)
 
     def _check(self, connection: Connection) -> None:
-        peer = connection.peer
-        if any(other.awaited for other in self._connections.values() if other.peer == peer):
-            self._fail(peer, connection.ended)
+        """Fail if a message is awaited of a peer all of whose connections have ended."""
+        connections = self._connections_to(connection.peer)
+        is_open = any(item.socket is not None for item in connections)
+        if not is_open and any(item.awaited for item in connections):
+            self._fail(connection.peer, connection.ended)
+
+    def _connections_to(self, peer: int) -> list[Connection]:
+        return [connection for connection in self._connections.values() if connection.peer == peer]
 
     def _fail(self, lost: int, reason: str) -> None:
         """Raise an error from `poll` from now on, and report the lost rank to the others, which wait for this one."""
@@ -316,7 +342,7 @@ def _explain(error: OSError | HandshakeError | None) -> str:
     """Return the reason for which a connection has ended."""
     if isinstance(error, HandshakeError):
         return "it does not know the secret of the job"
-    if error is None or isinstance(error, ConnectionError):
+    if error is None or isinstance(error, ConnectionError | ProcessLookupError):
         return "it has ended"
     return error.strerror or str(error)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # Yields (bytes to send, number of bytes to receive next), gets the received bytes, and returns the greeting.
     Handshake = Generator[tuple[bytes, int], bytes, "Greeting"]
 
-MAGIC = b"ddl1"
+MAGIC = b"ddl2"
 NONCE, PROOF = 16, 32
 GREETING = struct.Struct(f"<4sBII{NONCE}s")
 # Purposes of a connection: messages; a request of a higher rank that the lower one connects; the address exchange. The

@@ -21,7 +21,7 @@ PAGE_BITS, PAGE_NUMBER_BITS = 12, 42
 DIGEST, WORD = 32, 8
 VALID, REVOKED = (1).to_bytes(WORD, "little"), bytes(WORD)
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-ONLY_PARENTS = "1"
+UNRESTRICTED = "0"
 PR_SET_PTRACER, ANY_PROCESS = 0x59616D61, -1
 
 
@@ -35,6 +35,10 @@ _read_memory: Any = getattr(_libc, "process_vm_readv", None)
 if _read_memory is not None:
     _read_memory.argtypes = (ctypes.c_int, _Spans, ctypes.c_ulong, _Spans, ctypes.c_ulong, ctypes.c_ulong)
     _read_memory.restype = ctypes.c_ssize_t
+
+
+class RevokedMemoryError(Exception):
+    """The peer has revoked its memory: it has failed, and its messages may have changed."""
 
 
 class OwnMemory:
@@ -72,14 +76,16 @@ class PeerMemory:
             return False
         try:
             self.copy(self._page, memoryview(content))
-        except OSError:
+        except (OSError, RevokedMemoryError):
             return False
         return hmac.compare_digest(content, digest)
 
     def copy(self, address: int, target: memoryview) -> None:
         """Copy bytes of the peer to `target`.
 
-        Raises OSError if the peer has ended, or has revoked its memory before all bytes were copied.
+        Raises:
+            OSError: The peer has ended, or the system does not allow it any more.
+            RevokedMemoryError: The bytes may not be used.
         """
         self._here[0] = _Span(address_of(target), len(target))
         self._there[0] = _Span(address, len(target))
@@ -88,7 +94,7 @@ class PeerMemory:
         if copied < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         if copied != len(target) + WORD or self._word.raw != VALID:
-            raise ConnectionResetError(0, "it has revoked its memory")
+            raise RevokedMemoryError
 
 
 def make_digest(secret: bytes, rank: int) -> bytes:
@@ -104,5 +110,5 @@ def address_of(data: Any) -> int:  # noqa: ANN401 - an object with the buffer pr
 def _let_peers_read() -> None:
     """Allow the user's other processes to read this one where the system allows that to parents only."""
     with suppress(OSError, AttributeError), open(YAMA, encoding="ascii") as file:
-        if file.read().strip() == ONLY_PARENTS:
+        if file.read().strip() != UNRESTRICTED:
             _libc.prctl(PR_SET_PTRACER, ctypes.c_long(ANY_PROCESS), 0, 0, 0)

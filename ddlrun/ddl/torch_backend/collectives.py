@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, grow_chunks
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, TCP_DEPTH, grow_chunks
 from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
@@ -124,8 +124,9 @@ class GroupCollectives:
     def _tuning(self, nbytes: int, *, weighted: bool = False) -> Tuning:
         """Return the sizes for an array of `nbytes`, with equal blocks or weighted ones."""
         one_host = len(set(self._hosts)) == 1
-        default = ONE_HOST if one_host else BETWEEN_HOSTS
-        return self._settings.tuning(grow_chunks(default, nbytes, one_host=one_host, weighted=weighted))
+        default = (ONE_HOST if one_host else BETWEEN_HOSTS)._replace(depth=TCP_DEPTH)
+        tuning = self._settings.tuning(grow_chunks(default, nbytes, one_host=one_host, weighted=weighted))
+        return tuning._replace(depth=max(tuning.depth, tuning.connections))
 
     def _grid(self) -> GroupDimensions:
         """Return the dimensions, which are found in the first collective: before, addresses may be missing."""
