@@ -1,13 +1,17 @@
-"""Jobs with a known cause of slowness, for the diagnosis of ddlrun top; run as a program, this records their samples.
+"""Jobs with a known cause of slowness, for the diagnosis of ddlrun top.
 
-python -m tests.support.seeded_runs CAUSE... writes tests/unit/samples/CAUSE.jsonl
+python -m tests.support.seeded_runs CAUSE...           write tests/unit/samples/CAUSE.jsonl
+python -m tests.support.seeded_runs --runs N CAUSE...  run N jobs of each cause; print when it was named
+python -m tests.support.seeded_runs --healthy SECONDS  run healthy jobs for so long, beside each other; print findings
 """
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import Process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -40,6 +44,33 @@ while running():
     time.sleep(0.05)
     with open(f"{folder}/checkpoint-{rank}", "wb") as file:
         file.write(data)
+"""
+# A cache that is filled for some seconds, and then stays.
+FILLING = """
+memory = []
+while running():
+    compute(0.01)
+    time.sleep(0.05)
+    if len(memory) < 100:
+        memory.append(os.urandom(1 << 12) * 512)
+"""
+READING = """
+with open(f"{folder}/data-{rank}", "wb") as file:
+    file.write(os.urandom(1 << 24))
+while running():
+    compute(0.02)
+    with open(f"{folder}/data-{rank}", "rb") as file:
+        while file.read(1 << 20):
+            time.sleep(0.01)
+"""
+IMPORTING = """
+import importlib
+names = ["json", "email.message", "http.client", "sqlite3", "unittest", "numpy", "click", "yaml", "psutil", "mpi4py"]
+while running():
+    compute(0.02)
+    time.sleep(0.1)
+    if names:
+        importlib.import_module(names.pop())
 """
 THROTTLED = """
 if rank == 1:
@@ -88,6 +119,9 @@ while running():
         data[page] ^= 1
         page = (page + 4096) % len(data)
 """
+
+
+HEALTHY_PROGRAMS = {"checkpoints": HEALTHY, "fills a cache": FILLING, "reads": READING, "imports": IMPORTING}
 
 
 class Seed(NamedTuple):
@@ -217,6 +251,66 @@ def _record(cause: str) -> None:
     (SAMPLES / f"{cause}.jsonl").write_text("".join(render_line(sample) for sample in kept))
 
 
+def _measure(cause: str) -> None:
+    """Run a seeded job for up to 20 s; print the age of its ranks when the cause was named, and other findings."""
+    others = set[tuple[str, str]]()
+
+    def is_done(history: History) -> bool:
+        findings = findings_of(history)
+        others.update(finding for finding in findings if finding[0] != cause)
+        ages = [samples[-1].age for samples in history.ranks().values()]
+        is_named = any(finding[0] == cause for finding in findings)
+        if is_named or max(ages, default=0.0) > 20:
+            print(cause, f"{max(ages):.1f} s" if is_named else "NOT NAMED", findings, sorted(others), flush=True)
+            return True
+        return False
+
+    with TemporaryDirectory() as name:
+        run_seed(cause, Path(name), is_done)
+
+
+def _run_healthy(kind: str, seconds: float) -> None:
+    """Run a job without a cause; print each finding when it comes, and the number of diagnoses."""
+    named: set[tuple[str, str]] = set()
+    diagnoses = with_findings = 0
+
+    def is_done(history: History) -> bool:
+        nonlocal named, diagnoses, with_findings
+        ages = [samples[-1].age for samples in history.ranks().values()]
+        findings = findings_of(history)
+        diagnoses, with_findings = diagnoses + 1, with_findings + bool(findings)
+        if findings - named:
+            print(kind, f"after {max(ages):.0f} s:", [finding.text for finding in diagnose(history)], flush=True)
+        named = findings
+        return max(ages, default=0.0) > seconds
+
+    SEEDS[kind] = Seed(HEALTHY_PROGRAMS[kind])
+    with TemporaryDirectory() as name:
+        run_seed(kind, Path(name), is_done)
+    print(kind, f"{seconds:.0f} s, {with_findings} of {diagnoses} diagnoses with a finding", flush=True)
+
+
+def main() -> None:
+    """Record samples, or measure."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.seeded_runs", description="Run jobs that are slow.")
+    parser.add_argument("--runs", type=int, metavar="N", help="print when N jobs of each cause are named")
+    parser.add_argument("--healthy", type=float, metavar="SECONDS", help="run healthy jobs for so long")
+    parser.add_argument("causes", nargs="*", metavar="CAUSE", help=", ".join(SEEDS))
+    options = parser.parse_args()
+    if options.healthy is not None:
+        jobs = [Process(target=_run_healthy, args=(kind, options.healthy)) for kind in HEALTHY_PROGRAMS]
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        return
+    for cause in options.causes or SEEDS:
+        if options.runs is None:
+            _record(cause)
+        else:
+            for _ in range(options.runs):
+                _measure(cause)
+
+
 if __name__ == "__main__":
-    for cause_name in sys.argv[1:] or SEEDS:
-        _record(cause_name)
+    main()
