@@ -65,15 +65,23 @@ ONE_HOST = Tuning(chunk=512 * KIB, depth=4, flat=16 * MIB)
 # 1 MiB. With more than 3 in flight, links are idle at the end: they reduce-scatter late chunks before they allgather
 # early ones. Blocks sized by the links pass through more ranks one after the other, and need shorter chunks.
 TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
-# On one host ranks copy from each other's memory. There is a single link, so that several chunks only cost.
-LARGEST_LOCAL_CHUNK = 4 * MIB
+# On one host ranks copy long messages from each other's memory. There is a single link, so that several chunks only
+# cost. Bytes per rank:
+LARGEST_LOCAL_CHUNK = 2 * MIB
 
 
-def grow_chunks(tuning: Tuning, size: int, *, one_host: bool, weighted: bool) -> Tuning:
-    """Return the sizes for an array of `size` bytes that is reduced over TCP, with equal blocks or weighted ones."""
+def grow_chunks(tuning: Tuning, size: int, *, local_ranks: int, weighted: bool) -> Tuning:
+    """Return the sizes for an array that is reduced over TCP.
+
+    Args:
+        tuning: The sizes for small arrays.
+        size: Bytes of the array.
+        local_ranks: The number of ranks if they are on one host, otherwise 0.
+        weighted: Blocks are sized by the links.
+    """
     chunk = min(size // (WEIGHTED_CHUNKS if weighted else TCP_CHUNKS), LARGEST_TCP_CHUNK)
-    if one_host:
-        chunk = min(size, LARGEST_LOCAL_CHUNK)
+    if local_ranks:
+        chunk = min(size, LARGEST_LOCAL_CHUNK * local_ranks)
     return tuning._replace(chunk=max(tuning.chunk, chunk))
 
 
@@ -139,7 +147,7 @@ def default_algorithm(mode: str, tuning: Tuning, learners: Sequence[int], messag
 
 
 def size_blocks(algorithm: AllreduceAlgorithm, tuning: Tuning, size: int) -> AllreduceAlgorithm:
-    """Return the algorithm with blocks sized by the links, in chunks of the same size if it has short chunks."""
+    """Return the algorithm with blocks sized by the links, and chunks of at most a 32nd of the array."""
     if algorithm.method != "chunks":
         return AllreduceAlgorithm("chunks", WEIGHTED, tuning.chunk, tuning.depth, connections=tuning.connections)
     longest = max(tuning.chunk, size // WEIGHTED_CHUNKS)
@@ -176,7 +184,7 @@ def first_candidates(space: AlgorithmSpace) -> Iterator[AllreduceAlgorithm]:
     if space.chunked.wire:
         yield space.chunked._replace(wire="")  # on fast links the conversions cost more than they save
     for number in space.connections:
-        # As many chunks as connections: each is on one at a time.
+        # A chunk uses one connection.
         yield space.chunked._replace(connections=number, depth=max(space.chunked.depth, number))
     largest = next((chunk for chunk in sorted(CHUNKS) if chunk >= space.size), max(CHUNKS))
     yield from (space.chunked._replace(chunk=chunk) for chunk in CHUNKS if chunk <= largest)

@@ -33,9 +33,10 @@ class AlgorithmSelector(NamedTuple):
     """Selects the algorithm of each reduction. All ranks create it together.
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
-    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP. one_host:
-    all learners are on one host. connections: numbers of connections to a rank that mode p tries. layout: the hosts if
-    they or their links are unequal. monitored: the hosts if the rates of their NICs are to be measured.
+    algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP.
+    local_ranks: the number of learners if they are on one host, otherwise 0. connections: numbers of connections to a
+    rank that mode p tries. layout: the hosts if they or their links are unequal. monitored: the hosts if the rates of
+    their NICs are to be measured.
     """
 
     options: Options
@@ -44,7 +45,7 @@ class AlgorithmSelector(NamedTuple):
     comm: Communicator | None
     cache: autotune.AutotuneCache | None
     grows: bool = False
-    one_host: bool = False
+    local_ranks: int = 0
     connections: tuple[int, ...] = ()
     layout: HostLayout | None = None
     monitored: HostGroups | None = None
@@ -71,7 +72,7 @@ class AlgorithmSelector(NamedTuple):
         sent = message.size * WIRES[wire] // 4 if wire else message.size  # instead of float32
         tuning = self.tuning
         if self.grows:
-            tuning = grow_chunks(tuning, sent, one_host=self.one_host, weighted=message.weighted)
+            tuning = grow_chunks(tuning, sent, local_ranks=self.local_ranks, weighted=message.weighted)
         return default_algorithm(self.options.mode, tuning, self.learners, message)
 
     def _explore(

@@ -45,13 +45,14 @@ def start_learner(
     over_tcp = world is not None and not is_mpi(world)
     default = ONE_HOST if host.hosts == 1 else BETWEEN_HOSTS
     sizes = settings.tuning(default._replace(depth=TCP_DEPTH) if over_tcp else default)
-    # As many chunks as connections: each is on one at a time.
+    # A chunk uses one connection.
     sizes = sizes._replace(depth=max(sizes.depth, sizes.connections)) if over_tcp else sizes._replace(connections=1)
     flat_comm = None if world is None else grid.members(grid.axes)
     selector = make_selector(grid, context.options, sizes, flat_comm, environ)
     if over_tcp:
         several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
-        selector = selector._replace(grows=not settings.sets("chunk"), one_host=host.hosts == 1, connections=several)
+        local_ranks = size if host.hosts == 1 else 0
+        selector = selector._replace(grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-# Tags below this are those of one connection; the next ones are those of the second connection to the same peer, and so
-# on. MPI, whose tags may end here, has one.
+# A lane is one of the connections to a peer. Tags from n * LANE on belong to lane n. MPI has lane 0 only: its tags may
+# end here.
 LANE = 1 << 15
 
 

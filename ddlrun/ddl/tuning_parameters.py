@@ -33,13 +33,14 @@ def parse_tuning(text: str, default: Tuning, where: str = "DDLRUN_DDL_TUNING") -
         unit = value[-1:].upper() if value[-1:].upper() in UNITS else ""
         number = value[: len(value) - len(unit)]
         least = 0 if name in MAY_BE_ZERO else 1
-        is_number = name in NUMBERS and number.isascii() and number.isdigit()
-        if not is_number or not least <= int(number) <= MOST.get(name, int(number)):
+        if name not in NUMBERS or not (number.isascii() and number.isdigit()) or int(number) < least:
             raise InputError(
                 f"{where} {text!r}: {part.strip()!r} is not NAME=NUMBER with {', '.join(NUMBERS)}; "
                 "write for example chunk=64K,depth=8,flat=64K,bucket=4M,wire=bfloat16"
             )
         fields[name] = int(number) * UNITS[unit]
+        if fields[name] > MOST.get(name, fields[name]):
+            raise InputError(f"{where} {text!r}: {name} is at most {MOST[name]}")
     if fields.keys() & FIXED_SIZES:
         fields.setdefault("explore", 0)
     return default._replace(**fields)

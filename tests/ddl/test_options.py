@@ -103,12 +103,15 @@ def test_tuning_changes_the_default() -> None:
     assert parse_tuning("", BETWEEN_HOSTS) == BETWEEN_HOSTS
 
 
-@pytest.mark.parametrize(
-    "text", ["chunk", "chunk=0", "chunk=-1", "depth=K", "speed=9", "chunk=1T", "=", "chunk=²", "connections=17"]
-)
+@pytest.mark.parametrize("text", ["chunk", "chunk=0", "chunk=-1", "depth=K", "speed=9", "chunk=1T", "=", "chunk=²"])
 def test_wrong_tuning_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not NAME=NUMBER with chunk, depth, flat, bucket"):
         parse_tuning(text, BETWEEN_HOSTS)
+
+
+def test_the_number_of_connections_is_limited() -> None:
+    with pytest.raises(InputError, match="^DDLRUN_DDL_TUNING 'connections=17': connections is at most 16$"):
+        parse_tuning("connections=17", BETWEEN_HOSTS)
 
 
 def test_without_mpi4py_ranks_of_a_job_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:

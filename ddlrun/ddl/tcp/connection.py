@@ -379,7 +379,10 @@ class Connection:
                 self.posted[key].append(completion)
 
     def _copy_loan(self, loan: Loan, completion: Completion) -> bool:
-        """Copy a message and confirm that; return False if it is sent otherwise, or will not come. Raises OSError."""
+        """Copy a message and confirm that. Raises OSError.
+
+        Return False if the peer sends it over the socket instead, or has failed.
+        """
         self._check_length(loan.size, completion)
         target = np.empty(loan.size, np.uint8).data if completion.buffer is None else completion.buffer
         try:

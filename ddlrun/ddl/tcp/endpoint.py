@@ -286,7 +286,7 @@ class Endpoint:
             self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
 
     def _end(self, connection: Connection, error: OSError | HandshakeError | None) -> None:
-        """Close a connection that has ended, with an error all of the peer's.
+        """Close a connection that has ended; after an error, close all connections to the peer.
 
         Once all of them have ended, that is a failure if a message is awaited, now or later.
         """
@@ -309,7 +309,7 @@ class Endpoint:
             self._fail(connection.lost, f"as rank {self.job.number(connection.peer)} reports")
 
     def _check(self, connection: Connection) -> None:
-        """Fail if a message is awaited of a peer all of whose connections have ended."""
+        """Fail if a message is awaited and all connections to the peer have ended."""
         connections = self._connections_to(connection.peer)
         is_open = any(item.socket is not None for item in connections)
         if not is_open and any(item.awaited for item in connections):

@@ -108,7 +108,7 @@ def address_of(data: Any) -> int:  # noqa: ANN401 - an object with the buffer pr
 
 
 def _let_peers_read() -> None:
-    """Allow the user's other processes to read this one where the system allows that to parents only."""
+    """Allow the user's other processes to trace this one, and so to read it, where only parents and root may."""
     with suppress(OSError, AttributeError), open(YAMA, encoding="ascii") as file:
         if file.read().strip() != UNRESTRICTED:
             _libc.prctl(PR_SET_PTRACER, ctypes.c_long(ANY_PROCESS), 0, 0, 0)

@@ -125,7 +125,8 @@ class GroupCollectives:
         """Return the sizes for an array of `nbytes`, with equal blocks or weighted ones."""
         one_host = len(set(self._hosts)) == 1
         default = (ONE_HOST if one_host else BETWEEN_HOSTS)._replace(depth=TCP_DEPTH)
-        tuning = self._settings.tuning(grow_chunks(default, nbytes, one_host=one_host, weighted=weighted))
+        local_ranks = self._size if one_host else 0
+        tuning = self._settings.tuning(grow_chunks(default, nbytes, local_ranks=local_ranks, weighted=weighted))
         return tuning._replace(depth=max(tuning.depth, tuning.connections))
 
     def _grid(self) -> GroupDimensions:
