@@ -40,13 +40,13 @@ STYLE: dict[Any, Any] = {
     "grid.color": GRID, "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.titlesize": 9,
     "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6,
 }  # fmt: skip
-LABELS = {"p": "ddlrun, mode p", "tcp": "the same, without MPI", "torch-ddl": "PyTorch's backend ddl"}
+LABELS = {"p": "ddlrun, mode p", "tcp": "mode p without MPI", "torch-ddl": "PyTorch's backend ddl"}
 # Rank order -> colour, hatch, position of the bar in its row.
 ORDERS = {"host": (BLUE, "", -0.2), "ddl": (ORANGE, "////", 0.2)}
 # Lines of the second picture: (algorithm, order) -> label, colour, dashes, marker.
 LINES = {
     ("p", "host"): ("ddlrun, mode p", BLUE, "-", "o"),
-    ("tcp", "host"): ("the same, without MPI", BLUE, ":", "x"),
+    ("tcp", "host"): ("mode p without MPI", BLUE, ":", "x"),
     ("mpi", "host"): ("mpi", GREEN, "-", "s"),
     ("han", "host"): ("han", PURPLE, "-", "^"),
     ("horovod", "host"): ("horovod", INK, "--", "v"),
