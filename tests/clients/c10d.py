@@ -26,8 +26,9 @@ EXPECTED = {
 
 def run(backend: str, arguments: list[str]) -> dict[str, dict[str, str]]:
     """Run the cases with a backend; return their results by name."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
+        # The cases leave files in the folder for temporary ones.
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
         file = Path(folder, "results")
         argv = [str(PYTHON), "-m", "tests.clients.c10d_cases", backend, "--results", str(file), *arguments]
         subprocess.run(argv, cwd=ROOT, env=environ, stdout=sys.stderr, check=True)
