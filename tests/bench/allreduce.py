@@ -217,6 +217,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--flow", type=int, default=0, help="Mbit/s of each connection (no limit)")
     parser.add_argument("--mib", help="sizes in MiB, with commas (16, or the table's)")
     parser.add_argument("--rounds", type=int, help="runs of each (7)")
+    parser.add_argument("--in-a-row", type=int, help="MiB that smaller arrays add up to without a pause (1)")
     parser.add_argument("--budget", type=float, help="seconds per algorithm after which 3 runs are enough")
     parser.add_argument("--mpi", choices=MPIS, default="4", help="4 and 5 are versions of Open MPI (4)")
     parser.add_argument("--orders", default="host,ddl")
@@ -232,7 +233,7 @@ def select_cells(options: argparse.Namespace) -> list[Cell]:
     """Return the cells of the table, or the one that the options describe, in each rank order."""
     if options.smoke:
         return list(SMOKE)
-    same = {name: value for name in ("rounds", "budget") if (value := getattr(options, name)) is not None}
+    same = {name: value for name in ("rounds", "budget", "in_a_row") if (value := getattr(options, name)) is not None}
     if options.mib:
         same["mib"] = tuple(float(word) for word in options.mib.split(","))
     if options.table:
