@@ -110,7 +110,7 @@ def test_wrong_tuning_is_refused(text: str) -> None:
 
 
 def test_the_number_of_connections_is_limited() -> None:
-    with pytest.raises(InputError, match="^DDLRUN_DDL_TUNING 'connections=17': connections is at most 16$"):
+    with pytest.raises(InputError, match=r"^DDLRUN_DDL_TUNING 'connections=17': connections is at most 16$"):
         parse_tuning("connections=17", BETWEEN_HOSTS)
 
 
