@@ -101,7 +101,9 @@ class GroupCollectives:
             schedule=self._steps(kind),
             own_block=partial(own_block, dimensions),
         )
-        tuning = self._tuning(elements.nbytes)._replace(depth=IN_FLIGHT)
+        tuning = self._tuning(elements.nbytes)
+        if len(set(self._hosts)) > 1:  # the first and last chunks are not shorter here, so that links wait for them
+            tuning = tuning._replace(chunk=max(tuning.chunk // 2, 1))
         return _is_over(transfer.start(self._engine, kind, operator, tuning))
 
     def _make_reduction(self, count: int, division: str) -> tuple[ScheduleStep, ...]:
