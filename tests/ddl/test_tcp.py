@@ -21,8 +21,9 @@ from ddlrun.ddl.operation import Chunk, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.tcp.address_exchange import AddressExchange, Membership
 from ddlrun.ddl.tcp.communicator import Messages, TcpCommunicator, TcpTransport
-from ddlrun.ddl.tcp.connection import HEAD, Completion, Connection
+from ddlrun.ddl.tcp.connection import HEAD, Connection
 from ddlrun.ddl.tcp.endpoint import Endpoint, RankAddress
+from ddlrun.ddl.tcp.message import Completion
 from ddlrun.ddl.tcp.own_host import listen
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
 from ddlrun.ddl.tcp.world import read_job

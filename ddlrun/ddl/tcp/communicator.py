@@ -8,7 +8,7 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, Generic
 
-from ddlrun.ddl.tcp.connection import Completion
+from ddlrun.ddl.tcp.message import Completion
 from ddlrun.ddl.transport import LANE, Owner
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Completion, Connection
+from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.tcp.address_exchange import Membership
     from ddlrun.ddl.tcp.handshake import Greeting
+    from ddlrun.ddl.tcp.message import Completion
 
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 # Seconds for the last messages to others, which report a lost rank.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddlrun.ddl.tcp.communicator import Inbox, Messages
-from ddlrun.ddl.tcp.connection import Completion
+from ddlrun.ddl.tcp.message import Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
