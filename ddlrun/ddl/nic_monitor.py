@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.allreduce_algorithms import NOT_WEIGHTED
 from ddlrun.block_sizing import JobLinks
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.autotune import Measure
     from ddlrun.ddl.communicators import Communicator
     from ddlrun.ddl.engine import Engine
-    from ddlrun.ddl.schedule_cache import ScheduleCache
     from ddlrun.ddl.unequal_links import HostGroups
     from ddlrun.ddl.weighted_schedule import HostLayout
 
@@ -42,6 +41,17 @@ class Comparison(NamedTuple):
     equal: AllreduceAlgorithm
     sized: AllreduceAlgorithm
     measure: Measure
+
+
+class Schedules(Protocol):
+    """Schedules with blocks of equal sizes, or sized by the links."""
+
+    @property
+    def layout(self) -> HostLayout | None:
+        """The layout of unequal links; None: blocks have equal sizes."""
+
+    def set_layout(self, layout: HostLayout | None) -> None:
+        """Use another layout from the next reduction on. All ranks call it together."""
 
 
 def choose_rates(measured: Sequence[float], used: Sequence[float]) -> tuple[float, ...]:
@@ -118,7 +128,7 @@ class NicMonitor:
             self._left = self._interval
         return due
 
-    def update(self, engine: Engine, schedules: ScheduleCache, comparison: Comparison) -> None:
+    def update(self, engine: Engine, schedules: Schedules, comparison: Comparison) -> None:
         """Measure the NICs, and give the schedules the layout that is faster. Nothing is in progress."""
         former = schedules.layout
         self._used, layout = self._world.bcast(self._plan(measure_nics(engine, self._world, self._hosts)))

@@ -31,7 +31,9 @@ from tests.cluster.cluster import Cluster, why_not
 from tests.conftest import MPIRUNS, launch_line
 
 RANKS = Path(__file__).parent / "programs" / "unequal_ranks.py"
-NAMES = "sized equal measured launched sized-tcp equal-tcp launched-tcp sized-torch equal-torch mpi".split()
+NAMES = (
+    "sized equal measured launched sized-tcp equal-tcp launched-tcp sized-torch equal-torch measured-torch mpi".split()
+)
 HEADINGS = ("cell", "algorithm", "median s", "range", "bound s", "time / bound", "forecast s", "error", "runs")
 
 

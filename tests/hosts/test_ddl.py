@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.conftest import launch_line
+from tests.support import needs
 
 pytestmark = [pytest.mark.busy, pytest.mark.extra]
 
@@ -74,6 +75,40 @@ line = json.dumps(dict(right=all(right), steps=len(right), shares=schedules.layo
 os.write(1, (line + "\\n").encode())
 """
 
+# The same in the backend of torch.distributed. Every second member begins its allreduce only after a message of one
+# that has begun it already; a further collective follows before it is complete.
+MEASURES_IN_GROUP = """
+import json, os
+import torch, torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl")
+rank, size = dist.get_rank(), dist.get_world_size()
+collectives = dist.group.WORLD._collectives
+mine = torch.randint(100, (2**18,), generator=torch.Generator().manual_seed(rank)).float()
+numbers = [torch.empty_like(mine) for _ in range(size)]
+dist.all_gather(numbers, mine)
+exact = sum(numbers)
+
+def reduce():
+    x, message, ranks = mine.clone(), torch.tensor([rank]), torch.tensor([rank])
+    if rank % 2 == 0:
+        dist.recv(message, rank + 1)
+    work = dist.all_reduce(x, async_op=True)
+    if rank % 2:
+        dist.send(message, rank - 1)
+    dist.all_reduce(ranks)
+    work.wait()
+    return bool((x == exact).all()) and ranks.item() == 6 and message.item() == rank // 2 * 2 + 1
+
+right = [reduce()]
+while collectives.layout is None:
+    right.append(reduce())
+right.append(reduce())
+line = json.dumps(dict(right=all(right), steps=len(right), shares=collectives.layout.shares.hosts[0]))
+os.write(1, (line + "\\n").encode())
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="module")
 def slow_nic() -> Iterator[Cluster]:
@@ -83,17 +118,60 @@ def slow_nic() -> Iterator[Cluster]:
 
 
 @pytest.mark.openmpi(4)
-@pytest.mark.parametrize("transport", ["mpi", "tcp"])
+@pytest.mark.parametrize("transport", ["mpi", "tcp", "group"])
 def test_a_slow_nic_is_reported_and_given_no_blocks(
     slow_nic: Cluster, mpirun: str, tmp_path: Path, transport: str
 ) -> None:
+    if transport == "group":
+        needs.package("torch", "torch==2.13.0")
     argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--skip-checks"]
     argv += ["--overload", "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--env", f"XDG_STATE_HOME={tmp_path}"]
-    argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"]
-    done = slow_nic.run("h1", [*argv, sys.executable, "-c", MEASURES], cwd=ROOT, timeout=300)
+    argv += ["--env", "DDLRUN_DDL_TUNING=measure=4M"] if transport == "group" else []
+    argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport != "group" else []
+    program = MEASURES_IN_GROUP if transport == "group" else MEASURES
+    done = slow_nic.run("h1", [*argv, sys.executable, "-c", program], cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     first, *others = map(json.loads, done.stdout.splitlines())
     assert others == [first] * 3  # rank 0 decides for all
     assert first["right"]
     assert first["shares"][2] == min(first["shares"]) < 0.1
     assert re.search(r"ddlrun\.ddl: h3's NIC carries \d+ % of the others'", done.stderr)
+
+
+# The measurement takes several seconds over the slow NIC; rank 3 leaves it in the middle.
+LEAVES = """
+import os, signal, sys, threading
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ddlrun.ddl.torch
+dist.init_process_group("ddl", timeout=timedelta(seconds=8))
+leave = {"stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "abort": lambda: dist.group.WORLD.abort()}[sys.argv[1]]
+x = torch.ones(2**20)
+dist.barrier()
+if dist.get_rank() == 3:
+    threading.Timer(1, leave).start()
+try:
+    dist.all_reduce(x)
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(1)
+"""
+
+
+@pytest.mark.openmpi(4)
+@pytest.mark.parametrize(
+    ("leaves", "error"),
+    [
+        ("stop", "allreduce was not complete at the timeout of 8 s: rank 3 did not reply"),
+        ("abort", "rank 3: the process group was aborted"),
+    ],
+)
+def test_a_rank_may_leave_a_measurement_of_the_nics(
+    slow_nic: Cluster, mpirun: str, tmp_path: Path, leaves: str, error: str
+) -> None:
+    needs.package("torch", "torch==2.13.0")
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--skip-checks"]
+    argv += ["--overload", "--env", "DDLRUN_DDL_TUNING=measure=1M"]
+    done = slow_nic.run("h1", [*argv, sys.executable, "-c", LEAVES, leaves], cwd=ROOT, timeout=300)
+    assert error in done.stdout, done.stderr
+    assert "has waited" not in done.stderr

@@ -9,6 +9,7 @@ requests them over the first one.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import select
 import socket
@@ -58,6 +59,8 @@ class Endpoint:
         self.rank, self.size, self.address_of = job.rank, job.size, address_of
         self.job = job
         self.progress = ProgressReports()
+        self.until = math.inf
+        """The time (time.monotonic) from which on `poll` raises TimeoutError."""
         self._listener, self._secret = listener, secret
         self._poller = Poller()
         self.wake = self._poller.wake
@@ -113,10 +116,14 @@ class Endpoint:
         Raises:
             LostRankError: A rank has ended or is unreachable, and a message from or to it is awaited.
             RuntimeError: A message has another length than the buffer for it.
+            TimeoutError: It is later than `until`.
         """
-        moved = self._failure is not None or self._poller.poll(seconds)
+        left = self.until if self.until == math.inf else self.until - time.monotonic()
+        moved = self._failure is not None or self._poller.poll(max(min(seconds, left), 0))
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)
+        if self.until < math.inf and self.until <= time.monotonic():
+            raise TimeoutError
         return moved
 
     def awaited(self) -> list[int]:

@@ -14,9 +14,11 @@ from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
+from ddlrun.ddl.nic_monitor import LEAST_BYTES, make_monitor
 from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
+from ddlrun.ddl.torch_backend.measuring_allreduce import Measurement, MeasuringAllreduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from ddlrun.ddl.block_chunks import BlockChunk
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.group_dimensions import GroupDimensions
+    from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp as Operator
     from ddlrun.ddl.schedule import ScheduleStep
+    from ddlrun.ddl.tcp.communicator import TcpCommunicator
     from ddlrun.ddl.tcp.endpoint import Endpoint
     from ddlrun.ddl.torch_backend.group_settings import GroupSettings
     from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
@@ -41,17 +45,35 @@ IN_FLIGHT = 8
 class GroupCollectives:
     """Starts collectives. Each function of it returns another one, which returns whether the collective is complete."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine, settings: GroupSettings) -> None:
-        self._endpoint, self._engine, self._settings = endpoint, engine, settings
+    def __init__(self, endpoint: Endpoint, engine: Engine, settings: GroupSettings, world: TcpCommunicator) -> None:
+        """Take the group's engine, and a communicator for measurements of the NICs."""
+        self._endpoint, self._engine, self._settings, self._world = endpoint, engine, settings, world
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
         self._reduction = lru_cache(maxsize=256)(self._make_reduction)
-        """reduction(count, division): the steps of an allreduce of `count` elements. For `division` see `ReduceOp`."""
+        """reduction(weighted, count, division): the steps of an allreduce of `count` elements, with blocks sized by the
+        links or equal ones. For `division` see `ReduceOp`."""
 
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
-        weighted = self._layout is not None
-        return self._start_chunks(memory.elements[0], operator, self._reduction, weighted=weighted)
+        elements, monitor = memory.elements[0], self._monitor
+        if monitor is not None and elements.nbytes >= LEAST_BYTES and monitor.is_due(elements.nbytes):
+            return MeasuringAllreduce(self, Measurement(monitor, self._engine, self._world), elements, operator)
+        return _is_over(self.start_usual_allreduce(elements, operator))
+
+    def start_usual_allreduce(self, elements: Any, operator: Operator) -> Operation:  # noqa: ANN401
+        """Begin an allreduce; blocks are sized by the links if these are unequal. Measured ones need a large array."""
+        weighted = self.layout is not None and (self._monitor is None or elements.nbytes >= LEAST_BYTES)
+        return self.start_allreduce(elements, operator, weighted=weighted)
+
+    def start_allreduce(self, elements: Any, operator: Operator, *, weighted: bool) -> Operation:  # noqa: ANN401
+        """Begin an allreduce with blocks sized by the links, or equal ones."""
+        return self._start_chunks(elements, operator, partial(self._reduction, weighted), weighted=weighted)
+
+    def set_layout(self, layout: HostLayout | None) -> None:
+        """Size blocks by another layout from the next allreduce on. All members call it together."""
+        self.layout = layout
+        self._reduction.cache_clear()
 
     def broadcast(self, memory: TensorBytes, root: int) -> Callable[[], bool]:
         """Fill the memory with that of the root."""
@@ -59,7 +81,7 @@ class GroupCollectives:
         def steps(count: int, _division: str) -> tuple[ScheduleStep, ...]:
             return broadcast(self._rank, self._size, root, count)
 
-        return self._start_chunks(memory.bytes, BYTES, steps)
+        return _is_over(self._start_chunks(memory.bytes, BYTES, steps))
 
     def reduce_scatter(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce; only the block of this member is then valid."""
@@ -81,10 +103,10 @@ class GroupCollectives:
         steps: Any,  # noqa: ANN401
         *,
         weighted: bool = False,
-    ) -> Callable[[], bool]:
+    ) -> Operation:
         tuning = self._tuning(elements.nbytes, weighted=weighted)
         limits = Limits(max(tuning.chunk // elements.itemsize, 1), tuning.depth, tuning.connections)
-        return _is_over(self._engine.start(elements, operator, steps, limits))
+        return self._engine.start(elements, operator, steps, limits)
 
     def _start_whole(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
         limits = Limits(max(len(elements), 1), IN_FLIGHT)
@@ -106,10 +128,10 @@ class GroupCollectives:
             tuning = tuning._replace(chunk=max(tuning.chunk // 2, 1))
         return _is_over(transfer.start(self._engine, kind, operator, tuning))
 
-    def _make_reduction(self, count: int, division: str) -> tuple[ScheduleStep, ...]:
+    def _make_reduction(self, weighted: bool, count: int, division: str) -> tuple[ScheduleStep, ...]:  # noqa: FBT001
         scatter = reduce_scatter(self._grid().dimensions, count, division=division)
-        if self._layout is not None and division != "each":
-            scatter = weighted_schedule.reduce_scatter(self._layout, self._rank, count, division=bool(division))
+        if weighted and self.layout is not None and division != "each":
+            scatter = weighted_schedule.reduce_scatter(self.layout, self._rank, count, division=bool(division))
         return (*scatter, *mirror(scatter))
 
     def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
@@ -139,9 +161,16 @@ class GroupCollectives:
         return self._dimensions
 
     @cached_property
-    def _layout(self) -> HostLayout | None:
+    def layout(self) -> HostLayout | None:
         """The layout of unequal hosts or links, None if all are equal."""
         return self._settings.layout(self._grid().hosts)
+
+    @cached_property
+    def _monitor(self) -> NicMonitor | None:
+        """Measures the NICs; None if they are known, or not worth it."""
+        if self.layout is not None or not self._settings.may_measure:
+            return None
+        return make_monitor(self._world, self._grid().hosts, self._settings.tuning(BETWEEN_HOSTS).measure)
 
     @cached_property
     def _hosts(self) -> list[str]:

@@ -42,7 +42,7 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         self._messages = MessageStarter(members.Dup())
         transport: TcpTransport[Chunk] = TcpTransport(members.Dup())
         engine = Engine(transport, endpoint.rank)
-        self._collectives = GroupCollectives(endpoint, engine, settings)
+        self._collectives = GroupCollectives(endpoint, engine, settings, members.Dup())
         self._blobs = BlobExchange(members.Dup())
         self._barriers = members.Dup()
         self._barrier_calls = 0

@@ -32,6 +32,11 @@ class GroupSettings:
         """Return the layout of unequal hosts or links, None if all are equal. Raises InputError."""
         return make_group_layout(self._read("DDLRUN_DDL_LINKS"), hosts, is_part=self._is_part)
 
+    @property
+    def may_measure(self) -> bool:
+        """True if the rates of links are not given, and the group is that of the whole job."""
+        return not self._is_part and not self._read("DDLRUN_DDL_LINKS")
+
     def tuning(self, default: Tuning) -> Tuning:
         """Return the sizes, with defaults for what the variable does not set. Raises InputError."""
         return parse_tuning(self._tuning_text, default)

@@ -62,6 +62,20 @@ class Work(NamedTuple):
     limit: Limit
 
 
+class Exclusive:
+    """A collective that needs the thread for itself; what Start returns.
+
+    It advances once the collectives before it are complete, and those after it begin once it is `over`. A call of it
+    may wait for messages of other ranks.
+    """
+
+    over = False
+
+    def __call__(self) -> bool:
+        """Advance; return whether the collective is complete. Raises TimeoutError if a work has run out of time."""
+        raise NotImplementedError
+
+
 class ProgressThread:
     """A thread that uses an endpoint alone. Works are started in the order in which they were submitted."""
 
@@ -77,7 +91,9 @@ class ProgressThread:
             arrived: arrived(rank) returns whether a rank has created its endpoint.
         """
         self._endpoint, self._engine, self.seconds, self._arrived = endpoint, engine, seconds, arrived
-        self._commands: deque[Callable[[], None]] = deque()
+        # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
+        self._waiting_collectives: deque[Callable[[], None]] = deque()
+        self._waiting_messages: deque[Callable[[], None]] = deque()
         # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
         self._collectives: deque[Work] = deque()
         self._messages: list[Work] = []
@@ -113,10 +129,10 @@ class ProgressThread:
             if self._closed:
                 future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group has ended"))
             elif call.missing:
-                self._commands.append(partial(self._try_start, partial(command, 0), future))
+                self._waiting_messages.append(partial(self._try_start, partial(command, 0), future))
             else:
                 self.collectives += 1
-                self._commands.append(partial(self._try_start, partial(command, self.collectives), future))
+                self._waiting_collectives.append(partial(self._try_start, partial(command, self.collectives), future))
         self._endpoint.wake()
         return future
 
@@ -130,6 +146,7 @@ class ProgressThread:
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
         self._failure = self._failure or GroupError(f"{self._endpoint.job}: the process group was aborted")
+        self._endpoint.until = -math.inf  # ends the wait of an exclusive collective
         self.end()
 
     def _leave(self) -> None:
@@ -151,13 +168,13 @@ class ProgressThread:
 
     def _run(self) -> None:
         """Start works, move messages, and complete works, until the group ends."""
-        while self._collectives or self._messages or self._commands or not self._ends:
+        while self._collectives or self._messages or self._are_waiting or not self._ends:
             self._start_all()
             if self._failure is None:
                 self._try_advance()
             if self._failure is not None:
                 self._fail()
-                if not self._ends and not self._commands:
+                if not self._ends and not self._are_waiting:
                     self._endpoint.serve(LONGEST_WAIT)
         with self._lock:
             self._closed = True
@@ -165,23 +182,34 @@ class ProgressThread:
         self._start_all()
         self._endpoint.close()
 
+    @property
+    def _are_waiting(self) -> bool:
+        return bool(self._waiting_collectives or self._waiting_messages)
+
     def _start_all(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        """Start what is waiting; collectives only while no exclusive one is in progress."""
+        while self._waiting_messages:
+            self._waiting_messages.popleft()()
+        while self._waiting_collectives and not self._is_held():
+            self._waiting_collectives.popleft()()
+
+    def _is_held(self) -> bool:
+        latest = self._collectives[-1].is_complete if self._collectives else None
+        return isinstance(latest, Exclusive) and not latest.over
 
     def _try_advance(self) -> None:
         """Complete works and move messages, once; an error is that of all works."""
         try:
             self._complete()
             self._check_limits()
-            if not self._commands:
+            if not self._waiting_messages and (self._is_held() or not self._waiting_collectives):
                 self._endpoint.poll(self._longest_wait())
                 self._engine.progress()
-        except (DdlrunError, RuntimeError) as error:
+        except (DdlrunError, RuntimeError, TimeoutError) as error:  # the latter after `abort`
             self._failure = self._failure or as_group_error(error)
 
     def _complete(self) -> None:
-        while self._collectives and self._collectives[0].is_complete():
+        while self._collectives and self._is_complete(self._collectives[0]):
             self._collectives.popleft().done()
         complete, pending = list[Work](), list[Work]()
         for work in self._messages:
@@ -189,6 +217,18 @@ class ProgressThread:
         self._messages = pending
         for work in complete:
             work.done()
+
+    def _is_complete(self, work: Work) -> bool:
+        """Advance a collective and return whether it is complete; an exclusive one may wait as long as limits allow."""
+        if not isinstance(work.is_complete, Exclusive) or work.is_complete.over:
+            return work.is_complete()
+        self._endpoint.until = min(work.limit.until for work in (*self._collectives, *self._messages))
+        try:
+            return self._failure is None and work.is_complete()
+        except TimeoutError:
+            return False
+        finally:
+            self._endpoint.until = math.inf
 
     def _longest_wait(self) -> float:
         """Return the seconds to the next limit of a work."""

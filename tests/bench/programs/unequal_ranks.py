@@ -28,10 +28,8 @@ class OnLinks(Ours):
 
     def __init__(self, comm: "Communicator", kind: str, plan: dict[str, Any]) -> None:
         environ = {**os.environ, "DDLRUN_DDL_LINKS": plan["links"] if kind == "sized" else ""}
-        # Mode p measures the NICs in the last of these reductions, and not again in those that are timed.
-        self._before = plan["rounds"] + 2 if kind == "measured" else 1
-        measure = int(self._before * plan["mib"] * 2**20)
-        tuning = f"explore=1,measure={measure}" if kind == "measured" else "explore=0"
+        self._before = runs_before(kind, plan)
+        tuning = f"explore=1,measure={bytes_before(plan)}" if kind == "measured" else "explore=0"
         self._learner = start_learner(None, comm, tuning, environ)
         if kind == "equal":
             self._learner.reducer.schedules.set_layout(None)
@@ -43,13 +41,31 @@ class OnLinks(Ours):
 
 
 class GroupOnLinks(DdlGroup):
-    """The allreduce of the backend "ddl", with blocks sized by the links or equal ones."""
+    """The allreduce of the backend "ddl": with blocks sized by the links, by measured rates, or equal ones."""
 
     def __init__(self, kind: str, plan: dict[str, Any]) -> None:
         os.environ["DDLRUN_DDL_LINKS"] = plan["links"] if kind == "sized" else ""
+        os.environ["DDLRUN_DDL_TUNING"] = f"measure={bytes_before(plan) if kind == 'measured' else 0}"
         super().__init__(one_host=False)
-        self.run(np.zeros(1, np.float32))  # which makes the layout
-        os.environ["DDLRUN_DDL_LINKS"] = ""
+        self.run(np.zeros(1, np.float32))  # which reads the variables
+        for variable in ("DDLRUN_DDL_LINKS", "DDLRUN_DDL_TUNING"):
+            del os.environ[variable]
+        self._before = runs_before(kind, plan)
+
+    def prepare(self, count: int, repeat: int) -> None:
+        super().prepare(count, repeat)
+        for _ in range(self._before):
+            self.run(np.zeros(count, np.float32))
+
+
+def runs_before(kind: str, plan: dict[str, Any]) -> int:
+    """Return the number of reductions before the timed ones; the last of them measures the NICs, and no later one."""
+    return plan["rounds"] + 2 if kind == "measured" else 1
+
+
+def bytes_before(plan: dict[str, Any]) -> int:
+    """Return the bytes up to the measurement of the NICs."""
+    return int(runs_before("measured", plan) * plan["mib"] * 2**20)
 
 
 def make(name: str, plan: dict[str, Any]) -> Algorithm:
