@@ -65,8 +65,10 @@ def check_empty(call: str, kind: str, items: Sequence[Any]) -> None:
 
 
 def check_alike(call: str, tensors: Tensors, like: torch.Tensor, *, sizes: bool = True) -> None:
-    """Raise ArgumentError if a tensor has another layout, dtype or size than `like`."""
+    """Raise ArgumentError if a tensor has another device, layout, dtype or size than `like`."""
     for at, tensor in enumerate(tensors):
+        if tensor.device.type != like.device.type:
+            raise ArgumentError(f"ddl {call}: invalid tensor device at index {at}: {tensor.device}, not {like.device}")
         if tensor.layout != like.layout:
             raise ArgumentError(f"ddl {call}: invalid tensor layout at index {at}: {tensor.layout}, not {like.layout}")
         if tensor.dtype != like.dtype:

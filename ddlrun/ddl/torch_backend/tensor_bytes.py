@@ -18,10 +18,7 @@ class TensorBytes:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu":
-            raise ArgumentError(
-                f"backend ddl: a tensor on {tensor.device}; it takes tensors on the CPU, and a second group, such as "
-                'new_group(backend="nccl"), those on GPUs'
-            )
+            raise ArgumentError(f"backend ddl: a tensor on {tensor.device} in a call with tensors on the CPU")
         if tensor.layout != torch.strided:
             raise ArgumentError(f"backend ddl: unsupported layout {tensor.layout}; only allreduce takes sparse tensors")
         self._tensor = tensor.detach()
