@@ -14,9 +14,13 @@ from tests.support.ports import reserved_port
 
 needs.package("torch", "torch==2.13.0", module=True)
 
+import torch
+
 RANKS = Path(__file__).parent / "backend_ranks.py"
+DEVICE_RANKS = Path(__file__).parent / "device_ranks.py"
 CALLBACK = "Got the following error when running the callback:"
 pytestmark = pytest.mark.extra
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
@@ -101,3 +105,37 @@ def test_a_wrong_variable_is_an_error_of_the_group(variable: str, message: str) 
     environ = {**os.environ, name: value, "PYTHONPATH": f"{HOOK}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", ALONE], env=environ, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(message), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"), [("meta", "fake"), ("meta", "gloo"), pytest.param("cuda", "nccl", marks=NO_GPU)]
+)
+def test_tensors_on_another_device_go_to_the_backend_that_the_script_names(device: str, backend: str) -> None:
+    """On the device "meta", whose tensors have no data, torch calls the backend as it does for GPUs."""
+    size = min(3, torch.cuda.device_count()) if device == "cuda" else 3
+    with reserved_port() as first, reserved_port() as second:
+        ends = started_alone(size, str(DEVICE_RANKS), device, backend, str(first), str(second))
+    assert [end.stderr for end in ends if end.returncode] == []
+    for rank, end in enumerate(ends):
+        place = f"cuda:{rank}" if device == "cuda" else device
+        remedy = f"cpu:ddl,{device}:{'nccl' if device == 'cuda' else 'BACKEND'}"
+        refusal = f"ArgumentError: backend ddl: the group has no backend for tensors on {place}; name one when you "
+        refusal += f'create it, as in init_process_group("{remedy}")'
+        members = sorted({0, size - 1})
+        everyone = f"[{', '.join([f'{size}.0'] * 3)}] {list(range(size))}"
+        some = f"[{', '.join([f'{len(members)}.0'] * 3)}] {list(range(len(members)))}"
+        ended = f"GroupError: group 1 ({len(members)} ranks), rank {rank}: the process group has ended"
+        assert end.stdout.splitlines() == [
+            line
+            for names in (f"cpu:ddl,{device}:{backend}", f"{device}:{backend},cpu:ddl")
+            for line in (
+                f"['done'] {everyone}",
+                f"{names} True True ['cpu', '{device}']",
+                f"ArgumentError: ddl broadcast: invalid tensor device at index 1: {place}, not cpu",
+                f"ArgumentError: ddl broadcast: tensors on {place} and on other devices in one call",
+                *((f"['done'] {some}", ended) if rank in members else ()),
+                f"['done'] {everyone}",
+                f"{sorted([refusal, 'done'])} {everyone}",
+                "True",
+            )
+        ]

@@ -32,8 +32,8 @@ def register() -> None:
         distributed.Backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
 
 
-def _make_group(options: Any, _backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions
-    return DdlProcessGroup(*join(options))
+def _make_group(options: Any, backend_options: Any) -> DdlProcessGroup:  # noqa: ANN401 - DistributedBackendOptions
+    return DdlProcessGroup(*join(options), backend_options=backend_options)
 
 
 def join(options: Any) -> tuple[Endpoint, float, Callable[[int], bool], GroupSettings]:  # noqa: ANN401 - DistributedBackendOptions

@@ -14,6 +14,7 @@ from ddlrun.ddl.torch_backend.copies import CopyingGroup
 from ddlrun.ddl.torch_backend.errors import ArgumentError
 from ddlrun.ddl.torch_backend.messages import AnySource
 from ddlrun.ddl.torch_backend.monitored_barrier import MonitoredBarrier
+from ddlrun.ddl.torch_backend.other_devices import OtherDevices, by_device
 from ddlrun.ddl.torch_backend.progress_thread import Call
 from ddlrun.ddl.torch_backend.tensor_bytes import TensorBytes
 from ddlrun.ddl.torch_backend.works import AnySourceWork
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     Tensors = list[torch.Tensor]
 
 
-class DdlProcessGroup(CopyingGroup):
+@by_device
+class DdlProcessGroup(OtherDevices, CopyingGroup):
     """A process group of the backend "ddl"."""
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Any:  # noqa: ANN401
