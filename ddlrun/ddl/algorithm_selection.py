@@ -34,9 +34,10 @@ class AlgorithmSelector(NamedTuple):
 
     learners: the size of each dimension. comm: a communicator of all learners, None for a single one. cache: the
     algorithms measured so far, None unless mode p explores. grows: chunks grow with the array, as over TCP.
-    local_ranks: the number of learners if they are on one host, otherwise 0. connections: numbers of connections to a
-    rank that mode p tries. layout: the hosts if they or their links are unequal. monitored: the hosts if the rates of
-    their NICs are to be measured.
+    local_ranks: the number of learners if they are on one host, otherwise 0. host_ranks: the size of the first
+    dimension if that is inside the hosts and others are not, over TCP, otherwise 1. connections: numbers of connections
+    to a rank that mode p tries. layout: the hosts if they or their links are unequal. monitored: the hosts if the rates
+    of their NICs are to be measured.
     """
 
     options: Options
@@ -46,6 +47,7 @@ class AlgorithmSelector(NamedTuple):
     cache: autotune.AutotuneCache | None
     grows: bool = False
     local_ranks: int = 0
+    host_ranks: int = 1
     connections: tuple[int, ...] = ()
     layout: HostLayout | None = None
     monitored: HostGroups | None = None

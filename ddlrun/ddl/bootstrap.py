@@ -53,6 +53,8 @@ def start_learner(
         several = CONNECTIONS if host.hosts > 1 and not settings.sets("connections") else ()
         local_ranks = size if host.hosts == 1 else 0
         selector = selector._replace(grows=not settings.sets("chunk"), local_ranks=local_ranks, connections=several)
+        if host.leaving and grid.axes[0] not in host.leaving:
+            selector = selector._replace(host_ranks=grid.topology.accelerators)
     if world is not None and hosts is not None and not _is_instrumented(context.options):
         links = find_links(world, hosts, environ)
         monitored = hosts if selector.cache is not None and links.are_unknown else None

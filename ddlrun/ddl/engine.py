@@ -5,7 +5,7 @@ after the one before. So the time approaches that of the busiest link instead of
 learners must start the same operations in the same order.
 
 Steps that wait for a late learner form a chunk of their own, in a second queue: they take no place of the others, which
-never wait for them.
+never wait for them. Steps inside a host may take longer parts of the array than those between hosts, in further queues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlrun.ddl.int8_compression import Int8Converter, add_loss
-from ddlrun.ddl.operation import ChunkQueue, Operation, ScratchPool, make_chunks
+from ddlrun.ddl.operation import QUEUES, ChunkQueue, Operation, ScratchPool, make_chunks, make_parts
 from ddlrun.ddl.partition import ramped_ranges
 from ddlrun.ddl.transport import LANE
 from ddlrun.ddl.wire_compression import FORMATS, WIRES, Converter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlrun.ddl.monitor.traffic_meter import TrafficMeter
-    from ddlrun.ddl.operation import Chunk, Limits, Schedule
+    from ddlrun.ddl.operation import Chunk, HostParts, Limits, Schedule
     from ddlrun.ddl.reduce_ops import ReduceOp
     from ddlrun.ddl.schedule import ScheduleStep
     from ddlrun.ddl.transport import Transport
@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(self, transport: Transport[Chunk], rank: int) -> None:
         self._transport, self._rank = transport, rank
-        self._queues = ChunkQueue(), ChunkQueue()
+        self._queues = [ChunkQueue() for _ in QUEUES]
         self._scratch = ScratchPool()
         self._converters: dict[str, Converter | Int8Converter] = {dtype: Converter(dtype) for dtype in FORMATS}
         self._converters["int8"] = Int8Converter()
@@ -65,6 +65,7 @@ class Engine:
         schedule: Schedule,
         limits: Limits,
         losses: Array | None = None,
+        host: HostParts | None = None,
     ) -> Operation:
         """Begin an operation in place on a flat array.
 
@@ -75,10 +76,14 @@ class Engine:
                 the operator.
             limits: The sizes of chunks, and the numbers of those in flight and of connections.
             losses: An array like the first, to which what int8 loses is added.
+            host: The steps among the ranks of this host, if these take longer parts; the schedule then has those
+                between hosts.
         """
         ranges = ramped_ranges(len(array), limits.longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), limits, losses)
-        chunks = make_chunks(operation, schedule, ranges)
+        chunks = (
+            make_chunks(operation, schedule, ranges) if host is None else make_parts(operation, schedule, ranges, host)
+        )
         operation.left = len(chunks)
         self.begin(chunks)
         return operation
@@ -88,7 +93,7 @@ class Engine:
         for chunk in chunks:
             # The chunks take turns on the connections.
             chunk.tag = self._begun % TAGS + self._begun % chunk.operation.limits.connections * LANE
-            self._queue_of(chunk).waiting.append(chunk)
+            self._queues[chunk.queue].waiting.append(chunk)
             self._begun += 1
         self._fill()
 
@@ -104,8 +109,8 @@ class Engine:
         return not operation.left
 
     def progress(self) -> None:
-        """Advance all operations by the messages that are complete, without waiting."""
-        while complete := self._wait_some(0):
+        """Advance all operations by the messages that the caller has moved."""
+        while complete := self._transport.take_complete():
             self._settle(complete)
 
     def drain(self) -> None:
@@ -133,9 +138,6 @@ class Engine:
     @property
     def _in_flight(self) -> list[Chunk]:
         return [chunk for queue in self._queues for chunk in queue.in_flight]
-
-    def _queue_of(self, chunk: Chunk) -> ChunkQueue:
-        return self._queues[0 if chunk.former is None else 1]
 
     def _keep_memory(self) -> None:
         """Keep the memory of open messages at exit: MPI ends only after Python has freed what it can."""
@@ -191,7 +193,7 @@ class Engine:
     def _fill(self) -> None:
         """Begin the chunks of each queue that can begin."""
         for queue in self._queues:
-            while (chunk := queue.begin_next()) is not None:
+            while queue.waiting and (chunk := queue.begin_next()) is not None:
                 chunk.begin(self._scratch)
                 self._advance(chunk)
 
@@ -212,7 +214,7 @@ class Engine:
             self._scratch.give_back(chunk.scratch)
         chunk.end(self._scratch)
         chunk.operation.left -= 1
-        self._queue_of(chunk).in_flight.remove(chunk)
+        self._queues[chunk.queue].in_flight.remove(chunk)
         if self.is_idle:
             self.idle_since = time.perf_counter()
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import FLAT_MODES, MessageClass, size_blocks, wait_for_late_host
+from ddlrun.allreduce_algorithms import (
+    FLAT_MODES,
+    LATE,
+    WEIGHTED,
+    MessageClass,
+    host_part,
+    size_blocks,
+    wait_for_late_host,
+)
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.communicators import make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
@@ -180,9 +188,13 @@ class HostReducer:
             return None
         longest = max(algorithm.chunk // WIRES.get(parse_wire(algorithm.wire).dtype, elements.itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
-        schedule = partial(self.schedules.steps, collective)
+        schedule, host = partial(self.schedules.steps, collective), None
+        part = host_part(elements.nbytes, algorithm.chunk, self._selector.host_ranks)
+        if part and not axes and algorithm.algorithms not in {WEIGHTED, LATE}:
+            schedule = partial(self.schedules.steps, collective._replace(name="between_hosts"))
+            host = self.schedules.host_parts(collective, part // elements.itemsize)
         limits = Limits(longest, algorithm.depth, algorithm.connections)
-        return self._engine.start(elements, reduce_op, schedule, limits, losses)
+        return self._engine.start(elements, reduce_op, schedule, limits, losses, host)
 
     def _size_blocks(
         self,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddlrun.ddl.partition import group_ranges
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -17,12 +20,33 @@ if TYPE_CHECKING:
     Schedule = Callable[[int, str], tuple[ScheduleStep, ...]]
 
 
+# Queues of chunks: of parts that are reduced inside a host, usual chunks, those that wait for a late learner, and parts
+# that are gathered inside a host. The chunks of a queue wait for those of queues before it.
+SCATTER, USUAL, LATE, GATHER = QUEUES = range(4)
+
+
 class Limits(NamedTuple):
     """The most elements of a chunk, chunks in flight, and connections to a rank of another host."""
 
     longest: int
     depth: int = 1
     connections: int = 1
+
+
+class HostParts(NamedTuple):
+    """The steps among the ranks of a host, which take parts of an array that are longer than chunks.
+
+    The chunks of a part are shares of the block that its reduce-scatter leaves with this rank.
+
+    scatter: scatter(count, division) returns the steps of the reduce-scatter of a part. gather: those of the allgather.
+    own_block: own_block(count) returns the range of a part that belongs to this rank. longest: the most elements of a
+    part.
+    """
+
+    scatter: Schedule
+    gather: Schedule
+    own_block: Callable[[int], tuple[int, int]]
+    longest: int
 
 
 class Operation:
@@ -47,18 +71,24 @@ class Chunk:
 
     array, memory: the operation's, or elements of its own with their bytes. at: index of the current step. open:
     messages of that step that are not complete. packed: memory of its own. parts: received elements that are still to
-    be combined or stored, as (low, high, elements). scratch: the memory that they lie in. former: the chunk with the
-    steps before these ones, on the same elements, or None.
+    be combined or stored, as (low, high, elements). scratch: the memory that they lie in. formers: the chunks
+    with the steps before these ones, on the same elements. queue: its queue in the engine.
     """
 
     __slots__ = (
-        "array", "at", "former", "memory", "open", "operation", "packed", "parts", "scratch", "start", "steps", "tag",
+        "array", "at", "formers", "memory", "open", "operation", "packed", "parts", "queue", "scratch", "start",
+        "steps", "tag",
     )  # fmt: skip
 
     def __init__(
-        self, operation: Operation, steps: tuple[ScheduleStep, ...], start: int, former: Chunk | None = None
+        self,
+        operation: Operation,
+        steps: tuple[ScheduleStep, ...],
+        start: int,
+        formers: tuple[Chunk, ...] = (),
+        queue: int = USUAL,
     ) -> None:
-        self.operation, self.steps, self.start, self.former = operation, steps, start, former
+        self.operation, self.steps, self.start, self.formers, self.queue = operation, steps, start, formers, queue
         self.array, self.memory = operation.array, operation.memory
         self.at = self.open = self.tag = 0
         self.packed = bytearray()
@@ -85,7 +115,29 @@ def make_chunks(operation: Operation, schedule: Schedule, ranges: Iterable[tuple
         cut = next((at for at, step in enumerate(steps) if step.late), len(steps))
         chunks.append(Chunk(operation, steps[:cut], low))
         if cut < len(steps):
-            chunks.append(Chunk(operation, steps[cut:], low, chunks[-1]))
+            chunks.append(Chunk(operation, steps[cut:], low, (chunks[-1],), LATE))
+    return chunks
+
+
+def make_parts(
+    operation: Operation, schedule: Schedule, ranges: Sequence[tuple[int, int]], host: HostParts
+) -> list[Chunk]:
+    """Return the chunks of an operation whose steps among the ranks of a host take parts, of several ranges each.
+
+    All ranks have the same number of chunks.
+    """
+    chunks = []
+    for part in group_ranges(ranges, host.longest):
+        start, count = part[0][0], part[-1][1] - part[0][0]
+        low, high = host.own_block(count)
+        scatter = Chunk(operation, host.scatter(count, operation.division), start, queue=SCATTER)
+        shares = [low + (high - low) * (at - start) // count for at in (start, *(end for _, end in part))]
+        between = [
+            Chunk(operation, schedule(end - first, operation.division), start + first, (scatter,))
+            for first, end in pairwise(shares)
+        ]
+        gather = Chunk(operation, host.gather(count, operation.division), start, tuple(between), GATHER)
+        chunks += [scatter, *between, gather]
     return chunks
 
 
@@ -97,14 +149,13 @@ class ChunkQueue:
         self.in_flight: set[Chunk] = set()
 
     def begin_next(self) -> Chunk | None:
-        """Move the next chunk to those in flight, and return it; None if it cannot begin."""
-        if not self.waiting:
-            return None
+        """Move the next chunk to those in flight, and return it; None if it cannot begin. One is waiting."""
         chunk = self.waiting[0]
-        if len(self.in_flight) >= chunk.operation.limits.depth or not (
-            chunk.former is None or chunk.former.is_complete
-        ):
+        if len(self.in_flight) >= chunk.operation.limits.depth:
             return None
+        for former in chunk.formers:
+            if not former.is_complete:
+                return None
         self.in_flight.add(self.waiting.popleft())
         return chunk
 
@@ -116,10 +167,15 @@ class ScratchPool:
         self._free: list[bytearray] = []
 
     def borrow(self, scratch: bytearray | None, nbytes: int) -> bytearray:
-        """Return scratch memory of at least `nbytes`: the chunk's own, a finished chunk's, or new memory."""
-        if scratch is None and self._free:
-            scratch = self._free.pop()
-        return scratch if scratch is not None and len(scratch) >= nbytes else bytearray(nbytes)
+        """Return scratch memory of at least `nbytes`: the chunk's own, the shortest of finished chunks, or new one."""
+        if scratch is not None and len(scratch) >= nbytes:
+            return scratch
+        if scratch is not None:
+            self._free.append(scratch)
+        long_enough = [place for place, memory in enumerate(self._free) if len(memory) >= nbytes]
+        if not long_enough:
+            return bytearray(nbytes)
+        return self._free.pop(min(long_enough, key=lambda place: len(self._free[place])))
 
     def give_back(self, scratch: bytearray) -> None:
         """Take the scratch memory of a finished chunk."""

@@ -1,5 +1,6 @@
 """Partitions of elements: into blocks per learner, as the counts of MPI_Reduce_scatter, and into chunks."""
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 # The first and last chunks of a ramp, as shares 1/n of the longest.
@@ -20,6 +21,22 @@ def chunk_ranges(count: int, longest: int) -> list[tuple[int, int]]:
     """Cut `count` elements into the fewest nearly equal ranges (low, high) of at most `longest` elements."""
     bounds = block_bounds(count, -(-count // longest) or 1)
     return list(zip(bounds, bounds[1:], strict=False))
+
+
+def group_ranges(ranges: Sequence[tuple[int, int]], longest: int) -> list[list[tuple[int, int]]]:
+    """Group ranges of a ramp that follow each other, up to `longest` elements; those that rise, and fall, are apart.
+
+    >>> group_ranges(ramped_ranges(64, 16), 40)
+    [[(0, 4), (4, 12)], [(12, 26), (26, 39), (39, 52)], [(52, 60), (60, 64)]]
+    """
+    groups, rise = list[list[tuple[int, int]]](), len(RAMP)
+    for at, (low, high) in enumerate(ranges):
+        is_edge = len(ranges) > 2 * rise and at in {rise, len(ranges) - rise}
+        if groups and not is_edge and high - groups[-1][0][0] <= longest:
+            groups[-1].append((low, high))
+        else:
+            groups.append([(low, high)])
+    return groups
 
 
 def ramped_ranges(count: int, longest: int) -> list[tuple[int, int]]:

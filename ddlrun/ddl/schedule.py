@@ -114,7 +114,7 @@ class Dimension(NamedTuple):
     wire: str = ""
 
 
-def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str = "") -> Steps:
+def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str = "", summed: int = 1) -> Steps:
     """Return the steps that leave in each learner's block (`own_block`) the sum over all learners.
 
     Args:
@@ -122,9 +122,11 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
         count: Elements of the buffer.
         division: For averages: "once" divides the last sum by the number of learners, "each" the sum of each dimension
             by its size.
+        summed: The learners whose sum the buffer is already, which "once" counts, too.
     """
     size, settled = _product(dimensions), wire_of(dimensions)
-    leaves, first, steps, divisor = _leaves(count, size, settled), 0, Steps(), 1
+    leaves, first, steps = _leaves(count, size, settled), 0, Steps()
+    divisor = summed if division == "once" else 1
     for peers, me, algorithm, wire in dimensions:
         size //= len(peers)
         bounds = leaves[first : first + len(peers) * size + 1 : size]
@@ -138,6 +140,17 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
             phase[-1] = phase[-1]._replace(settled=settled)
         steps += phase
     return steps
+
+
+def scatter_part(dimensions: Sequence[Dimension], count: int, *, division: str = "") -> Steps:
+    """Return the reduce-scatter of the first dimension alone; `reduce_scatter` of the others is to follow."""
+    return reduce_scatter(dimensions[:1], count, division="each" if division == "each" else "")
+
+
+def between_hosts(dimensions: Sequence[Dimension], count: int, *, division: str = "") -> Steps:
+    """Return the allreduce of a block that `scatter_part` has left with this learner, over the other dimensions."""
+    scatter = reduce_scatter(dimensions[1:], count, division=division, summed=len(dimensions[0].peers))
+    return scatter + mirror(scatter)
 
 
 def mirror(steps: Sequence[ScheduleStep]) -> Steps:

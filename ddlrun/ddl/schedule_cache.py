@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.allreduce_algorithms import LATE, WEIGHTED, dimension_algorithm
 from ddlrun.ddl import late_schedule, weighted_schedule
-from ddlrun.ddl.schedule import Dimension, ScheduleStep, mirror, own_block, reduce_scatter, wire_of
+from ddlrun.ddl.operation import HostParts
+from ddlrun.ddl.schedule import (
+    Dimension,
+    ScheduleStep,
+    between_hosts,
+    mirror,
+    own_block,
+    reduce_scatter,
+    scatter_part,
+    wire_of,
+)
 from ddlrun.ddl.wire_compression import parse_wire
 
 if TYPE_CHECKING:
@@ -19,9 +29,10 @@ if TYPE_CHECKING:
 class Collective(NamedTuple):
     """A collective of the engine.
 
-    name: "all_reduce", "reduce_scatter" or "allgather". axes: the dimensions that it covers, "" for all. algorithms:
-    that of each dimension of the grid, LATE or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the like, "" for
-    float32.
+    name: "all_reduce", "reduce_scatter" or "allgather"; or a stage of an all_reduce whose first dimension is inside
+    the hosts: "scatter_part", "between_hosts" or "gather_part". axes: the dimensions that it covers, "" for all.
+    algorithms: that of each dimension of the grid, LATE or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the
+    like, "" for float32.
     """
 
     name: str
@@ -56,6 +67,16 @@ class ScheduleCache:
         """Return (low, high): the block that a reduce-scatter over the whole grid leaves with this learner."""
         return own_block(self.dimensions(""), count)
 
+    def host_parts(self, collective: Collective, longest: int) -> HostParts:
+        """Return the steps of an all_reduce inside the hosts, in parts of up to `longest` elements."""
+        first = self.dimensions(*collective[1:])[:1]
+        return HostParts(
+            partial(self.steps, collective._replace(name="scatter_part")),
+            partial(self.steps, collective._replace(name="gather_part")),
+            partial(own_block, first),
+            longest,
+        )
+
     def _make_steps(self, collective: Collective, count: int, division: str) -> tuple[ScheduleStep, ...]:
         name, *rest = collective
         if collective.algorithms == WEIGHTED and self.layout is not None:
@@ -66,9 +87,13 @@ class ScheduleCache:
         dimensions = self.dimensions(*rest)
         if division and wire_of(dimensions) == "float16":
             division = "each"  # sums would leave the range of float16
-        scatter = reduce_scatter(dimensions, count, division=division)
-        gather = mirror(scatter)
-        return tuple({"all_reduce": scatter + gather, "reduce_scatter": scatter, "allgather": gather}[name])
+        if name == "between_hosts":
+            return tuple(between_hosts(dimensions, count, division=division))
+        of_part = name in {"scatter_part", "gather_part"}
+        scatter = (scatter_part if of_part else reduce_scatter)(dimensions, count, division=division)
+        if name == "all_reduce":
+            return (*scatter, *mirror(scatter))
+        return tuple(scatter if name in {"reduce_scatter", "scatter_part"} else mirror(scatter))
 
     def _make_weighted_steps(self, layout: HostLayout, count: int, division: str, wire: str) -> Steps:
         """Return a reduce-scatter over unequal hosts or links; the wire is that between hosts, in all dimensions."""

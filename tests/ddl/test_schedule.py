@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.ddl.dimensions import coords_of, peers_of, rank_at
+from ddlrun.ddl.operation import Chunk, HostParts, Limits, Operation, make_parts
 from ddlrun.ddl.partition import block_bounds, chunk_ranges, ramped_ranges
-from ddlrun.ddl.schedule import REDUCE_SCATTERS, Dimension, mirror, own_block, reduce_scatter
+from ddlrun.ddl.reduce_ops import find_reduce_op
+from ddlrun.ddl.schedule import (
+    REDUCE_SCATTERS,
+    Dimension,
+    Message,
+    ScheduleStep,
+    between_hosts,
+    mirror,
+    own_block,
+    reduce_scatter,
+    scatter_part,
+)
 from ddlrun.topology import RankOrder, Topology
 from tests.support.schedules import carry_out
 
@@ -114,6 +127,57 @@ def test_averages_are_divided_by_all_learners_once(job: Job, count: int, divisio
     buffers = [np.full(count, float(rank)) for rank in range(job.topology.size)]
     carry_out([[*steps, *mirror(steps)] for steps in reduces], buffers)
     assert all(np.allclose(buffer, (job.topology.size - 1) / 2) for buffer in buffers)
+
+
+@given(
+    JOBS.filter(lambda job: min(job.topology.accelerators, job.topology.hosts) > 1),
+    st.data(),
+    st.sampled_from(["", "once", "each"]),
+)
+def test_parts_inside_hosts_have_the_same_sums_and_averages(job: Job, data: st.DataObject, division: str) -> None:
+    """Each learner cuts its own block of a part into chunks, which must be those of its peers on other hosts."""
+    count, longest, of_part = (data.draw(st.integers(1, most)) for most in (300, 40, 120))
+    size = job.topology.size
+    every = []
+    for rank in range(size):
+        dimensions = job.dimensions(rank)
+        host = HostParts(
+            partial(steps_of_part, dimensions, gather=False),
+            partial(steps_of_part, dimensions, gather=True),
+            partial(own_block, dimensions[:1]),
+            of_part,
+        )
+        operation = Operation(
+            np.empty(count), find_reduce_op("float64", "avg" if division else "sum"), 1, Limits(longest)
+        )
+        operation.division = division
+        schedule = partial(steps_between_hosts, dimensions)
+        every.append(make_parts(operation, schedule, ramped_ranges(count, longest), host))
+    buffers = [np.full(count, 1 << rank, dtype=float if division else object) for rank in range(size)]
+    for chunks in zip(*every, strict=True):
+        carry_out([moved(chunk) for chunk in chunks], buffers)
+    total = (1 << size) - 1
+    assert all(np.allclose(buffer, total / size) if division else (buffer == total).all() for buffer in buffers)
+
+
+def steps_of_part(dimensions: list[Dimension], count: int, division: str, *, gather: bool) -> tuple[ScheduleStep, ...]:
+    steps = scatter_part(dimensions, count, division=division)
+    return tuple(mirror(steps) if gather else steps)
+
+
+def steps_between_hosts(dimensions: list[Dimension], count: int, division: str) -> tuple[ScheduleStep, ...]:
+    return tuple(between_hosts(dimensions, count, division=division))
+
+
+def moved(chunk: Chunk) -> list[ScheduleStep]:
+    """Return the steps of a chunk for the whole array."""
+    return [
+        step._replace(
+            sends=tuple(Message(peer, low + chunk.start, high + chunk.start) for peer, low, high in step.sends),
+            receives=tuple(Message(peer, low + chunk.start, high + chunk.start) for peer, low, high in step.receives),
+        )
+        for step in chunk.steps
+    ]
 
 
 @given(st.integers(1, 40), ALGORITHMS, st.integers(1, 50))

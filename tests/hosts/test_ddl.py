@@ -57,6 +57,66 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
         assert least < late - early < 1.1 * least
 
 
+# Arrays of which parts are exchanged inside the hosts, by both transports and the backend of torch.distributed.
+ARRAYS = """
+import os, sys, zlib
+import numpy as np
+if sys.argv[1] == "group":
+    import torch, torch.distributed as dist
+    import ddlrun.ddl.torch
+    dist.init_process_group("ddl")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ops = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
+
+    def reduce(x, op):
+        tensor = torch.from_numpy(x)
+        dist.all_reduce(tensor, op=ops[op])
+        return tensor.numpy()
+else:
+    from ddlrun import ddl
+    ddl.init("-mode r")
+    rank, size = ddl.rank(), ddl.size()
+    reduce = ddl.all_reduce
+
+def of(rank, count, dtype):
+    return np.random.default_rng(rank).integers(0, 9, count).astype(dtype)
+
+for count in (1, 5, 999_999, 3_000_001):
+    for dtype in ("int64", "float32", "float16"):
+        for op in ("sum", "max") if dtype == "int64" else ("sum", "avg"):
+            every = np.array([of(other, count, dtype) for other in range(size)])
+            exact = every.max(axis=0) if op == "max" else every.sum(axis=0, dtype="float64")
+            exact = exact / size if op == "avg" else exact
+            result = reduce(of(rank, count, dtype), op)
+            assert np.allclose(result, exact, rtol=1e-2 if dtype == "float16" else 1e-6), (count, dtype, op)
+            crc = np.array([float(zlib.crc32(result))])
+            assert reduce(crc.copy(), "max") == crc, (count, dtype, op)
+os.write(1, b"right\\n")
+"""
+
+
+@pytest.mark.openmpi(4)
+@pytest.mark.parametrize(
+    ("transport", "tuning"),
+    [
+        ("mpi", ""),
+        ("tcp", ""),
+        ("tcp", "chunk=128K,depth=4,connections=4"),
+        ("group", ""),
+        ("group", "chunk=64K,depth=9"),
+    ],
+)
+def test_results_over_hosts(cluster: Cluster, mpirun: str, tmp_path: Path, transport: str, tuning: str) -> None:
+    if transport == "group":
+        needs.package("torch", "torch==2.13.0")
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:2,h2:2,h3:2,h4:2", "--racks", "2"]
+    argv += ["--skip-checks", "--overload", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+    argv += ["--env", f"DDLRUN_DDL_TUNING={tuning}"]
+    argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport != "group" else []
+    done = cluster.run("h1", [*argv, sys.executable, "-c", ARRAYS, transport], cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "right\n" * 8), done.stderr
+
+
 # Mode p measures the NICs in every fourth reduction; on a busy machine, several times until sized blocks are faster.
 MEASURES = """
 import json, os

@@ -217,6 +217,10 @@ class TcpTransport(Generic[Owner]):
         moved = True
         while moved and not self._complete:
             moved = self._endpoint.poll(seconds) and seconds > 0
+        return self.take_complete()
+
+    def take_complete(self) -> list[Owner]:
+        """Return the owners that have no open messages any more, without a call of the kernel."""
         complete = self._complete[:]
         self._complete.clear()  # completions hold this very list
         return complete

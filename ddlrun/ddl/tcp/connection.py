@@ -201,8 +201,10 @@ class Connection:
         """
         if self.socket is None or not self.is_readable:
             return True
-        self._begin_next()
         while True:
+            if self._head_at == HEAD.size and self._incoming is None:
+                self._head_at = 0
+                self._begin_message(*HEAD.unpack(self._head))
             incoming, head = self._incoming, self._head
             try:
                 if incoming is None:
@@ -220,9 +222,8 @@ class Connection:
                 return True
             if not received:
                 return False
-            if incoming is not None and incoming.arrived:
+            if incoming is not None and incoming.at == len(incoming.view):
                 self._end_message(incoming)
-            self._begin_next()
             if received < wanted and not to_end:
                 self._set_wake()
                 return True
@@ -241,12 +242,6 @@ class Connection:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
-
-    def _begin_next(self) -> None:
-        """Begin the message whose head is complete."""
-        if self._incoming is None and self._head_at == HEAD.size:
-            self._head_at = 0
-            self._begin_message(*HEAD.unpack(self._head))
 
     def _begin_message(self, group: int, tag: int, size: int) -> None:
         if group == FROM_ENDPOINT:

@@ -284,7 +284,8 @@ class Endpoint:
                 self._take_offer(connection)
             while connection.requested:
                 self._connection(connection.peer, connection.requested.popleft())
-            self.progress.handle(connection)
+            if connection.reports:
+                self.progress.handle(connection)
         except OSError as error:
             self._end(connection, error)
         except RuntimeError as error:

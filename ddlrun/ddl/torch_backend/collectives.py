@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, TCP_DEPTH, grow_chunks
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, TCP_DEPTH, grow_chunks, host_part
 from ddlrun.ddl import weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
 from ddlrun.ddl.nic_monitor import LEAST_BYTES, make_monitor
-from ddlrun.ddl.operation import Limits
+from ddlrun.ddl.operation import HostParts, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
-from ddlrun.ddl.schedule import mirror, own_block, reduce_scatter
+from ddlrun.ddl.schedule import between_hosts, mirror, own_block, reduce_scatter, scatter_part
 from ddlrun.ddl.torch_backend.measuring_allreduce import Measurement, MeasuringAllreduce
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class GroupCollectives:
         """reduction(weighted, count, division): the steps of an allreduce of `count` elements, with blocks sized by the
         links or equal ones. For `division` see `ReduceOp`."""
 
+        self._stage = lru_cache(maxsize=256)(self._make_stage)
+
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
         elements, monitor = memory.elements[0], self._monitor
@@ -68,7 +70,17 @@ class GroupCollectives:
 
     def start_allreduce(self, elements: Any, operator: Operator, *, weighted: bool) -> Operation:  # noqa: ANN401
         """Begin an allreduce with blocks sized by the links, or equal ones."""
-        return self._start_chunks(elements, operator, partial(self._reduction, weighted), weighted=weighted)
+        tuning = self._tuning(elements.nbytes, weighted=weighted)
+        part = 0 if weighted else host_part(elements.nbytes, tuning.chunk, self._host_ranks)
+        if not part:
+            return self._start_chunks(elements, operator, partial(self._reduction, weighted), tuning)
+        host = HostParts(
+            partial(self._stage, "scatter_part"),
+            partial(self._stage, "gather_part"),
+            partial(own_block, self._grid().dimensions[:1]),
+            part // elements.itemsize,
+        )
+        return self._start_chunks(elements, operator, partial(self._stage, "between_hosts"), tuning, host)
 
     def set_layout(self, layout: HostLayout | None) -> None:
         """Size blocks by another layout from the next allreduce on. All members call it together."""
@@ -81,7 +93,7 @@ class GroupCollectives:
         def steps(count: int, _division: str) -> tuple[ScheduleStep, ...]:
             return broadcast(self._rank, self._size, root, count)
 
-        return _is_over(self._start_chunks(memory.bytes, BYTES, steps))
+        return _is_over(self._start_chunks(memory.bytes, BYTES, steps, self._tuning(len(memory.bytes))))
 
     def reduce_scatter(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce; only the block of this member is then valid."""
@@ -101,12 +113,11 @@ class GroupCollectives:
         elements: Any,  # noqa: ANN401
         operator: Operator,
         steps: Any,  # noqa: ANN401
-        *,
-        weighted: bool = False,
+        tuning: Tuning,
+        host: HostParts | None = None,
     ) -> Operation:
-        tuning = self._tuning(elements.nbytes, weighted=weighted)
         limits = Limits(max(tuning.chunk // elements.itemsize, 1), tuning.depth, tuning.connections)
-        return self._engine.start(elements, operator, steps, limits)
+        return self._engine.start(elements, operator, steps, limits, host=host)
 
     def _start_whole(self, elements: Any, operator: Operator, steps: Any) -> Callable[[], bool]:  # noqa: ANN401
         limits = Limits(max(len(elements), 1), IN_FLIGHT)
@@ -133,6 +144,19 @@ class GroupCollectives:
         if weighted and self.layout is not None and division != "each":
             scatter = weighted_schedule.reduce_scatter(self.layout, self._rank, count, division=bool(division))
         return (*scatter, *mirror(scatter))
+
+    def _make_stage(self, name: str, count: int, division: str) -> tuple[ScheduleStep, ...]:
+        dimensions = self._grid().dimensions
+        if name == "between_hosts":
+            return tuple(between_hosts(dimensions, count, division=division))
+        scatter = scatter_part(dimensions, count, division=division)
+        return tuple(mirror(scatter) if name == "gather_part" else scatter)
+
+    @cached_property
+    def _host_ranks(self) -> int:
+        """The size of the first dimension if that is inside the hosts and others are not, otherwise 1."""
+        first, *others = self._grid().dimensions
+        return len(first.peers) if others and len({self._hosts[peer] for peer in first.peers}) == 1 else 1
 
     def _steps(self, kind: type[BlockChunk]) -> Callable[[int, str], tuple[ScheduleStep, ...]]:
         """Return the schedule of a reduce-scatter or an allgather; its chunks have one or two lengths."""

@@ -211,6 +211,8 @@ class ProgressThread:
     def _complete(self) -> None:
         while self._collectives and self._is_complete(self._collectives[0]):
             self._collectives.popleft().done()
+        if not self._messages:
+            return
         complete, pending = list[Work](), list[Work]()
         for work in self._messages:
             (complete if work.is_complete() else pending).append(work)
