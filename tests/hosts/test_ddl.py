@@ -59,7 +59,7 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
 
 # Arrays of which parts are exchanged inside the hosts, by both transports and the backend of torch.distributed.
 ARRAYS = """
-import os, sys, zlib
+import os, sys, time, zlib
 import numpy as np
 if sys.argv[1] == "group":
     import torch, torch.distributed as dist
@@ -70,6 +70,7 @@ if sys.argv[1] == "group":
 
     def reduce(x, op):
         tensor = torch.from_numpy(x)
+        time.sleep(rank % 2 / 20)  # all that a peer on this host sends first is then here
         dist.all_reduce(tensor, op=ops[op])
         return tensor.numpy()
 else:
@@ -81,7 +82,7 @@ else:
 def of(rank, count, dtype):
     return np.random.default_rng(rank).integers(0, 9, count).astype(dtype)
 
-for count in (1, 5, 999_999, 3_000_001):
+for count in map(int, sys.argv[2:]):
     for dtype in ("int64", "float32", "float16"):
         for op in ("sum", "max") if dtype == "int64" else ("sum", "avg"):
             every = np.array([of(other, count, dtype) for other in range(size)])
@@ -97,23 +98,25 @@ os.write(1, b"right\\n")
 
 @pytest.mark.openmpi(4)
 @pytest.mark.parametrize(
-    ("transport", "tuning"),
+    ("transport", "tuning", "counts"),
     [
-        ("mpi", ""),
-        ("tcp", ""),
-        ("tcp", "chunk=128K,depth=4,connections=4"),
-        ("group", ""),
-        ("group", "chunk=64K,depth=9"),
+        ("mpi", "", (1, 3_000_001)),
+        ("tcp", "", (1, 5, 999_999, 3_000_001)),
+        ("tcp", "chunk=128K,depth=4,connections=4", (999_999,)),
+        ("group", "", (1, 3_000_001)),
+        ("group", "chunk=4K,depth=16", (20_003,)),
     ],
 )
-def test_results_over_hosts(cluster: Cluster, mpirun: str, tmp_path: Path, transport: str, tuning: str) -> None:
+def test_results_over_hosts(
+    cluster: Cluster, mpirun: str, tmp_path: Path, transport: str, tuning: str, counts: tuple[int, ...]
+) -> None:
     if transport == "group":
         needs.package("torch", "torch==2.13.0")
     argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:2,h2:2,h3:2,h4:2", "--racks", "2"]
     argv += ["--skip-checks", "--overload", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING={tuning}"]
     argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport != "group" else []
-    done = cluster.run("h1", [*argv, sys.executable, "-c", ARRAYS, transport], cwd=ROOT, timeout=300)
+    done = cluster.run("h1", [*argv, sys.executable, "-c", ARRAYS, transport, *map(str, counts)], cwd=ROOT, timeout=300)
     assert (done.returncode, done.stdout) == (0, "right\n" * 8), done.stderr
 
 
