@@ -68,13 +68,13 @@ TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
 # On one host ranks copy long messages from each other's memory. There is a single link, so that several chunks only
 # cost. Bytes per rank:
 LARGEST_LOCAL_CHUNK = 2 * MIB
-# Over TCP, ranks of a host exchange longer parts of an array than chunks, with fewer messages; at most an eighth of it,
-# so that the links between hosts do not wait long.
+# Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most an
+# eighth of it, so that the links between hosts do not wait long.
 HOST_PARTS = 8
 
 
 def host_part(size: int, chunk: int, host_ranks: int) -> int:
-    """Return the bytes that ranks of a host exchange in one part of an array; 0: each chunk for itself.
+    """Return the bytes of a part of an array that ranks of a host exchange; 0 if parts are not used.
 
     Args:
         size: Bytes of the array.

@@ -189,8 +189,9 @@ class HostReducer:
         longest = max(algorithm.chunk // WIRES.get(parse_wire(algorithm.wire).dtype, elements.itemsize), 1)
         collective = Collective("all_reduce", axes, algorithm.algorithms, algorithm.wire)
         schedule, host = partial(self.schedules.steps, collective), None
-        part = host_part(elements.nbytes, algorithm.chunk, self._selector.host_ranks)
-        if part and not axes and algorithm.algorithms not in {WEIGHTED, LATE}:
+        part = host_part(elements.nbytes, longest * elements.itemsize, self._selector.host_ranks)
+        narrows = self.grid.axes[0] in parse_wire(algorithm.wire).axes  # whose blocks and roundings are those of chunks
+        if part and not (axes or narrows or algorithm.algorithms in {WEIGHTED, LATE}):
             schedule = partial(self.schedules.steps, collective._replace(name="between_hosts"))
             host = self.schedules.host_parts(collective, part // elements.itemsize)
         limits = Limits(longest, algorithm.depth, algorithm.connections)

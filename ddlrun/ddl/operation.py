@@ -167,13 +167,14 @@ class ScratchPool:
         self._free: list[bytearray] = []
 
     def borrow(self, scratch: bytearray | None, nbytes: int) -> bytearray:
-        """Return scratch memory of at least `nbytes`: the chunk's own, the shortest of finished chunks, or new one."""
+        """Return scratch memory of at least `nbytes`: the chunk's own, that of a finished chunk, or new memory."""
         if scratch is not None and len(scratch) >= nbytes:
             return scratch
         if scratch is not None:
             self._free.append(scratch)
         long_enough = [place for place, memory in enumerate(self._free) if len(memory) >= nbytes]
         if not long_enough:
+            self._free = sorted(self._free, key=len)[:-1]  # arrays of growing lengths leave no more than was in use
             return bytearray(nbytes)
         return self._free.pop(min(long_enough, key=lambda place: len(self._free[place])))
 

@@ -24,7 +24,7 @@ def chunk_ranges(count: int, longest: int) -> list[tuple[int, int]]:
 
 
 def group_ranges(ranges: Sequence[tuple[int, int]], longest: int) -> list[list[tuple[int, int]]]:
-    """Group ranges of a ramp that follow each other, up to `longest` elements; those that rise, and fall, are apart.
+    """Group consecutive ranges of a ramp, up to `longest` elements; its two ends are groups of their own.
 
     >>> group_ranges(ramped_ranges(64, 16), 40)
     [[(0, 4), (4, 12)], [(12, 26), (26, 39), (39, 52)], [(52, 60), (60, 64)]]

@@ -122,7 +122,7 @@ def reduce_scatter(dimensions: Sequence[Dimension], count: int, *, division: str
         count: Elements of the buffer.
         division: For averages: "once" divides the last sum by the number of learners, "each" the sum of each dimension
             by its size.
-        summed: The learners whose sum the buffer is already, which "once" counts, too.
+        summed: The number of learners whose sum the buffer is already. "once" divides by it, too.
     """
     size, settled = _product(dimensions), wire_of(dimensions)
     leaves, first, steps = _leaves(count, size, settled), 0, Steps()

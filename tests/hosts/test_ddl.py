@@ -103,6 +103,8 @@ os.write(1, b"right\\n")
         ("mpi", "", (1, 3_000_001)),
         ("tcp", "", (1, 5, 999_999, 3_000_001)),
         ("tcp", "chunk=128K,depth=4,connections=4", (999_999,)),
+        ("tcp", "wire=int8:XYZ", (3_000_001,)),
+        ("tcp", "wire=bfloat16:X", (3_000_001,)),
         ("group", "", (1, 3_000_001)),
         ("group", "chunk=4K,depth=16", (20_003,)),
     ],

@@ -59,19 +59,20 @@ class GroupCollectives:
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
         elements, monitor = memory.elements[0], self._monitor
-        if monitor is not None and elements.nbytes >= LEAST_BYTES and monitor.is_due(elements.nbytes):
+        if monitor is not None and _can_size_blocks(elements, operator) and monitor.is_due(elements.nbytes):
             return MeasuringAllreduce(self, Measurement(monitor, self._engine, self._world), elements, operator)
         return _is_over(self.start_usual_allreduce(elements, operator))
 
     def start_usual_allreduce(self, elements: Any, operator: Operator) -> Operation:  # noqa: ANN401
         """Begin an allreduce; blocks are sized by the links if these are unequal. Measured ones need a large array."""
-        weighted = self.layout is not None and (self._monitor is None or elements.nbytes >= LEAST_BYTES)
+        weighted = self.layout is not None and (self._monitor is None or _can_size_blocks(elements, operator))
         return self.start_allreduce(elements, operator, weighted=weighted)
 
     def start_allreduce(self, elements: Any, operator: Operator, *, weighted: bool) -> Operation:  # noqa: ANN401
         """Begin an allreduce with blocks sized by the links, or equal ones."""
         tuning = self._tuning(elements.nbytes, weighted=weighted)
-        part = 0 if weighted else host_part(elements.nbytes, tuning.chunk, self._host_ranks)
+        # On unequal hosts, ranks differ in what they have in common with others.
+        part = 0 if self.layout is not None else host_part(elements.nbytes, tuning.chunk, self._host_ranks)
         if not part:
             return self._start_chunks(elements, operator, partial(self._reduction, weighted), tuning)
         host = HostParts(
@@ -191,7 +192,7 @@ class GroupCollectives:
 
     @cached_property
     def _monitor(self) -> NicMonitor | None:
-        """Measures the NICs; None if they are known, or not worth it."""
+        """Measures the NICs; None if they are known, or if that does not pay."""
         if self.layout is not None or not self._settings.may_measure:
             return None
         return make_monitor(self._world, self._grid().hosts, self._settings.tuning(BETWEEN_HOSTS).measure)
@@ -219,6 +220,11 @@ class Blocks:
         """Return the block of a member on the rank `rank`, whose own one was not sent."""
         bounds = self.sends if member == rank else self.receives
         return self.buffer[bounds[member] : bounds[member + 1]]
+
+
+def _can_size_blocks(elements: Any, operator: Operator) -> bool:  # noqa: ANN401
+    """Return True if blocks may have measured sizes: the array is large, and averages are divided at the end alone."""
+    return elements.nbytes >= LEAST_BYTES and operator.division != "each"
 
 
 def _is_over(operation: Operation) -> Callable[[], bool]:

@@ -24,7 +24,7 @@ EQUAL, SIZED = AllreduceAlgorithm("chunks"), AllreduceAlgorithm("chunks", WEIGHT
 
 
 class Measurement(NamedTuple):
-    """What a measurement uses: the group's engine, and a communicator for nothing else."""
+    """The objects that a measurement uses: the group's engine, and a communicator of its own."""
 
     monitor: NicMonitor
     engine: Engine

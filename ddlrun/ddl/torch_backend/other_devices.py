@@ -82,9 +82,9 @@ class OtherDevices(GroupBase):
     def abort(self) -> None:
         """Let all works fail, and close the connections."""
         try:
-            self._end_other("abort")
-        finally:
             super().abort()
+        finally:
+            self._end_other("abort")  # which waits while another thread creates the group
 
     def _other_backends(self) -> dict[str, str]:
         """Return the backend of each other type of device, in the order in which the script named them."""

@@ -92,7 +92,7 @@ class ProgressThread:
         """
         self._endpoint, self._engine, self.seconds, self._arrived = endpoint, engine, seconds, arrived
         # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
-        self._waiting_collectives: deque[Callable[[], None]] = deque()
+        self._waiting_collectives: deque[tuple[Limit, Callable[[], None]]] = deque()
         self._waiting_messages: deque[Callable[[], None]] = deque()
         # Collectives complete in the order of their calls, or nearly so; only the oldest one is looked at.
         self._collectives: deque[Work] = deque()
@@ -113,26 +113,27 @@ class ProgressThread:
         """Hand a work to the thread; return a future, which gets the call's result after `done` was called."""
         future: Future[Any] = torch.futures.Future()
         seconds = self.seconds if call.seconds is None else call.seconds
-        until = time.monotonic() + seconds
+        limit = Limit(seconds, time.monotonic() + seconds, 0)
 
-        def command(number: int) -> Work:
-            self._endpoint.progress.own = number or self._endpoint.progress.own
+        def command(limit: Limit) -> Work:
             return Work(
                 call=call,
                 is_complete=start(),
                 done=partial(_finish, future, done, call.result),
                 future=future,
-                limit=Limit(seconds, until, number),
+                limit=limit,
             )
 
         with self._lock:
             if self._closed:
                 future.set_exception(self._failure or GroupError(f"{self._endpoint.job}: the process group has ended"))
             elif call.missing:
-                self._waiting_messages.append(partial(self._try_start, partial(command, 0), future))
+                self._waiting_messages.append(partial(self._try_start, partial(command, limit), future))
             else:
                 self.collectives += 1
-                self._waiting_collectives.append(partial(self._try_start, partial(command, self.collectives), future))
+                self._endpoint.progress.own = self.collectives
+                limit = limit._replace(number=self.collectives)
+                self._waiting_collectives.append((limit, partial(self._try_start, partial(command, limit), future)))
         self._endpoint.wake()
         return future
 
@@ -191,7 +192,13 @@ class ProgressThread:
         while self._waiting_messages:
             self._waiting_messages.popleft()()
         while self._waiting_collectives and not self._is_held():
-            self._waiting_collectives.popleft()()
+            self._waiting_collectives.popleft()[1]()
+        if self._waiting_collectives:
+            self._next_limit = min([self._next_limit, *(limit.until for limit in self._waiting_limits())])
+
+    def _waiting_limits(self) -> list[Limit]:
+        """Return the limits of the collectives that wait until an exclusive one is over."""
+        return [limit for limit, _ in list(self._waiting_collectives)] if self._is_held() else []
 
     def _is_held(self) -> bool:
         latest = self._collectives[-1].is_complete if self._collectives else None
@@ -205,7 +212,7 @@ class ProgressThread:
             if not self._waiting_messages and (self._is_held() or not self._waiting_collectives):
                 self._endpoint.poll(self._longest_wait())
                 self._engine.progress()
-        except (DdlrunError, RuntimeError, TimeoutError) as error:  # the latter after `abort`
+        except (DdlrunError, RuntimeError, TimeoutError) as error:  # the last one after `abort`
             self._failure = self._failure or as_group_error(error)
 
     def _complete(self) -> None:
@@ -224,7 +231,8 @@ class ProgressThread:
         """Advance a collective and return whether it is complete; an exclusive one may wait as long as limits allow."""
         if not isinstance(work.is_complete, Exclusive) or work.is_complete.over:
             return work.is_complete()
-        self._endpoint.until = min(work.limit.until for work in (*self._collectives, *self._messages))
+        # The limits of messages are those of single ranks, and need not end the group.
+        self._endpoint.until = min([work.limit.until, *(limit.until for limit in self._waiting_limits())])
         try:
             return self._failure is None and work.is_complete()
         except TimeoutError:
@@ -247,9 +255,14 @@ class ProgressThread:
             return
         works = (*self._collectives, *self._messages)
         work = next((work for work in works if work.limit.until <= now), None)
+        for limit in self._waiting_limits():
+            if work is None and limit.until <= now:  # the exclusive collective has used up its time
+                latest = self._collectives[-1]
+                work = latest._replace(limit=latest.limit._replace(seconds=limit.seconds))
         if work is None:
             self._inquiry = None
-            self._next_limit = min((work.limit.until for work in works), default=math.inf)
+            limits = [*(work.limit for work in works), *self._waiting_limits()]
+            self._next_limit = min((limit.until for limit in limits), default=math.inf)
         elif work.call.missing:
             raise self._timeout(work, work.call.missing)
         elif self._inquiry is None:
