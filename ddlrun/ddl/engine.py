@@ -76,14 +76,15 @@ class Engine:
                 the operator.
             limits: The sizes of chunks, and the numbers of those in flight and of connections.
             losses: An array like the first, to which what int8 loses is added.
-            host: The steps among the ranks of this host, if these take longer parts; the schedule then has those
-                between hosts.
+            host: The steps among the ranks of this host if they exchange parts that are longer than chunks; the
+                schedule then has the steps between hosts only.
         """
         ranges = ramped_ranges(len(array), limits.longest) if len(array) else []
         operation = Operation(array, reduce_op, len(ranges), limits, losses)
-        chunks = (
-            make_chunks(operation, schedule, ranges) if host is None else make_parts(operation, schedule, ranges, host)
-        )
+        if host is None:
+            chunks = make_chunks(operation, schedule, ranges)
+        else:
+            chunks = make_parts(operation, schedule, ranges, host)
         operation.left = len(chunks)
         self.begin(chunks)
         return operation
@@ -100,23 +101,29 @@ class Engine:
     def wait(self, operation: Operation) -> None:
         """Return when the operation is complete. Other operations in progress advance meanwhile."""
         while operation.left:
-            self._settle(self._next())
+            self.settle(self._next())
 
     def test(self, operation: Operation) -> bool:
         """Handle the messages that are complete; return whether the operation is."""
         while operation.left and (complete := self._wait_some(0)):
-            self._settle(complete)
+            self.settle(complete)
         return not operation.left
 
-    def progress(self) -> None:
-        """Advance all operations by the messages that the caller has moved."""
-        while complete := self._transport.take_complete():
-            self._settle(complete)
+    def settle(self, complete: Iterable[Chunk]) -> None:
+        """Advance the chunks whose step is complete."""
+        if self.meter is not None:
+            for chunk in complete:
+                self.meter.end(chunk.steps[chunk.at])
+        with np.errstate(all="ignore"):  # inf - inf is a result like others; an exception would leave the peers waiting
+            for chunk in complete:
+                self._finish_step(chunk)
+                self._advance(chunk)
+        self._fill()
 
     def drain(self) -> None:
         """Return when nothing is in progress."""
         while not self.is_idle:
-            self._settle(self._next())
+            self.settle(self._next())
 
     def give_up(self) -> None:
         """Forget what is in progress, which will not be complete."""
@@ -178,17 +185,6 @@ class Engine:
             f"ddlrun.ddl: rank {self._rank} has waited {PATIENCE:.0f} s for a message of rank {ranks}; do all "
             "ranks make the same calls?\n"
         )
-
-    def _settle(self, complete: list[Chunk]) -> None:
-        """Advance the chunks whose step is complete."""
-        if self.meter is not None:
-            for chunk in complete:
-                self.meter.end(chunk.steps[chunk.at])
-        with np.errstate(all="ignore"):  # inf - inf is a result like others; an exception would leave the peers waiting
-            for chunk in complete:
-                self._finish_step(chunk)
-                self._advance(chunk)
-        self._fill()
 
     def _fill(self) -> None:
         """Begin the chunks of each queue that can begin."""

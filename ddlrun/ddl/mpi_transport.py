@@ -58,10 +58,6 @@ class MpiTransport(Generic[Owner]):
                 sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
         return []
 
-    def take_complete(self) -> list[Owner]:
-        """Return the owners that have no open messages any more; MPI moves messages in the same call."""
-        return self.wait_some(0)
-
     def close(self) -> None:
         """Free the communicator."""
         self._comm.Free()

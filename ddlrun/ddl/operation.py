@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.partition import group_ranges
+from ddlrun.ddl.schedule import mirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,13 +39,11 @@ class HostParts(NamedTuple):
 
     The chunks of a part are shares of the block that its reduce-scatter leaves with this rank.
 
-    scatter: scatter(count, division) returns the steps of the reduce-scatter of a part. gather: those of the allgather.
-    own_block: own_block(count) returns the range of a part that belongs to this rank. longest: the most elements of a
-    part.
+    scatter: scatter(count, division) returns the steps of the reduce-scatter of a part. own_block: own_block(count)
+    returns the range of a part that belongs to this rank. longest: the most elements of a part.
     """
 
     scatter: Schedule
-    gather: Schedule
     own_block: Callable[[int], tuple[int, int]]
     longest: int
 
@@ -122,9 +121,9 @@ def make_chunks(operation: Operation, schedule: Schedule, ranges: Iterable[tuple
 def make_parts(
     operation: Operation, schedule: Schedule, ranges: Sequence[tuple[int, int]], host: HostParts
 ) -> list[Chunk]:
-    """Return the chunks of an operation whose steps among the ranks of a host take parts, of several ranges each.
+    """Return the chunks of an operation whose ranks of a host exchange parts, each of several ranges.
 
-    All ranks have the same number of chunks.
+    All ranks have the same number of chunks, each in the same place of the order.
     """
     chunks = []
     for part in group_ranges(ranges, host.longest):
@@ -136,7 +135,7 @@ def make_parts(
             Chunk(operation, schedule(end - first, operation.division), start + first, (scatter,))
             for first, end in pairwise(shares)
         ]
-        gather = Chunk(operation, host.gather(count, operation.division), start, tuple(between), GATHER)
+        gather = Chunk(operation, tuple(mirror(scatter.steps)), start, tuple(between), GATHER)
         chunks += [scatter, *between, gather]
     return chunks
 

@@ -30,7 +30,7 @@ class Collective(NamedTuple):
     """A collective of the engine.
 
     name: "all_reduce", "reduce_scatter" or "allgather"; or a stage of an all_reduce whose first dimension is inside
-    the hosts: "scatter_part", "between_hosts" or "gather_part". axes: the dimensions that it covers, "" for all.
+    the hosts: "scatter_part" or "between_hosts". axes: the dimensions that it covers, "" for all.
     algorithms: that of each dimension of the grid, LATE or WEIGHTED; empty: the mode's. wire: "bfloat16:YZ" or the
     like, "" for float32.
     """
@@ -72,7 +72,6 @@ class ScheduleCache:
         first = self.dimensions(*collective[1:])[:1]
         return HostParts(
             partial(self.steps, collective._replace(name="scatter_part")),
-            partial(self.steps, collective._replace(name="gather_part")),
             partial(own_block, first),
             longest,
         )
@@ -89,11 +88,11 @@ class ScheduleCache:
             division = "each"  # sums would leave the range of float16
         if name == "between_hosts":
             return tuple(between_hosts(dimensions, count, division=division))
-        of_part = name in {"scatter_part", "gather_part"}
-        scatter = (scatter_part if of_part else reduce_scatter)(dimensions, count, division=division)
-        if name == "all_reduce":
-            return (*scatter, *mirror(scatter))
-        return tuple(scatter if name in {"reduce_scatter", "scatter_part"} else mirror(scatter))
+        if name == "scatter_part":
+            return tuple(scatter_part(dimensions, count, division=division))
+        scatter = reduce_scatter(dimensions, count, division=division)
+        gather = mirror(scatter)
+        return tuple({"all_reduce": scatter + gather, "reduce_scatter": scatter, "allgather": gather}[name])
 
     def _make_weighted_steps(self, layout: HostLayout, count: int, division: str, wire: str) -> Steps:
         """Return a reduce-scatter over unequal hosts or links; the wire is that between hosts, in all dimensions."""

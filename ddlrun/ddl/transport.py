@@ -39,8 +39,5 @@ class Transport(Protocol[Owner]):
             RuntimeError: A message has another length than the buffer that was posted for it.
         """
 
-    def take_complete(self) -> list[Owner]:
-        """Return the owners that have no open messages any more, as far as messages were moved already."""
-
     def close(self) -> None:
         """Free what the transport has created. No message is open. All ranks call it together."""

@@ -141,12 +141,7 @@ def test_parts_inside_hosts_have_the_same_sums_and_averages(job: Job, data: st.D
     every = []
     for rank in range(size):
         dimensions = job.dimensions(rank)
-        host = HostParts(
-            partial(steps_of_part, dimensions, gather=False),
-            partial(steps_of_part, dimensions, gather=True),
-            partial(own_block, dimensions[:1]),
-            of_part,
-        )
+        host = HostParts(partial(steps_of_part, dimensions), partial(own_block, dimensions[:1]), of_part)
         operation = Operation(
             np.empty(count), find_reduce_op("float64", "avg" if division else "sum"), 1, Limits(longest)
         )
@@ -160,9 +155,8 @@ def test_parts_inside_hosts_have_the_same_sums_and_averages(job: Job, data: st.D
     assert all(np.allclose(buffer, total / size) if division else (buffer == total).all() for buffer in buffers)
 
 
-def steps_of_part(dimensions: list[Dimension], count: int, division: str, *, gather: bool) -> tuple[ScheduleStep, ...]:
-    steps = scatter_part(dimensions, count, division=division)
-    return tuple(mirror(steps) if gather else steps)
+def steps_of_part(dimensions: list[Dimension], count: int, division: str) -> tuple[ScheduleStep, ...]:
+    return tuple(scatter_part(dimensions, count, division=division))
 
 
 def steps_between_hosts(dimensions: list[Dimension], count: int, division: str) -> tuple[ScheduleStep, ...]:

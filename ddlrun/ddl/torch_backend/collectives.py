@@ -55,6 +55,7 @@ class GroupCollectives:
         links or equal ones. For `division` see `ReduceOp`."""
 
         self._stage = lru_cache(maxsize=256)(self._make_stage)
+        """stage(schedule, count, division): the steps of `scatter_part` or `between_hosts` for `count` elements."""
 
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
@@ -76,12 +77,11 @@ class GroupCollectives:
         if not part:
             return self._start_chunks(elements, operator, partial(self._reduction, weighted), tuning)
         host = HostParts(
-            partial(self._stage, "scatter_part"),
-            partial(self._stage, "gather_part"),
+            partial(self._stage, scatter_part),
             partial(own_block, self._grid().dimensions[:1]),
             part // elements.itemsize,
         )
-        return self._start_chunks(elements, operator, partial(self._stage, "between_hosts"), tuning, host)
+        return self._start_chunks(elements, operator, partial(self._stage, between_hosts), tuning, host)
 
     def set_layout(self, layout: HostLayout | None) -> None:
         """Size blocks by another layout from the next allreduce on. All members call it together."""
@@ -146,12 +146,8 @@ class GroupCollectives:
             scatter = weighted_schedule.reduce_scatter(self.layout, self._rank, count, division=bool(division))
         return (*scatter, *mirror(scatter))
 
-    def _make_stage(self, name: str, count: int, division: str) -> tuple[ScheduleStep, ...]:
-        dimensions = self._grid().dimensions
-        if name == "between_hosts":
-            return tuple(between_hosts(dimensions, count, division=division))
-        scatter = scatter_part(dimensions, count, division=division)
-        return tuple(mirror(scatter) if name == "gather_part" else scatter)
+    def _make_stage(self, schedule: Any, count: int, division: str) -> tuple[ScheduleStep, ...]:  # noqa: ANN401
+        return tuple(schedule(self._grid().dimensions, count, division=division))
 
     @cached_property
     def _host_ranks(self) -> int:

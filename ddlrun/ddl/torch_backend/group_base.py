@@ -46,7 +46,7 @@ class GroupBase(distributed.ProcessGroup):  # type: ignore[misc]
         self._blobs = BlobExchange(members.Dup())
         self._barriers = members.Dup()
         self._barrier_calls = 0
-        self._thread = ProgressThread(endpoint, engine, seconds, arrived)
+        self._thread = ProgressThread(endpoint, engine, transport, seconds, arrived)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's names, as all below
         """Return the name of the backend."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from ddlrun.ddl.engine import Engine
+    from ddlrun.ddl.operation import Chunk
+    from ddlrun.ddl.tcp.communicator import TcpTransport
     from ddlrun.ddl.tcp.endpoint import Endpoint
 
     # Starts a collective or message; returns a function that returns whether it is complete.
@@ -63,13 +65,13 @@ class Work(NamedTuple):
 
 
 class Exclusive:
-    """A collective that needs the thread for itself; what Start returns.
+    """A collective in progress, as Start returns it, that needs the thread for itself.
 
-    It advances once the collectives before it are complete, and those after it begin once it is `over`. A call of it
-    may wait for messages of other ranks.
+    It is first called when the collectives before it are complete. A call may wait for messages of other ranks.
     """
 
     over = False
+    """True once the collectives after it may begin."""
 
     def __call__(self) -> bool:
         """Advance; return whether the collective is complete. Raises TimeoutError if a work has run out of time."""
@@ -80,17 +82,24 @@ class ProgressThread:
     """A thread that uses an endpoint alone. Works are started in the order in which they were submitted."""
 
     def __init__(
-        self, endpoint: Endpoint, engine: Engine, seconds: float, arrived: Callable[[int], bool] = lambda _rank: True
+        self,
+        endpoint: Endpoint,
+        engine: Engine,
+        transport: TcpTransport[Chunk],
+        seconds: float,
+        arrived: Callable[[int], bool],
     ) -> None:
         """Start the thread.
 
         Args:
             endpoint: The endpoint.
             engine: Carries out the collectives.
+            transport: That of the engine.
             seconds: The time limit of a work without one of its own.
             arrived: arrived(rank) returns whether a rank has created its endpoint.
         """
-        self._endpoint, self._engine, self.seconds, self._arrived = endpoint, engine, seconds, arrived
+        self._endpoint, self._engine, self._transport = endpoint, engine, transport
+        self.seconds, self._arrived = seconds, arrived
         # What is to be started: collectives, and messages, which need not wait for an exclusive collective.
         self._waiting_collectives: deque[tuple[Limit, Callable[[], None]]] = deque()
         self._waiting_messages: deque[Callable[[], None]] = deque()
@@ -211,7 +220,8 @@ class ProgressThread:
             self._check_limits()
             if not self._waiting_messages and (self._is_held() or not self._waiting_collectives):
                 self._endpoint.poll(self._longest_wait())
-                self._engine.progress()
+                while complete := self._transport.take_complete():
+                    self._engine.settle(complete)
         except (DdlrunError, RuntimeError, TimeoutError) as error:  # the last one after `abort`
             self._failure = self._failure or as_group_error(error)
 
