@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from ddlrun.doctor.position import Activity, Position, locate_rank
-from ddlrun.doctor.progress import has_progressed, is_computing
+from ddlrun.doctor.progress import has_progressed, is_computing, mark_stays
 from ddlrun.doctor.records import RankReport
 from ddlrun.doctor.verdict import HangFinding, HangVerdict, JobLook, group_ranks, judge
 from ddlrun.hosts import fold
@@ -57,8 +57,12 @@ class Diagnosis(NamedTuple):
 
 def diagnose(looks: Sequence[JobLook]) -> Diagnosis:
     """Return the diagnosis of one look or several; the last one counts."""
-    moved = any(map(has_progressed, looks, looks[1:])) if len(looks) > 1 else None
-    return Diagnosis(looks[-1], judge(looks[-1]), moved, len(looks) > 1 and is_computing(looks[0], looks[-1]))
+    first, last = looks[0], looks[-1]
+    if len(looks) == 1:
+        return Diagnosis(last, judge(last), moved=None, computes=False)
+    moved = any(map(has_progressed, looks, looks[1:]))
+    last = mark_stays(first, last)
+    return Diagnosis(last, judge(last), moved, is_computing(first, last))
 
 
 def render_states(look: JobLook) -> str:

@@ -29,6 +29,8 @@ class Activity(Enum):
 
     COMMUNICATES = "communicates"
     """Waits for other ranks, or is about to."""
+    GPU = "gpu"
+    """Waits for its GPU, which has not ended a collective operation."""
     RUNS = "runs"
     IMPORTS = "imports"
     """Imports modules, which ends by itself."""
@@ -82,12 +84,14 @@ class Position(NamedTuple):
         runs = self.activity in (Activity.RUNS, Activity.UNKNOWN)
         if runs:
             return (self.activity.value, *place[:2])
+        if self.activity is Activity.GPU:
+            return (self.activity.value,)
         return (self.activity.value, normalize(self.call), *place)
 
     @property
     def waits_for_ranks(self) -> bool:
         """Whether it waits for other ranks."""
-        return self.activity is Activity.COMMUNICATES
+        return self.activity in (Activity.COMMUNICATES, Activity.GPU)
 
     @property
     def place(self) -> str:
@@ -103,6 +107,9 @@ def locate_rank(report: RankReport) -> Position:
     position = locate(main)
     if position.waits_for_ranks:
         return position._replace(collective=report.collective)
+    # A program may compute while its GPU communicates: it waits if it stays in one call.
+    if report.collective and report.stays and main.gpu and position.activity in (Activity.RUNS, Activity.WAITS):
+        return Position(Activity.GPU, "", position.frame, collective=report.collective)
     if position.activity is not Activity.LOADS:
         return position
     return position._replace(worker=_describe_worker([other for other in report.processes if other is not main]))
@@ -203,6 +210,7 @@ def _waiting_function(python: tuple[Frame, ...]) -> str:
 
 WORDS = {
     Activity.COMMUNICATES: "waits in {call}",
+    Activity.GPU: "waits for its GPU",
     Activity.RUNS: "is",
     Activity.IMPORTS: "imports modules",
     Activity.LOADS: "waits for its data loader",
@@ -252,8 +260,9 @@ def _describe_place(position: Position) -> str:
     if frame is None:
         return f" ({position.call})" if position.activity is Activity.UNKNOWN and position.call else ""
     function = "" if frame.function.startswith("<") else f"{frame.function}, "
-    source = "" if position.waits_for_ranks or not frame.source else f": {frame.source}"
+    communicates = position.activity is Activity.COMMUNICATES
+    source = "" if communicates or not frame.source else f": {frame.source}"
     if position.activity is Activity.RUNS:
         inside = f" in {frame.function} ({frame.place})" if function else f" in {frame.place}"
         return inside + source
-    return f" ({function}{frame.place}{source})" if not position.waits_for_ranks else f" ({frame.place})"
+    return f" ({frame.place})" if communicates else f" ({function}{frame.place}{source})"

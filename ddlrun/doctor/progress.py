@@ -3,7 +3,7 @@
 from ddlrun.doctor.frames import find_communication
 from ddlrun.doctor.position import Activity, Position, locate_rank, main_process
 from ddlrun.doctor.records import RankReport
-from ddlrun.doctor.verdict import HangFinding, JobLook, judge
+from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
 
 # A thread that waits in the same call wakes up now and then.
 FEW_SWITCHES = 10
@@ -51,6 +51,19 @@ def _has_returned(before: RankReport, after: RankReport) -> bool:
     earlier, later = main_process(before), main_process(after)
     sleeps = earlier.call == later.call == "futex"  # a wait without a limit, or with a long one
     return later.replies > earlier.replies or (sleeps and later.switches - earlier.switches > FEW_SWITCHES)
+
+
+def mark_stays(before: JobLook, after: JobLook) -> JobLook:
+    """Return the later look, with a mark on the ranks that have been in one call since the earlier one."""
+    earlier = {rank: main_process(report) for rank, report in _reports(before).items() if report.processes}
+
+    def mark(rank: RankLook) -> RankLook:
+        if rank.report is None or rank.rank not in earlier or not rank.report.processes:
+            return rank
+        now, then = main_process(rank.report), earlier[rank.rank]
+        return rank._replace(report=rank.report._replace(stays=(now.pid, now.replies) == (then.pid, then.replies)))
+
+    return JobLook(tuple(map(mark, after.ranks)))
 
 
 def is_computing(before: JobLook, after: JobLook) -> bool:

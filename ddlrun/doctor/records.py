@@ -93,6 +93,8 @@ class RankReport(NamedTuple):
     """The operation in which it is; None: in none, or this is not known."""
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
+    stays: bool = False
+    """Whether its main thread has run no Python code since an earlier look, as far as that is known."""
 
 
 def parse_report(text: str | bytes) -> RankReport:

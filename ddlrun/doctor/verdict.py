@@ -110,8 +110,16 @@ def group_ranks(look: JobLook) -> list[Group]:
         position = plain if known else plain._replace(collective=None)
         collective = position.collective and position.collective[:2]
         groups.setdefault((*position.key, collective), []).append((rank, position))
-    joined = [Group(tuple(rank for rank, _ in members), members[0][1]) for members in groups.values()]
+    joined = [_join(members) for members in groups.values()]
     return sorted(joined, key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def _join(members: Sequence[tuple[int, Position]]) -> Group:
+    """Return a group; its position has no frame if its ranks wait for their GPUs in different lines."""
+    position = members[0][1]
+    if position.activity is Activity.GPU and any(other.frame != position.frame for _, other in members):
+        position = position._replace(frame=None)
+    return Group(tuple(rank for rank, _ in members), position)
 
 
 def judge(look: JobLook) -> HangVerdict:

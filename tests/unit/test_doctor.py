@@ -235,6 +235,41 @@ def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str
     assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
 
 
+def on_gpu(line: int, number: int, replies: int = 0, name: str = "all_reduce") -> RankReport:
+    """Return the report of a rank that keeps a CPU busy, and whose GPU has not ended a collective."""
+    running = process([own(line, "loss.item()")], "R", gpu=True, replies=replies)
+    return report(running, collective=(number, name, "Float[4]"))
+
+
+ITEM = "waits for its GPU (step, train.py:{}: loss.item()), collective {}: {}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "finding", "text"),
+    [
+        ((on_gpu(5, 7), LOOPING), HangFinding.ABSENT,
+         f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 is in step (train.py:37): while True:"),
+        ((on_gpu(5, 7), on_gpu(6, 7)), HangFinding.SAME_CALL,
+         "all ranks wait for their GPU, collective 7: all_reduce"),
+        ((on_gpu(5, 7), on_gpu(5, 7, name="broadcast")), HangFinding.DIFFERENT_CALLS,
+         f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 {ITEM.format(5, 7, 'broadcast')}"),
+        ((on_gpu(5, 7), 3), HangFinding.ENDED, f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 has ended"),
+    ],
+)  # fmt: skip
+def test_ranks_that_stay_in_a_call_wait_for_a_collective_on_their_gpu(
+    ranks: tuple[RankReport | int, ...], finding: HangFinding, text: str
+) -> None:
+    diagnosis = diagnose([look(*ranks), look(*ranks)])
+    assert diagnosis.verdict[::2] == (finding, text)
+    assert diagnosis.hangs
+
+
+def test_a_rank_that_computes_while_its_gpu_communicates_does_not_wait() -> None:
+    diagnosis = diagnose([look(on_gpu(5, 7), LOOPING), look(on_gpu(5, 7, replies=1), LOOPING)])
+    assert (diagnosis.verdict.finding, diagnosis.hangs) == (HangFinding.RUNNING, False)
+    assert diagnose([look(on_gpu(5, 7), LOOPING)]).verdict.finding is HangFinding.RUNNING
+
+
 COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}
 LOOP, LOCK = [own(37, "while True:")], [own(5, "with lock:")]
 SLEEPING = report(process([own(7, "time.sleep(60)")], call="sleep"))
