@@ -32,10 +32,18 @@ HINTS = (
         "the GPU's memory is full: use a smaller batch; nvidia-smi there shows other users of it",
     ),
     (
-        r"no CUDA-capable device|CUDA driver version is insufficient|No CUDA GPUs are available",
+        r"no CUDA-capable device|CUDA driver version is insufficient|No CUDA GPUs are available|Found no NVIDIA driver",
         "no usable GPU on that host: compare nvidia-smi there with ddlrun probe",
     ),
     (r"invalid device ordinal", "the script selects a GPU that this rank cannot see: see --visible-gpus"),
+    (
+        r"device-side assert triggered|CUDA error: an illegal memory access",
+        "a function on the GPU failed: --env CUDA_LAUNCH_BLOCKING=1 shows the line that called it",
+    ),
+    (
+        r"Duplicate GPU detected",
+        "NCCL lets no two ranks use one GPU: start a rank per GPU, and select GPU number LOCAL_RANK in the script",
+    ),
     (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",
         "NCCL failed: run again with --env NCCL_DEBUG=INFO; --network names the network to use",
