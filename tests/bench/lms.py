@@ -1,18 +1,21 @@
 """Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables without goals.
 
-On a CUDA device: the largest image that a 3D U-Net trains on, with and without; images/s at the largest that fits
-without; bytes copied per second as a share of the rate of a plain pinned copy in the same run. --gib limits the memory
-that torch uses. On any machine: the processor time of the hooks for each saved tensor, without copies.
+On a CUDA device, for a 3D U-Net and for a transformer: the largest image or batch that fits, and the seconds of a step,
+without and with large-model support, and with what PyTorch has for the same purpose; bytes copied per second as a share
+of the rate of a plain pinned copy in the same run. --gib limits the memory that torch uses. On any machine: the
+processor time of the hooks for each saved tensor, without copies.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd import graph as saved_tensors
+from torch.utils.checkpoint import checkpoint
 
 from ddlrun.ddl.lms import LMS
 from ddlrun.ddl.lms.device import PendingCopy
@@ -32,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(rounds=7, tensors=1000, gib=None)
-SMOKE = Sizes(rounds=1, tensors=10, gib=1.0)
+SMOKE = Sizes(rounds=1, tensors=10, gib=6.0)
 
 
 class Nowhere:
@@ -75,7 +78,7 @@ def host_side(sizes: Sizes) -> None:
         x.sum().backward()
 
     variants: dict[str, Callable[[], Any]] = {
-        "hooks that do nothing": lambda: saved_tensors_hooks(lambda x: x.detach(), lambda x: x),
+        "hooks that do nothing": lambda: saved_tensors.saved_tensors_hooks(lambda x: x.detach(), lambda x: x),
         "too small to swap": lambda: LMS(1000, 0.5, device=Nowhere(0)),
         "the device has room": lambda: LMS(1, 0.5, device=Nowhere(0)),
         "swapped out and in": lambda: LMS(1, 0.5, device=Nowhere(0.8)),
@@ -123,35 +126,70 @@ def _convolutions(a: int, b: int) -> nn.Module:
     return nn.Sequential(*parts)
 
 
-def step(net: nn.Module, edge: int, large: LMS) -> None:
-    net.zero_grad()
-    with large:
-        loss = net(torch.ones(1, 1, edge, edge, edge, device="cuda")).square().mean()
+class Transformer(nn.Module):
+    """Encoder layers with 2048 features, in bfloat16; with `recomputes`, each layer saves its input alone."""
+
+    recomputes = False
+
+    def __init__(self, layers: int = 16, width: int = 2048) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True, "dtype": torch.bfloat16}
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, 16, 4 * width, **options) for _ in range(layers))
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x)
+        return x
+
+
+class Network(NamedTuple):
+    """A network, and the shape of its input for a size, which is a multiple of `unit`."""
+
+    module: Any
+    input: Callable[[int], Tensor]
+    unit: int
+    words: str
+
+
+def make_networks() -> Iterator[Network]:
+    """Yield the networks, each when the one before is no longer used."""
+    unet = UNet().cuda()
+    yield Network(unet, lambda edge: torch.ones(1, 1, edge, edge, edge, device="cuda"), 16, "edge of the image")
+    transformer = Transformer().cuda()
+    shape = (512, transformer.width)
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    yield Network(transformer, lambda batch: torch.ones(batch, *shape, **kind), 1, "batch of 512 tokens")
+
+
+def step(net: Network, size: int, saving: AbstractContextManager[Any]) -> None:
+    net.module.zero_grad()
+    with saving:
+        loss = net.module(net.input(size)).square().mean()
     loss.backward()
 
 
-def trains(net: nn.Module, edge: int, large: LMS) -> bool:
-    """Return True if an image with this edge fits."""
+def fits(net: Network, size: int, saving: AbstractContextManager[Any]) -> bool:
     try:
-        step(net, edge, large)
+        step(net, size, saving)
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        net.zero_grad()
+        net.module.zero_grad()
         torch.cuda.empty_cache()
     return True
 
 
-def largest(net: nn.Module, make: Callable[[], LMS]) -> int:
-    """Return the longest edge, a multiple of 16, that fits."""
+def largest(net: Network, make: Callable[[], Any], most: int) -> int:
+    """Return the largest size that fits, up to `most` units."""
     low, high = 0, 1
-    while trains(net, 16 * high, make()):
-        low, high = high, 2 * high
+    while low < most and fits(net, net.unit * high, make()):
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if trains(net, 16 * middle, make()) else (low, middle)
-    return 16 * low
+        low, high = (middle, high) if fits(net, net.unit * middle, make()) else (low, middle)
+    return net.unit * low
 
 
 def seconds(work: Callable[[], Any], rounds: int) -> float:
@@ -175,25 +213,53 @@ def limits(rounds: int) -> tuple[float, float]:
 
 
 def device_side(sizes: Sizes) -> None:
-    gib = sizes.gib
     total = torch.cuda.mem_get_info()[1]
-    if gib is not None:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * GIB / total))
+    if sizes.gib is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, sizes.gib * GIB / total))
     out, back = limits(sizes.rounds)
-    memory = format_bytes(min(total, (gib or 1e9) * GIB))
-    rates = f"{out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back"
-    print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {rates}")
-    net = UNet().cuda()
-    plain = largest(net, lambda: LMS(0))
-    print(f"largest image without: {plain}^3, with: {largest(net, LMS)}^3")
-    for name, make in {"without": lambda: LMS(0), "with": LMS, "with, frac 0": lambda: LMS(frac=0)}.items():
-        large = make()
-        each = seconds(lambda large=large: step(net, plain, large), sizes.rounds)  # type: ignore[misc]
-        stats, steps = large.stats(), sizes.rounds + 1
-        rate_out, rate_back = stats.bytes_out / steps / each, stats.bytes_in / steps / each
-        share = f"out {rate_out / out:4.0%}, back {rate_back / back:4.0%} of the link over the whole step"
-        print(f"  {plain}^3 {name:14} {1 / each:7.2f} images/s; {share}")
-        print(f"    {stats}")
+    memory = format_bytes(min(total, (sizes.gib or 1e9) * GIB))
+    print(f"{torch.cuda.get_device_name()}, {memory}; pinned copies {out / 1e9:.1f} GB/s out, {back / 1e9:.1f} back")
+    for net in make_networks():
+        print(f"{type(net.module).__name__}, {net.words}:")
+        variants: dict[str, Callable[[], Any]] = {
+            "without": nullcontext,
+            "LMS": LMS,
+            "LMS, frac 0": lambda: LMS(frac=0),
+            "save_on_cpu of PyTorch": lambda: saved_tensors.save_on_cpu(pin_memory=True),
+        }
+        if isinstance(net.module, Transformer):
+            variants["checkpoint of PyTorch"] = nullcontext
+        plain = 0
+        for name, make in variants.items():
+            net.module.recomputes = name.startswith("checkpoint")
+            size = largest(net, make, 4 * plain // net.unit or 1 << 30)
+            plain = plain or size
+            print(f"  {name}: largest {size}", flush=True)
+            # At the largest size, pieces of free memory may be too small for the next steps.
+            for each in sorted({max(largest_size - net.unit, net.unit) for largest_size in (plain, size)}):
+                measure(net, each, make, sizes.rounds, (out, back))
+
+
+def measure(net: Network, size: int, make: Callable[[], Any], rounds: int, rates: tuple[float, float]) -> None:
+    """Print the seconds of a step, and of large-model support what it has copied."""
+    saving = make()
+    try:
+        each = seconds(lambda: step(net, size, saving), rounds)
+    except torch.cuda.OutOfMemoryError:
+        print(f"    {size}: out of memory")
+        return
+    finally:
+        net.module.zero_grad()
+        torch.cuda.empty_cache()
+    if not isinstance(saving, LMS):
+        print(f"    {size}: {each:.3f} s")
+        return
+    stats, steps = saving.stats(), rounds + 1
+    shares = [
+        nbytes / steps / each / rate for nbytes, rate in zip((stats.bytes_out, stats.bytes_in), rates, strict=True)
+    ]
+    print(f"    {size}: {each:.3f} s; out {shares[0]:.0%}, back {shares[1]:.0%} of the link over the whole step")
+    print(f"      {stats}", flush=True)
 
 
 def main() -> None:
