@@ -23,6 +23,9 @@ from ddlrun.ddl.torch import TopK, top_k_hook
 
 # The limit of groups whose rank 2 is late. Busy cores delay no other rank by as much.
 LIMIT = timedelta(seconds=10)
+# The names of PyTorch 2.13, or the older ones.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def full(count: int, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -57,7 +60,7 @@ def reductions(rank: int, size: int) -> Any:
     block = torch.zeros(2)
     dist.reduce_scatter(block, [full(2, other + rank) for other in range(size)])
     yield "reduce_scatter", block
-    dist.reduce_scatter_single(block, torch.arange(2.0 * size))
+    reduce_scatter_single(block, torch.arange(2.0 * size))
     yield "reduce_scatter_single", block
 
 
@@ -69,7 +72,7 @@ def copies(rank: int, size: int) -> Any:
     dist.all_gather(rows, full(2, rank))
     yield "all_gather", torch.cat(rows)
     whole = torch.zeros(2 * size)
-    dist.all_gather_single(whole, full(2, rank))
+    all_gather_single(whole, full(2, rank))
     yield "all_gather_single", whole
     dist.gather(full(2, rank), rows if rank == 0 else None, 0)
     yield "gather", torch.cat(rows)

@@ -20,6 +20,9 @@ from torch.testing._internal.distributed import fake_pg  # registers the backend
 import ddlrun.ddl.torch  # noqa: F401 - registers the backend
 
 dist: Any = torch_distributed  # its stubs lack what is called here
+# The names of PyTorch 2.13, or the older ones.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -40,9 +43,9 @@ def collectives(device: torch.device, group: Any) -> Iterator[tuple[str, Callabl
     yield "broadcast", lambda: dist.broadcast(one, group=group, group_src=0)
     yield "reduce", lambda: dist.reduce(one, group=group, group_dst=0)
     yield "all_gather", lambda: dist.all_gather(rows, one, group=group)
-    yield "all_gather_single", lambda: dist.all_gather_single(whole, one, group=group)
+    yield "all_gather_single", lambda: all_gather_single(whole, one, group=group)
     yield "reduce_scatter", lambda: dist.reduce_scatter(one, rows, group=group)
-    yield "reduce_scatter_single", lambda: dist.reduce_scatter_single(one, whole, group=group)
+    yield "reduce_scatter_single", lambda: reduce_scatter_single(one, whole, group=group)
     yield "gather", lambda: dist.gather(one, rows if rank == 0 else None, group=group, group_dst=0)
     yield "scatter", lambda: dist.scatter(one, rows if rank == 0 else None, group=group, group_src=0)
     yield "all_to_all", lambda: dist.all_to_all(list(torch.zeros_like(whole).split(2)), rows, group=group)
@@ -109,9 +112,13 @@ def check_training(device: torch.device) -> None:
 def main(kind: str, backend: str, *ports: str) -> None:
     """Check both orders of the names, of which torch makes the group of the other device itself in the second one."""
     torch.set_num_threads(1)
-    device = torch.device(kind, int(os.environ["RANK"])) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind)
     if kind == "cuda":
+        rank, count = int(os.environ["RANK"]), torch.cuda.device_count()
+        device = torch.device(kind, rank % count)
         torch.cuda.set_device(device)
+        # NCCL lets ranks share a GPU if it takes them for ranks of different hosts.
+        os.environ |= {"NCCL_HOSTID": str(rank // count), "NCCL_SOCKET_IFNAME": "lo"}
     for names, port in zip((f"cpu:ddl,{kind}:{backend}", f"{kind}:{backend},cpu:ddl"), ports, strict=True):
         os.environ["MASTER_PORT"] = port
         dist.init_process_group(names, device_id=device if kind == "cuda" else None)

@@ -1,6 +1,6 @@
 """A rank of test_process_groups.py: torch.distributed's groups of the grid, and tensors on devices, real or simulated.
 
-    mpirun -n 8 python -m mpi4py groups_ranks.py groups|simulated|gpus
+    mpirun -n 8 python -m mpi4py groups_ranks.py groups|simulated|gpus|nccl
 
 Rank 0 prints the errors and the number of results that were checked.
 """
@@ -71,10 +71,10 @@ def check_groups(checks: Checks) -> None:
         checks.check(f"mesh: peers {axis}", mesh[axis].mesh.numpy(), grid.peers(axis), 0)
 
 
-def check_wavefront(checks: Checks, shape: str) -> None:
+def check_wavefront(checks: Checks, shape: str, device: str) -> None:
     dimensions = current_learner().devices.groups.along("")
     for dtype, op, count, longest in cases(shape):
-        row = tensor(ddl.rank(), count, dtype, op)
+        row = tensor(ddl.rank(), count, dtype, op).to(device)
         reduction = nccl_pipeline.start(row, op, dimensions, longest)
         reduction.wait()
         exact, tolerance = expected(ddl.size(), dtype, op, count)
@@ -84,28 +84,31 @@ def check_wavefront(checks: Checks, shape: str) -> None:
     handle = DeviceHandle(Handle(None), lambda: None)
     several = [torch.full(size, float(ddl.rank())) for size in [(3, 5), (), (0,), (7,), (300, 99)]]
     several += [torch.full((9, 4), ddl.rank(), dtype=torch.float64).T, torch.full((6, 2), float(ddl.rank())).T]
+    several = [row.to(device) for row in several]
     current_learner().devices.reduce_over_groups(several, "avg", "", handle)
     while not handle.test():
         pass
     for row in several:
-        checks.check(f"{shape}: several", row.numpy(), (ddl.size() - 1) / 2, 1e-5)
+        checks.check(f"{shape}: several", row.cpu().numpy(), (ddl.size() - 1) / 2, 1e-5)
     for axes in ("Y", "XZ"):
         near = [rank for rank in range(ddl.size()) if differ(rank) <= set(axes)]
-        row = torch.arange(50.0) + ddl.rank()
+        row = torch.arange(50.0, device=device) + ddl.rank()
         nccl_pipeline.start(row, "avg", current_learner().devices.groups.along(axes), 9).wait()
         exact = np.arange(50.0) + np.mean(near)
-        if not np.allclose(row.numpy(), exact):
+        if not np.allclose(row.cpu().numpy(), exact):
             checks.wrong.append(f"{shape}: avg over {axes}: {row}")
 
 
-def groups(comm: MPI.Intracomm, shape: str) -> Checks:
+def groups(comm: MPI.Intracomm, shape: str, device: str) -> Checks:
     checks, alike = Checks(), Checks()
     for order in ("host", "ddl"):
         os.environ["DDLRUN_RANK_ORDER"] = order
         with ddl.init(f"-mode b:{shape}", comm=comm):
             check_groups(checks)
             if order == "ddl":
-                check_wavefront(alike, shape)
+                check_wavefront(alike, shape, device)
+            if device == "cuda" and current_learner().devices.groups.why_no_nccl:
+                checks.wrong.append(current_learner().devices.groups.why_no_nccl)
     if distributed.is_initialized():
         checks.wrong.append("the default group outlives the learner")
     if len(set(comm.allgather(alike.bits))) > 1:
@@ -239,17 +242,25 @@ def gpu(mine: torch.Tensor) -> torch.Tensor:
     return mine.cuda()
 
 
+def use_gpu(rank: int) -> None:
+    """Choose the GPU of a rank. NCCL lets ranks share one if it takes them for ranks of different hosts."""
+    count = torch.cuda.device_count()
+    os.environ |= {"NCCL_HOSTID": str(rank // count), "NCCL_SOCKET_IFNAME": "lo"}
+    torch.cuda.set_device(rank % count)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world, subject, checks = MPI.COMM_WORLD, sys.argv[1], list[Checks]()
+    if subject in {"gpus", "nccl"}:
+        use_gpu(world.rank)
     if subject == "gpus":
-        torch.cuda.set_device(world.rank % torch.cuda.device_count())
         checks.append(devices(world, gpu))
     if subject == "simulated":
         checks += [devices(world, SimulatedTensor.wrap), defaults(world)]
     shapes = [shape for shape in SHAPES if parse_topology(shape).size <= world.size]
-    for shape, comm in learners(world, shapes if subject == "groups" else ()):
-        checks.append(groups(comm, shape))
+    for shape, comm in learners(world, shapes if subject in {"groups", "nccl"} else ()):
+        checks.append(groups(comm, shape, "cuda" if subject == "nccl" else "cpu"))
     report(world, checks)
 
 

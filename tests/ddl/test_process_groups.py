@@ -28,7 +28,12 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 
 @pytest.mark.parametrize(
     ("major", "subject", "ranks"),
-    [(5, "groups", 8), (4, "simulated", 3), pytest.param(5, "gpus", 2, marks=NO_GPU)],
+    [
+        (5, "groups", 8),
+        (4, "simulated", 3),
+        pytest.param(5, "gpus", 2, marks=NO_GPU),
+        pytest.param(5, "nccl", 8, marks=NO_GPU),
+    ],
     indirect=["major"],
 )
 def test_sums_over_groups_and_of_tensors_on_devices(mpirun: str, subject: str, ranks: int) -> None:
