@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
+from contextlib import suppress
 
 import numpy as np
 
@@ -20,6 +22,8 @@ def main(case: str) -> None:
         os.environ["DDLRUN_DDL_SECRET"] = "another"  # noqa: S105 - of this test
     ddl.init("-mode r")
     values = np.ones(10**6)
+    if case.startswith("files") and RANK == 2:
+        use_all_files(left=case.count("but one"), may_be_more="may be more" in case)
     ddl.all_reduce(values)
     if case == "killed" and RANK == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -46,6 +50,20 @@ def reduce_in_secret() -> None:
         if not os.geteuid():
             os.setuid(NOBODY)  # root may read all memory
         ddl.all_reduce(np.ones(1))  # both have forbidden it
+
+
+def use_all_files(left: int, *, may_be_more: bool) -> None:
+    """Open files up to the limit, which may be raised again, or may not; leave 0 or 1 file."""
+    assert np.ma  # loaded here, as the first reduction needs it
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most if may_be_more else limit))
+    last = 0
+    with suppress(OSError):
+        while True:
+            last = os.dup(0)
+    if left:
+        os.close(last)
 
 
 def await_message_of(peer: int) -> None:

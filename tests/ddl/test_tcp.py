@@ -108,6 +108,19 @@ def test_a_lost_rank_is_named_on_all_others(case: str) -> None:
     assert "InputError" in problems, ends
 
 
+@pytest.mark.parametrize("case", ["files", "files but one"])
+def test_a_rank_that_may_open_no_more_files_says_so(case: str) -> None:
+    *others, last = started_alone(3, str(FAULTS), case)
+    limit = "Too many open files; raise the limit of open files (ulimit -n)"
+    assert last.stdout == f"LostRankError rank 2 of 3: {limit}\n", last
+    assert all("rank 2 is lost" in end.stdout for end in others), others
+
+
+def test_a_rank_raises_its_limit_of_open_files() -> None:
+    ends = started_alone(3, str(FAULTS), "files that may be more")
+    assert [end.stdout for end in ends] == ["fine\n"] * 3, ends
+
+
 @pytest.mark.extra
 def test_a_message_of_another_length_that_came_early_is_an_input_error() -> None:
     first, second = started_alone(2, str(FAULTS), "early")

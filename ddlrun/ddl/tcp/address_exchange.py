@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddlrun.ddl.tcp.handshake import EXCHANGE, HandshakeError, accept_at, connect_as
+from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept
 from ddlrun.ddl.tcp.poller import READ, Introduction, Poller
 from ddlrun.errors import LostRankError
 
@@ -91,9 +92,13 @@ class AddressExchange:
         self._poller.close()
 
     def _accept(self, _mask: int) -> None:
-        file, _ = self._listener.accept()
-        file.setblocking(False)
-        Introduction(self._poller, file, self._talk(file), self._arrived, lambda _error: None)
+        try:
+            file = accept(self._listener)
+        except TooManyFilesError as error:
+            self._problems.append(str(error.strerror))
+            return
+        if file is not None:
+            Introduction(self._poller, file, self._talk(file), self._arrived, lambda _error: None)
 
     def _talk(self, file: socket.socket) -> Generator[tuple[bytes, int], bytes, Greeting]:
         """Run the handshake, and receive the record of a rank."""

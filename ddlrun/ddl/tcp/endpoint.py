@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
-from ddlrun.ddl.tcp.own_host import set_options
+from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, open_socket, set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
@@ -210,9 +210,9 @@ class Endpoint:
         peer = connection.peer
         address = self.address_of(peer)
         try:
-            file = socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET, socket.SOCK_STREAM)
-        except OSError as error:  # this process has too many files
-            self._end(connection, error)
+            file = open_socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET)
+        except TooManyFilesError as error:
+            self._stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         file.setblocking(False)
         code = file.connect_ex((address.address, address.port))
@@ -226,9 +226,12 @@ class Endpoint:
         Introduction(self._poller, file, steps, self._use, partial(self._not_connected, connection))
 
     def _accept(self, _mask: int) -> None:
-        with suppress(OSError):  # the connection was given up meanwhile
-            file, _ = self._listener.accept()
-            file.setblocking(False)
+        try:
+            file = accept(self._listener)
+        except TooManyFilesError as error:
+            self._stop(LostRankError(f"{self.job}: {error.strerror}"))
+            return
+        if file is not None:
             steps = accept_at(self.rank, self.size, self._secret)
             Introduction(self._poller, file, steps, self._use, lambda _error: None)
 
@@ -333,7 +336,7 @@ class Endpoint:
             self._failure = LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}")
             self._report_lost(lost)
 
-    def _stop(self, error: RuntimeError) -> None:
+    def _stop(self, error: LostRankError | RuntimeError) -> None:
         """Raise this error from `poll` from now on; for the others this rank is lost."""
         if self._failure is None:
             self._failure = error

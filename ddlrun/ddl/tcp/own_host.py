@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 BACKLOG = 4096
 # A host that does not reply counts as lost after 90 s: the first probe, the pause between probes, their number.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+
+
+class TooManyFilesError(OSError):
+    """No more files may be open in this process, or on this host; `strerror` has the remedy."""
 
 
 def name_host() -> str:
@@ -20,6 +31,39 @@ def listen(address: str, port: int = 0) -> socket.socket:
     """Return a socket that listens at an address of this host; port 0: any free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def open_socket(family: int) -> socket.socket:
+    """Return a TCP socket. Raises TooManyFilesError."""
+    return _with_more_files(lambda: socket.socket(family, socket.SOCK_STREAM))
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Return a new connection, which does not block; None if it was given up meanwhile. Raises TooManyFilesError."""
+    try:
+        file, _ = _with_more_files(listener.accept)
+    except TooManyFilesError:
+        raise
+    except OSError:
+        return None
+    file.setblocking(False)
+    return file
+
+
+def _with_more_files(call: Callable[[], T]) -> T:
+    """Return the result of a call, after raising this process's limit of open files if it is reached."""
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = 2 * soft if most == resource.RLIM_INFINITY else min(2 * soft, most)
+            if error.errno == errno.ENFILE or wanted <= soft:
+                text = f"{os.strerror(error.errno)}; raise the limit of open files (ulimit -n)"
+                raise TooManyFilesError(error.errno, text) from error
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def find_own_address(master: str) -> str:
