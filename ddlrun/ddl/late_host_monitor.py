@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddlrun.allreduce_algorithms import WEIGHTED
 from ddlrun.ddl.dimensions import coords_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ddlrun.ddl.dimensions import Grid
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.nic_monitor import Comparison
-    from ddlrun.ddl.schedule_cache import ScheduleCache
     from ddlrun.ddl.unequal_links import HostGroups
 
 # With fewer hosts less than a third of the time after the arrival can be saved.
@@ -43,6 +42,17 @@ class Begin(NamedTuple):
 
     own: float
     former: float
+
+
+class LateSchedules(Protocol):
+    """Schedules that may take a host last."""
+
+    @property
+    def late_host(self) -> int | None:
+        """The host that is taken last, as its place in the dimension between hosts; None: none is."""
+
+    def set_late_host(self, host: int | None) -> None:
+        """Take another host last from the next reduction on. All ranks call it together."""
 
 
 class LateHost(NamedTuple):
@@ -128,7 +138,7 @@ class LateHostMonitor:
         self._begins.append(begin)
         return len(self._begins) == INTERVAL
 
-    def update(self, schedules: ScheduleCache, make_comparison: Callable[[float], Comparison]) -> None:
+    def update(self, schedules: LateSchedules, make_comparison: Callable[[float], Comparison]) -> None:
         """Compare the hosts, and let the schedules take the late one last if that is faster. Nothing is in progress.
 
         `make_comparison` is called with the seconds by which this rank begins late.

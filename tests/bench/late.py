@@ -3,7 +3,7 @@
     python -m tests.bench.late [options] [CELL ...]
 
 The ranks of a host begin each reduction --delay times S/B seconds late, for S bytes and NICs of B bytes/s of data. The
-times are those after their arrival. Algorithms, each over MPI and over TCP (`-tcp`):
+times are those after their arrival. Algorithms, each over MPI, over TCP (`-tcp`) and in PyTorch's backend (`-torch`):
 
     usual    the usual schedule
     last     the schedule that takes the host last
@@ -26,7 +26,10 @@ from tests.bench.unequal import UnequalCell, cell_parser, make_plan, measure, pa
 
 RANKS = Path(__file__).parent / "programs" / "late_ranks.py"
 ON_TIME = ("on-time", "early")
-NAMES = ("usual-tcp", "last-tcp", "found-tcp", "on-time-tcp", "early-tcp", "usual", "last", "on-time", "early")
+NAMES = (
+    "usual-tcp", "last-tcp", "found-tcp", "on-time-tcp", "early-tcp", "usual", "last", "on-time", "early",
+    "usual-torch", "found-torch",
+)  # fmt: skip
 HEADINGS = ("cell", "algorithm", "median s", "range", "time / (S/B)", "time / usual", "runs")
 # The place of the late host.
 LATE = 3
@@ -45,6 +48,16 @@ CELLS = (
 SMOKE = (UnequalCell("smoke", (1,) * 4, (1000,) * 4, (4,), mib=1),)
 
 
+def split(name: str) -> tuple[str, str]:
+    """Return the kind of an algorithm, and the end of its name for its transport.
+
+    >>> split("on-time-tcp"), split("found")
+    (('on-time', '-tcp'), ('found', ''))
+    """
+    transport = next((end for end in ("-tcp", "-torch") if name.endswith(end)), "")
+    return name.removesuffix(transport), transport
+
+
 def least_seconds(cell: UnequalCell) -> float:
     """Return the seconds in which a NIC carries the array once."""
     return cell.mib * 2**20 / cell.links.nics[0]
@@ -57,8 +70,8 @@ def show(cell: UnequalCell, results: list[dict[str, Any]], delays: dict[str, flo
         name = result["algorithm"]
         after[name] = [seconds - delays[name] for seconds in result["seconds"]]
     for name, seconds in after.items():
-        kind, tcp = name.removesuffix("-tcp"), "-tcp" if name.endswith("-tcp") else ""
-        usual = after.get(("on-time" if kind in ON_TIME else "usual") + tcp, [])
+        kind, transport = split(name)
+        usual = after.get(("on-time" if kind in ON_TIME else "usual") + transport, [])
         median = statistics.median(seconds)
         words = [cell.name, name, f"{median:.3f}", f"{min(seconds):.3f}-{max(seconds):.3f}"]
         words += [f"{median / least_seconds(cell):.2f}", f"{median / statistics.median(usual):.3f}" if usual else ""]
@@ -74,7 +87,7 @@ def main() -> None:
     print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}", flush=True)
     for cell in cells:
         delay = options.delay * least_seconds(cell)
-        delays = {name: 0 if name.removesuffix("-tcp") in ON_TIME else delay for name in options.names}
+        delays = {name: 0 if split(name)[0] in ON_TIME else delay for name in options.names}
         plan = make_plan(cell, options) | {"late": LATE, "delays": delays}
         try:
             results = list(measure(cell, options.major, RANKS, plan))

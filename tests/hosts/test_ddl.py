@@ -203,6 +203,37 @@ def test_a_slow_nic_is_reported_and_given_no_blocks(
     assert re.search(r"ddlrun\.ddl: h3's NIC carries \d+ % of the others'", done.stderr)
 
 
+LATE_IN_GROUP = """
+import os, time
+import torch, torch.distributed as dist
+import ddlrun.ddl.torch
+from ddlrun.ddl import late_host_monitor
+late_host_monitor.INTERVAL = 8
+dist.init_process_group("ddl")
+rank, wrong = dist.get_rank(), 0
+for number in range(24):
+    small, large = torch.full((3,), rank), torch.full((2**18,), float(rank + number))
+    time.sleep(0.2 if rank == 2 else 0)
+    works = [dist.all_reduce(x, async_op=True) for x in (large, small)]
+    for work in works:
+        work.wait()
+    wrong += bool((large != 6 + 4 * number).any()) + bool((small != 6).any())
+os.write(1, f"{wrong} wrong, late: {dist.group.WORLD._collectives.late_host}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.openmpi(4)
+@pytest.mark.extra
+def test_a_late_host_is_taken_last_by_the_backend(mpirun: str, tmp_path: Path) -> None:
+    needs.package("torch", "torch==2.13.0")
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--skip-checks"]
+    with Cluster(hosts_per_rack=4, racks=1, nic="40mbit") as hosts:
+        done = hosts.run("h1", [*argv, "--overload", sys.executable, "-c", LATE_IN_GROUP], cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "0 wrong, late: 2\n" * 4), done.stderr
+    assert re.search(r"ddlrun\.ddl: h3 begins reductions 0\.\d+ s after the others: it is taken last", done.stderr)
+
+
 # The measurement takes several seconds over the slow NIC; rank 3 leaves it in the middle.
 LEAVES = """
 import os, signal, sys, threading

@@ -9,25 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST, TCP_DEPTH, grow_chunks, host_part
-from ddlrun.ddl import weighted_schedule
+from ddlrun.allreduce_algorithms import (
+    BETWEEN_HOSTS,
+    ONE_HOST,
+    TCP_DEPTH,
+    grow_chunks,
+    host_part,
+    wait_for_late_host,
+)
+from ddlrun.ddl import late_schedule, weighted_schedule
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
 from ddlrun.ddl.group_dimensions import find_dimensions
 from ddlrun.ddl.group_schedules import broadcast, pairwise
+from ddlrun.ddl.late_host_monitor import LEAST_HOSTS, LateHostMonitor
 from ddlrun.ddl.nic_monitor import LEAST_BYTES, make_monitor
 from ddlrun.ddl.operation import HostParts, Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule import between_hosts, mirror, own_block, reduce_scatter, scatter_part
-from ddlrun.ddl.torch_backend.measuring_allreduce import Measurement, MeasuringAllreduce
+from ddlrun.ddl.torch_backend.measuring_allreduce import (
+    EQUAL,
+    LAST,
+    SIZED,
+    MeasuringAllreduce,
+    Monitors,
+    can_size_blocks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddlrun.allreduce_algorithms import Tuning
+    from ddlrun.allreduce_algorithms import AllreduceAlgorithm, Tuning
     from ddlrun.ddl.block_chunks import BlockChunk
     from ddlrun.ddl.engine import Engine
     from ddlrun.ddl.group_dimensions import GroupDimensions
-    from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp as Operator
     from ddlrun.ddl.schedule import ScheduleStep
@@ -50,32 +64,46 @@ class GroupCollectives:
         self._endpoint, self._engine, self._settings, self._world = endpoint, engine, settings, world
         self._rank, self._size = endpoint.rank, endpoint.size
         self._dimensions: GroupDimensions | None = None
+        self.late_host: int | None = None
+        """The host that is taken last, as its place in the dimension between hosts."""
         self._reduction = lru_cache(maxsize=256)(self._make_reduction)
-        """reduction(weighted, count, division): the steps of an allreduce of `count` elements, with blocks sized by the
-        links or equal ones. For `division` see `ReduceOp`."""
+        """reduction(algorithm, count, division): the steps of an allreduce of `count` elements. For `division` see
+        `ReduceOp`."""
 
         self._stage = lru_cache(maxsize=256)(self._make_stage)
         """stage(schedule, count, division): the steps of `scatter_part` or `between_hosts` for `count` elements."""
 
     def allreduce(self, memory: TensorBytes, operator: Operator) -> Callable[[], bool]:
         """Reduce in place over all members."""
-        elements, monitor = memory.elements[0], self._monitor
-        if monitor is not None and _can_size_blocks(elements, operator) and monitor.is_due(elements.nbytes):
-            return MeasuringAllreduce(self, Measurement(monitor, self._engine, self._world), elements, operator)
+        elements = memory.elements[0]
+        due = self._monitors.are_due(self, elements, operator)
+        if due:
+            return MeasuringAllreduce(self, due, elements, operator)
         return _is_over(self.start_usual_allreduce(elements, operator))
 
     def start_usual_allreduce(self, elements: Any, operator: Operator) -> Operation:  # noqa: ANN401
-        """Begin an allreduce; blocks are sized by the links if these are unequal. Measured ones need a large array."""
-        weighted = self.layout is not None and (self._monitor is None or _can_size_blocks(elements, operator))
-        return self.start_allreduce(elements, operator, weighted=weighted)
+        """Begin an allreduce: with blocks sized by the links if these are unequal, or with a late host last.
 
-    def start_allreduce(self, elements: Any, operator: Operator, *, weighted: bool) -> Operation:  # noqa: ANN401
-        """Begin an allreduce with blocks sized by the links, or equal ones."""
-        tuning = self._tuning(elements.nbytes, weighted=weighted)
+        What was measured is used for large arrays alone.
+        """
+        algorithm = EQUAL
+        if self.layout is not None and (self._monitors.nics is None or can_size_blocks(elements, operator)):
+            algorithm = SIZED
+        elif self.late_host is not None and elements.nbytes >= LEAST_BYTES:
+            algorithm = LAST
+        return self.start_allreduce(elements, operator, algorithm)
+
+    def start_allreduce(self, elements: Any, operator: Operator, algorithm: AllreduceAlgorithm) -> Operation:  # noqa: ANN401
+        """Begin an allreduce by EQUAL, SIZED or LAST."""
+        if algorithm == LAST:
+            _, _, chunk, depth, *_ = wait_for_late_host(elements.nbytes)
+            limits = Limits(max(chunk // elements.itemsize, 1), depth)
+            return self._engine.start(elements, operator, partial(self._reduction, algorithm), limits)
+        tuning = self._tuning(elements.nbytes, weighted=algorithm == SIZED)
         # On unequal hosts, ranks differ in what they have in common with others.
         part = 0 if self.layout is not None else host_part(elements.nbytes, tuning.chunk, self._host_ranks)
         if not part:
-            return self._start_chunks(elements, operator, partial(self._reduction, weighted), tuning)
+            return self._start_chunks(elements, operator, partial(self._reduction, algorithm), tuning)
         host = HostParts(
             partial(self._stage, scatter_part),
             partial(own_block, self._grid().dimensions[:1]),
@@ -86,6 +114,11 @@ class GroupCollectives:
     def set_layout(self, layout: HostLayout | None) -> None:
         """Size blocks by another layout from the next allreduce on. All members call it together."""
         self.layout = layout
+        self._reduction.cache_clear()
+
+    def set_late_host(self, host: int | None) -> None:
+        """Take another host last from the next allreduce on. All members call it together."""
+        self.late_host = host
         self._reduction.cache_clear()
 
     def broadcast(self, memory: TensorBytes, root: int) -> Callable[[], bool]:
@@ -140,9 +173,11 @@ class GroupCollectives:
             tuning = tuning._replace(chunk=max(tuning.chunk // 2, 1))
         return _is_over(transfer.start(self._engine, kind, operator, tuning))
 
-    def _make_reduction(self, weighted: bool, count: int, division: str) -> tuple[ScheduleStep, ...]:  # noqa: FBT001
+    def _make_reduction(self, algorithm: AllreduceAlgorithm, count: int, division: str) -> tuple[ScheduleStep, ...]:
+        if algorithm == LAST and self.late_host is not None:
+            return late_schedule.allreduce(self._grid().dimensions, self.late_host, count, division=division)
         scatter = reduce_scatter(self._grid().dimensions, count, division=division)
-        if weighted and self.layout is not None and division != "each":
+        if algorithm == SIZED and self.layout is not None and division != "each":
             scatter = weighted_schedule.reduce_scatter(self.layout, self._rank, count, division=bool(division))
         return (*scatter, *mirror(scatter))
 
@@ -187,11 +222,16 @@ class GroupCollectives:
         return self._settings.layout(self._grid().hosts)
 
     @cached_property
-    def _monitor(self) -> NicMonitor | None:
-        """Measures the NICs; None if they are known, or if that does not pay."""
-        if self.layout is not None or not self._settings.may_measure:
-            return None
-        return make_monitor(self._world, self._grid().hosts, self._settings.tuning(BETWEEN_HOSTS).measure)
+    def _monitors(self) -> Monitors:
+        """What measures the NICs and finds a late host, or nothing if the links are known, or if that does not pay."""
+        nics = late = None
+        if self.layout is None and self._settings.may_measure:
+            dimensions, _, hosts = self._grid()
+            interval = self._settings.tuning(BETWEEN_HOSTS).measure
+            nics = make_monitor(self._world, hosts, interval)
+            if nics is not None and len(dimensions[-1].peers) == len(hosts.ranks) >= LEAST_HOSTS:
+                late = LateHostMonitor(self._world, dimensions[-1].me)
+        return Monitors(nics, late, self._engine, self._world)
 
     @cached_property
     def _hosts(self) -> list[str]:
@@ -216,11 +256,6 @@ class Blocks:
         """Return the block of a member on the rank `rank`, whose own one was not sent."""
         bounds = self.sends if member == rank else self.receives
         return self.buffer[bounds[member] : bounds[member + 1]]
-
-
-def _can_size_blocks(elements: Any, operator: Operator) -> bool:  # noqa: ANN401
-    """Return True if blocks may have measured sizes: the array is large, and averages are divided at the end alone."""
-    return elements.nbytes >= LEAST_BYTES and operator.division != "each"
 
 
 def _is_over(operation: Operation) -> Callable[[], bool]:

@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ddlrun.ddl.bootstrap import start_learner
 from ddlrun.ddl.late_host_monitor import INTERVAL
 from ddlrun.ddl.tcp.world import tcp_world
-from tests.bench.baselines import WORLD, Array, Ours
+from tests.bench.baselines import WORLD, Algorithm, Array, DdlGroup, Ours
 from tests.bench.programs.allreduce_ranks import Observer, compare
 
 if TYPE_CHECKING:
@@ -45,12 +47,39 @@ class WithLateHost(Ours):
         return super().run(x)
 
 
+class GroupWithLateHost(DdlGroup):
+    """The allreduce of PyTorch's backend ddl, in a group of its own; the same ranks begin late."""
+
+    def __init__(self, name: str, plan: dict[str, Any]) -> None:
+        kind = name.partition("-torch")[0]
+        os.environ["DDLRUN_DDL_TUNING"] = "" if kind == "found" else "measure=0"
+        super().__init__(one_host=False)
+        hosts = WORLD.allgather(os.uname().nodename)
+        is_late = list(dict.fromkeys(hosts)).index(hosts[WORLD.rank]) == plan["late"]
+        self._delay = plan["delays"][name] if is_late else 0.0
+        if kind in ("last", "early"):
+            self._group._collectives.set_late_host(plan["late"])  # type: ignore[attr-defined]  # noqa: SLF001
+        self._before = INTERVAL if kind == "found" else 1
+
+    def prepare(self, count: int, repeat: int) -> None:  # noqa: ARG002 - of Algorithm
+        for _ in range(self._before):
+            self.run(np.zeros(count, np.float32))
+
+    def run(self, x: Array) -> Array:
+        time.sleep(self._delay)
+        return super().run(x)
+
+
+def make(name: str, plan: dict[str, Any]) -> Algorithm:
+    if name.endswith("-torch"):
+        return GroupWithLateHost(name, plan)
+    return WithLateHost(tcp_world(os.environ) if name.endswith("-tcp") else WORLD, name, plan)
+
+
 def main() -> None:
     folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
     observer = Observer(folder)
-    runs: dict[str, Any] = {}
-    for name in plan["delays"]:
-        runs[name] = WithLateHost(tcp_world(os.environ) if name.endswith("-tcp") else WORLD, name, plan)
+    runs = {name: make(name, plan) for name in plan["delays"]}
     observer.send({"results": compare(runs, plan["mib"], plan, observer)})
     sys.stdout.flush()
 
