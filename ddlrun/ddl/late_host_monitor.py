@@ -49,7 +49,7 @@ class LateSchedules(Protocol):
 
     @property
     def late_host(self) -> int | None:
-        """The host that is taken last, as its place in the dimension between hosts; None: none is."""
+        """The host that is taken last, as its place in the dimension between hosts; None if no host is."""
 
     def set_late_host(self, host: int | None) -> None:
         """Take another host last from the next reduction on. All ranks call it together."""

@@ -186,6 +186,6 @@ def _read_gpu_support() -> GpuSupport:
     device = torch.cuda.current_device()
     # Before torch 2.4 a GPU has no UUID here. Its number is unique on its host only.
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    # NCCL takes ranks with another NCCL_HOSTID for ranks of another host, and does not compare their GPUs.
+    # NCCL treats ranks with different NCCL_HOSTID as ranks on different hosts, and does not compare their GPUs.
     host = os.environ.get("NCCL_HOSTID", "")
     return GpuSupport(distributed.is_nccl_available(), f"{host} {uuid or f'{os.uname().nodename} {device}'}")

@@ -54,7 +54,7 @@ def _has_returned(before: RankReport, after: RankReport) -> bool:
 
 
 def mark_stays(before: JobLook, after: JobLook) -> JobLook:
-    """Return the later look, with a mark on the ranks that have been in one call since the earlier one."""
+    """Return the later look, with `stays` set on ranks that have run no Python code since the earlier one."""
     earlier = {rank: main_process(report) for rank, report in _reports(before).items() if report.processes}
 
     def mark(rank: RankLook) -> RankLook:

@@ -38,11 +38,11 @@ HINTS = (
     (r"invalid device ordinal", "the script selects a GPU that this rank cannot see: see --visible-gpus"),
     (
         r"device-side assert triggered|CUDA error: an illegal memory access",
-        "a function on the GPU failed: --env CUDA_LAUNCH_BLOCKING=1 shows the line that called it",
+        "a CUDA kernel failed: run again with --env CUDA_LAUNCH_BLOCKING=1 to see the line that launched it",
     ),
     (
         r"Duplicate GPU detected",
-        "NCCL lets no two ranks use one GPU: start a rank per GPU, and select GPU number LOCAL_RANK in the script",
+        "NCCL does not allow two ranks on one GPU: start one rank per GPU, and call torch.cuda.set_device(LOCAL_RANK)",
     ),
     (
         r"NCCL (?:WARN|error)|ncclSystemError|ncclUnhandledCudaError",

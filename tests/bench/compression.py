@@ -98,7 +98,7 @@ def read_options() -> argparse.Namespace:
     )
     options = parser.parse_args()
     if options.smoke:
-        options.nics, options.rounds = "200", 1
+        options.nics, options.rounds, options.epochs, options.wires = "200", 1, 20, "float32,int8,top-k"
     return options
 
 

@@ -3,7 +3,7 @@
     python -m tests.bench.late [options] [CELL ...]
 
 The ranks of a host begin each reduction --delay times S/B seconds late, for S bytes and NICs of B bytes/s of data. The
-times are those after their arrival. Algorithms, each over MPI, over TCP (`-tcp`) and in PyTorch's backend (`-torch`):
+times are those after their arrival. Algorithms, over MPI, over TCP (`-tcp`) and in PyTorch's backend (`-torch`):
 
     usual    the usual schedule
     last     the schedule that takes the host last
@@ -49,7 +49,7 @@ SMOKE = (UnequalCell("smoke", (1,) * 4, (1000,) * 4, (4,), mib=1),)
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return the kind of an algorithm, and the end of its name for its transport.
+    """Return the kind of an algorithm, and the suffix that names its transport.
 
     >>> split("on-time-tcp"), split("found")
     (('on-time', '-tcp'), ('found', ''))

@@ -1,7 +1,7 @@
 """Large-model support: `python -m tests.bench.lms [--gib N]`. Prints tables without goals.
 
 On a CUDA device, for a 3D U-Net and for a transformer: the largest image or batch that fits, and the seconds of a step,
-without and with large-model support, and with what PyTorch has for the same purpose; bytes copied per second as a share
+without and with large-model support, and with PyTorch's alternatives; bytes copied per second as a share
 of the rate of a plain pinned copy in the same run. --gib limits the memory that torch uses. On any machine: the
 processor time of the hooks for each saved tensor, without copies.
 """
@@ -241,7 +241,7 @@ def device_side(sizes: Sizes) -> None:
 
 
 def measure(net: Network, size: int, make: Callable[[], Any], rounds: int, rates: tuple[float, float]) -> None:
-    """Print the seconds of a step, and of large-model support what it has copied."""
+    """Print the seconds per step and, for LMS, the bytes copied."""
     saving = make()
     try:
         each = seconds(lambda: step(net, size, saving), rounds)

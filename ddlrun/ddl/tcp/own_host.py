@@ -39,7 +39,7 @@ def open_socket(family: int) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return a new connection, which does not block; None if it was given up meanwhile. Raises TooManyFilesError."""
+    """Return a new non-blocking connection, or None if the peer has closed it. Raises TooManyFilesError."""
     try:
         file, _ = _with_more_files(listener.accept)
     except TooManyFilesError:
@@ -60,8 +60,10 @@ def _with_more_files(call: Callable[[], T]) -> T:
                 raise
             soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             wanted = 2 * soft if most == resource.RLIM_INFINITY else min(2 * soft, most)
-            if error.errno == errno.ENFILE or wanted <= soft:
-                text = f"{os.strerror(error.errno)}; raise the limit of open files (ulimit -n)"
+            if error.errno == errno.ENFILE:
+                raise TooManyFilesError(error.errno, "too many open files on this host: raise fs.file-max") from error
+            if wanted <= soft:
+                text = f"too many open files: raise this process's limit of {most} (ulimit -Hn)"
                 raise TooManyFilesError(error.errno, text) from error
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 

@@ -84,7 +84,7 @@ class GroupCollectives:
     def start_usual_allreduce(self, elements: Any, operator: Operator) -> Operation:  # noqa: ANN401
         """Begin an allreduce: with blocks sized by the links if these are unequal, or with a late host last.
 
-        What was measured is used for large arrays alone.
+        Measured rates and late hosts count for large arrays alone.
         """
         algorithm = EQUAL
         if self.layout is not None and (self._monitors.nics is None or can_size_blocks(elements, operator)):
@@ -223,7 +223,7 @@ class GroupCollectives:
 
     @cached_property
     def _monitors(self) -> Monitors:
-        """What measures the NICs and finds a late host, or nothing if the links are known, or if that does not pay."""
+        """The monitors of the NICs and of a late host; each is None if it is not needed."""
         nics = late = None
         if self.layout is None and self._settings.may_measure:
             dimensions, _, hosts = self._grid()

@@ -1,4 +1,4 @@
-"""An allreduce before which the NICs of the hosts are measured, or the hosts' times of begin are compared."""
+"""An allreduce before which the NICs of the hosts are measured, or the hosts' start times are compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def can_size_blocks(elements: Any, operator: ReduceOp) -> bool:  # noqa: ANN401 
 
 
 class Monitors(NamedTuple):
-    """The monitors of a group, or None; its engine, and a communicator of their own."""
+    """The monitors of a group (None if unused), its engine, and a communicator for measurements."""
 
     nics: NicMonitor | None
     late_host: LateHostMonitor | None
