@@ -56,10 +56,14 @@ class LateSchedules(Protocol):
 
 
 class LateHost(NamedTuple):
-    """A host, as its place in the dimension between hosts, and the seconds by which it is the last one."""
+    """A host, as its place in the dimension between hosts, and the seconds by which it is the last one.
+
+    reduction: the seconds of a reduction after all hosts have begun.
+    """
 
     place: int
     delay: float
+    reduction: float
 
 
 def find_late_host(begins: Sequence[Sequence[Begin]]) -> LateHost | None:
@@ -69,20 +73,21 @@ def find_late_host(begins: Sequence[Sequence[Begin]]) -> LateHost | None:
         begins: For each host the same number of reductions.
 
     >>> find_late_host([[Begin(own, 0.2)] * FEWEST for own in (0.1, 0.5, 0.2)])
-    LateHost(place=1, delay=0.3)
+    LateHost(place=1, delay=0.3, reduction=0.2)
     """
-    delays, count = defaultdict[int, list[float]](list), 0
+    delays, formers, count = defaultdict[int, list[float]](list), list[float](), 0
     for reduction in zip(*begins, strict=True):
         own = sorted((begin.own, place) for place, begin in enumerate(reduction))
         if own[0][0] <= 0:
             continue
         count += 1
         (second, _), (last, place) = own[-2:]
-        if last - second >= LEAST_DELAY * min(begin.former for begin in reduction):
+        formers.append(min(begin.former for begin in reduction))
+        if last - second >= LEAST_DELAY * formers[-1]:
             delays[place].append(last - second)
     for place, of_host in delays.items():
         if len(of_host) >= OFTEN * count and count >= FEWEST:
-            return LateHost(place, round(statistics.median(of_host), 6))
+            return LateHost(place, round(statistics.median(of_host), 6), round(statistics.median(formers), 6))
     return None
 
 
@@ -146,7 +151,9 @@ class LateHostMonitor:
         late, former = self._compare(), schedules.late_host
         if late is not None and late.place not in self._is_faster:
             schedules.set_late_host(late.place)
-            comparison = make_comparison(late.delay if self._host == late.place else 0)
+            # With a longer delay the others have finished what they can, and the trials only take longer.
+            delay = min(late.delay, late.reduction)
+            comparison = make_comparison(delay if self._host == late.place else 0)
             self._is_faster[late.place] = self._world.bcast(is_faster(comparison))
         chosen = late.place if late is not None and self._is_faster[late.place] else None
         schedules.set_late_host(chosen)

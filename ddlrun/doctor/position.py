@@ -22,6 +22,7 @@ RUNNING_STATE = "R"
 # py-spy finds no interpreter in a process that initializes or finalizes it.
 NO_STACK = "no Python stack: the program begins, or has ended"
 IMPORTER = "<frozen importlib"
+TORCH = r"/torch/"
 
 
 class Activity(Enum):
@@ -107,12 +108,22 @@ def locate_rank(report: RankReport) -> Position:
     position = locate(main)
     if position.waits_for_ranks:
         return position._replace(collective=report.collective)
-    # A program may compute while its GPU communicates: it waits if it stays in one call.
-    if report.collective and report.stays and main.gpu and position.activity in (Activity.RUNS, Activity.WAITS):
+    if _waits_for_gpu(report, main, position):
         return Position(Activity.GPU, "", position.frame, collective=report.collective)
     if position.activity is not Activity.LOADS:
         return position
     return position._replace(worker=_describe_worker([other for other in report.processes if other is not main]))
+
+
+def _waits_for_gpu(report: RankReport, main: ExaminedProcess, position: Position) -> bool:
+    """Return True for a process that keeps a CPU busy in one call, while its GPU has not ended an operation of NCCL.
+
+    A program may compute while its GPU communicates: then it does not stay in one call, or in one of another library.
+    """
+    is_nccl = report.collective is not None and report.collective.backend == "nccl"
+    inner = without_native(above(main.threads[0].frames, position.frame)) if main.threads else ()
+    in_torch = all(re.search(TORCH, frame.file) for frame in inner)
+    return is_nccl and report.stays and main.gpu and position.activity is Activity.RUNS and in_torch
 
 
 def main_process(report: RankReport) -> ExaminedProcess:

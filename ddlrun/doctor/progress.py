@@ -54,14 +54,16 @@ def _has_returned(before: RankReport, after: RankReport) -> bool:
 
 
 def mark_stays(before: JobLook, after: JobLook) -> JobLook:
-    """Return the later look, with `stays` set on ranks that have run no Python code since the earlier one."""
-    earlier = {rank: main_process(report) for rank, report in _reports(before).items() if report.processes}
+    """Return the later look, with `stays` set on ranks that have been in one operation since the earlier one."""
+    earlier = {rank: report for rank, report in _reports(before).items() if report.processes}
 
     def mark(rank: RankLook) -> RankLook:
-        if rank.report is None or rank.rank not in earlier or not rank.report.processes:
+        former = earlier.get(rank.rank)
+        if rank.report is None or former is None or not rank.report.processes:
             return rank
-        now, then = main_process(rank.report), earlier[rank.rank]
-        return rank._replace(report=rank.report._replace(stays=(now.pid, now.replies) == (then.pid, then.replies)))
+        now, then = main_process(rank.report), main_process(former)
+        stays = (now.pid, now.replies, rank.report.collective) == (then.pid, then.replies, former.collective)
+        return rank._replace(report=rank.report._replace(stays=stays))
 
     return JobLook(tuple(map(mark, after.ranks)))
 

@@ -82,6 +82,8 @@ class RecordedCollective(NamedTuple):
     name: str
     data: str
     """The types and sizes of its tensors, such as Float[4]; empty if it has none."""
+    backend: str = ""
+    """The backend, such as nccl; empty if it is not known."""
 
 
 class RankReport(NamedTuple):
@@ -94,7 +96,7 @@ class RankReport(NamedTuple):
     ended: int = 0
     """The number of operations of torch.distributed that have ended; 0: none, or not known."""
     stays: bool = False
-    """Whether its main thread has run no Python code since an earlier look, as far as that is known."""
+    """Whether it has been in the same operation since an earlier look, and its main thread has run no Python code."""
 
 
 def parse_report(text: str | bytes) -> RankReport:
@@ -108,7 +110,10 @@ def parse_report(text: str | bytes) -> RankReport:
         collective, ended = record.get("collective"), int(record.get("ended", 0))
         if collective is not None:
             collective = RecordedCollective(
-                int(collective["number"]), _text(collective["name"]), _text(collective["data"])
+                int(collective["number"]),
+                _text(collective["name"]),
+                _text(collective["data"]),
+                _text(collective.get("backend", "")),
             )
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("the report of an examination cannot be read") from error

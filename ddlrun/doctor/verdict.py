@@ -32,7 +32,7 @@ class HangFinding(Enum):
     BLOCKED = "blocked"
     """No rank waits for another, and some wait for something else."""
     RUNNING = "running"
-    """No rank waits."""
+    """No rank waits, or all GPUs are in the same operation: they may compute what comes before it."""
     UNKNOWN = "unknown"
     """No rank could be examined."""
 
@@ -187,11 +187,20 @@ def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
     cut = _find_cut_off(look)
     if cut is not None:
         return HangVerdict(HangFinding.NETWORK, cut[0], _sentence(waiting, cut[1]))
+    if any(group.position.activity is Activity.GPU for group in waiting) and _are_in_one_operation(waiting):
+        if len(waiting) == 1:
+            return HangVerdict(HangFinding.RUNNING, (), _sentence(waiting, "the GPUs may compute what comes before it"))
+        return HangVerdict(HangFinding.SAME_CALL, (), _sentence(waiting))
     if len(waiting) > 1:
         return HangVerdict(HangFinding.DIFFERENT_CALLS, _all_ranks(_find_odd(waiting)), _sentence(waiting))
     if len(waiting[0].ranks) == 1:
         return HangVerdict(HangFinding.SAME_CALL, waiting[0].ranks, waiting[0].text)
     return HangVerdict(HangFinding.SAME_CALL, (), f"all ranks {describe(waiting[0].position, plural=True)}")
+
+
+def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
+    collectives = [group.position.collective for group in waiting]
+    return None not in collectives and len({collective[:2] for collective in collectives if collective}) == 1
 
 
 def _find_odd(waiting: Sequence[Group]) -> list[Group]:

@@ -91,9 +91,11 @@ def parse_recorder(text: bytes) -> dict[str, Any]:
 
 
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:
+    backend, _, name = entry["profiling_name"].rpartition(":")
     tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
     return {
         "number": int(entry["collective_seq_id"]),
-        "name": entry["profiling_name"].rpartition(":")[2],
+        "name": name,
+        "backend": backend,
         "data": ", ".join([f"{kind}{size}" for kind, size in tensors][:MOST_TENSORS]),
     }

@@ -103,7 +103,7 @@ def test_the_host_that_is_last_in_most_reductions_is_late() -> None:
     hosts = [[Begin(0.1 + 0.01 * host, 1.0)] * 8 for host in range(4)]
     assert find_late_host(hosts) is None
     hosts[2] = [Begin(0.5, 1.0)] * 6 + [Begin(0.1, 1.0)] * 2
-    assert find_late_host(hosts) == LateHost(2, 0.37)
+    assert find_late_host(hosts) == LateHost(2, 0.37, 1.0)
     hosts[2] = [Begin(0.5, 1.0)] * 5 + [Begin(0.1, 1.0)] * 3
     assert find_late_host(hosts) is None
     # Two hosts that are late together are waited for.
@@ -111,7 +111,7 @@ def test_the_host_that_is_last_in_most_reductions_is_late() -> None:
     assert find_late_host(hosts) is None
     # In a reduction that begins during another one nobody is late.
     hosts[1] = [Begin(0, 0), Begin(0.1, 1.0)] * 4
-    assert find_late_host(hosts) == LateHost(2, 0.37)
+    assert find_late_host(hosts) == LateHost(2, 0.37, 1.0)
     assert find_late_host([[Begin(0, 0)] * 8] * 4) is None
     assert find_late_host([begins[:6] for begins in hosts]) is None
 

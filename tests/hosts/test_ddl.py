@@ -61,11 +61,13 @@ def test_uplinks_carry_the_least_in_both_orders_of_ranks(
 ARRAYS = """
 import os, sys, time, zlib
 import numpy as np
-if sys.argv[1] == "group":
+if sys.argv[1] in ("group", "late"):
     import torch, torch.distributed as dist
     import ddlrun.ddl.torch
     dist.init_process_group("ddl")
     rank, size = dist.get_rank(), dist.get_world_size()
+    if sys.argv[1] == "late":
+        dist.group.WORLD._collectives.set_late_host(1)
     ops = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX}
 
     def reduce(x, op):
@@ -105,17 +107,19 @@ os.write(1, b"right\\n")
         ("tcp", "wire=bfloat16:X", (3_000_001,)),
         ("group", "", (1, 3_000_001)),
         ("group", "chunk=4K,depth=16", (20_003,)),
+        ("late", "", (1, 600_001)),
     ],
 )
 def test_results_over_hosts(
     cluster: Cluster, mpirun: str, tmp_path: Path, transport: str, tuning: str, counts: tuple[int, ...]
 ) -> None:
-    if transport == "group":
+    if transport in {"group", "late"}:
         needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:2,h2:2,h3:2,h4:2", "--racks", "2"]
+    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:2,h2:2,h3:2,h4:2"]
+    argv += ["--racks", "2"] if transport != "late" else []
     argv += ["--skip-checks", "--overload", "--env", "OMPI_MCA_mpi_yield_when_idle=1"]
     argv += ["--env", f"DDLRUN_DDL_TUNING={tuning}"]
-    argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport != "group" else []
+    argv += ["--env", f"DDLRUN_DDL_TRANSPORT={transport}"] if transport in {"mpi", "tcp"} else []
     done = cluster.run("h1", [*argv, sys.executable, "-c", ARRAYS, transport, *map(str, counts)], cwd=ROOT, timeout=300)
     assert (done.returncode, done.stdout) == (0, "right\n" * 8), done.stderr
 

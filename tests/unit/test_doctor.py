@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddlrun.doctor.diagnosis import diagnose, record_diagnosis
+from ddlrun.doctor.diagnosis import Diagnosis, diagnose, record_diagnosis
 from ddlrun.doctor.position import Activity, describe, locate_rank
 from ddlrun.doctor.records import RankReport, parse_report
 from ddlrun.doctor.verdict import HangFinding, JobLook, RankLook, judge
@@ -15,6 +15,7 @@ MPI = "/env/lib/python3.11/site-packages/mpi4py/MPI.openmpi.so"
 TORCH = "/env/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
 Frames = list[tuple[str, str, int, str]]
+ITEM: Frames = [("step", "/home/u/train.py", 5, "loss.item()")]
 BARRIER: Frames = [("PMPI_Barrier", "/lib/libmpi.so.40", 0, ""), ("Barrier", MPI, 0, "")]
 MAIN = ("<module>", "/home/u/train.py", 41, "comm.Barrier()")
 ALL_REDUCE: Frames = [
@@ -38,11 +39,11 @@ def process(frames: Frames, state: str = "S", **more: Any) -> dict[str, Any]:
 def report(
     *processes: dict[str, Any],
     connections: tuple[tuple[str, str], ...] = (),
-    collective: tuple[int, str, str] | None = None,
+    collective: tuple[int | str, ...] | None = None,
 ) -> RankReport:
     """Return the report of a rank."""
     pairs = [{"local": local, "remote": remote} for local, remote in connections]
-    waits_in = collective and dict(zip(("number", "name", "data"), collective, strict=True))
+    waits_in = collective and dict(zip(("number", "name", "data", "backend"), collective, strict=False))
     record = {"processes": processes, "connections": pairs, "collective": waits_in}
     return parse_report(json.dumps(record).encode())
 
@@ -235,39 +236,66 @@ def test_a_rank_that_has_called_the_same_function_again_has_moved(more: dict[str
     assert diagnose([look(before, LOOPING), look(after, LOOPING)]).hangs is hangs
 
 
-def on_gpu(line: int, number: int, replies: int = 0, name: str = "all_reduce") -> RankReport:
+def on_gpu(number: int, name: str = "all_reduce", frames: Frames = ITEM, **more: Any) -> RankReport:
     """Return the report of a rank that keeps a CPU busy, and whose GPU has not ended a collective."""
-    running = process([own(line, "loss.item()")], "R", gpu=True, replies=replies)
-    return report(running, collective=(number, name, "Float[4]"))
+    running = process(frames, **{"state": "R", "gpu": True, **more})
+    return report(running, collective=(number, name, "Float[4]", "nccl"))
 
 
-ITEM = "waits for its GPU (step, train.py:{}: loss.item()), collective {}: {}"
+def diagnose_on_gpus(*ranks: RankReport | int) -> Diagnosis:
+    return diagnose([look(*ranks), look(*ranks)])
+
+
+ON_GPU = "waits for its GPU (step, train.py:5: loss.item()), collective 7: all_reduce"
+# A rank in the same operation in a system call: in `backward`, whose thread waits for the GPU.
+IN_BACKWARD = report(
+    process([("backward", f"{TORCH}/_tensor.py", 500, ""), own(4, "loss.backward()")], call="futex", gpu=True),
+    collective=(7, "all_reduce", "Float[4]", "nccl"),
+)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "finding", "text"),
+    ("ranks", "finding", "guilty", "text"),
     [
-        ((on_gpu(5, 7), LOOPING), HangFinding.ABSENT,
-         f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 is in step (train.py:37): while True:"),
-        ((on_gpu(5, 7), on_gpu(6, 7)), HangFinding.SAME_CALL,
-         "all ranks wait for their GPU, collective 7: all_reduce"),
-        ((on_gpu(5, 7), on_gpu(5, 7, name="broadcast")), HangFinding.DIFFERENT_CALLS,
-         f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 {ITEM.format(5, 7, 'broadcast')}"),
-        ((on_gpu(5, 7), 3), HangFinding.ENDED, f"rank 0 {ITEM.format(5, 7, 'all_reduce')}; rank 1 has ended"),
+        ((on_gpu(7), LOOPING), HangFinding.ABSENT, (1,),
+         f"rank 0 {ON_GPU}; rank 1 is in step (train.py:37): while True:"),
+        ((on_gpu(7), on_gpu(7, "broadcast")), HangFinding.DIFFERENT_CALLS, (),
+         f"rank 0 {ON_GPU}; rank 1 {ON_GPU.replace('all_reduce', 'broadcast')}"),
+        ((on_gpu(7), 3), HangFinding.ENDED, (1,), f"rank 0 {ON_GPU}; rank 1 has ended"),
+        ((IN_BACKWARD, IN_BACKWARD, on_gpu(7)), HangFinding.SAME_CALL, (),
+         f"ranks 0 and 1 wait in backward (train.py:4), collective 7: all_reduce; rank 2 {ON_GPU}"),
     ],
 )  # fmt: skip
 def test_ranks_that_stay_in_a_call_wait_for_a_collective_on_their_gpu(
-    ranks: tuple[RankReport | int, ...], finding: HangFinding, text: str
+    ranks: tuple[RankReport | int, ...], finding: HangFinding, guilty: tuple[int, ...], text: str
 ) -> None:
-    diagnosis = diagnose([look(*ranks), look(*ranks)])
-    assert diagnosis.verdict[::2] == (finding, text)
+    diagnosis = diagnose_on_gpus(*ranks)
+    assert diagnosis.verdict == (finding, guilty, text)
     assert diagnosis.hangs
 
 
-def test_a_rank_that_computes_while_its_gpu_communicates_does_not_wait() -> None:
-    diagnosis = diagnose([look(on_gpu(5, 7), LOOPING), look(on_gpu(5, 7, replies=1), LOOPING)])
-    assert (diagnosis.verdict.finding, diagnosis.hangs) == (HangFinding.RUNNING, False)
-    assert diagnose([look(on_gpu(5, 7), LOOPING)]).verdict.finding is HangFinding.RUNNING
+def test_gpus_in_the_same_collective_may_compute_what_comes_before_it() -> None:
+    elsewhere = on_gpu(7, frames=[own(6, "loss.item()")])
+    diagnosis = diagnose_on_gpus(on_gpu(7), elsewhere)
+    text = "ranks 0 and 1 wait for their GPU, collective 7: all_reduce; the GPUs may compute what comes before it"
+    assert (diagnosis.sentence, diagnosis.goes_on) == (f"at this moment: {text}", False)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        on_gpu(7, replies=1),
+        on_gpu(8),
+        on_gpu(7, frames=[("wait", "/lib/python3.11/subprocess.py", 9, ""), *ITEM], state="S", call="wait4"),
+        on_gpu(7, frames=[("fit", "/env/lib/python3.11/site-packages/sklearn/svm.py", 9, ""), *ITEM]),
+        report(process(ITEM, "R", gpu=True), collective=(7, "all_reduce", "Float[4]", "gloo")),
+        report(process(ITEM, "R"), collective=(7, "all_reduce", "Float[4]", "nccl")),
+    ],
+)
+def test_a_rank_that_does_something_else_does_not_wait_for_its_gpu(later: RankReport) -> None:
+    diagnosis = diagnose([look(on_gpu(7), LOOPING), look(later, LOOPING)])
+    assert diagnosis.verdict.finding in {HangFinding.RUNNING, HangFinding.BLOCKED}
+    assert diagnose([look(on_gpu(7), LOOPING)]).verdict.finding is HangFinding.RUNNING  # of one look nothing follows
 
 
 COMPUTING: dict[str, Any] = {"time": 4.0, "busy": 3.9, "replies": 1}

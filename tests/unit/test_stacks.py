@@ -157,7 +157,7 @@ def test_the_collective_of_a_rank_comes_from_torch(setup: str, tmp_path: Path) -
     with held(tmp_path, code, PYTHONPATH=f"{HOOK}:{':'.join(sys.path)}", DDLRUN_TOPOLOGY="2") as process:
         wait_until(lambda: read_recorder([process.pid], 10)["collective"])
         report = parse_report(inspect_program(process.pid, 10))
-        assert (report.ended, report.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]"))
+        assert (report.ended, report.collective) == (1, RecordedCollective(2, "all_reduce", "Float[2, 3]", "gloo"))
         assert not any("flight_recorder" in str(stack) for stack in report.processes[0].threads)
         process.send_signal(signal.SIGSTOP)
         assert parse_report(inspect_program(process.pid, 10)).collective is None

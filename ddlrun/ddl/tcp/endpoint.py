@@ -214,6 +214,9 @@ class Endpoint:
         except TooManyFilesError as error:
             self._stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
+        except OSError as error:
+            self._end(connection, error)
+            return
         file.setblocking(False)
         code = file.connect_ex((address.address, address.port))
         if code not in {0, errno.EINPROGRESS}:
@@ -229,6 +232,7 @@ class Endpoint:
         try:
             file = accept(self._listener)
         except TooManyFilesError as error:
+            self._poller.forget(self._listener)  # or it would report the same connection again without end
             self._stop(LostRankError(f"{self.job}: {error.strerror}"))
             return
         if file is not None:
