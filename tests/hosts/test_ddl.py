@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,16 +207,18 @@ def test_a_slow_nic_is_reported_and_given_no_blocks(
 
 
 LATE_IN_GROUP = """
-import os, time
+import os, sys, time
+from datetime import timedelta
 import torch, torch.distributed as dist
 import ddlrun.ddl.torch
 from ddlrun.ddl import late_host_monitor
 late_host_monitor.INTERVAL = 8
-dist.init_process_group("ddl")
+delay, limit, reductions = map(float, sys.argv[1:])
+dist.init_process_group("ddl", timeout=timedelta(seconds=limit))
 rank, wrong = dist.get_rank(), 0
-for number in range(24):
+for number in range(int(reductions)):
     small, large = torch.full((3,), rank), torch.full((2**18,), float(rank + number))
-    time.sleep(0.2 if rank == 2 else 0)
+    time.sleep(delay if rank == 2 else 0)
     works = [dist.all_reduce(x, async_op=True) for x in (large, small)]
     for work in works:
         work.wait()
@@ -225,15 +228,29 @@ dist.destroy_process_group()
 """
 
 
+def run_with_a_late_host(hosts: Cluster, mpirun: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    needs.package("torch", "torch==2.13.0")
+    argv = [*launch_line(mpirun, folder, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--skip-checks"]
+    return hosts.run("h1", [*argv, "--overload", sys.executable, "-c", LATE_IN_GROUP, *words], cwd=ROOT, timeout=300)
+
+
 @pytest.mark.openmpi(4)
 @pytest.mark.extra
 def test_a_late_host_is_taken_last_by_the_backend(mpirun: str, tmp_path: Path) -> None:
-    needs.package("torch", "torch==2.13.0")
-    argv = [*launch_line(mpirun, tmp_path, "--no-tag-output"), "-H", "h1:1,h2:1,h3:1,h4:1", "--skip-checks"]
     with Cluster(hosts_per_rack=4, racks=1, nic="40mbit") as hosts:
-        done = hosts.run("h1", [*argv, "--overload", sys.executable, "-c", LATE_IN_GROUP], cwd=ROOT, timeout=300)
+        done = run_with_a_late_host(hosts, mpirun, tmp_path, "0.2", "300", "24")
     assert (done.returncode, done.stdout) == (0, "0 wrong, late: 2\n" * 4), done.stderr
     assert re.search(r"ddlrun\.ddl: h3 begins reductions 0\.\d+ s after the others: it is taken last", done.stderr)
+
+
+@pytest.mark.openmpi(4)
+@pytest.mark.extra
+def test_trials_with_a_host_that_is_very_late_take_less_than_the_time_limit(mpirun: str, tmp_path: Path) -> None:
+    """There are twelve trials, in one allreduce. With the whole delay they would take more than 20 s."""
+    with Cluster(hosts_per_rack=4, racks=1) as hosts:
+        done = run_with_a_late_host(hosts, mpirun, tmp_path, "1.7", "20", "10")
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(",")[0] for line in done.stdout.splitlines()] == ["0 wrong"] * 4
 
 
 # The measurement takes several seconds over the slow NIC; rank 3 leaves it in the middle.
