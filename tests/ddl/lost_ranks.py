@@ -61,7 +61,7 @@ def use_all_files(left: int, *, may_be_more: bool) -> None:
     last = 0
     with suppress(OSError):
         while True:
-            last = os.dup(0)
+            last = os.dup(1)
     if left:
         os.close(last)
 
