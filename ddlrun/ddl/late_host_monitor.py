@@ -131,8 +131,11 @@ class LateHostMonitor:
         self._world, self._host = world, host
         self._begins: list[Begin] = []
         self._began = time.perf_counter()
-        self._is_faster: dict[int, bool] = {}
-        """Host -> the result of its trial."""
+        self._comparisons = 0
+        self._faster = set[int]()
+        """The hosts for which a trial has shown that taking them last is faster."""
+        self._next_trial: dict[int, int] = {}
+        """Host -> the comparison from which on it is tried again: noise may have spoiled the last trial."""
 
     def is_due(self, engine: Engine) -> bool:
         """Note the begin of a reduction; return True if the hosts are to be compared now."""
@@ -149,17 +152,23 @@ class LateHostMonitor:
         `make_comparison` is called with the seconds by which this rank begins late.
         """
         late, former = self._compare(), schedules.late_host
-        if late is not None and late.place not in self._is_faster:
+        self._comparisons += 1
+        if late is not None and self._is_to_be_tried(late.place):
             schedules.set_late_host(late.place)
             # With a longer delay the others have finished what they can, and the trials only take longer.
             delay = min(late.delay, late.reduction)
             comparison = make_comparison(delay if self._host == late.place else 0)
-            self._is_faster[late.place] = self._world.bcast(is_faster(comparison))
-        chosen = late.place if late is not None and self._is_faster[late.place] else None
+            if self._world.bcast(is_faster(comparison)):
+                self._faster.add(late.place)
+            self._next_trial[late.place] = 2 * self._comparisons
+        chosen = late.place if late is not None and late.place in self._faster else None
         schedules.set_late_host(chosen)
         if chosen != former:
             self._report(late if chosen is not None else None)
         self._began = time.perf_counter()
+
+    def _is_to_be_tried(self, host: int) -> bool:
+        return host not in self._faster and self._comparisons >= self._next_trial.get(host, 0)
 
     def _compare(self) -> LateHost | None:
         """Return the late host. A host begins with its last rank."""
