@@ -118,7 +118,8 @@ def locate_rank(report: RankReport) -> Position:
 def _waits_for_gpu(report: RankReport, main: ExaminedProcess, position: Position) -> bool:
     """Return True for a process that keeps a CPU busy in one call, while its GPU has not ended an operation of NCCL.
 
-    A program may compute while its GPU communicates: then it does not stay in one call, or in one of another library.
+    A program may also compute on the CPU while its GPU communicates. It then runs Python code between two looks, or is
+    in a call of another library than PyTorch.
     """
     is_nccl = report.collective is not None and report.collective.backend == "nccl"
     inner = without_native(above(main.threads[0].frames, position.frame)) if main.threads else ()

@@ -199,8 +199,8 @@ def _judge_waiting(look: JobLook, waiting: Sequence[Group]) -> HangVerdict:
 
 
 def _are_in_one_operation(waiting: Sequence[Group]) -> bool:
-    collectives = [group.position.collective for group in waiting]
-    return None not in collectives and len({collective[:2] for collective in collectives if collective}) == 1
+    operations = {group.position.collective and group.position.collective[:2] for group in waiting}
+    return len(operations) == 1 and None not in operations
 
 
 def _find_odd(waiting: Sequence[Group]) -> list[Group]:
