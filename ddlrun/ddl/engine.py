@@ -96,34 +96,44 @@ class Engine:
             chunk.tag = self._begun % TAGS + self._begun % chunk.operation.limits.connections * LANE
             self._queues[chunk.queue].waiting.append(chunk)
             self._begun += 1
-        self._fill()
+        with np.errstate(all="ignore"):
+            self._fill()
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is complete. Other operations in progress advance meanwhile."""
-        while operation.left:
-            self.settle(self._next())
+        with np.errstate(all="ignore"):
+            while operation.left:
+                self.settle(self._next())
 
     def test(self, operation: Operation) -> bool:
         """Handle the messages that are complete; return whether the operation is."""
-        while operation.left and (complete := self._wait_some(0)):
-            self.settle(complete)
+        with np.errstate(all="ignore"):
+            while operation.left and (complete := self._wait_some(0)):
+                self.settle(complete)
         return not operation.left
 
     def settle(self, complete: Iterable[Chunk]) -> None:
-        """Advance the chunks whose step is complete."""
+        """Advance the chunks whose step is complete.
+
+        The caller ignores numpy's warnings: inf - inf is a result like others, and an exception would leave the peers
+        waiting.
+        """
         if self.meter is not None:
             for chunk in complete:
                 self.meter.end(chunk.steps[chunk.at])
-        with np.errstate(all="ignore"):  # inf - inf is a result like others; an exception would leave the peers waiting
-            for chunk in complete:
-                self._finish_step(chunk)
-                self._advance(chunk)
-        self._fill()
+        has_room = False
+        for chunk in complete:
+            self._finish_step(chunk)
+            self._advance(chunk)
+            has_room = has_room or chunk.is_complete
+        if has_room:
+            self._fill()
 
     def drain(self) -> None:
         """Return when nothing is in progress."""
-        while not self.is_idle:
-            self.settle(self._next())
+        with np.errstate(all="ignore"):
+            while not self.is_idle:
+                self.settle(self._next())
 
     def give_up(self) -> None:
         """Forget what is in progress, which will not be complete."""
@@ -209,9 +219,9 @@ class Engine:
         if chunk.scratch is not None:
             self._scratch.give_back(chunk.scratch)
         chunk.end(self._scratch)
-        chunk.operation.left -= 1
         self._queues[chunk.queue].in_flight.remove(chunk)
-        if self.is_idle:
+        chunk.operation.left -= 1
+        if not chunk.operation.left and self.is_idle:
             self.idle_since = time.perf_counter()
 
     def _post(self, chunk: Chunk, step: ScheduleStep) -> None:
@@ -260,7 +270,7 @@ class Engine:
     def _allot(self, chunk: Chunk, step: ScheduleStep, filled: int, nbytes: int) -> tuple[memoryview, int]:
         """Return scratch memory for a received message, and the bytes of scratch that are then in use."""
         if not filled:
-            whole = sum(message.high - message.low for message in step.receives) * chunk.operation.itemsize
+            whole = sum([high - low for _, low, high in step.receives]) * chunk.operation.itemsize
             chunk.scratch = self._scratch.borrow(chunk.scratch, whole)
         return memoryview(chunk.scratch)[filled : filled + nbytes], filled + nbytes  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ class Messages:
     """Messages that are waited for together."""
 
     def __init__(self, comm: TcpCommunicator) -> None:
-        self._comm, self._complete, self.open = comm, list[Any](), 0
+        self._comm, self.complete, self.open = comm, list[Any](), 0
 
     def send(self, data: Any, peer: int, tag: int) -> None:  # noqa: ANN401 - an object with the buffer protocol
         """Begin to send bytes."""
@@ -51,7 +51,7 @@ class Messages:
             self._comm.wait()
 
     def _completion(self, buffer: memoryview | None = None) -> Completion:
-        return Completion(self, self._complete, buffer)
+        return Completion(self, self.complete, buffer)
 
 
 class Inbox:
@@ -201,28 +201,29 @@ class TcpTransport(Generic[Owner]):
 
     def __init__(self, comm: TcpCommunicator) -> None:
         self._endpoint, self._ranks, self._group = comm.endpoint, comm.ranks, comm.group
-        self._complete: list[Owner] = []
+        self.complete: list[Owner] = []
+        """The owners that have no open messages any more."""
 
     def post_send(self, data: memoryview, peer: int, tag: int, owner: Owner) -> None:
         """Begin to send bytes; see `Transport`."""
-        completion = Completion(owner, self._complete)
+        completion = Completion(owner, self.complete)
         self._endpoint.post_send(self._ranks[peer], self._group, tag, data, completion, tag // LANE)
 
     def post_receive(self, buffer: memoryview, peer: int, tag: int, owner: Owner) -> None:
         """Begin to receive bytes; see `Transport`."""
-        self._endpoint.post_receive(self._ranks[peer], self._group, tag, Completion(owner, self._complete, buffer))
+        self._endpoint.post_receive(self._ranks[peer], self._group, tag, Completion(owner, self.complete, buffer))
 
     def wait_some(self, seconds: float) -> list[Owner]:
         """Return the owners that have no open messages any more; the rank sleeps in the kernel until there is one."""
         moved = True
-        while moved and not self._complete:
+        while moved and not self.complete:
             moved = self._endpoint.poll(seconds) and seconds > 0
         return self.take_complete()
 
     def take_complete(self) -> list[Owner]:
         """Return the owners that have no open messages any more, without a call of the kernel."""
-        complete = self._complete[:]
-        self._complete.clear()  # completions hold this very list
+        complete = self.complete[:]
+        self.complete.clear()  # completions hold this very list
         return complete
 
     def close(self) -> None:

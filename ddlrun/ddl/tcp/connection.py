@@ -12,8 +12,11 @@ import numpy as np
 
 from ddlrun.ddl.tcp.message import Incoming, Loan
 from ddlrun.ddl.tcp.peer_memory import RevokedMemoryError, address_of
+from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddlrun.ddl.tcp.message import Completion
     from ddlrun.ddl.tcp.peer_memory import PeerMemory
 
@@ -45,7 +48,10 @@ class Connection:
         self._early: defaultdict[tuple[int, int], deque[Incoming | Loan]] = defaultdict(deque)
         if first is not None:
             self.posted, self._early = first.posted, first._early  # noqa: SLF001 - of its own class
+        self.watch: Callable[[int], None] = lambda _mask: None
+        """Sets the events of the socket that the endpoint waits for. It is set with the socket."""
         self._out: deque[tuple[list[memoryview], Completion | None]] = deque()
+        self._waits_for_room = False
         self._head = memoryview(bytearray(HEAD.size))
         self._head_at = 0
         self._incoming: Incoming | None = None
@@ -131,6 +137,7 @@ class Connection:
         if self.socket is not None and not self._out and self._send_some(views):
             return
         self._queue(views, completion)
+        self._watch_room()
 
     def _lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
         self._loans += 1
@@ -158,10 +165,11 @@ class Connection:
         while self.socket is not None and self._out:
             views, completion = self._out[0]
             if not self._send_some(views):
-                return
+                break
             self._out.popleft()
             if completion is not None:
                 completion.finish()
+        self._watch_room()
 
     def keep_unsent(self) -> None:
         """Copy what is still to be sent: its memory may change from now on."""
@@ -180,6 +188,12 @@ class Connection:
         if completion is not None:
             completion.owner.open += 1
         self._out.append((views, completion))
+
+    def _watch_room(self) -> None:
+        """Wait for room in the kernel while there is something to send; at other times it would wake up this rank."""
+        if self._waits_for_room != bool(self._out) and self.socket is not None:
+            self._waits_for_room = not self._waits_for_room
+            self.watch(READ | WRITE | EDGE if self._waits_for_room else READ | EDGE)
 
     def _send_some(self, views: list[memoryview]) -> bool:
         """Send what the kernel takes of some memory, and remove it from `views`; return whether that was all."""

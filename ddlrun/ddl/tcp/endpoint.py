@@ -80,7 +80,7 @@ class Endpoint:
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
-        connection = self._connection(peer)
+        connection = self._connections.get((peer, 0)) or self._connection(peer)
         try:
             connection.post_receive(group, tag, completion)
         except OSError as error:
@@ -101,7 +101,8 @@ class Endpoint:
         it goes over the first connection, and is not copied from memory.
         """
         is_local = bool(lane) and self.address_of(peer).host == self._host
-        connection = self._connection(peer, 0 if lane is None or is_local else lane)
+        number = 0 if lane is None or is_local else lane
+        connection = self._connections.get((peer, number)) or self._connection(peer, number)
         try:
             connection.send(group, tag, data, completion, lend=lane is not None)
         except OSError as error:
@@ -253,7 +254,8 @@ class Endpoint:
         connection.socket = file
         if not lane and (knock := self._knocks.pop(peer, None)) is not None:
             self._poller.forget(knock)
-        self._poller.watch(file, READ | WRITE | EDGE, partial(self._move, connection))
+        connection.watch = partial(self._poller.watch, file, handler=partial(self._move, connection))
+        connection.watch(READ | EDGE)
         if self.rank < peer and not lane and self.address_of(peer).host == self._host:
             self._offer_memory(connection)
         self._move(connection, READ | WRITE | ENDED)

@@ -10,6 +10,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ddlrun.ddl.torch_backend.errors import GroupError, as_group_error
@@ -218,12 +219,23 @@ class ProgressThread:
         try:
             self._complete()
             self._check_limits()
-            if not self._waiting_messages and (self._is_held() or not self._waiting_collectives):
-                self._endpoint.poll(self._longest_wait())
-                while complete := self._transport.take_complete():
-                    self._engine.settle(complete)
+            if not self._waiting_messages and (not self._waiting_collectives or self._is_held()):
+                self._move()
         except (DdlrunError, RuntimeError, TimeoutError) as error:  # the last one after `abort`
             self._failure = self._failure or as_group_error(error)
+
+    def _move(self) -> None:
+        """Move messages until there may be something else to do."""
+        oldest = self._collectives[0].is_complete if self._collectives and not self._messages else None
+        with np.errstate(all="ignore"):  # see `settle`
+            # Starting a work may have completed another one, by sending what was left of that.
+            while self._transport.complete or self._endpoint.poll(self._longest_wait()):
+                while self._transport.complete:
+                    self._engine.settle(self._transport.take_complete())
+                if oldest is None or isinstance(oldest, Exclusive) or oldest():
+                    return
+                if self._are_waiting or time.monotonic() >= self._next_limit:
+                    return
 
     def _complete(self) -> None:
         while self._collectives and self._is_complete(self._collectives[0]):
