@@ -68,9 +68,10 @@ TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
 # On one host ranks copy long messages from each other's memory. There is a single link, so that several chunks only
 # cost. Bytes per rank:
 LARGEST_LOCAL_CHUNK = 2 * MIB
-# Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most an
-# eighth of it, so that the links between hosts do not wait long.
-HOST_PARTS = 8
+# Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most a quarter
+# of it, so that the links between hosts do not wait long. Arrays of up to this number of chunks have none: they would be
+# delayed.
+HOST_PARTS, MOST_WITHOUT_PARTS = 4, 10
 
 
 def host_part(size: int, chunk: int, host_ranks: int) -> int:
@@ -82,7 +83,7 @@ def host_part(size: int, chunk: int, host_ranks: int) -> int:
         host_ranks: The number of ranks of the host.
     """
     part = min(size // HOST_PARTS, LARGEST_LOCAL_CHUNK * host_ranks)
-    return part if host_ranks > 1 and part > chunk else 0
+    return part if host_ranks > 1 and size > MOST_WITHOUT_PARTS * chunk and part > chunk else 0
 
 
 def grow_chunks(tuning: Tuning, size: int, *, local_ranks: int, weighted: bool) -> Tuning:
