@@ -10,6 +10,7 @@ MPI.
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -39,8 +40,10 @@ class Algorithm:
     note = ""
     # The relative error that is allowed: none, except where data travel in 16 bits.
     tolerance = 0.0
-    # The clock of the CPU seconds of a rank.
-    clock = staticmethod(time.process_time)
+
+    def clock(self) -> float:
+        """Return the CPU seconds of this rank."""
+        return time.process_time()
 
     def prepare(self, count: int, repeat: int) -> None:
         """Prepare for arrays of `count` elements that will be reduced `repeat` times in a row."""
@@ -78,14 +81,15 @@ class Ours(Algorithm):
 class OverTcp(Ours):
     """Mode p of ddlrun over its own TCP connections."""
 
-    # It has no thread of its own, while those of gloo in this process wake up 100 times per second, even if idle.
-    clock = staticmethod(time.thread_time)
-
     def __init__(self, tuning: str, *, one_host: bool) -> None:
         address, port = meet(one_host=one_host)
         place = {"RANK": WORLD.rank, "WORLD_SIZE": WORLD.size, "MASTER_ADDR": address, "MASTER_PORT": port}
         environ = {**os.environ, **{name: str(value) for name, value in place.items()}}
         self._learner = start_learner("-mode p", tcp_world(environ), tuning, environ)
+
+    def clock(self) -> float:
+        """Return the CPU seconds of this thread, as idle ones of gloo in this process wake up 100 times per second."""
+        return time.thread_time()
 
 
 class Native(Algorithm):
@@ -212,7 +216,15 @@ class DdlGroup(Gloo):
         import ddlrun.ddl.torch  # noqa: F401, PLC0415 - it registers the backend
 
         os.environ["MASTER_ADDR"], _ = meet(one_host=one_host)
+        earlier = set(threading.enumerate())
         self._group = self._dist.new_group(backend="ddl")
+        # Without gloo's idle threads, as for `OverTcp`.
+        threads = [threading.main_thread(), *set(threading.enumerate()) - earlier]
+        self._clocks = [time.pthread_getcpuclockid(thread.ident) for thread in threads if thread.ident is not None]
+
+    def clock(self) -> float:
+        """Return the CPU seconds of this thread and of that of the group."""
+        return sum(map(time.clock_gettime, self._clocks))
 
 
 def meet(*, one_host: bool) -> tuple[str, int]:

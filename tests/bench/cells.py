@@ -84,6 +84,8 @@ TABLE = (
     _ONE._replace(name="one-host-4"),
     _ONE._replace(name="one-host-5", manager=MPIRUN[5]),
     Cell("main-4", mib=(1 / 16, 1 / 4, 1, 4, 16, 64), names=(*ALL, "torch-ddl"), budget=15),
+    Cell("main-4-row", mib=(1 / 4, 1), names=("p", "tcp", "torch-ddl", "mpi", "gloo"), budget=15, in_a_row=16),
+    Cell("cores-4", learners=1, racks=1, mib=(1, 16), names=("tcp", "torch-ddl", "gloo"), rounds=15, budget=60),
     Cell("main-4-ddl", order="ddl", mib=(1 / 16, 1, 16), names=FLAT),
     Cell("main-5", mib=(1 / 16, 1, 16), names=ALL_5, manager=MPIRUN[5]),
     Cell("main-5-ddl", order="ddl", mib=(16,), names=(*SOME, "tuned"), manager=MPIRUN[5]),
