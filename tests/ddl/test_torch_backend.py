@@ -3,18 +3,28 @@
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ddlrun.ddl.engine import Engine
+from ddlrun.ddl.group_schedules import broadcast
+from ddlrun.ddl.operation import Chunk, Limits
+from ddlrun.ddl.reduce_ops import find_reduce_op
+from ddlrun.ddl.tcp.communicator import TcpCommunicator, TcpTransport
 from ddlrun.rank.program import HOOK
-from tests.ddl.test_tcp import ROOT, started_alone
+from tests.ddl.test_tcp import ROOT, endpoints, started_alone
 from tests.support import needs
 from tests.support.ports import reserved_port
 
 needs.package("torch", "torch==2.13.0", module=True)
 
 import torch
+
+from ddlrun.ddl.torch_backend.progress_thread import Call, ProgressThread
 
 RANKS = Path(__file__).parent / "backend_ranks.py"
 DEVICE_RANKS = Path(__file__).parent / "device_ranks.py"
@@ -55,6 +65,37 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
         "absent: GroupError: group 7 (3 ranks), rank 1: rank 2 did not arrive within 10 s",
     ]
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
+
+
+def test_a_collective_that_is_completed_by_the_start_of_another_one_is_over() -> None:
+    data, done, started = np.zeros(1 << 26, np.uint8), threading.Event(), threading.Event()
+    with endpoints(2, hosts="ab") as (here, there):
+        transport = TcpTransport[Chunk](TcpCommunicator(here, range(2), 1))
+        engine = Engine(transport, 0)
+        thread = ProgressThread(here, engine, transport, 300, lambda _rank: True)
+
+        def start() -> Callable[[], bool]:
+            operation = engine.start(
+                data, find_reduce_op("uint8", "sum"), lambda count, _: broadcast(0, 2, 0, count), Limits(len(data))
+            )
+            return lambda: not operation.left
+
+        def start_another() -> Callable[[], bool]:
+            started.set()
+            while not transport.complete:
+                there.poll(0.01)
+                here._connections[1, 0].flush()  # noqa: SLF001 - as a message to the same rank does
+            return lambda: False
+
+        try:
+            thread.submit(Call("broadcast", None), start, done.set)
+            while not here._connections or here._connections[1, 0].in_handshake:  # noqa: SLF001
+                there.poll(0.01)
+            thread.submit(Call("allreduce", None), start_another, lambda: None)
+            assert started.wait(60)
+            assert done.wait(60)
+        finally:
+            thread.abort()
 
 
 ENDS = """
