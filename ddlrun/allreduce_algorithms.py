@@ -68,9 +68,9 @@ TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
 # On one host ranks copy long messages from each other's memory. There is a single link, so that several chunks only
 # cost. Bytes per rank:
 LARGEST_LOCAL_CHUNK = 2 * MIB
-# Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most a quarter
-# of it, so that the links between hosts do not wait long. Arrays of up to this number of chunks have none: they would be
-# delayed.
+# Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most a
+# quarter of it, so that the links between hosts do not wait long. Arrays of up to this number of chunks have none: they
+# would be delayed.
 HOST_PARTS, MOST_WITHOUT_PARTS = 4, 10
 
 
