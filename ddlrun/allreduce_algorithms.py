@@ -69,8 +69,8 @@ TCP_CHUNKS, WEIGHTED_CHUNKS, LARGEST_TCP_CHUNK, TCP_DEPTH = 8, 32, MIB, 3
 # cost. Bytes per rank:
 LARGEST_LOCAL_CHUNK = 2 * MIB
 # Over TCP, ranks of a host exchange parts of an array that are longer than chunks, with fewer messages: at most a
-# quarter of it, so that the links between hosts do not wait long. Arrays of up to this number of chunks have none: they
-# would be delayed.
+# quarter of it, so that the links between hosts do not wait long. Arrays of up to 10 chunks have no parts, which would
+# delay them.
 HOST_PARTS, MOST_WITHOUT_PARTS = 4, 10
 
 

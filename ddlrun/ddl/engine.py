@@ -115,18 +115,15 @@ class Engine:
     def settle(self, complete: Iterable[Chunk]) -> None:
         """Advance the chunks whose step is complete.
 
-        The caller ignores numpy's warnings: inf - inf is a result like others, and an exception would leave the peers
-        waiting.
+        The caller ignores numpy's warnings: a script may turn them into errors, which would leave the peers waiting.
         """
         if self.meter is not None:
             for chunk in complete:
                 self.meter.end(chunk.steps[chunk.at])
-        has_room = False
         for chunk in complete:
             self._finish_step(chunk)
             self._advance(chunk)
-            has_room = has_room or chunk.is_complete
-        if has_room:
+        if any(chunk.is_complete for chunk in complete):
             self._fill()
 
     def drain(self) -> None:
@@ -270,7 +267,7 @@ class Engine:
     def _allot(self, chunk: Chunk, step: ScheduleStep, filled: int, nbytes: int) -> tuple[memoryview, int]:
         """Return scratch memory for a received message, and the bytes of scratch that are then in use."""
         if not filled:
-            whole = sum([high - low for _, low, high in step.receives]) * chunk.operation.itemsize
+            whole = sum(message.high - message.low for message in step.receives) * chunk.operation.itemsize
             chunk.scratch = self._scratch.borrow(chunk.scratch, whole)
         return memoryview(chunk.scratch)[filled : filled + nbytes], filled + nbytes  # type: ignore[arg-type]
 

@@ -88,7 +88,7 @@ class OverTcp(Ours):
         self._learner = start_learner("-mode p", tcp_world(environ), tuning, environ)
 
     def clock(self) -> float:
-        """Return the CPU seconds of this thread, as idle ones of gloo in this process wake up 100 times per second."""
+        """Return the CPU seconds of this thread; those of gloo here wake up 100 times per second when idle."""
         return time.thread_time()
 
 

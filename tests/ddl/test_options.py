@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, Tuning
+from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB, Tuning, grow_chunks, host_part
 from ddlrun.ddl.launch_context import find_context, find_transport
 from ddlrun.ddl.options import MODES, Options, check_size, parse_options, render_options
 from ddlrun.ddl.tuning_parameters import parse_tuning
@@ -119,3 +119,13 @@ def test_without_mpi4py_ranks_of_a_job_use_tcp(monkeypatch: pytest.MonkeyPatch) 
     of_an_agent = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     assert find_transport({**of_an_agent, "RANK": "0", "WORLD_SIZE": "2"}) == "tcp"
     assert find_transport(of_an_agent) == "mpi"  # fails, where the rank would otherwise be alone
+
+
+@given(st.integers(1, 64 * MIB), st.integers(2, 8))
+def test_ranks_of_a_host_exchange_parts_of_arrays_of_more_than_ten_chunks(size: int, ranks: int) -> None:
+    chunk = grow_chunks(BETWEEN_HOSTS, size, local_ranks=0, weighted=False).chunk
+    part = host_part(size, chunk, ranks)
+    assert bool(part) == (size > 10 * chunk)
+    assert part <= min(size / 4, 2 * MIB * ranks)
+    assert not part or (size > 10 * MIB and part > chunk)
+    assert host_part(size, chunk, 1) == 0

@@ -67,7 +67,7 @@ def test_results_are_those_of_gloo_and_errors_name_ranks() -> None:
     assert all(line.startswith("[rank") for end in ends for line in end.stderr.splitlines()), ends
 
 
-def test_a_collective_that_is_completed_by_the_start_of_another_one_is_over() -> None:
+def test_a_collective_that_is_completed_by_the_start_of_another_one_is_noticed() -> None:
     data, done, started = np.zeros(1 << 26, np.uint8), threading.Event(), threading.Event()
     with endpoints(2, hosts="ab") as (here, there):
         transport = TcpTransport[Chunk](TcpCommunicator(here, range(2), 1))

@@ -27,7 +27,7 @@ class Messages:
     """Messages that are waited for together."""
 
     def __init__(self, comm: TcpCommunicator) -> None:
-        self._comm, self.complete, self.open = comm, list[Any](), 0
+        self._comm, self._complete, self.open = comm, list[Any](), 0
 
     def send(self, data: Any, peer: int, tag: int) -> None:  # noqa: ANN401 - an object with the buffer protocol
         """Begin to send bytes."""
@@ -51,7 +51,7 @@ class Messages:
             self._comm.wait()
 
     def _completion(self, buffer: memoryview | None = None) -> Completion:
-        return Completion(self, self.complete, buffer)
+        return Completion(self, self._complete, buffer)
 
 
 class Inbox:

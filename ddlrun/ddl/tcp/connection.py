@@ -49,9 +49,9 @@ class Connection:
         if first is not None:
             self.posted, self._early = first.posted, first._early  # noqa: SLF001 - of its own class
         self.watch: Callable[[int], None] = lambda _mask: None
-        """Sets the events of the socket that the endpoint waits for. It is set with the socket."""
+        """Sets the events of the socket that the endpoint waits for; does nothing until there is a socket."""
         self._out: deque[tuple[list[memoryview], Completion | None]] = deque()
-        self._waits_for_room = False
+        self._watches_writability = False
         self._head = memoryview(bytearray(HEAD.size))
         self._head_at = 0
         self._incoming: Incoming | None = None
@@ -137,7 +137,7 @@ class Connection:
         if self.socket is not None and not self._out and self._send_some(views):
             return
         self._queue(views, completion)
-        self._watch_room()
+        self._watch_writability()
 
     def _lend(self, group: int, tag: int, data: memoryview, completion: Completion) -> None:
         self._loans += 1
@@ -169,7 +169,7 @@ class Connection:
             self._out.popleft()
             if completion is not None:
                 completion.finish()
-        self._watch_room()
+        self._watch_writability()
 
     def keep_unsent(self) -> None:
         """Copy what is still to be sent: its memory may change from now on."""
@@ -189,11 +189,11 @@ class Connection:
             completion.owner.open += 1
         self._out.append((views, completion))
 
-    def _watch_room(self) -> None:
-        """Wait for room in the kernel while there is something to send; at other times it would wake up this rank."""
-        if self._waits_for_room != bool(self._out) and self.socket is not None:
-            self._waits_for_room = not self._waits_for_room
-            self.watch(READ | WRITE | EDGE if self._waits_for_room else READ | EDGE)
+    def _watch_writability(self) -> None:
+        """Watch for writability only while something is unsent: else its events would wake up this rank in vain."""
+        if self._watches_writability != bool(self._out) and self.socket is not None:
+            self._watches_writability = not self._watches_writability
+            self.watch(READ | WRITE | EDGE if self._watches_writability else READ | EDGE)
 
     def _send_some(self, views: list[memoryview]) -> bool:
         """Send what the kernel takes of some memory, and remove it from `views`; return whether that was all."""

@@ -80,7 +80,7 @@ class Endpoint:
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
-        connection = self._connections.get((peer, 0)) or self._connection(peer)
+        connection = self._connection(peer)
         try:
             connection.post_receive(group, tag, completion)
         except OSError as error:
@@ -101,8 +101,7 @@ class Endpoint:
         it goes over the first connection, and is not copied from memory.
         """
         is_local = bool(lane) and self.address_of(peer).host == self._host
-        number = 0 if lane is None or is_local else lane
-        connection = self._connections.get((peer, number)) or self._connection(peer, number)
+        connection = self._connection(peer, 0 if lane is None or is_local else lane)
         try:
             connection.send(group, tag, data, completion, lend=lane is not None)
         except OSError as error:

@@ -227,11 +227,10 @@ class ProgressThread:
     def _move(self) -> None:
         """Move messages until there may be something else to do."""
         oldest = self._collectives[0].is_complete if self._collectives and not self._messages else None
-        with np.errstate(all="ignore"):  # see `settle`
-            # Starting a work may have completed another one, by sending what was left of that.
+        with np.errstate(all="ignore"):  # for `settle`
+            # The start of a work may have completed another one, by sending the rest of its data.
             while self._transport.complete or self._endpoint.poll(self._longest_wait()):
-                while self._transport.complete:
-                    self._engine.settle(self._transport.take_complete())
+                self._engine.settle(self._transport.take_complete())
                 if oldest is None or isinstance(oldest, Exclusive) or oldest():
                     return
                 if self._are_waiting or time.monotonic() >= self._next_limit:
