@@ -11,6 +11,7 @@ import os
 from ddlrun.agent import frames
 from ddlrun.agent.job import AgentJob, HostRanks
 from ddlrun.agent.node import LONGEST_WAIT, Node, read_grace
+from ddlrun.rank.bare_signal import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Agent(Node):
             self._children.close()
 
     def _take_job(self, text: bytes) -> None:
+        signal.alarm(0)
         packed, hosts = frames.unpack_words(text)
         job = AgentJob.parse(packed)
         own, *others = map(HostRanks.parse, frames.unpack_words(hosts))
@@ -89,9 +91,9 @@ class Agent(Node):
 
     def _on_order(self, number: int) -> None:
         if self._own is not None:
-            import signal  # noqa: PLC0415 - 4 ms, for the name of the signal alone
+            from signal import Signals  # noqa: PLC0415 - 4 ms, for the name of the signal alone
 
-            self._report(frames.LOST, f"{self._own.name}\tits agent received {signal.Signals(number).name}".encode())
+            self._report(frames.LOST, f"{self._own.name}\tits agent received {Signals(number).name}".encode())
             self._terminate(read_grace())
 
     def _send_pmi_up(self, message: bytes) -> None:

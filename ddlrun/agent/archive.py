@@ -9,13 +9,16 @@ PARTS = ("__init__.py", "errors.py", "agent", "rank")
 # What the Python of a rank imports from there at its start.
 HOOK = "rank/hook"
 
-# The program that receives the archive and runs the agent in it. The archive lasts as long as the agent.
+# The program that receives the archive and runs the agent in it. The archive lasts as long as the agent. It must arrive
+# within a minute: nothing tells a host whose network fails that no more will come.
 BOOTSTRAP = """
 import os, sys
+from _signal import alarm
 if sys.version_info < (3, 8):
     own = sys.version.split()[0]
     sys.exit("ddlrun: %s: %s is Python %s, and agents need 3.8 or later" % (os.uname()[1], sys.executable, own))
 os.write(1, b"@ddlrun-agent archive\\n")
+alarm(60)
 def read(number):
     data = b""
     while len(data) < number:

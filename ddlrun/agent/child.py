@@ -67,10 +67,12 @@ class Child:
         return os.path.basename(self._job.launcher[0])
 
     def _start(self, *, ship: bool) -> None:
+        script = _script(self._job, ship=ship).encode(errors="surrogateescape")
         words = [self.name if word == "@host" else word for word in self._job.launcher]
+        words[-1] = words[-1].replace("@bytes", str(len(script)))
         self.pid, self.channel = self._group.start(words)
         self._stop = StopDetector(self.pid)
-        self.channel.send_bytes(_script(self._job, ship=ship).encode(errors="surrogateescape"))
+        self.channel.send_bytes(script)
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Read what has arrived; yield the complete messages."""
@@ -140,10 +142,10 @@ def _script(job: AgentJob, *, ship: bool) -> str:
     run = _quote(job.environ.get("DDLRUN_RUN", ""))
     python, script = _quote(job.python), _quote(job.script)
     installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
-    return (
-        f'python={python}; [ -x "$python" ] || python=python3\n'
+    return (  # sh runs no part of it before it has read the last line
+        f'{{\npython={python}; [ -x "$python" ] || python=python3\n'
         f"DDLRUN_RUN={run}; export DDLRUN_RUN\n"
-        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n'
+        f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'
     )
 
 

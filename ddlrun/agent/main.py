@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 AGENT_NAME, ROOT_NAME = "ddlrun-agent", "ddlrun-root"
+# The time in which the job must arrive: nothing tells a host whose network fails that no more will come.
+JOB_SECONDS = 60
 
 
 def main(words: list[str], archive: int = -1) -> NoReturn:
@@ -45,6 +47,7 @@ def _run_agent(archive: int) -> NoReturn:
     os.dup2(null, 0)
     os.dup2(2, 1)  # what a keeper prints by itself
     agent = Agent(parent, VERSION, (archive,))
+    signal.alarm(JOB_SECONDS)
     parent.send_bytes(f"@ddlrun-agent {VERSION}\n".encode())
     import ddlrun.rank.entry  # noqa: F401, PLC0415 - while the job is on its way
 

@@ -5,7 +5,7 @@ See authentication.py for the code that follows each of them.
 
 from ddlrun import __version__
 
-REVISION = 2
+REVISION = 3
 """The number of the format of all messages between ddlrun, agents and keepers, and of the variables for keepers."""
 VERSION = f"{__version__}/{REVISION}"
 """The version of ddlrun with that number, which both ends of a connection must have."""

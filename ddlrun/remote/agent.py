@@ -19,6 +19,9 @@ WORK_EVERYWHERE = ("ssh", "srun")
 KUBECTL, KUBEXEC = (
     os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("kubectl.sh", "kubexec_stdin.sh")
 )
+# A command, for any login shell, that runs a script of @bytes bytes from its standard input. It ends if the script has
+# not arrived within a minute: nothing tells a host whose network fails that no more will come.
+RUN_SCRIPT = """exec sh -c 'command -v timeout >/dev/null || exec sh -s; s=$(timeout 60 head -c @bytes) && eval "$s"'"""
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
@@ -49,15 +52,18 @@ class AgentLauncher(NamedTuple):
 
     @property
     def shell(self) -> tuple[str, ...]:
-        """The command line of a shell that reads its script from standard input; the word @host stands for the host."""
+        """The command line of a shell that reads its script from standard input.
+
+        The word @host stands for the host, and @bytes in the last word for the length of the script.
+        """
         step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
         one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
         return {
-            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", "exec", "sh", "-s"),
+            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", RUN_SCRIPT),
             "srun": ("srun", *self.words, *step, *one_task),
             "blaunch": ("blaunch", "@host", "sh", "-s"),
             "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),
-        }.get(self.launcher, (*self._with_stdin, "@host", "exec", "sh", "-s"))
+        }.get(self.launcher, (*self._with_stdin, "@host", RUN_SCRIPT))
 
     @property
     def works_everywhere(self) -> bool:

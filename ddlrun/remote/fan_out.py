@@ -10,7 +10,7 @@ from typing import Any
 from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.rank.process_stat import read_stat
-from ddlrun.remote.agent import AgentLauncher
+from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
@@ -96,12 +96,11 @@ def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLau
     from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - see _run_by_cluster_shell
 
     nodes = NodeSet.fromlist(list(names))
-    if agents.launcher == "ssh":
-        worker = task.shell("exec sh -s", nodes=nodes, timeout=timeout, stdin=True)
-    else:
-        command = _launcher_command(script, agents)
-        worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=False)
-    worker.write(script.encode())
+    whole = f"{{\n{script}\n}}\n".encode()  # sh runs no part of it before it has read the last line
+    remote = agents.launcher == "ssh"
+    command = (RUN_SCRIPT if remote else _launcher_command(script, agents)).replace("@bytes", str(len(whole)))
+    worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=remote)
+    worker.write(whole)
     worker.set_write_eof()
     return worker
 

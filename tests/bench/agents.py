@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from ddlrun.process_managers.agents import START
 from ddlrun.rank.protocol import VERSION
+from ddlrun.remote.agent import AgentLauncher
 from tests.bench.measure import DDLRUN, Row, Sample, Series, interleaved, show, wall
 from tests.bench.options import bench_parser
 from tests.bench.processor_time import adopt_orphans, processor_time
@@ -102,7 +103,7 @@ def _hosts(count: int, rounds: int, folder: Path) -> list[str]:
 def _managers_alone(hostfile: Path, count: int) -> dict[str, list[str]]:
     """Return the command line of each process manager, as ddlrun launch starts it on the first of the hosts."""
     variables = [f"{name}={value}" for name, value in _variables(f"1x{count}").items()]
-    ssh = [f"--via={word}" for word in ("ssh", "-o", "BatchMode=yes", "@host", "exec", "sh", "-s")]
+    ssh = [f"--via={word}" for word in AgentLauncher().shell]
     ours = ["--local=h1", *ssh, f"--export={','.join(_variables(''))}"]
     mpiruns = _mpiruns(["--hostfile", str(hostfile), "-np", str(count), "/bin/true"])
     return {"ddlrun": ["env", *variables, *_by_hand(hostfile, ours)], **dict(mpiruns)}

@@ -60,7 +60,7 @@ def test_a_changed_message_has_a_new_revision() -> None:
     end = protocol.ProgramEnd(code=1, reason="r", tail=b"t")
     messages = (job.pack(), HostRanks(1, "h1", [0, 4]).pack(), end.pack(), pack(b"J", b"text"), sorted(kinds.items()))
     found = protocol.REVISION, binascii.crc32(repr(messages).encode())
-    assert found == (2, 3705142114), "increase protocol.REVISION: hosts may have this version and the other one"
+    assert found == (3, 3705142114), "increase protocol.REVISION: hosts may have this version and the other one"
 
 
 @given(st.integers(0, 200), st.integers(1, 64))
@@ -103,7 +103,7 @@ def command(
 
 
 def test_the_command_names_the_way_to_other_hosts_alone() -> None:
-    shell = ("ssh", "@host", "exec", "sh", "-s")
+    shell = ("ssh", "@host", "exec sh -s")
     begin = (sys.executable, "-I", "-S", START, "--hostfile=hf", "--local=a")
     end = ("--", "python", "-I", "-S", "start.py", "x")
     assert command("a", {"a"}, shell) == (*begin, *end)
@@ -323,6 +323,22 @@ def test_an_agent_of_another_version_is_replaced(tmp_path: Path) -> None:
                    via=path)  # fmt: skip
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0 0", "1 1"])
+
+
+def test_an_agent_without_a_job_ends_in_time() -> None:
+    for program in ("from ddlrun.agent import main; main.JOB_SECONDS = 1; main.main(['--agent'])",
+                    BOOTSTRAP.replace("alarm(60)", "alarm(1)")):  # fmt: skip
+        with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as agent:
+            assert agent.wait(300) == -signal.SIGALRM
+
+
+def test_an_agent_with_a_job_has_no_limit(tmp_path: Path) -> None:
+    start = tmp_path / "start.py"
+    path = f"import sys; sys.path.insert(0, {str(Path(START).parents[2])!r})"
+    start.write_text(f"{path}\nfrom ddlrun.agent import main\nmain.JOB_SECONDS = 2\nmain.main(sys.argv[1:])\n")
+    line = by_hand(tmp_path, "sleep 4; echo $DDLRUN_RANK >&2", via=shell(tmp_path), start=str(start))
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0", "1"])
 
 
 # What an MPI library sends and reads in MPI_Init.

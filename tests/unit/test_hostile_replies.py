@@ -136,7 +136,7 @@ def test_a_command_that_ends_before_it_has_read_its_script_is_no_warning(
 
     monkeypatch.setattr(os, "write", write)
     assert run_on_hosts({"h1": "true\n"}, AgentLauncher(), 300.0)["h1"] == FinishedProcess(255, "", "refused")
-    assert (writes, caplog.records) == ([b"true\n"], [])
+    assert (writes, caplog.records) == ([b"{\ntrue\n\n}\n"], [])
 
 
 @pytest.mark.parametrize("name", ["", "?", "@all", "h&x", "-oProxyCommand=touch started", "\x1b]0;title\x07"])

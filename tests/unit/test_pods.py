@@ -8,7 +8,7 @@ import pytest
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
-from ddlrun.remote.agent import AgentLauncher, choose_launcher
+from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher, choose_launcher
 from ddlrun.remote.daemon_variables import DaemonRequest, daemon_variables
 
 HOSTS = parse_hosts("pod-0.train,pod-1.train")
@@ -38,19 +38,19 @@ def run_shell(launcher: AgentLauncher, environ: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("request_", "command"),
     [
-        ("kubectl", "exec --stdin pod-0 -- /bin/sh -c exec sh -s"),
-        ("agent", "exec --stdin pod-0.train --container main -- /bin/sh -c exec sh -s"),
+        ("kubectl", "exec --stdin pod-0 -- /bin/sh -c "),
+        ("agent", "exec --stdin pod-0.train --container main -- /bin/sh -c "),
     ],
 )
 def test_a_shell_in_a_pod_gets_its_script(pods: dict[str, str], request_: str, command: str) -> None:
     launcher = choose_launcher(request_, None, HOSTS, (), pods)
-    assert run_shell(launcher, pods) == [command, "script"]
+    assert run_shell(launcher, pods) == [command + RUN_SCRIPT, "script"]
     assert (launcher.passes_stdin, launcher.needs_names, launcher.works_everywhere) == (True, False, False)
 
 
 def test_an_agent_of_the_user_is_called_as_it_is() -> None:
     launcher = choose_launcher("agent", None, HOSTS, (), {"PRTE_MCA_plm_ssh_agent": "/opt/enter --quietly"})
-    assert launcher.shell == ("/opt/enter", "--quietly", "@host", "exec", "sh", "-s")
+    assert launcher.shell == ("/opt/enter", "--quietly", "@host", RUN_SCRIPT)
     assert not launcher.passes_stdin
     with pytest.raises(InputError, match="which names it, is not set"):
         choose_launcher("agent", None, HOSTS, (), {})
