@@ -12,7 +12,7 @@ from ddlrun.agent.messages import complain
 from ddlrun.agent.pmi_link import has_ended, open_link, rank_variables
 from ddlrun.agent.shared_memory import mpich_file
 from ddlrun.rank.host_position import all_places
-from ddlrun.rank.settings import SHARED_MEMORY
+from ddlrun.rank.settings import SHARED_MEMORY, remove_shared_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class PmiService:
             self._on_unfinished(rank)
         else:
             self._report_missing()
+
+    def remove_shared_memory(self) -> None:
+        """Remove the file of the ranks' MPI, as a keeper that was killed cannot do so."""
+        remove_shared_memory(self._variables[SHARED_MEMORY])
 
     def _report_missing(self) -> None:
         """Report a rank that has ended, and that others of this host need in MPI_Init or in a barrier."""

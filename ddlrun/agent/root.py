@@ -52,6 +52,8 @@ class Root(Node):
             self._wait(LONGEST_WAIT)
         if not self._must_leave:
             self._dismiss()
+        elif self._pmi is not None:  # of a keeper that was killed, ddlrun may know before the kernel tells its parent
+            self._pmi.remove_shared_memory()
         return self._exit_code
 
     @property

@@ -29,6 +29,7 @@ from ddlrun.rank.processes import (
     list_descendants,
     send_signal,
 )
+from ddlrun.rank.settings import remove_shared_memory
 from ddlrun.rank.signals import WARNINGS, ReceivedWarnings
 
 TYPE_CHECKING = False
@@ -100,8 +101,6 @@ class Keeper:
             self.send(protocol.SESSION_FOLDER, find_session_folder())
         while self._advance() != State.GONE:
             self._wait()
-        if self._settings.shared_memory and self._program.status != 0:  # after a success, MPI has removed it
-            self._remove_shared_memory()
         if self._settings.local_rank == 0:
             self._leave_host()
         if self._connection.timed_out:
@@ -114,6 +113,8 @@ class Keeper:
     def _advance(self) -> str:
         """Go on to the state that follows from what has happened; return it."""
         if self._state == State.DRAINING and self._is_drained():
+            if self._settings.shared_memory and self._program.status != 0:  # after a success, MPI has removed it
+                remove_shared_memory(self._settings.shared_memory)
             self._report_end()
             self._state = State.REPORTING
         if self._state == State.REPORTING and not self._must_wait_for_ddlrun():
@@ -142,13 +143,6 @@ class Keeper:
             remove_session_folder()
         elif self._handed_over or self._alone or self._connection.timed_out:
             watch_daemon(self._settings.parent, self._connection, over=self._over)
-
-    def _remove_shared_memory(self) -> None:
-        """Remove the file that MPI has left behind on this host."""
-        try:
-            os.unlink(self._settings.shared_memory)
-        except OSError:  # another keeper was faster, or there is none
-            return
 
     def _is_drained(self) -> bool:
         if not self._program.pipes and not has_children():

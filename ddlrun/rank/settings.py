@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddlrun.rank.container import Container
@@ -16,6 +18,14 @@ SHARED_MEMORY = "DDLRUN_SHARED_MEMORY"
 SHIPPED = "DDLRUN_SHIPPED"
 # The variable with the container of the program: JSON, see ContainerRequest.variable.
 CONTAINER = "DDLRUN_CONTAINER"
+
+
+def remove_shared_memory(path: str) -> None:
+    """Remove the file that MPI has left behind on this host, unless another keeper was faster, or there is none."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return
 
 
 class KeeperSettings:
@@ -54,7 +64,7 @@ class KeeperSettings:
         self.orders = orders
         """A pipe from which the exit code comes if the program calls MPI_Abort; None: there is none."""
         self.shared_memory = shared_memory
-        """The path of a file to remove if the program has failed, once all ranks have ended; empty: there is none."""
+        """The path of a file to remove if the program has failed; empty: there is none."""
         self.container = container
         """The container of the program; None: it has none."""
         self.link = link

@@ -20,8 +20,13 @@ KUBECTL, KUBEXEC = (
     os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("kubectl.sh", "kubexec_stdin.sh")
 )
 # A command, for any login shell, that runs a script of @bytes bytes from its standard input. It ends if the script has
-# not arrived within a minute: nothing tells a host whose network fails that no more will come.
-RUN_SCRIPT = """exec sh -c 'command -v timeout >/dev/null || exec sh -s; s=$(timeout 60 head -c @bytes) && eval "$s"'"""
+# not arrived within a minute: nothing tells a host whose network fails that no more will come. It reads without that
+# limit from a terminal (ssh -tt), and where timeout or head does not work so. Nothing may follow the script before it
+# runs: BusyBox's head reads more than it is asked for.
+RUN_SCRIPT = (
+    "exec sh -c '[ -t 0 ] && exec sh -s; unset s; s=$(timeout 60 head -c @bytes 2>/dev/null); "
+    """case $? in 0) eval "$s" ;; 124|143) exit 124 ;; *) exec sh -s ;; esac'"""
+)
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")

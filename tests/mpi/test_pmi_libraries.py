@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.two_hosts import TwoHosts
@@ -80,6 +81,19 @@ def test_killed_ranks_leave_no_shared_memory(environ: dict[str, str], tmp_path: 
     assert code == 128 + signal.SIGKILL, errors
     (file,) = {*output}
     assert not Path(file).exists()
+
+
+@pytest.mark.parametrize("environ", ["mpich"], indirect=True)
+def test_a_killed_keeper_leaves_no_shared_memory(environ: dict[str, str]) -> None:
+    line = [*LAUNCH, "ddlrun", "--no-tag-output", "--heartbeat", "300", "-np", "1", RANKS, "stay"]
+    with subprocess.Popen(line, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        file = Path(job.stdout.readline().strip())
+        assert file.exists()
+        (rank,) = (child for child in psutil.Process(job.pid).children(recursive=True) if RANKS in child.cmdline()[1:2])
+        keeper = rank.parents()[1]
+        keeper.kill()
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("environ", ["mpich"], indirect=True)  # Intel MPI crashes before it asks its process manager

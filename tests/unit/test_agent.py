@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ddlrun.agent import frames
 from ddlrun.agent.archive import BOOTSTRAP, PARTS, build_archive
+from ddlrun.agent.child import _script
 from ddlrun.agent.frames import Channel, pack, pack_words, unpack_words
 from ddlrun.agent.job import AgentJob, HostRanks, divide
 from ddlrun.errors import InputError, PreflightError
@@ -325,7 +326,20 @@ def test_an_agent_of_another_version_is_replaced(tmp_path: Path) -> None:
     assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0 0", "1 1"])
 
 
+def test_no_part_of_the_script_of_an_agent_runs_if_its_end_is_missing(tmp_path: Path) -> None:
+    job = AgentJob(
+        program=["p"], launcher=["l"], folder="f", name="n", size=1, fan_out=2, python="/bin/echo",
+        script=str(tmp_path), environ={},
+    )  # fmt: skip
+    for ship in (False, True):
+        script = _script(job, ship=ship).encode()
+        for size in (len(script), *range(0, len(script) - 1, 7)):
+            done = subprocess.run(["sh", "-s"], input=script[:size], capture_output=True, check=False)
+            assert (done.stdout != b"") == (size == len(script)), script[:size]
+
+
 def test_an_agent_without_a_job_ends_in_time() -> None:
+    assert "alarm(60)" in BOOTSTRAP
     for program in ("from ddlrun.agent import main; main.JOB_SECONDS = 1; main.main(['--agent'])",
                     BOOTSTRAP.replace("alarm(60)", "alarm(1)")):  # fmt: skip
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as agent:

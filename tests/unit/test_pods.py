@@ -10,6 +10,7 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
 from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher, choose_launcher
 from ddlrun.remote.daemon_variables import DaemonRequest, daemon_variables
+from ddlrun.remote.fan_out import run_on_hosts
 
 HOSTS = parse_hosts("pod-0.train,pod-1.train")
 
@@ -46,6 +47,14 @@ def test_a_shell_in_a_pod_gets_its_script(pods: dict[str, str], request_: str, c
     launcher = choose_launcher(request_, None, HOSTS, (), pods)
     assert run_shell(launcher, pods) == [command + RUN_SCRIPT, "script"]
     assert (launcher.passes_stdin, launcher.needs_names, launcher.works_everywhere) == (True, False, False)
+
+
+def test_a_script_for_a_pod_goes_there_with_its_length(pods: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", pods["PATH"])
+    reply = run_on_hosts({"pod-0.train": "script\n"}, choose_launcher("kubectl", None, HOSTS, (), pods), 300.0)
+    script = "{\nscript\n\n}"
+    command = f"exec --stdin pod-0 -- /bin/sh -c {RUN_SCRIPT}".replace("@bytes", str(len(script) + 1))
+    assert reply["pod-0.train"].out == f"{command}\n{script}"
 
 
 def test_an_agent_of_the_user_is_called_as_it_is() -> None:

@@ -1,6 +1,7 @@
 """The shell on another host that gets its script through standard input: whole, in time, or not at all."""
 
 import os
+import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,14 +12,17 @@ from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher
 from ddlrun.remote.fan_out import run_on_hosts
 
 SCRIPT = b"{\nprintf '%s\\n' '$HOME!' '\\\\'\ncat <<'@end'\n$x\n@end\ncat\nexit 3\n}\n"
+Shell = subprocess.Popen[bytes]
 LOGIN_SHELLS = ("sh", "bash", "tcsh", "fish", "zsh", "mksh", "busybox")
 
 
-def start(shell: str, size: int, seconds: int = 60, path: str = os.environ["PATH"]) -> subprocess.Popen[bytes]:
+def start(shell: str, size: int, seconds: int = 60, stdin: int = subprocess.PIPE, **environ: str) -> Shell:
     """Start the shell of a script of some bytes by a login shell."""
+    assert "@bytes" in RUN_SCRIPT
+    assert "timeout 60" in RUN_SCRIPT
     command = RUN_SCRIPT.replace("@bytes", str(size)).replace("timeout 60", f"timeout {seconds}")
     words = [shutil.which(shell) or shell, *(["sh"] if shell == "busybox" else []), "-c", command]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": path})
+    return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], **environ})
 
 
 @pytest.mark.parametrize("shell", [shell for shell in LOGIN_SHELLS if shutil.which(shell)])
@@ -45,12 +49,36 @@ def test_no_part_of_a_script_runs_if_its_end_is_missing() -> None:
         assert out == b"", SCRIPT[:size]
 
 
-def test_a_host_without_timeout_runs_scripts(tmp_path: Path) -> None:
-    for name in ("sh", "cat"):
+@pytest.mark.parametrize("old", [False, True])
+def test_a_host_without_a_modern_timeout_runs_whole_scripts_alone(tmp_path: Path, *, old: bool) -> None:
+    for name in ("sh", "cat", "head"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
-    with start("sh", len(SCRIPT), path=str(tmp_path)) as process:
-        out, _ = process.communicate(SCRIPT)
-    assert out.startswith(b"$HOME!")
+    if old:  # that of BusyBox before 1.30, which takes its seconds as an option
+        (tmp_path / "timeout").write_text('#!/bin/sh\n[ "$1" = -t ] || exit 127\n')
+        (tmp_path / "timeout").chmod(0o755)
+    for size in (len(SCRIPT), len(SCRIPT) - 2):
+        with start("sh", size, PATH=str(tmp_path)) as process:
+            out, _ = process.communicate(SCRIPT[:size])
+        assert out.startswith(b"$HOME!") == (size == len(SCRIPT))
+
+
+def test_a_terminal_is_read_as_one() -> None:
+    """As with ssh -tt: the program in the background that reads a terminal would be stopped."""
+    ours, theirs = pty.openpty()
+    with start("sh", len(SCRIPT), stdin=theirs) as process:
+        os.write(ours, b"echo done; exit\n")
+        out, _ = process.communicate()
+    os.close(ours)
+    os.close(theirs)
+    assert out.endswith(b"done\n")
+
+
+def test_programs_do_not_inherit_the_script() -> None:
+    script = b"{\n: %200000d\nenv\n}\n" % 0
+    with start("sh", len(script), s="of the user") as process:
+        out, _ = process.communicate(script)
+    assert b"PATH=" in out
+    assert len(out) < len(script)
 
 
 def test_hosts_get_their_scripts_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
