@@ -52,7 +52,7 @@ class Root(Node):
             self._wait(LONGEST_WAIT)
         if not self._must_leave:
             self._dismiss()
-        elif self._pmi is not None:  # of a keeper that was killed, ddlrun may know before the kernel tells its parent
+        elif self._pmi is not None:  # ddlrun may learn of a killed keeper before this process does
             self._pmi.remove_shared_memory()
         return self._exit_code
 

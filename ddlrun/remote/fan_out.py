@@ -97,17 +97,17 @@ def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLau
 
     nodes = NodeSet.fromlist(list(names))
     whole = f"{{\n{script}\n}}\n".encode()  # sh runs no part of it before it has read the last line
-    remote = agents.launcher == "ssh"
-    command = (RUN_SCRIPT if remote else _launcher_command(script, agents)).replace("@bytes", str(len(whole)))
+    remote, size = agents.launcher == "ssh", str(len(whole))
+    command = RUN_SCRIPT.replace("@bytes", size) if remote else _launcher_command(script, agents, size)
     worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=remote)
     worker.write(whole)
     worker.set_write_eof()
     return worker
 
 
-def _launcher_command(script: str, agents: AgentLauncher) -> str:
+def _launcher_command(script: str, agents: AgentLauncher, size: str) -> str:
     """Return the command that ClusterShell runs for each host, with %h for the host's name."""
-    words = shlex.join(agents.shell)
+    words = shlex.join(agents.shell).replace("@bytes", size)
     if agents.launcher == "agent":  # which need not pass on standard input
         words = f"{shlex.join(agents.words)} @host {shlex.quote(f'exec sh -c {shlex.quote(script)}')}"
     return f"exec {words}".replace("%", "%%").replace("@host", "%h", 1)
