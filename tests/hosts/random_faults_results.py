@@ -10,6 +10,7 @@ from tests.hosts.random_faults_scenario import (
     NO_LINE,
     NUMBERS,
     REQUESTS,
+    STARTING_MOMENTS,
     Fault,
     Kind,
     Moment,
@@ -91,6 +92,6 @@ def _results(fault: Fault, scenario: Scenario) -> Iterator[Result]:
         yield Result(frozenset({128 + number, -number}), pattern)
     if fault.moment is Moment.CHECK and fault.kind is Kind.CUT:
         yield Result(frozenset({3, 5}), f"error: .*{host}")
-    if fault.moment in EARLY_MOMENTS and fault.kind is Kind.CUT:  # a short check may be over by then
+    if fault.moment in STARTING_MOMENTS and fault.kind is Kind.CUT:
         late = f"ranks? .* did not start in .* on {host} has|rank {scenario.rank_on(host)} on {host} did not start in"
         yield Result(frozenset({3}), f"{late}|mpirun lost host {host}|host {host} was lost|{host}.*timed out")
