@@ -10,7 +10,7 @@ PARTS = ("__init__.py", "errors.py", "agent", "rank")
 HOOK = "rank/hook"
 
 # The program that receives the archive and runs the agent in it. The archive lasts as long as the agent. It must arrive
-# within a minute: nothing tells a host whose network fails that no more will come.
+# within a minute, as a host whose network fails is not told that no more will come.
 BOOTSTRAP = """
 import os, sys
 from _signal import alarm

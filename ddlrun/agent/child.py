@@ -142,7 +142,7 @@ def _script(job: AgentJob, *, ship: bool) -> str:
     run = _quote(job.environ.get("DDLRUN_RUN", ""))
     python, script = _quote(job.python), _quote(job.script)
     installed = "" if ship else f'[ ! -r {script} ] || exec "$python" -I -S {script} --agent\n'
-    return (  # sh runs no part of it before it has read the last line
+    return (  # the braces make sh parse all of it before it runs any
         f'{{\npython={python}; [ -x "$python" ] || python=python3\n'
         f"DDLRUN_RUN={run}; export DDLRUN_RUN\n"
         f'{installed}exec "$python" -I -S -c {_quote(BOOTSTRAP)} {script} --agent\n}}\n'

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 AGENT_NAME, ROOT_NAME = "ddlrun-agent", "ddlrun-root"
-# The time in which the job must arrive: nothing tells a host whose network fails that no more will come.
+# The time in which the job must arrive: a host whose network fails is not told that no more will come.
 JOB_SECONDS = 60
 
 

@@ -93,7 +93,7 @@ class PmiService:
             self._report_missing()
 
     def remove_shared_memory(self) -> None:
-        """Remove the file of the ranks' MPI, as a keeper that was killed cannot do so."""
+        """Remove the file of the ranks' MPI, which a killed keeper leaves behind."""
         remove_shared_memory(self._variables[SHARED_MEMORY])
 
     def _report_missing(self) -> None:

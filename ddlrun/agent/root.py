@@ -52,7 +52,7 @@ class Root(Node):
             self._wait(LONGEST_WAIT)
         if not self._must_leave:
             self._dismiss()
-        elif self._pmi is not None:  # ddlrun may learn of a killed keeper before this process does
+        elif self._pmi is not None:  # ddlrun may end this process before it has reaped a killed keeper
             self._pmi.remove_shared_memory()
         return self._exit_code
 

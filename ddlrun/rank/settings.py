@@ -21,7 +21,7 @@ CONTAINER = "DDLRUN_CONTAINER"
 
 
 def remove_shared_memory(path: str) -> None:
-    """Remove the file that MPI has left behind on this host, unless another keeper was faster, or there is none."""
+    """Remove the file that MPI has left behind on this host, if it is still there."""
     try:
         os.unlink(path)
     except OSError:

@@ -19,14 +19,8 @@ WORK_EVERYWHERE = ("ssh", "srun")
 KUBECTL, KUBEXEC = (
     os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("kubectl.sh", "kubexec_stdin.sh")
 )
-# A command, for any login shell, that runs a script of @bytes bytes from its standard input. It ends if the script has
-# not arrived within a minute: nothing tells a host whose network fails that no more will come. It reads without that
-# limit from a terminal (ssh -tt), and where timeout or head does not work so. Nothing may follow the script before it
-# runs: BusyBox's head reads more than it is asked for.
-RUN_SCRIPT = (
-    "exec sh -c '[ -t 0 ] && exec sh -s; unset s; s=$(timeout 60 head -c @bytes 2>/dev/null); "
-    """case $? in 0) eval "$s" ;; 124|143) exit 124 ;; *) exec sh -s ;; esac'"""
-)
+# The time in which the script for a host must arrive there.
+SCRIPT_SECONDS = 60
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
@@ -64,11 +58,11 @@ class AgentLauncher(NamedTuple):
         step = ("--overlap", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--unbuffered")
         one_task = ("--kill-on-bad-exit=0", "--nodes=1", "--ntasks=1", "-w", "@host", "sh", "-s")
         return {
-            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", RUN_SCRIPT),
+            "ssh": ("ssh", *self.words, "-o", "BatchMode=yes", "@host", run_script()),
             "srun": ("srun", *self.words, *step, *one_task),
             "blaunch": ("blaunch", "@host", "sh", "-s"),
             "qrsh": ("qrsh", "-inherit", "@host", "sh", "-s"),
-        }.get(self.launcher, (*self._with_stdin, "@host", RUN_SCRIPT))
+        }.get(self.launcher, (*self._with_stdin, "@host", run_script()))
 
     @property
     def works_everywhere(self) -> bool:
@@ -89,6 +83,22 @@ class AgentLauncher(NamedTuple):
     def _with_stdin(self) -> tuple[str, ...]:
         """The first words of an agent's command line, with which it passes standard input on."""
         return ("sh", KUBEXEC, *self.words) if is_kubexec(self.words) else self.words
+
+
+def run_script(size: str = "@bytes", seconds: int = SCRIPT_SECONDS) -> str:
+    """Return a command, for any login shell, that reads a script from standard input and runs it.
+
+    It exits if the script has not arrived in time: a host whose network fails is not told that no more will come. There
+    is no limit on a terminal (ssh -tt), or where a program is missing; BusyBox before 1.30 has another timeout. Send
+    nothing more until the script runs, as BusyBox's head reads ahead.
+
+    Args:
+        size: The number of bytes of the script.
+        seconds: The time limit.
+    """
+    read = f"[ -t 0 ] && exec sh -s; unset s; s=$(timeout {seconds} head -c {size} 2>/dev/null); case $? in"
+    late = 'echo "the script for this host did not arrive in time" >&2; exit 124'
+    return f"exec sh -c '{read} 0) eval \"$s\" ;; 126|127) exec sh -s ;; *) {late} ;; esac'"
 
 
 def is_kubexec(words: Sequence[str]) -> bool:

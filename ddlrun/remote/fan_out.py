@@ -10,13 +10,15 @@ from typing import Any
 from ddlrun.errors import EXIT_UNREACHABLE, InputError
 from ddlrun.host_names import check_host_name
 from ddlrun.rank.process_stat import read_stat
-from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher
+from ddlrun.remote.agent import SCRIPT_SECONDS, AgentLauncher, run_script
 from ddlrun.remote.processes import FinishedProcess
 from ddlrun.remote.slurm_step import run_in_step
 from ddlrun.wording import printable
 
 FANOUT = 128
 CONNECT_SECONDS = 10.0
+# The number of hosts for which ssh is started in a second, even on a busy machine.
+HOSTS_PER_SECOND = 50
 REPLY_TOO_LONG = "its reply is too long"
 # Seconds; the kernel records the start of a process no more precisely.
 CLOCK_TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -96,10 +98,15 @@ def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLau
     from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - see _run_by_cluster_shell
 
     nodes = NodeSet.fromlist(list(names))
-    whole = f"{{\n{script}\n}}\n".encode()  # sh runs no part of it before it has read the last line
-    remote, size = agents.launcher == "ssh", str(len(whole))
-    command = RUN_SCRIPT.replace("@bytes", size) if remote else _launcher_command(script, agents, size)
-    worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=remote)
+    whole = f"{{\n{script}\n}}\n".encode()  # the braces make sh parse all of it before it runs any
+    size = str(len(whole))
+    if agents.launcher == "ssh":
+        # ClusterShell starts the ssh of every host before the first one gets its script.
+        command = run_script(size, SCRIPT_SECONDS + len(names) // HOSTS_PER_SECOND)
+        worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True)
+    else:
+        command = _launcher_command(script, agents, size)
+        worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True, remote=False)
     worker.write(whole)
     worker.set_write_eof()
     return worker

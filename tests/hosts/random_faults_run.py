@@ -244,21 +244,22 @@ class Run:
             limit += SPARE_SECONDS
         if not wait_until(lambda: job.process.poll() is not None, limit):
             return [Violation("bound", f"ddlrun runs on, beside {list(map(describe, self._left()))}")]
-        if not wait_until(lambda: not self._left(), limit) and not self._end_late_daemons():
+        if not wait_until(lambda: not self._left(), limit) and not self._end_unacknowledged_daemons():
             return [Violation("left", f"processes: {list(map(describe, self._left()))}")]
         return []
 
-    def _end_late_daemons(self) -> bool:
-        """End daemons that have no keeper yet, and data for mpirun on the way when the network is cut.
+    def _end_unacknowledged_daemons(self) -> bool:
+        """End mpirun's daemons whose data for it is not acknowledged, as the network is cut; True if nothing is left.
 
-        They have 15 minutes; see Left-over processes in docs/explanation/faults.md. Return True if nothing is left.
+        They may stay for 15 minutes: see Left-over processes in docs/explanation/faults.md.
         """
         left = self._left()
-        late = all(is_daemon(pid) and list_unacknowledged([pid]) for pid in left)
-        if not late or Kind.CUT not in self._scenario.kinds:
+        allowed = all(is_mpi_daemon(pid) and list_unacknowledged([pid]) for pid in left)
+        if not allowed or Kind.CUT not in self._scenario.kinds:
             return False
         for pid in left:
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         return wait_until(lambda: not self._left(), time.monotonic() + SPARE_SECONDS)
 
     def _left(self) -> list[int]:
@@ -324,7 +325,12 @@ def is_mpirun(words: list[str]) -> bool:
 def is_daemon(pid: int) -> bool:
     """Return True for mpirun's daemon, or an agent of ddlrun's own process manager."""
     is_agent = cmdline(pid)[3:5] == [OWN_START, "--agent"] and not is_keeper(pid)
-    return is_agent or os.path.basename(command(pid)) in DAEMONS
+    return is_agent or is_mpi_daemon(pid)
+
+
+def is_mpi_daemon(pid: int) -> bool:
+    """Return True for mpirun's daemon."""
+    return os.path.basename(command(pid)) in DAEMONS
 
 
 def is_session(word: str) -> bool:

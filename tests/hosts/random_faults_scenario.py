@@ -48,7 +48,7 @@ class Kind(enum.Enum):
     SIGHUP = "SIGHUP to ddlrun"
 
 
-# The moments before the ranks run, and those at which some of them may not run yet.
+# The moments before any rank runs, and those at which some ranks may not have started.
 EARLY_MOMENTS = (Moment.CHECK, Moment.START)
 STARTING_MOMENTS = (*EARLY_MOMENTS, Moment.LINE, Moment.END)
 # Faults for which only silence is evidence, so that a short heartbeat is needed.
@@ -147,9 +147,8 @@ class Scenario:
     @property
     def start_timeout(self) -> float:
         """The value of --start-timeout, which ends the check and a job whose ranks cannot be started."""
-        early = any(fault.kind in SILENT and fault.moment in EARLY_MOMENTS for fault in self.faults)
         cut = any(fault.kind is Kind.CUT and fault.moment in STARTING_MOMENTS for fault in self.faults)
-        return 30.0 if early or cut else LONG
+        return 30.0 if cut else LONG
 
     @property
     def bound(self) -> float:

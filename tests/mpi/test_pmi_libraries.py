@@ -85,7 +85,7 @@ def test_killed_ranks_leave_no_shared_memory(environ: dict[str, str], tmp_path: 
 
 @pytest.mark.parametrize("environ", ["mpich"], indirect=True)
 def test_a_killed_keeper_leaves_no_shared_memory(environ: dict[str, str]) -> None:
-    line = [*LAUNCH, "ddlrun", "--no-tag-output", "--heartbeat", "300", "-np", "1", RANKS, "stay"]
+    line = [*LAUNCH, "ddlrun", "--no-tag-output", "--heartbeat", "300", "--timeout", "300", "-np", "1", RANKS, "stay"]
     with subprocess.Popen(line, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         file = Path(job.stdout.readline().strip())

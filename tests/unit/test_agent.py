@@ -287,14 +287,20 @@ def test_a_rank_behind_a_shell_gets_the_environment_and_the_folder(tmp_path: Pat
 
 
 @pytest.fixture
-def hidden_start(tmp_path: Path) -> str:
-    """Provide the script of agents under another name, so that no agent finds it on its host."""
+def copied_start(tmp_path: Path) -> Path:
+    """Provide a copy of the script of agents, and of the modules that it imports."""
     package = Path(START).parents[1]
     for part in PARTS:
         copy = shutil.copytree if (package / part).is_dir() else shutil.copy
         (tmp_path / "ddlrun").mkdir(exist_ok=True)
         copy(package / part, tmp_path / "ddlrun" / part)
-    return str((tmp_path / "ddlrun/agent/start.py").rename(tmp_path / "ddlrun/agent/renamed.py"))
+    return tmp_path / "ddlrun/agent/start.py"
+
+
+@pytest.fixture
+def hidden_start(copied_start: Path) -> str:
+    """Provide the script of agents under another name, so that no agent finds it on its host."""
+    return str(copied_start.rename(copied_start.with_name("renamed.py")))
 
 
 @pytest.mark.parametrize("shipped", [False, True])
@@ -335,10 +341,11 @@ def test_no_part_of_the_script_of_an_agent_runs_if_its_end_is_missing(tmp_path: 
         script = _script(job, ship=ship).encode()
         for size in (len(script), *range(0, len(script) - 1, 7)):
             done = subprocess.run(["sh", "-s"], input=script[:size], capture_output=True, check=False)
-            assert (done.stdout != b"") == (size == len(script)), script[:size]
+            complete = size == len(script)
+            assert (done.stdout != b"", done.returncode == 0) == (complete, complete or size == 0), script[:size]
 
 
-def test_an_agent_without_a_job_ends_in_time() -> None:
+def test_an_agent_without_a_job_exits_after_its_limit() -> None:
     assert "alarm(60)" in BOOTSTRAP
     for program in ("from ddlrun.agent import main; main.JOB_SECONDS = 1; main.main(['--agent'])",
                     BOOTSTRAP.replace("alarm(60)", "alarm(1)")):  # fmt: skip
@@ -346,13 +353,30 @@ def test_an_agent_without_a_job_ends_in_time() -> None:
             assert agent.wait(300) == -signal.SIGALRM
 
 
-def test_an_agent_with_a_job_has_no_limit(tmp_path: Path) -> None:
-    start = tmp_path / "start.py"
-    path = f"import sys; sys.path.insert(0, {str(Path(START).parents[2])!r})"
-    start.write_text(f"{path}\nfrom ddlrun.agent import main\nmain.JOB_SECONDS = 2\nmain.main(sys.argv[1:])\n")
-    line = by_hand(tmp_path, "sleep 4; echo $DDLRUN_RANK >&2", via=shell(tmp_path), start=str(start))
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, ["0", "1"])
+# Lines for the script of agents, by which one records whether it has an alarm when it waits for the job and has it.
+RECORD = """
+import signal
+from ddlrun.agent.agent import Agent
+
+def record(function):
+    def call(*words):
+        with open("RECORD", "a") as file:
+            print(function.__name__, signal.getitimer(signal.ITIMER_REAL)[0] > 0, file=file)
+        return function(*words)
+    return call
+
+Agent.run, Agent.begin = record(Agent.run), record(Agent.begin)
+"""
+
+
+def test_a_job_cancels_the_limit_of_its_agent(tmp_path: Path, copied_start: Path) -> None:
+    lines = tmp_path / "lines"
+    script, end, rest = copied_start.read_text().partition('if __name__ == "__main__":')
+    record = RECORD.replace("RECORD", str(lines))
+    copied_start.write_text(script + record + end + rest)
+    line = by_hand(tmp_path, "true", via=shell(tmp_path), start=str(copied_start))
+    assert subprocess.run(line, check=False, timeout=300).returncode == 0
+    assert lines.read_text().splitlines() == ["run True", "begin False"]
 
 
 # What an MPI library sends and reads in MPI_Init.

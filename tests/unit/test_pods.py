@@ -8,7 +8,7 @@ import pytest
 
 from ddlrun.errors import InputError
 from ddlrun.hosts import parse_hosts
-from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher, choose_launcher
+from ddlrun.remote.agent import AgentLauncher, choose_launcher, run_script
 from ddlrun.remote.daemon_variables import DaemonRequest, daemon_variables
 from ddlrun.remote.fan_out import run_on_hosts
 
@@ -45,7 +45,7 @@ def run_shell(launcher: AgentLauncher, environ: dict[str, str]) -> list[str]:
 )
 def test_a_shell_in_a_pod_gets_its_script(pods: dict[str, str], request_: str, command: str) -> None:
     launcher = choose_launcher(request_, None, HOSTS, (), pods)
-    assert run_shell(launcher, pods) == [command + RUN_SCRIPT, "script"]
+    assert run_shell(launcher, pods) == [command + run_script(), "script"]
     assert (launcher.passes_stdin, launcher.needs_names, launcher.works_everywhere) == (True, False, False)
 
 
@@ -53,13 +53,13 @@ def test_a_script_for_a_pod_goes_there_with_its_length(pods: dict[str, str], mon
     monkeypatch.setenv("PATH", pods["PATH"])
     reply = run_on_hosts({"pod-0.train": "script\n"}, choose_launcher("kubectl", None, HOSTS, (), pods), 300.0)
     script = "{\nscript\n\n}"
-    command = f"exec --stdin pod-0 -- /bin/sh -c {RUN_SCRIPT}".replace("@bytes", str(len(script) + 1))
+    command = f"exec --stdin pod-0 -- /bin/sh -c {run_script(str(len(script) + 1))}"
     assert reply["pod-0.train"].out == f"{command}\n{script}"
 
 
 def test_an_agent_of_the_user_is_called_as_it_is() -> None:
     launcher = choose_launcher("agent", None, HOSTS, (), {"PRTE_MCA_plm_ssh_agent": "/opt/enter --quietly"})
-    assert launcher.shell == ("/opt/enter", "--quietly", "@host", RUN_SCRIPT)
+    assert launcher.shell == ("/opt/enter", "--quietly", "@host", run_script())
     assert not launcher.passes_stdin
     with pytest.raises(InputError, match="which names it, is not set"):
         choose_launcher("agent", None, HOSTS, (), {})

@@ -8,49 +8,71 @@ from pathlib import Path
 
 import pytest
 
-from ddlrun.remote.agent import RUN_SCRIPT, AgentLauncher
+from ddlrun.remote.agent import AgentLauncher, run_script
 from ddlrun.remote.fan_out import run_on_hosts
 
-SCRIPT = b"{\nprintf '%s\\n' '$HOME!' '\\\\'\ncat <<'@end'\n$x\n@end\ncat\nexit 3\n}\n"
 Shell = subprocess.Popen[bytes]
+SCRIPT = b"{\nprintf '%s\\n' '$HOME!' '\\\\'\ncat <<'@end'\n$x\n@end\ncat\nexit 3\n}\n"
 LOGIN_SHELLS = ("sh", "bash", "tcsh", "fish", "zsh", "mksh", "busybox")
 
 
 def start(shell: str, size: int, seconds: int = 60, stdin: int = subprocess.PIPE, **environ: str) -> Shell:
-    """Start the shell of a script of some bytes by a login shell."""
-    assert "@bytes" in RUN_SCRIPT
-    assert "timeout 60" in RUN_SCRIPT
-    command = RUN_SCRIPT.replace("@bytes", str(size)).replace("timeout 60", f"timeout {seconds}")
-    words = [shutil.which(shell) or shell, *(["sh"] if shell == "busybox" else []), "-c", command]
-    return subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], **environ})
+    """Start the command for a script of `size` bytes by a login shell."""
+    words = [shutil.which(shell) or shell, *(["sh"] if shell == "busybox" else []), "-c"]
+    return subprocess.Popen(
+        [*words, run_script(str(size), seconds)], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], **environ}, bufsize=0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", [shell for shell in LOGIN_SHELLS if shutil.which(shell)])
 def test_any_login_shell_runs_a_script_that_then_reads_what_follows(shell: str) -> None:
     with start(shell, len(SCRIPT)) as process:
-        out, _ = process.communicate(SCRIPT + b"more\n")
-    assert (process.returncode, out) == (3, b"$HOME!\n\\\\\n$x\nmore\n")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(SCRIPT)
+        process.stdin.flush()
+        first = process.stdout.readline()
+        out, errors = process.communicate(b"more\n")
+    assert (process.returncode, first + out, errors) == (3, b"$HOME!\n\\\\\n$x\nmore\n", b"")
 
 
 @pytest.mark.parametrize("arrived", [b"", SCRIPT[:-2]])
-def test_a_shell_whose_script_does_not_arrive_ends_in_time(arrived: bytes) -> None:
-    with start("sh", len(SCRIPT), seconds=1) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(arrived)
-        process.stdin.flush()
-        assert (process.wait(300), process.stdout.read()) == (124, b"")
+@pytest.mark.parametrize("busybox", [False, True])
+def test_a_shell_whose_script_does_not_arrive_exits_after_its_limit(
+    tmp_path: Path, arrived: bytes, *, busybox: bool
+) -> None:
+    if busybox:  # whose timeout exits with the signal
+        (tmp_path / "timeout").write_text(f'#!/bin/sh\n{shutil.which("timeout")} "$@"\nexit 143\n')
+        (tmp_path / "timeout").chmod(0o755)
+    reading, writing = os.pipe()
+    os.write(writing, arrived)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with start("sh", len(SCRIPT), seconds=1, stdin=reading, PATH=path) as process:
+        out, errors = process.communicate()
+    os.close(reading)
+    os.close(writing)
+    assert (process.returncode, out, errors) == (124, b"", b"the script for this host did not arrive in time\n")
 
 
-def test_no_part_of_a_script_runs_if_its_end_is_missing() -> None:
+def test_an_incomplete_script_does_not_run() -> None:
     for size in range(len(SCRIPT) - 1):
         with start("sh", len(SCRIPT)) as process:
             out, _ = process.communicate(SCRIPT[:size])
-        assert out == b"", SCRIPT[:size]
+        assert (out, process.returncode == 0) == (b"", size == 0), SCRIPT[:size]
+
+
+def test_the_rest_of_a_script_does_not_run_if_reading_fails(tmp_path: Path) -> None:
+    (tmp_path / "head").write_text("#!/bin/sh\nread line\nexit 1\n")
+    (tmp_path / "head").chmod(0o755)
+    script = b"{\necho begin\necho rest\n}\n"
+    with start("sh", len(script), PATH=f"{tmp_path}:{os.environ['PATH']}") as process:
+        out, _ = process.communicate(script)
+    assert (process.returncode, out) == (124, b"")
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_host_without_a_modern_timeout_runs_whole_scripts_alone(tmp_path: Path, *, old: bool) -> None:
+def test_without_a_modern_timeout_complete_scripts_alone_run(tmp_path: Path, *, old: bool) -> None:
     for name in ("sh", "cat", "head"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     if old:  # that of BusyBox before 1.30, which takes its seconds as an option
@@ -62,12 +84,12 @@ def test_a_host_without_a_modern_timeout_runs_whole_scripts_alone(tmp_path: Path
         assert out.startswith(b"$HOME!") == (size == len(SCRIPT))
 
 
-def test_a_terminal_is_read_as_one() -> None:
-    """As with ssh -tt: the program in the background that reads a terminal would be stopped."""
+def test_a_terminal_has_no_time_limit() -> None:
+    """As with ssh -tt, where a program in the background may not read the terminal."""
     ours, theirs = pty.openpty()
     with start("sh", len(SCRIPT), stdin=theirs) as process:
         os.write(ours, b"echo done; exit\n")
-        out, _ = process.communicate()
+        out, _ = process.communicate(timeout=300)
     os.close(ours)
     os.close(theirs)
     assert out.endswith(b"done\n")
