@@ -101,7 +101,8 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
       its end is noticed, or before the keeper on the lost host has ended its program.
     - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
     - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
-      the ends of their programs.
+      the ends of their programs. So it does after a rank's MPI has aborted because of an error, such as a keeper that
+      was killed; that explains a connection that was reset, but not one that was closed.
     """
     if reason.closed is None:
         cut_off = _is_cut_off(reason, ends.values()) and (_find_loss(mpirun) is not None or _was_killed(mpirun))
@@ -113,7 +114,8 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
     if abort is not None:
         rank, code = abort
         return EndReason(code & 255 or 1, f"rank {rank} called MPI_Abort with {code}")
-    if _find_loss(mpirun) is not None or _was_killed(mpirun):
+    was_reset = reason.exit_code == UnreachableError.exit_code
+    if _find_loss(mpirun) is not None or _was_killed(mpirun) or (was_reset and aborting_rank(mpirun.output)):
         return ended_by_mpirun(mpirun, ends)
     if _may_be_signalled(mpirun, ends.values()):
         return EndReason(mpirun.exit_code, SIGNALLED)

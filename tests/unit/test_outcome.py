@@ -220,6 +220,8 @@ RESET = CLOSED._replace(exit_code=3, reason="the connection of rank 2 on h3 brok
         (CLOSED, MpirunEnd(5, ABORT), 5, "rank 1 called MPI_Abort with 5"),
         (CLOSED, MpirunEnd(1, ABORT.replace(": 5", ": 256")), 1, "rank 1 called MPI_Abort with 256"),
         (CLOSED, MpirunEnd(1, ABORT + KILLED), 137, "rank 2 on h3 was killed by another process"),
+        (RESET, MpirunEnd(14, ABORTING), 14, "rank 1 on h2 aborted the job"),
+        (CLOSED, MpirunEnd(14, ABORTING), 137, "rank 2 on h3 was killed by another process"),
         (EndReason(124, "the time limit"), MpirunEnd(1, LOST), 124, "the time limit"),
         (EndReason(124, "the time limit"), MpirunEnd(1, ABORT), 124, "the time limit"),
     ],
