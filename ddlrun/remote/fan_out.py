@@ -101,8 +101,8 @@ def _start_worker(task: Any, script: str, names: Sequence[str], agents: AgentLau
     whole = f"{{\n{script}\n}}\n".encode()  # the braces make sh parse all of it before it runs any
     size = str(len(whole))
     if agents.launcher == "ssh":
-        # ClusterShell starts the ssh of every host before the first one gets its script.
-        command = run_script(size, SCRIPT_SECONDS + len(names) // HOSTS_PER_SECOND)
+        # ClusterShell starts an ssh for each host of the fan-out before the first one gets its script.
+        command = run_script(size, SCRIPT_SECONDS + task.info("fanout") // HOSTS_PER_SECOND)
         worker = task.shell(command, nodes=nodes, timeout=timeout, stdin=True)
     else:
         command = _launcher_command(script, agents, size)

@@ -251,11 +251,11 @@ class Run:
     def _end_unacknowledged_daemons(self) -> bool:
         """End mpirun's daemons whose data for it is not acknowledged, as the network is cut; True if nothing is left.
 
-        They may stay for 15 minutes: see Left-over processes in docs/explanation/faults.md.
+        Those without a keeper may stay for 15 minutes: see Left-over processes in docs/explanation/faults.md.
         """
         left = self._left()
         allowed = all(is_mpi_daemon(pid) and list_unacknowledged([pid]) for pid in left)
-        if not allowed or Kind.CUT not in self._scenario.kinds:
+        if not allowed or not self._scenario.cut_at_start:
             return False
         for pid in left:
             with suppress(ProcessLookupError):

@@ -147,8 +147,12 @@ class Scenario:
     @property
     def start_timeout(self) -> float:
         """The value of --start-timeout, which ends the check and a job whose ranks cannot be started."""
-        cut = any(fault.kind is Kind.CUT and fault.moment in STARTING_MOMENTS for fault in self.faults)
-        return 30.0 if cut else LONG
+        return 30.0 if self.cut_at_start else LONG
+
+    @property
+    def cut_at_start(self) -> bool:
+        """Whether a network is cut when the rank of its host may not have started."""
+        return any(fault.kind is Kind.CUT and fault.moment in STARTING_MOMENTS for fault in self.faults)
 
     @property
     def bound(self) -> float:

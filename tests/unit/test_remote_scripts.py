@@ -113,3 +113,13 @@ def test_hosts_get_their_scripts_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(reply.code, reply.err) for reply in replies.values()] == [(0, "")] * 2
     assert int(replies["h1"].out) in (200_000, 300_000)
     assert replies["h2"].out == "100 %h $HOME"
+
+
+def test_the_limit_grows_with_the_number_of_hosts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\necho "$command" | grep -o "timeout [0-9]*"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    scripts = {f"h{number}": f"# {number}\n" for number in range(3)}
+    limits = [run_on_hosts(scripts, AgentLauncher(), 300.0, fanout)["h1"].out for fanout in (3, 128, 10_000)]
+    assert limits == ["timeout 60", "timeout 62", "timeout 260"]
