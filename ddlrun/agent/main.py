@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 AGENT_NAME, ROOT_NAME = "ddlrun-agent", "ddlrun-root"
-# The time in which the job must arrive: a host whose network fails is not told that no more will come.
+# The job must arrive within this time, as a host whose network fails is not told that no more will come.
 JOB_SECONDS = 60
 
 

@@ -19,7 +19,7 @@ WORK_EVERYWHERE = ("ssh", "srun")
 KUBECTL, KUBEXEC = (
     os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("kubectl.sh", "kubexec_stdin.sh")
 )
-# The time in which the script for a host must arrive there.
+# A host's script must arrive there within this time.
 SCRIPT_SECONDS = 60
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
@@ -88,13 +88,13 @@ class AgentLauncher(NamedTuple):
 def run_script(size: str = "@bytes", seconds: int = SCRIPT_SECONDS) -> str:
     """Return a command, for any login shell, that reads a script from standard input and runs it.
 
-    It exits if the script has not arrived in time: a host whose network fails is not told that no more will come. There
-    is no limit on a terminal (ssh -tt), or where a program is missing; BusyBox before 1.30 has another timeout. Send
-    nothing more until the script runs, as BusyBox's head reads ahead.
+    It exits if the script has not arrived in time: a host whose network fails is not told that no more will come. No
+    limit applies on a terminal (ssh -tt), or on a host without the timeout of coreutils or of BusyBox 1.30. Send nothing
+    more until the script runs, as BusyBox's head reads ahead.
 
     Args:
         size: The number of bytes of the script.
-        seconds: The time limit.
+        seconds: The time limit in seconds.
     """
     read = f"[ -t 0 ] && exec sh -s; unset s; s=$(timeout {seconds} head -c {size} 2>/dev/null); case $? in"
     late = 'echo "the script for this host did not arrive in time" >&2; exit 124'

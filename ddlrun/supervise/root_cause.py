@@ -101,8 +101,8 @@ def explain_by_mpirun(reason: EndReason, mpirun: MpirunEnd, ends: Mapping[int, R
       its end is noticed, or before the keeper on the lost host has ended its program.
     - A rank whose MPI has lost another one, or mpirun, may fail before its keeper, which has lost mpirun, ends it.
     - After a rank's call of MPI_Abort, mpirun kills all keepers. On a busy machine it does so before they have reported
-      the ends of their programs. So it does after a rank's MPI has aborted because of an error, such as a keeper that
-      was killed; that explains a connection that was reset, but not one that was closed.
+      the ends of their programs. It also kills them after a rank's MPI has aborted the job on an error. This explains
+      a connection that was reset, but not one that was closed: that a user killed this keeper may be the error.
     """
     if reason.closed is None:
         cut_off = _is_cut_off(reason, ends.values()) and (_find_loss(mpirun) is not None or _was_killed(mpirun))
