@@ -89,8 +89,8 @@ def run_script(size: str = "@bytes", seconds: int = SCRIPT_SECONDS) -> str:
     """Return a command, for any login shell, that reads a script from standard input and runs it.
 
     It exits if the script has not arrived in time: a host whose network fails is not told that no more will come. No
-    limit applies on a terminal (ssh -tt), or on a host without the timeout of coreutils or of BusyBox 1.30. Send nothing
-    more until the script runs, as BusyBox's head reads ahead.
+    limit applies on a terminal (ssh -tt), or on a host without the timeout of coreutils or of BusyBox 1.30. Send
+    nothing more until the script runs, as BusyBox's head reads ahead.
 
     Args:
         size: The number of bytes of the script.
