@@ -24,6 +24,8 @@ def main(case: str) -> None:
     values = np.ones(10**6)
     if case.startswith("files") and RANK == 2:
         use_all_files(left=case.count("but one"), may_be_more="may be more" in case)
+    if case.startswith("files") and RANK == 1:
+        await_connection_to(2)  # which rank 2 could accept before it has used all files
     ddl.all_reduce(values)
     if case == "killed" and RANK == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -64,6 +66,13 @@ def use_all_files(left: int, *, may_be_more: bool) -> None:
             last = os.dup(1)
     if left:
         os.close(last)
+
+
+def await_connection_to(peer: int) -> None:
+    """Return when this rank has begun to connect to a higher one, which has knocked."""
+    endpoint = tcp_world(os.environ).endpoint
+    while (peer, 0) not in endpoint._connections:  # noqa: SLF001
+        endpoint.poll(300)
 
 
 def await_message_of(peer: int) -> None:
