@@ -80,4 +80,4 @@ class PreflightError(DdlrunError):
 
 
 class LostRankError(DdlrunError):
-    """A rank of the job has ended while others wait for it, or cannot be reached any more."""
+    """A rank has ended while others wait for it, or cannot be reached, or one of its calls was interrupted."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ddlrun.ddl.operation import Chunk
     from ddlrun.ddl.transport import Transport
+    from ddlrun.errors import LostRankError
 
     Communicator = Intracomm | TcpCommunicator
 
@@ -57,6 +58,15 @@ def name_library(comm: Communicator) -> str:
     from mpi4py import MPI  # noqa: PLC0415 - loaded already, as there is a communicator
 
     return MPI.Get_library_version().split(",")[0]
+
+
+def abandon(comm: Communicator, error: LostRankError) -> None:
+    """Close the connections of this rank, so that the others report it as lost; its calls then raise this error.
+
+    Over MPI, do nothing: the others wait until this rank ends.
+    """
+    if isinstance(comm, TcpCommunicator):
+        comm.endpoint.abandon(error)
 
 
 def has_ended(comm: Communicator) -> bool:

@@ -55,6 +55,8 @@ class Engine:
         self._begun = 0
         self.idle_since = time.perf_counter()
         """When the last operation was complete."""
+        self.is_interrupted = False
+        """True after an exception has interrupted a call: what is in progress will never be complete."""
         self.meter: TrafficMeter | None = None  # set only while nothing is in flight
         atexit.register(self._keep_memory)
 
@@ -157,9 +159,10 @@ class Engine:
         """Keep the memory of open messages at exit: MPI ends only after Python has freed what it can."""
         if self.is_idle:
             return
-        sys.stderr.write(
-            f"ddlrun.ddl: rank {self._rank} ends with reductions under way: wait for every handle, on all ranks\n"
-        )
+        if not self.is_interrupted:
+            sys.stderr.write(
+                f"ddlrun.ddl: rank {self._rank} ends with reductions under way: wait for every handle, on all ranks\n"
+            )
         for chunk in self._in_flight:
             for buffer in (chunk.array, chunk.scratch, *(part for *_, part in chunk.parts)):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))

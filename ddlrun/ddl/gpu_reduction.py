@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddlrun.ddl.host_reduction import HostReducer
+    from ddlrun.ddl.interruption import InterruptionGuard
     from ddlrun.ddl.nccl_pipeline import PipelinedReduction
 
 NCCL_MODES = "bn"
@@ -46,32 +47,30 @@ class DeviceHandle(Handle):
     `finish` is called once, when all of them are complete.
     """
 
-    def __init__(self, host_handle: Handle, finish: Callable[[], None]) -> None:
-        super().__init__(None)
+    def __init__(self, host_handle: Handle, guard: InterruptionGuard, finish: Callable[[], None]) -> None:
+        super().__init__(None, guard)
         self._host_handle, self._finish = host_handle, finish
         self._reductions: list[tuple[PipelinedReduction, Callable[[], None]]] = []
-        self._finished = False
 
     def add_reduction(self, reduction: PipelinedReduction, finish: Callable[[], None]) -> None:
         """Add a reduction. `finish` is called once, when the reduction has been waited for."""
         self._reductions.append((reduction, finish))
 
-    def wait(self) -> None:
+    def complete(self) -> None:
         """Return when work that is now issued to the current stream will see the results."""
-        self._host_handle.wait()
+        self._host_handle.complete()
         while self._reductions:
             reduction, finish = self._reductions.pop(0)
             reduction.wait()
             finish()
-        if not self._finished:
-            self._finished = True
-            self._finish()
+        self._finish()
+        self._is_complete = True
 
-    def test(self) -> bool:
+    def advance(self) -> bool:
         """Handle MPI's messages that are complete; return whether the results are in the tensors."""
-        if not self._host_handle.test() or not all(reduction.test() for reduction, _ in self._reductions):
+        if not self._host_handle.advance() or not all(reduction.test() for reduction, _ in self._reductions):
             return False
-        self.wait()
+        self.complete()
         return True
 
 
@@ -107,6 +106,7 @@ class GpuReduction:
         by_mpi = [x for x in arrays if not self._uses_nccl(x)]
         handle = DeviceHandle(
             self._reducer.reduce(self._flatten(by_mpi, op), op, axes, wire, blocking=blocking),
+            self._reducer.guard,
             partial(self._synchronize, devices, 2),
         )
         if by_nccl:
@@ -128,6 +128,7 @@ class GpuReduction:
             longest = len(elements)
             if self._options.mode == "b":
                 longest = max(self._tuning.chunk, MIN_CHUNK) // elements.element_size()
+            self._reducer.guard.begin_messages()
             reduction = nccl_pipeline.start(elements, op, dimensions, longest)
             handle.add_reduction(reduction, partial(unpack_bucket, bucket, elements))
 

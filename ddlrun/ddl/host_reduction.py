@@ -18,16 +18,18 @@ from ddlrun.allreduce_algorithms import (
     wait_for_late_host,
 )
 from ddlrun.ddl.block_chunks import AllgatherChunk, ArrayBlocks, BlockTransfer, ReduceScatterChunk
-from ddlrun.ddl.communicators import make_transport, take_maxima
+from ddlrun.ddl.communicators import abandon, make_transport, take_maxima
 from ddlrun.ddl.fusion import make_buckets, unpack_bucket
 from ddlrun.ddl.handle import Handle
 from ddlrun.ddl.int8_compression import ErrorFeedback
+from ddlrun.ddl.interruption import InterruptionGuard
 from ddlrun.ddl.late_host_monitor import can_wait, make_late_host_monitor
 from ddlrun.ddl.nic_monitor import LARGEST_TRIAL, Comparison, can_size_blocks, make_monitor
 from ddlrun.ddl.operation import Limits
 from ddlrun.ddl.reduce_ops import find_reduce_op
 from ddlrun.ddl.schedule_cache import Collective, ScheduleCache
 from ddlrun.ddl.tcp.communicator import TcpCommunicator
+from ddlrun.ddl.transport import message_errors
 from ddlrun.ddl.wire_compression import WIRES, can_narrow, parse_wire
 from ddlrun.errors import InputError
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from ddlrun.ddl.nic_monitor import NicMonitor
     from ddlrun.ddl.operation import Operation
     from ddlrun.ddl.reduce_ops import ReduceOp
+    from ddlrun.errors import LostRankError
 
 
 class HostReducer:
@@ -63,6 +66,7 @@ class HostReducer:
         self.comm = selector.comm
         self.schedules = ScheduleCache(grid, selector.options.mode, selector.layout)
         self._engine, self._feedback = self._make_engine(), ErrorFeedback()
+        self.guard = InterruptionGuard(str(self), None if self._engine is None else self._abandon)
         self.small_messages = self._make_small_message_path()
         self._nic_monitor = make_monitor(grid.base, selector.monitored, selector.tuning.measure)
         self._late_host_monitor = make_late_host_monitor(grid, selector.monitored, selector.tuning.measure)
@@ -80,7 +84,7 @@ class HostReducer:
         `wire` is complete, as from `find_wire`.
         """
         self.compare(arrays, op, axes, wire)
-        handle = Handle(self._engine, f"{self}: all_reduce: {op} of {', '.join(map(str, arrays))}")
+        handle = Handle(self._engine, self.guard, f"{self}: all_reduce: {op} of {', '.join(map(str, arrays))}")
         alone = all(len(dimension.peers) == 1 for dimension in self.schedules.dimensions(axes))
         whole = not axes or set(axes) == set(self.grid.axes)
         for bucket in () if alone else make_buckets(arrays, self.tuning):
@@ -95,6 +99,7 @@ class HostReducer:
                 wire=wire if narrows else "",
                 weighted=self._nic_monitor is None and self.schedules.layout is not None,
             )
+            self.guard.begin_messages()
             algorithm = self._select(message, elements, reduce_op)
             if self._nic_monitor is not None and can_size_blocks(message):
                 algorithm = self._size_blocks(self._nic_monitor, algorithm, elements, reduce_op)
@@ -102,12 +107,12 @@ class HostReducer:
                 algorithm = self._take_late_host_last(self._late_host_monitor, algorithm, elements, reduce_op)
             if algorithm.method == "flat" and self.small_messages is not None and wire == self._usual_wire:
                 self.small_messages.learn(elements, reduce_op)
+            losses = None
+            if narrows and wire.startswith("int8"):
+                losses = self._feedback.add_to(elements, bucket, axes)
             try:
-                losses = None
-                if narrows and wire.startswith("int8"):
-                    losses = self._feedback.add_to(elements, bucket, axes)
                 operation = self._execute(algorithm, elements, reduce_op, axes, losses)
-            except RuntimeError as error:  # a message of another length that was here before its buffer
+            except message_errors() as error:  # a message of another length that was here before its buffer
                 raise handle.explain(error) from error
             if operation is None:
                 unpack_bucket(bucket, elements)
@@ -132,6 +137,7 @@ class HostReducer:
                 schedule=partial(self.schedules.steps, Collective(name)),
                 own_block=self.schedules.own_block,
             )
+            self.guard.begin_messages()
             self._engine.wait(transfer.start(self._engine, kind, reduce_op, self.tuning))
         array.write_back()
 
@@ -142,12 +148,19 @@ class HostReducer:
         """
         if not self.options.dbg_level or self.comm is None:
             return
+        self.guard.begin_messages()
         over = "".join(self.grid.axes[i] for i in self.grid.places(axes or self.grid.axes))
         mine = f"{op} of {', '.join(map(str, arrays))}{axes and f' over {over}'}{wire and f' by {wire}'}"
         descriptions = sorted(self.grid.members(over).allgather((self.grid.rank, mine)))
         others = [f"rank {rank} {theirs}" for rank, theirs in descriptions if theirs != mine]
         if others:
             raise InputError(f"{self}: all_reduce: {mine} here, but {others[0]}; all reduce the same, in one order")
+
+    def _abandon(self, error: LostRankError) -> None:
+        """Give up what is in progress; over TCP, let the other ranks see that."""
+        if self._engine is not None and self.grid.base is not None:
+            self._engine.is_interrupted = True
+            abandon(self.grid.base, error)
 
     def __str__(self) -> str:
         return f"rank {self.grid.rank} of {self.grid.size}"

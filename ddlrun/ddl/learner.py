@@ -36,15 +36,18 @@ class Learner:
         self.options, self.tuning = selector.options, selector.tuning
         self._find_wire = lru_cache(maxsize=16)(self._make_wire)
         self.reducer = self._make_reducer()
+        self.guard = self.reducer.guard
         self._small_messages = self.reducer.small_messages
         self._devices: GpuReduction | None = None
 
     def free(self) -> None:
         """Free the communicators and the process groups."""
-        if self._devices is not None:
-            self._devices.free()
-        self.reducer.free()
-        self.grid.free()
+        with self.guard:
+            self.guard.begin_messages()
+            if self._devices is not None:
+                self._devices.free()
+            self.reducer.free()
+            self.grid.free()
 
     @property
     def devices(self) -> GpuReduction:
@@ -59,31 +62,42 @@ class Learner:
         """Reduce one array; see `ddl.all_reduce`."""
         result = x if in_place else copy_of(x)
         small = self._small_messages if wire is None and not axes else None
-        if small is not None and type(result) is np.ndarray and small.reduce(result, op):
-            return result if in_place else restore_type(x, result)
-        self._start([result], op, axes, wire).wait()
+        if small is not None and type(result) is np.ndarray and not self.guard.problem:
+            try:
+                is_reduced = small.reduce(result, op)
+            except BaseException as error:
+                self.guard.remember(error)
+                raise
+            if is_reduced:
+                return result if in_place else restore_type(x, result)
+        with self.guard:
+            self._start([result], op, axes, wire).complete()
         return restore_type(x, result)
 
     def all_reduce_n(self, arrays: Sequence[Any], op: str, *, axes: str, in_place: bool, wire: str | None) -> list[Any]:
         """Reduce several arrays, small ones fused."""
         results = list(arrays) if in_place else [copy_of(x) for x in arrays]
-        self._start(results, op, axes, wire).wait()
+        with self.guard:
+            self._start(results, op, axes, wire).complete()
         return [restore_type(x, result) for x, result in zip(arrays, results, strict=True)]
 
     def start(self, arrays: Sequence[Any], op: str, *, axes: str, wire: str | None) -> Handle:
         """Begin to reduce arrays in place."""
-        return self._start(arrays, op, axes, wire, blocking=False)
+        with self.guard:
+            return self._start(arrays, op, axes, wire, blocking=False)
 
     def reduce_scatter(self, x: Any, op: str) -> Any:  # noqa: ANN401
         """Reduce x, which is overwritten; return this learner's block of the result, flat."""
         array = self._flatten(x, "reduce_scatter", op)
-        self.reducer.reduce_scatter(array, find_reduce_op(array.dtype, op))
+        with self.guard:
+            self.reducer.reduce_scatter(array, find_reduce_op(array.dtype, op))
         return x.reshape(-1)[slice(*self.piece(len(array.elements)))]
 
     def allgather_pieces(self, x: Any) -> Any:  # noqa: ANN401
         """Fill x from the block of each learner: the inverse of `reduce_scatter`."""
         array = self._flatten(x, "allgather_pieces", "sum")
-        self.reducer.allgather(array)
+        with self.guard:
+            self.reducer.allgather(array)
         return x
 
     def allgather(self, x: Any) -> Any:  # noqa: ANN401
@@ -92,7 +106,8 @@ class Learner:
         rows = np.empty((self.grid.size, len(array.elements)), array.elements.dtype)
         rows[self.grid.index] = array.elements
         as_bytes = FlatArray(rows.reshape(-1).view(np.uint8), "uint8", rows.shape)
-        self.reducer.allgather(as_bytes)
+        with self.guard:
+            self.reducer.allgather(as_bytes)
         places = [self.grid.index_of(rank) for rank in range(self.grid.size)]
         ordered = rows if places == sorted(places) else rows[places]
         return ordered.reshape(self.grid.size, *array.shape)
@@ -105,15 +120,19 @@ class Learner:
         if self.reducer.comm is not None:
             array = self._flatten(result, "bcast")
             memory, root_in_comm = array.elements.view(np.uint8), self.grid.host_index_of(root)
-            for at in range(0, len(memory), MAX_BROADCAST):
-                self.reducer.comm.Bcast(memory[at : at + MAX_BROADCAST], root_in_comm)
-            array.write_back()
+            with self.guard:
+                self.guard.begin_messages()
+                for at in range(0, len(memory), MAX_BROADCAST):
+                    self.reducer.comm.Bcast(memory[at : at + MAX_BROADCAST], root_in_comm)
+                array.write_back()
         return restore_type(x, result)
 
     def barrier(self) -> None:
         """Wait until all learners have called it."""
         if self.reducer.comm is not None:
-            self.reducer.comm.Barrier()
+            with self.guard:
+                self.guard.begin_messages()
+                self.reducer.comm.Barrier()
 
     def piece(self, count: int) -> tuple[int, int]:
         """Return (low, high): the block of a flat array of `count` elements that reduce_scatter leaves here."""

@@ -58,11 +58,14 @@ def init(options: str | None = None, *, comm: Communicator | None = None, tuning
     Raises:
         InputError: An option is wrong, the product of the dimensions differs from the number of ranks, or the ranks
             have different options, tuning, topologies, rank orders or versions of ddlrun. All ranks raise it.
-        LostRankError: Without MPI, a rank does not arrive within 300 s (DDLRUN_DDL_START_TIMEOUT).
+        LostRankError: Without MPI, a rank does not arrive within 300 s (DDLRUN_DDL_START_TIMEOUT). Or an exception such
+            as KeyboardInterrupt has interrupted an earlier call of this rank.
     """
     from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - numpy, and MPI where this process is a rank
 
     free()
+    if _started:
+        _started[0].guard.check()
     _started.append(start_learner(options, comm, tuning, os.environ))
     return Session()
 
@@ -70,11 +73,12 @@ def init(options: str | None = None, *, comm: Communicator | None = None, tuning
 def free() -> None:
     """Finish the reductions in progress and free what `init` created. All ranks call it together.
 
-    It also ends the default process group that this module started. Without a session it does nothing. A script need
-    not call it before it exits.
+    It also ends the default process group that this module started. It does nothing without a session,
+    or once an exception has interrupted a call. A script need not call it before it exits.
     """
-    while _started:
-        _started.pop().free()
+    if _started and not _started[0].guard.problem:
+        _started[0].free()
+        _started.clear()
 
 
 def current_learner() -> Learner:
@@ -143,6 +147,8 @@ def all_reduce(
 
     Raises:
         InputError: x cannot be reduced. The message names the rank, and the dtype and shape of x.
+        LostRankError: A rank has ended (without MPI), or an exception such as KeyboardInterrupt has interrupted an
+            earlier call of this rank. The other functions that exchange data raise it, too.
     """
     return (_started[0] if _started else current_learner()).all_reduce(x, op, axes, in_place, wire)
 

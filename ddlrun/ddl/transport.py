@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol, TypeVar
 
 # A lane is one of the connections to a peer. Tags from n * LANE on belong to lane n. MPI has lane 0 only: its tags may
 # end here.
 LANE = 1 << 15
+
+
+class WrongLengthError(RuntimeError):
+    """A message has another length than the buffer that was posted for it."""
+
+
+def message_errors() -> tuple[type[Exception], ...]:
+    """Return the types of the errors that messages raise: that of a wrong length over TCP, and MPI's."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return (WrongLengthError,) if mpi is None else (WrongLengthError, mpi.Exception)
 
 
 class MessageOwner(Protocol):
@@ -36,7 +47,8 @@ class Transport(Protocol[Owner]):
 
         Raises:
             LostRankError: Over TCP, a rank that a message is awaited from has ended.
-            RuntimeError: A message has another length than the buffer that was posted for it.
+            RuntimeError: A message has another length than its buffer (over TCP, WrongLengthError), or MPI reports an
+                error.
         """
 
     def close(self) -> None:

@@ -81,7 +81,8 @@ def check_wavefront(checks: Checks, shape: str, device: str) -> None:
         checks.check(f"{shape}: {op} of {count} {dtype} by {longest}", bits(row), exact, tolerance, dtype)
         if not reduction.test():
             checks.wrong.append("test() is False after wait()")
-    handle = DeviceHandle(Handle(None), lambda: None)
+    guard = current_learner().reducer.guard
+    handle = DeviceHandle(Handle(None, guard), guard, lambda: None)
     several = [torch.full(size, float(ddl.rank())) for size in [(3, 5), (), (0,), (7,), (300, 99)]]
     several += [torch.full((9, 4), ddl.rank(), dtype=torch.float64).T, torch.full((6, 2), float(ddl.rank())).T]
     several = [row.to(device) for row in several]

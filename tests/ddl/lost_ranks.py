@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import random
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -31,6 +33,8 @@ def main(case: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if case == "unequal":
         values = np.ones(10**6 + RANK)
+    if case == "interrupted":
+        reduce_until_interrupted()
     if case == "forbidden":
         reduce_in_secret()
     if case == "early":
@@ -39,6 +43,21 @@ def main(case: str) -> None:
             await_message_of(0)
     ddl.all_reduce(values)
     print("fine")
+
+
+def reduce_until_interrupted() -> None:
+    """Reduce arrays until a signal handler on rank 2 raises an exception in a reduction."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    array, seconds = np.ones(10**6), 0.0
+    while True:
+        array[:] = 1
+        begin = time.perf_counter()
+        with suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0, seconds) if RANK == 2 else 0)  # noqa: S311
+            ddl.all_reduce(array, in_place=True)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            seconds = time.perf_counter() - begin
+            assert (array == 3).all()
 
 
 def reduce_in_secret() -> None:

@@ -1,6 +1,7 @@
 """The runtime library under both versions of Open MPI: more ranks than cores, and jobs of ddlrun launch."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,65 @@ def test_lengths_that_differ_are_reported_with_type_and_shape(mpirun: str, calls
     done = started(mpirun, 2, "-c", code)
     assert done.returncode != 0
     assert "rank 0 of 2: all_reduce: sum of float32 of shape (3,): MPI_ERR" in done.stderr.replace("avg", "sum")
+
+
+INTERRUPTED = """
+import random, signal, time
+import numpy as np
+from ddlrun import ddl
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+ddl.init("-mode r")
+seconds = 0
+while True:
+    begin, x = time.perf_counter(), np.ones(10**6)
+    handle = ddl.start([x], "sum")
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0, seconds) * ddl.rank())
+        handle.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds = time.perf_counter() - begin
+    except KeyboardInterrupt:
+        handle.wait()
+    assert (x == 2).all()
+"""
+# Rank 0 waits for rank 1 in MPI_Allreduce, and uses CPU time there, when the signal comes.
+INTERRUPTED_SMALL = """
+import os, signal, time
+import numpy as np
+import psutil
+from ddlrun import ddl
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+ddl.init("-mode p")
+pid = int(ddl.bcast(np.array(os.getpid())))
+for _ in range(3):
+    ddl.all_reduce(np.ones(10))
+rank_0 = psutil.Process(pid)
+begin = ddl.bcast(np.array(sum(rank_0.cpu_times()[:2])))
+if ddl.rank():
+    while sum(rank_0.cpu_times()[:2]) < begin + 0.3:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGALRM)
+try:
+    ddl.all_reduce(np.ones(10))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    try:
+        ddl.init()
+    finally:
+        ddl.all_reduce(np.ones(10))
+"""
+
+
+@pytest.mark.parametrize("script", [INTERRUPTED, INTERRUPTED_SMALL])
+def test_a_rank_whose_reduction_is_interrupted_ends(mpirun: str, script: str) -> None:
+    """The other rank waits until mpi4py's runner ends it."""
+    done = started(mpirun, 2, "-c", script)
+    assert re.search(
+        r"LostRankError: rank \d of 2: an earlier call was interrupted \(KeyboardInterrupt", done.stderr
+    ), done
+    if script == INTERRUPTED_SMALL:
+        assert done.stdout == "interrupted\n"
+        assert done.stderr.count("LostRankError: rank 0 of 2: an earlier call was interrupted") == 2, done
 
 
 CARELESS = """

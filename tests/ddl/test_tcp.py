@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,15 @@ def test_a_rank_that_may_open_no_more_files_says_so(case: str) -> None:
     limit = r"too many open files: raise this process's limit of \d+ \(ulimit -Hn\)"
     assert re.fullmatch(rf"LostRankError rank 2 of 3: {limit}\n", last.stdout), last
     assert all("rank 2 is lost" in end.stdout for end in others), others
+
+
+def test_a_rank_whose_reduction_is_interrupted_ends_and_is_lost_to_others() -> None:
+    *others, last = started_alone(3, str(FAULTS), "interrupted")
+    assert last.stdout.startswith("LostRankError rank 2 of 3: an earlier call was interrupted (KeyboardInterrupt)"), (
+        last
+    )
+    assert all("rank 2 is lost" in end.stdout for end in others), others
+    assert "reductions under way" not in last.stderr
 
 
 def test_a_rank_raises_its_limit_of_open_files() -> None:
@@ -233,6 +243,44 @@ def together(made: list[Endpoint], call: Callable[[TcpCommunicator], Any]) -> li
     for thread in threads:
         thread.join(300)
     return results
+
+
+def poll_on(*made: Endpoint) -> None:
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        for endpoint in made:
+            endpoint.poll(0.01)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TimeoutError("step 3")])
+def test_an_interrupted_call_closes_the_connections_of_its_rank(error: BaseException) -> None:
+    class Owner:
+        """Raises an exception when a message is complete, as a signal handler may do anywhere."""
+
+        def __setattr__(self, name: str, value: int) -> None:
+            super().__setattr__(name, value)
+            if not value:
+                raise error
+
+    with endpoints(2, hosts="ab") as (here, there):
+        owner = Owner()
+        super(Owner, owner).__setattr__("open", 0)
+        here.post_receive(1, 1, 7, Completion(owner, [], memoryview(bytearray(9))))
+        there.post_send(0, 1, 7, memoryview(bytes(9)), None)
+        with pytest.raises(type(error)):
+            poll_on(here, there)
+        for call in (
+            lambda: here.poll(0),
+            lambda: here.post_send(1, 1, 7, memoryview(bytes(9)), None),
+            lambda: here.post_receive(1, 1, 7, Completion(Messages(TcpCommunicator(here, range(2), 1)), [])),
+        ):
+            with pytest.raises(
+                LostRankError, match=rf"rank 0 of 2: an earlier call was interrupted \({type(error).__name__}"
+            ):
+                call()
+        there.post_receive(0, 1, 7, Completion(Messages(TcpCommunicator(there, range(2), 1)), []))
+        with pytest.raises(LostRankError, match="rank 1 of 2: rank 0 is lost"):
+            poll_on(there)
 
 
 def test_messages_wait_for_their_buffers_and_keep_their_order() -> None:

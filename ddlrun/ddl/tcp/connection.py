@@ -13,6 +13,7 @@ import numpy as np
 from ddlrun.ddl.tcp.message import Incoming, Loan
 from ddlrun.ddl.tcp.peer_memory import RevokedMemoryError, address_of
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE
+from ddlrun.ddl.transport import WrongLengthError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -360,4 +361,6 @@ class Connection:
 
     def _check_length(self, size: int, completion: Completion) -> None:
         if completion.buffer is not None and len(completion.buffer) != size:
-            raise RuntimeError(f"a message of rank {self.peer} has {size} bytes instead of {len(completion.buffer)}")
+            raise WrongLengthError(
+                f"a message of rank {self.peer} has {size} bytes instead of {len(completion.buffer)}"
+            )

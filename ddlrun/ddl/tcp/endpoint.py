@@ -13,19 +13,22 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddlrun.ddl.interruption import explain_interruption
 from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
-from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, open_socket, set_options
+from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, is_of_system, open_socket, set_options
 from ddlrun.ddl.tcp.peer_memory import OwnMemory, PeerMemory, make_digest
 from ddlrun.ddl.tcp.poller import EDGE, READ, WRITE, Introduction, Poller
 from ddlrun.ddl.tcp.progress_reports import ProgressReports
-from ddlrun.errors import LostRankError
+from ddlrun.ddl.transport import WrongLengthError
+from ddlrun.errors import DdlrunError, LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,7 +70,7 @@ class Endpoint:
         self._connections: dict[tuple[int, int], Connection] = {}
         """The connections by peer and number, from 0."""
         self._knocks: dict[int, socket.socket] = {}
-        self._failure: LostRankError | RuntimeError | None = None
+        self._failure: LostRankError | WrongLengthError | None = None
         self._gave_up = False
         self._lost: int | None = None
         """The lost rank that is reported to the others."""
@@ -80,16 +83,17 @@ class Endpoint:
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
-        connection = self._connection(peer)
         try:
-            connection.post_receive(group, tag, completion)
-        except OSError as error:
-            self._end(connection, error)
-        except RuntimeError as error:
-            self._stop(error)
+            connection = self._connection(peer)
+            try:
+                connection.post_receive(group, tag, completion)
+            except OSError as error:
+                self._end(connection, error)
+            if connection.ended:
+                self._check(connection)
+        except BaseException as error:
+            self._break_off(error)
             raise
-        if connection.ended:
-            self._check(connection)
 
     def post_send(
         self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None, lane: int | None = None
@@ -100,28 +104,35 @@ class Endpoint:
         a long message from this rank's memory; it then stays open until the peer has posted its buffer. Without a lane,
         it goes over the first connection, and is not copied from memory.
         """
-        is_local = bool(lane) and self.address_of(peer).host == self._host
-        connection = self._connection(peer, 0 if lane is None or is_local else lane)
         try:
-            connection.send(group, tag, data, completion, lend=lane is not None)
-        except OSError as error:
-            connection.send_later(group, tag, data, completion)
-            self._end(connection, error)
-        if connection.ended:
-            self._check(connection)
+            is_local = bool(lane) and self.address_of(peer).host == self._host
+            connection = self._connection(peer, 0 if lane is None or is_local else lane)
+            try:
+                connection.send(group, tag, data, completion, lend=lane is not None)
+            except OSError as error:
+                connection.send_later(group, tag, data, completion)
+                self._end(connection, error)
+            if connection.ended:
+                self._check(connection)
+        except BaseException as error:
+            self._break_off(error)
+            raise
 
     def poll(self, seconds: float) -> bool:
         """Move messages; wait up to `seconds` for the first. Return False if nothing has happened in that time.
 
         Raises:
             LostRankError: A rank has ended or is unreachable, and a message from or to it is awaited.
-            RuntimeError: A message has another length than the buffer for it.
+            WrongLengthError: A message has another length than the buffer for it.
             TimeoutError: It is later than `until`.
         """
         left = self.until if self.until == math.inf else self.until - time.monotonic()
-        moved = self._failure is not None or self._poller.poll(max(min(seconds, left), 0))
-        if self._failure is not None:
-            raise type(self._failure)(*self._failure.args)
+        try:
+            moved = self._failure is not None or self._poller.poll(max(min(seconds, left), 0))
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        self._raise_failure()
         if self.until < math.inf and self.until <= time.monotonic():
             raise TimeoutError
         return moved
@@ -154,6 +165,17 @@ class Endpoint:
         if self._memory is not None:
             self._memory.revoke()
 
+    def abandon(self, error: LostRankError) -> None:
+        """Close all sockets and send nothing more: an interrupted call may have left half a message.
+
+        From now on all calls raise this error, or the one that they raised before. If it is interrupted itself, a
+        second call does the rest.
+        """
+        self._connections.clear()
+        self._failure = self._failure or error
+        self.give_up()
+        self._poller.close()
+
     @property
     def closed(self) -> bool:
         """True after `close`."""
@@ -168,7 +190,7 @@ class Endpoint:
         if self._lost is not None:
             self._await_handshakes(until)
         for connection in self._connections.values():
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, WrongLengthError):
                 connection.flush_all(until - time.monotonic())
                 connection.read()  # unread bytes would let the kernel discard what is still to be sent
         self._poller.close()
@@ -187,6 +209,8 @@ class Endpoint:
     def _connection(self, peer: int, lane: int = 0) -> Connection:
         connection = self._connections.get((peer, lane))
         if connection is None:
+            if self.closed:
+                self._raise_failure()
             connection = self._add_connection(peer, lane)
             if self.rank < peer:
                 self._connect(connection, EXCHANGE + lane if lane else MESSAGES)
@@ -296,7 +320,7 @@ class Endpoint:
                 self.progress.handle(connection)
         except OSError as error:
             self._end(connection, error)
-        except RuntimeError as error:
+        except WrongLengthError as error:
             connection.is_readable = False
             self._stop(error)
         if connection.lost is not None:
@@ -307,6 +331,8 @@ class Endpoint:
 
         Once all of them have ended, that is a failure if a message is awaited, now or later.
         """
+        if isinstance(error, OSError) and not is_of_system(error):
+            raise error
         connections = self._connections_to(connection.peer)
         for item in (connection,) if error is None else connections:
             self._close(item)
@@ -318,7 +344,7 @@ class Endpoint:
 
     def _close(self, connection: Connection) -> None:
         if connection.socket is not None:
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, WrongLengthError):
                 connection.read()  # its last message may report a lost rank
             self._poller.forget(connection.socket)
             connection.socket = None
@@ -341,7 +367,18 @@ class Endpoint:
             self._failure = LostRankError(f"{self.job}: rank {self.job.number(lost)} is lost: {reason}")
             self._report_lost(lost)
 
-    def _stop(self, error: LostRankError | RuntimeError) -> None:
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args)
+
+    def _break_off(self, error: BaseException) -> None:
+        """Handle an exception that ends a call. It interrupts the call if it may be that of a signal handler."""
+        if isinstance(error, WrongLengthError):
+            self._stop(error)
+        elif not isinstance(error, DdlrunError) and threading.current_thread() is threading.main_thread():
+            self.abandon(LostRankError(explain_interruption(str(self.job), error)))
+
+    def _stop(self, error: LostRankError | WrongLengthError) -> None:
         """Raise this error from `poll` from now on; for the others this rank is lost."""
         if self._failure is None:
             self._failure = error

@@ -44,10 +44,17 @@ def accept(listener: socket.socket) -> socket.socket | None:
         file, _ = _with_more_files(listener.accept)
     except TooManyFilesError:
         raise
-    except OSError:
+    except OSError as error:
+        if not is_of_system(error):
+            raise
         return None
     file.setblocking(False)
     return file
+
+
+def is_of_system(error: OSError) -> bool:
+    """Return False for an error without a number, such as the TimeoutError of a signal handler."""
+    return error.errno is not None
 
 
 def _with_more_files(call: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ddlrun.ddl.tcp.handshake import HandshakeError
+from ddlrun.ddl.tcp.own_host import is_of_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,8 @@ class Introduction:
         try:
             greeting = self._step()
         except (OSError, HandshakeError) as error:
+            if isinstance(error, OSError) and not is_of_system(error):
+                raise
             self._poller.forget(self._file)
             self._failed(error)
             return
