@@ -73,12 +73,16 @@ def init(options: str | None = None, *, comm: Communicator | None = None, tuning
 def free() -> None:
     """Finish the reductions in progress and free what `init` created. All ranks call it together.
 
-    It also ends the default process group that this module started. It does nothing without a session,
-    or once an exception has interrupted a call. A script need not call it before it exits.
+    It also ends the default process group that this module started. It does nothing without a session, or once an
+    exception has interrupted a call. A script need not call it before it exits.
     """
-    if _started and not _started[0].guard.problem:
+    if not _started or _started[0].guard.problem:
+        return
+    try:
         _started[0].free()
-        _started.clear()
+    finally:
+        if not _started[0].guard.problem:
+            _started.clear()
 
 
 def current_learner() -> Learner:
