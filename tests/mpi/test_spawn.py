@@ -79,9 +79,9 @@ def test_processes_are_spawned_on_two_hosts(hosts: TwoHosts, mpirun: str, major:
     assert ("note: MPI_Comm_spawn over several hosts sometimes crashes" in done.stderr) == (major == 5)
     if major == 5 and done.returncode:  # mpirun of Open MPI 5.0 releases a spawn request twice in some of the runs
         assert re.search(r"PMIX ERROR: .*/pmix_server_dyn.c at line", done.stderr), done.stderr
-        assert re.search(r"mpirun, or its daemon on that host, is gone|mpirun was killed by SIG", done.stderr), (
-            done.stderr
-        )
+        # It crashes itself, or its daemon on h2 does.
+        ends = r"mpirun, or its daemon on that host, is gone|mpirun was killed by SIG|mpirun lost host h2"
+        assert re.search(ends, done.stderr), done.stderr
     else:
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["h1 h1 h2 h2", "h2"]), done.stderr
 
