@@ -20,13 +20,13 @@ class InterruptionGuard:
     """A context manager around each call that exchanges messages: once one is interrupted, all later ones fail.
 
     Otherwise they could wait for messages that never come, or return wrong results. An exception before the first
-    message is no interruption; neither are ddlrun's own errors, errors of messages, and numpy's of single values.
+    message is no interruption. Neither is an error of ddlrun, of a message, or of arithmetic.
     """
 
     def __init__(self, name: str, abandon: Callable[[LostRankError], None] | None) -> None:
         """Keep the name of this rank. `abandon` is called after an interruption; None if this rank is alone."""
         self._name, self._abandon = name, abandon
-        # Calls may be nested, as a signal handler may make one in another one.
+        # A signal handler may make a call while another one is in progress.
         self._depth, self._exchanges = 0, False
         self.problem = ""
         """The text of the error that all calls raise after an interruption; "" before."""
@@ -57,7 +57,7 @@ class InterruptionGuard:
             self._exchanges = False
 
     def remember(self, error: BaseException) -> None:
-        """Remember an exception that ends a call after its first message, if it has interrupted the call."""
+        """Remember an exception that ends a call after its first message, unless its type is no interruption."""
         if self._abandon is not None and not isinstance(error, (DdlrunError, ArithmeticError, *message_errors())):
             self.problem = explain_interruption(self._name, error)
             self._give_up()
@@ -65,6 +65,23 @@ class InterruptionGuard:
     def _give_up(self) -> None:
         if self._abandon is not None:
             self._abandon(LostRankError(self.problem))
+
+
+class ExceptionHook:
+    """A context manager that calls a function with the exception that leaves it, and then raises the exception."""
+
+    def __init__(self, call: Callable[[BaseException], None]) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Call the function if there is an exception."""
+        if error is not None:
+            self._call(error)
 
 
 def explain_interruption(name: str, error: BaseException) -> str:

@@ -58,7 +58,7 @@ def init(options: str | None = None, *, comm: Communicator | None = None, tuning
     Raises:
         InputError: An option is wrong, the product of the dimensions differs from the number of ranks, or the ranks
             have different options, tuning, topologies, rank orders or versions of ddlrun. All ranks raise it.
-        LostRankError: Without MPI, a rank does not arrive within 300 s (DDLRUN_DDL_START_TIMEOUT). Or an exception such
+        LostRankError: A rank does not arrive within 300 s (without MPI; DDLRUN_DDL_START_TIMEOUT), or an exception such
             as KeyboardInterrupt has interrupted an earlier call of this rank.
     """
     from ddlrun.ddl.bootstrap import start_learner  # noqa: PLC0415 - numpy, and MPI where this process is a rank

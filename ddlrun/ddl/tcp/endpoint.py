@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlrun.ddl.interruption import explain_interruption
+from ddlrun.ddl.interruption import ExceptionHook, explain_interruption
 from ddlrun.ddl.tcp.connection import CONNECT, LOST, OFFER, READABLE, Connection
 from ddlrun.ddl.tcp.handshake import EXCHANGE, KNOCK, MESSAGES, HandshakeError, accept_at, connect_as
 from ddlrun.ddl.tcp.own_host import TooManyFilesError, accept, is_of_system, open_socket, set_options
@@ -70,6 +70,7 @@ class Endpoint:
         self._connections: dict[tuple[int, int], Connection] = {}
         """The connections by peer and number, from 0."""
         self._knocks: dict[int, socket.socket] = {}
+        self._hook = ExceptionHook(self._break_off)
         self._failure: LostRankError | WrongLengthError | None = None
         self._gave_up = False
         self._lost: int | None = None
@@ -83,7 +84,7 @@ class Endpoint:
 
     def post_receive(self, peer: int, group: int, tag: int, completion: Completion) -> None:
         """Receive the next message of a peer with this group and tag; it counts as open unless it is here already."""
-        try:
+        with self._hook:
             connection = self._connection(peer)
             try:
                 connection.post_receive(group, tag, completion)
@@ -91,9 +92,6 @@ class Endpoint:
                 self._end(connection, error)
             if connection.ended:
                 self._check(connection)
-        except BaseException as error:
-            self._break_off(error)
-            raise
 
     def post_send(
         self, peer: int, group: int, tag: int, data: memoryview, completion: Completion | None, lane: int | None = None
@@ -104,7 +102,7 @@ class Endpoint:
         a long message from this rank's memory; it then stays open until the peer has posted its buffer. Without a lane,
         it goes over the first connection, and is not copied from memory.
         """
-        try:
+        with self._hook:
             is_local = bool(lane) and self.address_of(peer).host == self._host
             connection = self._connection(peer, 0 if lane is None or is_local else lane)
             try:
@@ -114,9 +112,6 @@ class Endpoint:
                 self._end(connection, error)
             if connection.ended:
                 self._check(connection)
-        except BaseException as error:
-            self._break_off(error)
-            raise
 
     def poll(self, seconds: float) -> bool:
         """Move messages; wait up to `seconds` for the first. Return False if nothing has happened in that time.
@@ -127,11 +122,8 @@ class Endpoint:
             TimeoutError: It is later than `until`.
         """
         left = self.until if self.until == math.inf else self.until - time.monotonic()
-        try:
+        with self._hook:
             moved = self._failure is not None or self._poller.poll(max(min(seconds, left), 0))
-        except BaseException as error:
-            self._break_off(error)
-            raise
         self._raise_failure()
         if self.until < math.inf and self.until <= time.monotonic():
             raise TimeoutError
