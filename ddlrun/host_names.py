@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import chain, product
 
 from ddlrun.errors import InputError
 
@@ -15,49 +16,40 @@ _RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,9}))?)?"
 
 
 def expand_names(text: str, place: str) -> list[str]:
-    """Return the host names of a name or range. Raises InputError where it is malformed."""
-    if "[" not in text and "]" not in text:
-        return [check_host_name(text, place)]
-    count = math.prod(_count(match[1], text, place) for match in re.finditer(BRACKET, text))
-    stem = re.sub(BRACKET, "0", text)
+    """Return the host names of a name or range, in the order in which they are written; a name may occur twice.
+
+    Raises InputError where it is malformed.
+
+    >>> expand_names("n[9-10,01]", "hosts"), expand_names("r[2,1]n[1-2]", "hosts")
+    (['n9', 'n10', 'n01'], ['r2n1', 'r2n2', 'r1n1', 'r1n2'])
+    """
+    pieces = re.split(BRACKET, text)  # names and, at odd indexes, the ranges between them
+    stem = "0".join(pieces[::2])
     if "[" in stem or "]" in stem:
         raise InputError(f"{place}: {text!r} has an unmatched bracket; write a range as n[1-4,7] or n[01-16]")
-    if "][" in text:
-        raise InputError(f"{place}: {text!r} has two adjacent brackets; list the names, or write n[1-2]-[1-4]")
     check_host_name(stem, place)
+    brackets = [[_parse_range(part, text, place) for part in ranges.split(",")] for ranges in pieces[1::2]]
+    count = math.prod(sum(len(numbers) for numbers, _ in ranges) for ranges in brackets)
     if count > MOST_HOSTS:
         raise InputError(f"{place}: {text!r} means {count} hosts; write at most {MOST_HOSTS}")
-    from ClusterShell.NodeSet import (  # noqa: PLC0415 - 20 ms; a plain list does not need it
-        RESOLVER_NOGROUP,
-        NodeSet,
-        NodeSetException,
-    )
-
-    try:
-        names = list(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:  # such as digits alone between two brackets
-        raise InputError(f"{place}: {text!r} cannot be expanded ({error}); list the names") from None
-    if len(names) < count:
-        raise InputError(f"{place}: {text!r} names a host twice; write ranges that do not overlap")
-    return names
+    columns = [[f"{number:0{width}}" for numbers, width in ranges for number in numbers] for ranges in brackets]
+    alternatives = chain.from_iterable(zip(([name] for name in pieces[::2]), [*columns, [""]], strict=True))
+    return ["".join(parts) for parts in product(*alternatives)]
 
 
-def _count(ranges: str, text: str, place: str) -> int:
-    """Count the values of a bracket without building the list, which may be huge."""
-    total = 0
-    for part in ranges.split(","):
-        match = re.fullmatch(_RANGE, part)
-        if not match:
-            raise InputError(f"{place}: {part!r} in {text!r} is not a range; write a range as n[1-4,7] or n[01-16]")
-        low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if high < low or not step:
-            raise InputError(f"{place}: the range {part!r} in {text!r} is empty; write the smaller number first")
-        if match[2] and match[1].startswith("0") and len(match[1]) > 1 and len(match[1]) != len(match[2]):
-            raise InputError(
-                f"{place}: the ends of {part!r} in {text!r} are padded differently; pad both to the same width"
-            )
-        total += (high - low) // step + 1
-    return total
+def _parse_range(part: str, text: str, place: str) -> tuple[range, int]:
+    """Return the numbers of a range and the width to which they are padded, that of the first one as in Slurm."""
+    match = re.fullmatch(_RANGE, part)
+    if not match:
+        raise InputError(f"{place}: {part!r} in {text!r} is not a range; write a range as n[1-4,7] or n[01-16]")
+    low, high, step = match[1], match[2] or match[1], int(match[3] or 1)
+    if int(high) < int(low) or not step:
+        raise InputError(f"{place}: the range {part!r} in {text!r} is empty; write the smaller number first")
+    if high.startswith("0") and len(high) != len(low):
+        raise InputError(
+            f"{place}: the ends of {part!r} in {text!r} are padded differently; pad both to the same width"
+        )
+    return range(int(low), int(high) + 1, step), len(low)
 
 
 def check_host_name(name: str, place: str) -> str:

@@ -64,34 +64,40 @@ def _duplicates(hosts: Iterable[Host], source: str) -> list[str]:
 def fold(names: Iterable[str]) -> str:
     """Abbreviate host names to ranges, in their order.
 
-    >>> fold(["n1", "n2", "n3", "a"])
-    'n[1-3],a'
+    >>> fold(["n3", "n1", "n2", "a", "m09", "m10"])
+    'n[3,1-2],a,m[09-10]'
     """
-    names = list(names)
-    if len(names) < 2:
-        return "".join(names)
-    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - 20 ms; most commands do not need it
-
-    runs: list[list[str]] = []
+    runs: list[tuple[str, list[list[str]]]] = []  # stem -> ranges of numbers, each with its ends
     for name in names:
-        stem = name.rstrip("0123456789")
-        if runs and stem == runs[-1][0].rstrip("0123456789"):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    folded = [NodeSet.fromlist(run) if all(re.fullmatch(NAME, name) for name in run) else [] for run in runs]
-    return ",".join(
-        str(nodes) if list(nodes) == run else ",".join(run) for nodes, run in zip(folded, runs, strict=True)
-    )
+        stem, number = _split_number(name)
+        if not (number and runs and runs[-1][0] == stem and runs[-1][1]):
+            runs.append((stem, []))
+        ranges = runs[-1][1]
+        if ranges and number == str(int(ranges[-1][1]) + 1).zfill(len(ranges[-1][0])):
+            ranges[-1][1] = number
+        elif number:
+            ranges.append([number, number])
+    return ",".join(f"{stem}{_fold_numbers(ranges)}" for stem, ranges in runs)
+
+
+def _split_number(name: str) -> tuple[str, str]:
+    """Split a name before its last digits; what is no ordinary name has none."""
+    digits = re.search(r"[0-9]{1,18}$", name) if re.fullmatch(NAME, name) else None
+    return (name[: digits.start()], digits[0]) if digits else (name, "")
+
+
+def _fold_numbers(ranges: list[list[str]]) -> str:
+    text = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+    return text if not text or text.isdecimal() else f"[{text}]"
 
 
 def parse_hosts(text: str, where: str = "hosts") -> HostList:
     """Parse a comma-separated list of names, ranges `n[01-16]`, IPv4 and IPv6 addresses, each with optional `:slots`.
 
-    Hosts of a range are in ascending order. Raises InputError with the column of each malformed element.
+    Hosts keep the order in which they are written. Raises InputError with the column of each malformed element.
 
-    >>> [host.name for host in parse_hosts("b,a[1-2]:4")]
-    ['b', 'a1', 'a2']
+    >>> [host.name for host in parse_hosts("b,a[3,1-2]:4")]
+    ['b', 'a3', 'a1', 'a2']
     """
     hosts: list[Host] = []
     problems: list[str] = []

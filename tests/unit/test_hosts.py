@@ -9,6 +9,7 @@ from ddlrun.host_names import MOST_HOSTS
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts, render_hostfile
 
 names = st.from_regex(r"[a-z][a-z0-9-]{0,8}[0-9]{0,3}", fullmatch=True).filter(lambda name: not name.endswith("-"))
+numbered = st.builds("{}{:0{}}".format, st.sampled_from(("n", "m-")), st.integers(0, 120), st.integers(1, 4))
 hosts = st.builds(
     Host, names, st.none() | st.integers(1, 64), st.none() | st.from_regex(r"r[0-9]{1,3}", fullmatch=True)
 )
@@ -20,7 +21,7 @@ def test_hostfile_and_value_are_inverses(listed: list[Host]) -> None:
     assert list(parse_hostfile(render_hostfile(listed), "F")) == listed
 
 
-@given(st.lists(names, min_size=1, max_size=20, unique=True))
+@given(st.lists(names | numbered, min_size=1, max_size=20, unique=True))
 def test_folded_names_parse_to_the_same_names(listed: list[str]) -> None:
     assert list(parse_hosts(fold(listed)).names) == listed
 
@@ -55,12 +56,42 @@ def test_the_number_of_hosts_is_limited(text: str) -> None:
         ("n[08-11]", ["n08", "n09", "n10", "n11"]),
         ("n[1-3,7]-ib", ["n1-ib", "n2-ib", "n3-ib", "n7-ib"]),
         ("r[1-2]n[1-2],x", ["r1n1", "r1n2", "r2n1", "r2n2", "x"]),
+        ("n[3,1-2]", ["n3", "n1", "n2"]),
+        ("n[010,9,8]", ["n010", "n9", "n8"]),
+        ("n[20,10-16/3]", ["n20", "n10", "n13", "n16"]),
+        ("r[2,1]n[2,1]", ["r2n2", "r2n1", "r1n2", "r1n1"]),
+        ("r[2,1][4-5]", ["r24", "r25", "r14", "r15"]),
+        ("[7]1[7]", ["717"]),
+        ("n[09-11],m[99-101]", ["n09", "n10", "n11", "m99", "m100", "m101"]),
+        ("n[98-101]-ib,n[08-100/46]", ["n98-ib", "n99-ib", "n100-ib", "n101-ib", "n08", "n54", "n100"]),
+        ("n[3,1]:2,m", ["n3", "n1", "m"]),
         ("10.0.0.1,::1,fe80::1", ["10.0.0.1", "::1", "fe80::1"]),
         (" a , b ", ["a", "b"]),
     ],
 )
 def test_lists_keep_their_order(text: str, expected: list[str]) -> None:
     assert list(parse_hosts(text).names) == expected
+
+
+def test_order_inside_brackets_is_kept_in_hostfiles() -> None:
+    text = "n[30,20,10] slots=2\nr[2,1]n[2-3]\nm[1,1]\n"
+    listed = [Host(name, 2) for name in ("n30", "n20", "n10")] + [Host(n) for n in ("r2n2", "r2n3", "r1n2", "r1n3")]
+    assert list(parse_hostfile(text, "F")) == [*listed, Host("m1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "text"),
+    [
+        ("n3 n1 n2", "n[3,1-2]"),
+        ("n99 n100 n101", "n[99-101]"),
+        ("n01 n1 n2 n n3", "n[01,1-2],n,n3"),
+        ("n9 n09 n10", "n[9,09-10]"),
+        ("n1 n1 n2", "n[1,1-2]"),
+        ("r1n2 r1n3 r2n2 ::1 ::2", "r1n[2-3],r2n2,::1,::2"),
+    ],
+)
+def test_ranges_of_names_keep_their_order(listed: str, text: str) -> None:
+    assert fold(listed.split()) == text
 
 
 def test_slots_follow_a_colon() -> None:
@@ -72,15 +103,14 @@ def test_slots_follow_a_colon() -> None:
     [
         ("", "column 1: a host name is missing"),
         ("a,,b", "column 3"),
-        ("a[1][2]", "two adjacent brackets"),
-        ("[7]1[7]", "cannot be expanded (illegal reopening bracket"),
         ("a,b:0", "column 3: '0' is not a number of slots"),
         ("n[1-4", "has an unmatched bracket"),
         ("n[4-1]", "smaller number first"),
-        ("n[1-2,2]", "names a host twice"),
+        ("n[1-2,2]", "'n2' is listed twice, at positions 2 and 3"),
         ("n[1-99999999999]", "at most 1000000"),
         ("n[1-9999]m[1-9999]", "at most 1000000"),
-        ("n[01-100]", "padded differently"),
+        ("n[1-010]", "padded differently"),
+        ("n[1-[2-3]]", "has an unmatched bracket"),
         ("me@a", "~/.ssh/config"),
         ("-oProxyCommand=x", "is not a host name"),
         ("a;reboot", "is not a host name"),

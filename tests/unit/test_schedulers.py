@@ -120,6 +120,19 @@ def test_recorded_environments_of_slurm() -> None:
     assert {name: describe(environ) for name, environ in recorded_environments().items()} == RECORDED_SLURM
 
 
+def test_schedulers_keep_the_order_inside_brackets() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "9"}
+    nodes = {"SLURM_JOB_NODELIST": "r[2,1]n[12,8-9]", "SLURM_TASKS_PER_NODE": "3,2,1(x4)"}
+    assert slots(job({**slurm, **nodes})) == [
+        ("r2n12", 3), ("r2n8", 2), ("r2n9", 1), ("r1n12", 1), ("r1n8", 1), ("r1n9", 1),
+    ]  # fmt: skip
+    assert len(job({**SLURM, "SLURM_JOB_NODELIST": "n[01-120]"}).hosts) == 120  # as Slurm writes n01 to n120
+    flux = job({"FLUX_JOB_ID": "f1"}, replies={"flux hostlist local": "pc[30,20,10]\n"})
+    assert flux.hosts.names == ("pc30", "pc20", "pc10")
+    heterogeneous = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "b[2,1]"}
+    assert job({**heterogeneous, "SLURM_JOB_NODELIST_HET_GROUP_1": "a[4,3]"}).hosts.names == ("b2", "b1", "a4", "a3")
+
+
 def test_slurm_names_with_several_brackets() -> None:
     allocation = job({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "r[1-2]n[01-02]-ib,login"})
     assert allocation.hosts.names == ("r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib", "login")
