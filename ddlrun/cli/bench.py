@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,7 +91,7 @@ def _check_plot(path: str | None) -> None:
         raise InputError(f"--plot {path}: matplotlib is missing; pip install 'ddlrun[plots]'")
 
 
-def _draw(result: Mapping[str, Any], path: str) -> None:
+def _draw(result: "BenchResult", path: str) -> None:
     from ddlrun.report.plots import draw_bench  # noqa: PLC0415 - matplotlib
 
     try:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from ddlrun.errors import InputError
 from ddlrun.hosts import Host, render_hostfile
 from ddlrun.remote.probe import check_distinct
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import RacksResult
 
 # Ranks yield their cores while they wait, so that other work can share them.
 YIELD = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
@@ -39,7 +42,7 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     if options["output"]:
         check_writable(options["output"], "--output")
     words = ["--accelerators", "1", "--rank-order", "host", *YIELD]
-    result = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
+    result: RacksResult = measure(listed.take(map(Host, listed.names)), options, words, ["racks"])
     hierarchy = MeasuredHierarchy(listed, result)
     if options["as_json"]:
         click.echo(json.dumps(hierarchy_dict(hierarchy), indent=2))

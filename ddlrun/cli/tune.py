@@ -18,6 +18,7 @@ from ddlrun.cli.plan import gradient_options, read_gradient
 from ddlrun.cli.profile_store import profile_folder, profile_names
 from ddlrun.errors import InputError
 from ddlrun.network.fabric import parse_fabric
+from ddlrun.network.fusion_search import FusionSetting, search_fusion
 from ddlrun.plan.tuning_profile import Profile, file_name, parse_profiles, render_profiles, replace_profile
 from ddlrun.report.tune import render_tune
 from ddlrun.topology import parse_topology
@@ -89,9 +90,15 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     }
     code = 0
     if horovod_budget:
-        horovod_plan = json.dumps({"budget": horovod_budget, "gradient": gradient})
+        end = time.monotonic() + horovod_budget
+
+        def step_seconds(setting: FusionSetting) -> float:
+            settings = [word for name, value in setting.variables.items() for word in ("--env", f"{name}={value}")]
+            program = ["horovod", json.dumps({"gradient": gradient})]
+            return float(measurement_job.measure(listed, options, [*words, *settings], program)["seconds"])
+
         try:
-            record["horovod"] = measurement_job.measure(listed, options, words, ["horovod", horovod_plan])
+            record["horovod"] = search_fusion(step_seconds, gradient, lambda: time.monotonic() < end)
         except measurement_job.MeasurementError as error:
             code = _report_horovod_failure(error, requested=options["horovod"])
     click.echo(json.dumps(record, indent=2) + "\n" if options["as_json"] else render_tune(record), nl=False)
@@ -130,12 +137,12 @@ def _with_horovod(*, requested: bool | None) -> bool:
     return requested if requested is not None else not missing
 
 
-def _profile(result: Mapping[str, Any], hosts: Sequence[str], gradient: int) -> Profile:
+def _profile(result: "TuneRecord", hosts: Sequence[str], gradient: int) -> Profile:
     best = result["best"]
     return Profile(
         hosts=tuple(hosts),
         topology=parse_topology(best["topology"]),
-        major=int(result["major"]),
+        major=result["major"],
         mode=best["mode"],
         tuning=best["tuning"],
         horovod=result["horovod"]["best"]["variables"] if "horovod" in result else {},

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, ONE_HOST
 from ddlrun.measure.collectives import Collectives, bus_bandwidth, least_seconds
-from ddlrun.measure.fusion import tune_horovod
+from ddlrun.measure.fusion import time_horovod
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.links import fabric_of, measure_links, measure_nics, with_nics
 from ddlrun.measure.messages import progress_of, send, send_result
@@ -26,6 +26,7 @@ from ddlrun.network.measurements import (
     BandwidthRecord,
     BenchResult,
     LinkRates,
+    RacksResult,
     TimingRecord,
     TuneResult,
 )
@@ -58,8 +59,11 @@ def racks(comm: MPI.Intracomm) -> None:
     traffic.warm_up([(host, host + 1) for host in range(0, comm.size - 1, 2)])
     hierarchy = find_levels(comm.size, measure)
     traffic.end()
-    result = {
-        "levels": [level._asdict() for level in hierarchy.levels],
+    result: RacksResult = {
+        "levels": [
+            {"groups": level.groups, "inside": level.inside, "across": level.across, "doubts": level.doubts}
+            for level in hierarchy.levels
+        ],
         "rounds": hierarchy.rounds,
         "seconds": time.perf_counter() - start,
         "latency": latencies(hierarchy, traffic),
@@ -68,7 +72,7 @@ def racks(comm: MPI.Intracomm) -> None:
     send_result(comm, result)
 
 
-def latencies(hierarchy: HierarchyResult, traffic: Traffic) -> list[float | None]:
+def latencies(hierarchy: HierarchyResult, traffic: Traffic) -> tuple[float | None, float | None]:
     """Return the median latencies of pairs inside the groups of the first level, and across; None where none met."""
     groups = hierarchy.levels[0].groups if hierarchy.levels else ()
     group_of = {host: number for number, group in enumerate(groups) for host in group}
@@ -77,7 +81,11 @@ def latencies(hierarchy: HierarchyResult, traffic: Traffic) -> list[float | None
     for (host, other), latency in traffic.latencies.items():
         same_group = not groups or group_of[host] == group_of[other]
         (inside if same_group else across).append(latency)
-    return [float(np.median(values)) if values else None for values in (inside, across)]
+    return _median(inside), _median(across)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
 
 
 def links_of(comm: MPI.Intracomm, topology: Topology, rack_numbers: Sequence[int]) -> tuple[Links, tuple[float, ...]]:
@@ -240,9 +248,9 @@ def memory_problem(comm: MPI.Intracomm, gradient: int) -> str:
 
 
 def horovod(comm: MPI.Intracomm) -> None:
-    """Search for the best settings of Horovod; the plan is JSON: {"budget": seconds, "gradient": bytes}."""
+    """Time a step with the settings of Horovod in the environment; the plan is JSON: {"gradient": bytes}."""
     plan = json.loads(sys.argv[2])
-    send_result(comm, tune_horovod(comm, plan["gradient"], plan["budget"], progress_of(comm)))
+    send_result(comm, {"seconds": time_horovod(comm, plan["gradient"])})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,33 @@
 """Results of the measuring job, and the records of `ddlrun bench` and `ddlrun tune`: the source of their schemas."""
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
+
+
+class MeasuredLevel(TypedDict):
+    """A level of the hierarchy; hosts are numbers."""
+
+    groups: Sequence[Sequence[int]]
+    inside: float
+    """Bytes per second of a pair inside a group, per direction, while all pairs send."""
+    across: float
+    """The same of a pair across groups."""
+    doubts: Sequence[tuple[str, Sequence[int]]]
+    """Reasons why the groups are uncertain, and the hosts that they concern."""
+
+
+class RacksResult(TypedDict):
+    """The hierarchy of the hosts of a job: racks, then groups of racks; no level where the network is flat."""
+
+    levels: Sequence[MeasuredLevel]
+    rounds: int
+    """Number of rounds of pairs."""
+    seconds: float
+    """Duration of the measurement."""
+    latency: tuple[float | None, float | None]
+    """Median latencies in seconds of pairs inside the groups of the first level, and across; None: no pair."""
+    rate: float
+    """Median bytes per second of a pair."""
 
 
 class LinkRates(TypedDict):

@@ -1,21 +1,23 @@
 """Results of ddlrun bench as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ddlrun.report.table import aligned
 from ddlrun.units import render_bytes, render_rate, render_seconds, render_size
 
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import BenchResult, CollectiveRecord, LinkRates
+
 NAMES = {"host": "inside a host", "nic": "between hosts", "uplink": "between racks"}
-Measurement = dict[str, Any]
 
 
-def render_bench(result: Mapping[str, Any]) -> str:
+def render_bench(result: "BenchResult") -> str:
     """Render the links, then one table per collective: rows are sizes, columns algorithms."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+def _lines(result: "BenchResult") -> Iterator[str]:
     yield f"{result['topology']}, {render_seconds(result['seconds'])}"
     if result["links"]:
         yield from _links(result["links"])
@@ -34,7 +36,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"WRONG RESULTS: {', '.join(wrong)}"
 
 
-def _links(links: dict[str, dict[str, float]]) -> Iterator[str]:
+def _links(links: Mapping[str, "LinkRates"]) -> Iterator[str]:
     rows = [["link", "latency", "a pair alone", "all at once"]]
     rows += [
         [NAMES[level], render_seconds(link["latency"]), render_rate(link["single"]), render_rate(link["shared"])]
@@ -43,9 +45,9 @@ def _links(links: dict[str, dict[str, float]]) -> Iterator[str]:
     yield from aligned(rows)
 
 
-def _table(collective: str, measured: Sequence[Measurement]) -> Iterator[str]:
+def _table(collective: str, measured: Sequence["CollectiveRecord"]) -> Iterator[str]:
     algorithms = list(dict.fromkeys(row["algorithm"] for row in measured))
-    by_size: dict[int, dict[str, Measurement]] = {}
+    by_size: dict[int, dict[str, CollectiveRecord]] = {}
     for row in measured:
         by_size.setdefault(row["size"], {})[row["algorithm"]] = row
     heads = [name if name == "mpi" else f"mode {name}" for name in algorithms]
@@ -54,7 +56,7 @@ def _table(collective: str, measured: Sequence[Measurement]) -> Iterator[str]:
         best = min(by_algorithm.values(), key=lambda row: float(row["seconds"]))
         share = f"{100 * best['share']:.3g} %" if best["share"] is not None else ""
         times = [render_seconds(by_algorithm[name]["seconds"]) if name in by_algorithm else "" for name in algorithms]
-        rates = [f"{render_bytes(best[key])}/s" for key in ("algbw", "busbw")]
+        rates = [f"{render_bytes(rate)}/s" for rate in (best["algbw"], best["busbw"])]
         rows.append([render_size(size), *times, *rates, share])
     yield from aligned(rows)
 

@@ -1,14 +1,16 @@
 """Plot of the results of ddlrun bench, by matplotlib."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import BenchResult
 
 # One per line: MPI's own, and each mode of DDL; a palette for colour-blind readers (Okabe and Ito, 2008).
 MARKERS = "osD^v<>"
 COLORS = ("#000000", "#e69f00", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#cc79a7")
 
 
-def draw_bench(result: Mapping[str, Any], path: str) -> None:
+def draw_bench(result: "BenchResult", path: str) -> None:
     """Draw bus bandwidth over size, one panel per collective and one line per algorithm; SVG or PNG by the suffix.
 
     Raises OSError where the file cannot be written.
@@ -18,7 +20,7 @@ def draw_bench(result: Mapping[str, Any], path: str) -> None:
     _draw(Figure(figsize=(9, 6), layout="constrained"), result).savefig(path)
 
 
-def _draw(figure: Any, result: Mapping[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
+def _draw(figure: Any, result: "BenchResult") -> Any:  # noqa: ANN401 - matplotlib's Figure
     collectives = list(dict.fromkeys(row["collective"] for row in result["measured"]))
     panels = figure.subplots(2, 2, squeeze=False).flat
     for panel, collective in zip(panels, collectives, strict=False):

@@ -1,14 +1,15 @@
 """Measured racks as a hostfile, as text and as JSON."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlrun.hosts import Host, HostList, fold
 from ddlrun.mapping.rack_layout import by_rack
 from ddlrun.units import render_rate, render_seconds
 
 if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import MeasuredLevel, RacksResult
     from ddlrun.report.records import HierarchyLevelRecord, HierarchyRecord
 
 NAMES = ("rack", "aisle", "hall")
@@ -25,7 +26,7 @@ class MeasuredHierarchy(NamedTuple):
     """Hosts, with their declared racks where there are any, and the JSON result of ddlrun.measure for them."""
 
     hosts: HostList
-    result: dict[str, Any]
+    result: "RacksResult"
 
     @property
     def certain(self) -> bool:
@@ -101,10 +102,8 @@ def _evidence(hierarchy: MeasuredHierarchy) -> Iterator[str]:
             f"per pair, all at once: inside a {name} {render_rate(level['inside'])} per direction; "
             f"between {name}s {render_rate(level['across'])}, {level['inside'] / level['across']:.2g} times slower"
         )
-    if far is None:
-        yield f"latency: {render_seconds(near)}"
-    elif near is not None:
-        yield f"latency in a rack {render_seconds(near)}, across {render_seconds(far)}"
+    latencies = [(name, seconds) for name, seconds in (("in a rack", near), ("across", far)) if seconds is not None]
+    yield f"latency {', '.join(f'{name} {render_seconds(seconds)}' for name, seconds in latencies)}"
     if (comparison := hierarchy.compare()) is not None:
         declared = "; ".join(fold(host.name for host in rack) for rack in by_rack(hierarchy.hosts).values())
         yield f"racks of {comparison.source}: {'the same' if comparison.same else declared}"
@@ -129,7 +128,7 @@ def hierarchy_dict(hierarchy: MeasuredHierarchy) -> "HierarchyRecord":
     }
 
 
-def _level_dict(level: Mapping[str, Any], names: Sequence[str]) -> "HierarchyLevelRecord":
+def _level_dict(level: "MeasuredLevel", names: Sequence[str]) -> "HierarchyLevelRecord":
     return {
         "groups": [[names[host] for host in group] for group in level["groups"]],
         "inside": level["inside"],

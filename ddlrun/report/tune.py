@@ -1,24 +1,28 @@
 """Results of ddlrun tune as text."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from ddlrun.hosts import fold
 from ddlrun.report.bench import NAMES
 from ddlrun.report.table import aligned
 from ddlrun.units import render_bytes, render_rate, render_seconds
 
+if TYPE_CHECKING:  # for the annotations alone
+    from ddlrun.network.measurements import BestSettings, HorovodResult, TuneRecord
+
 MOST_ROWS = 12
 
 
-def render_tune(result: Mapping[str, Any]) -> str:
+def render_tune(result: "TuneRecord") -> str:
     """Render the links, the fastest candidates, and the settings that were saved."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(result: Mapping[str, Any]) -> Iterator[str]:
+def _lines(result: "TuneRecord") -> Iterator[str]:
     size, seconds = render_bytes(result["gradient"]), render_seconds(result["seconds"])
-    yield f"{result['topology']}, gradients of {size}, searched for {seconds}"
-    links = [f"{NAMES[level]} {render_rate(link['together'])}" for level, link in result["links"].items()]
+    yield f"{result['topology']} on {fold(result['hosts'])}, gradients of {size}, searched for {seconds}"
+    links = [f"{NAMES[level]} {render_rate(link['shared'])}" for level, link in result["links"].items()]
     if links:
         yield f"links: {', '.join(links)}"
     yield ""
@@ -43,7 +47,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"saved:   {result['profile']}"
 
 
-def _best(best: dict[str, Any], usual: float) -> str:
+def _best(best: "BestSettings", usual: float) -> str:
     settings = f"{best['topology']}, mode {best['mode']}, {best['tuning']}: {render_seconds(best['seconds'])} per step"
     if best["seconds"] < usual:
         factor = f"{usual / best['seconds']:.2f} times as long"
@@ -51,7 +55,7 @@ def _best(best: dict[str, Any], usual: float) -> str:
     return f"best:    {settings}, as launch without a profile"
 
 
-def _horovod(result: dict[str, Any]) -> str:
+def _horovod(result: "HorovodResult") -> str:
     best, usual = result["best"], result["default_seconds"]
     variables = ", ".join(f"{name}={value}" for name, value in best["variables"].items())
     end = "" if result["complete"] else "; the budget ended the search"

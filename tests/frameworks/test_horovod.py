@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from ddlrun.report.tune import render_tune
 from tests.conftest import launch_line, need_horovod
+from tests.support.json_schemas import unsaid, validate
 
 ROOT = Path(__file__).parents[2]
 # Every key that Horovod can be seen to follow has another value than Horovod's own.
@@ -70,6 +72,31 @@ def test_the_example_trains(mpirun: str, tmp_path: Path) -> None:
     assert "MPI_ALLREDUCE" in {event.get("name") for event in json.loads((tmp_path / "timeline.json").read_text())}
     assert rows(tmp_path / "tuned.csv")
     assert "has no effect" not in done.stderr
+
+
+@pytest.mark.openmpi(5)
+def test_tune_measures_every_setting(mpirun: str, tmp_path: Path) -> None:
+    words = ["tune", "localhost", "--topology", "2", "--overload", "--allow-run-as-root", "--mpirun", mpirun, "--json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "ddlrun",
+        *words,
+        "--gradient",
+        "64KiB",
+        "--budget",
+        "120s",
+        "--horovod",
+        "--save",
+        "-",
+    ]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    validate(record, "tune")
+    assert record["horovod"]["complete"]
+    assert len(record["horovod"]["measured"]) == 5
+    assert unsaid(record["horovod"], render_tune(record), "measured") == []
 
 
 @pytest.mark.openmpi(4)

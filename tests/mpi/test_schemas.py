@@ -1,7 +1,8 @@
-"""The JSON of real runs and measurements is that of the published schemas."""
+"""The JSON of real runs and measurements is that of the published schemas, and the text has the same values."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from ddlrun.report.bench import render_bench
+from ddlrun.report.tune import render_tune
 from tests.conftest import launch_line
-from tests.support.json_schemas import validate, validate_run_folder
+from tests.support.json_schemas import unsaid, validate, validate_run_folder
 
 pytestmark = [pytest.mark.openmpi(5), pytest.mark.busy]
 
@@ -75,7 +78,7 @@ def wait_for_runs(job: subprocess.Popen[bytes], environ: dict[str, str]) -> dict
 
 
 def measure(mpirun: str, tmp_path: Path, *words: str) -> str:
-    argv = [*DDLRUN, *words, "--mpirun", mpirun, "--topology", "2", "--overload", "--json"]
+    argv = [*DDLRUN, *words, "--mpirun", mpirun, "--topology", "2", "--overload"]
     environ = {**os.environ, **YIELD, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(argv, env=environ, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -83,12 +86,23 @@ def measure(mpirun: str, tmp_path: Path, *words: str) -> str:
 
 
 def test_bench(mpirun: str, tmp_path: Path) -> None:
-    output = measure(mpirun, tmp_path, "bench", "localhost", "--sizes", "8B,1MiB", "--modes", "r", "--budget", "5s")
-    validate(json.loads(output), "bench")
+    words = ["bench", "localhost", "--sizes", "8B,1MiB", "--modes", "r", "--budget", "5s"]
+    result = json.loads(measure(mpirun, tmp_path, *words, "--json"))
+    validate(result, "bench")
+    slower = ["measured.samples", "measured.quartiles", "measured.algbw", "measured.busbw"]
+    assert unsaid(result, render_bench(result), "network", *slower) == []
+    best = min(result["measured"], key=lambda row: float(row["seconds"]))
+    assert unsaid(best, render_bench(result), "samples", "quartiles") == []
+    assert re.search(r"(?m)^inside a host .*bit/s .*bit/s$", measure(mpirun, tmp_path, *words))
 
 
 def test_tune_and_its_profile(mpirun: str, tmp_path: Path) -> None:
-    words = ["--gradient", "64KiB", "--budget", "6s", "--no-horovod", "--save", f"{tmp_path}/profile.json"]
-    output = measure(mpirun, tmp_path, "tune", "localhost", *words)
-    validate(json.loads(output), "tune")
+    words = ["tune", "localhost", "--gradient", "64KiB", "--budget", "6s", "--no-horovod"]
+    words += ["--save", f"{tmp_path}/profile.json"]
+    result = json.loads(measure(mpirun, tmp_path, *words, "--json"))
+    validate(result, "tune")
+    assert unsaid(result, render_tune(result), "major", "links.latency", "links.single") == []
     validate(json.loads((tmp_path / "profile.json").read_text()), "profile")
+    text = measure(mpirun, tmp_path, *words)
+    assert re.match(rf"2x1x1 on {os.uname().nodename}, gradients of 65.5 kB, .*\nlinks: inside a host .*bit/s\n", text)
+    assert text.endswith(f"saved:   {tmp_path}/profile.json\n")

@@ -14,6 +14,7 @@ import pytest
 from ddlrun.allreduce_algorithms import BETWEEN_HOSTS, MIB
 from ddlrun.network.candidates import BUCKETS, Candidate, TuningSpace, default_candidate
 from ddlrun.network.fabric import parse_fabric
+from ddlrun.network.fusion_search import FusionSetting, search_fusion
 from ddlrun.plan.tuning_profile import parse_profiles
 from ddlrun.topology import parse_topology
 
@@ -135,6 +136,25 @@ def test_one_disturbed_measurement_does_not_decide(topology: str) -> None:
     result = search(timer, 100_000).run(default, job)
     assert len(result.samples[default]) > 3
     assert timer.undisturbed(result.best) <= timer.undisturbed(default)
+
+
+def test_search_for_horovod_finds_the_best_setting_and_keeps_to_its_time() -> None:
+    milliseconds = {None: 9.0, 16 * MIB: 6.0, 4 * MIB: 5.0, 1 * MIB: 7.0}
+    asked: list[FusionSetting] = []
+
+    def measure(setting: FusionSetting) -> float:
+        asked.append(setting)
+        return milliseconds[setting.fusion] * (2 if setting.cycle == 10 else 1) - (setting.cycle == 3.5)
+
+    result = search_fusion(measure, 10 * MIB, lambda: True)
+    variables = {"HOROVOD_FUSION_THRESHOLD": str(4 * MIB), "HOROVOD_CYCLE_TIME": "3.5"}
+    assert result["best"] == {"variables": variables, "seconds": 4.0}
+    assert (result["default_seconds"], result["complete"], len(result["measured"])) == (9.0, True, 7)
+    assert asked[-2:] == [FusionSetting(), FusionSetting(4 * MIB, 3.5)]
+    asked.clear()
+    result = search_fusion(measure, 10 * MIB, lambda: len(asked) < 2)
+    assert [row["seconds"] for row in result["measured"]] == [6.0, 9.0]
+    assert not result["complete"]
 
 
 def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

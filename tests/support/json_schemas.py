@@ -1,10 +1,14 @@
-"""Validation of ddlrun's output and files with its published schemas."""
+"""Validation of ddlrun's JSON with its published schemas, and with what ddlrun prints in its place."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+
+from ddlrun.hosts import fold
+from ddlrun.units import render_bytes, render_rate, render_seconds, render_size
 
 FOLDER = Path(__file__).parents[2] / "ddlrun" / "schemas"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -50,3 +54,47 @@ RUN_FILES = {
     "ddl.jsonl": "run-event", "metrics.jsonl": "run-metrics", "run.json": "run-start", "doctor.json": "doctor",
     "events.jsonl": "event",
 }  # fmt: skip
+
+
+def unsaid(document: object, text: str, *left_out: str) -> list[str]:
+    """Return the values of ddlrun's JSON that its text lacks, each behind its path, such as `ranks.host`.
+
+    Lists may be folded, numbers have any form that ddlrun has for them; null, true and false are not sought, nor is
+    what stands at or below the paths of `left_out`.
+    """
+    words = " ".join(text.split())
+    sought = (leaf for leaf in _leaves(document, "") if not {*_paths(leaf[0])} & {"schema", *left_out})
+    return [f"{path}: {value!r}" for path, value in sought if not any(form in words for form in _forms(value))]
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield the values of a document, and its lists of names, each with its path."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and not (value and all(isinstance(part, str) for part in value)):
+        for part in value:
+            yield from _leaves(part, path)
+    elif value is not None and not isinstance(value, bool):
+        yield path, value
+
+
+def _paths(path: str) -> Iterator[str]:
+    """Yield a path and those above it."""
+    parts = path.split(".")
+    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _forms(value: object) -> Iterator[str]:
+    """Yield the forms in which a text may have a value."""
+    if isinstance(value, list):
+        yield from (fold(value), " ".join(value), ", ".join(value))
+    elif isinstance(value, int | float):
+        renderers = (render_bytes, render_rate, render_seconds, lambda number: render_seconds(number, 4))
+        yield from (render(value) for render in renderers)
+        yield from (form.format(value) for form in ("{:g}", "{:.3g}", "{:.1f}", "{:.0f}", "{:,}", "{}"))
+        yield from (form.format(100 * value) for form in ("{:.3g} %", "{:.1f} %", "{:.0f} %"))
+        if isinstance(value, int):
+            yield render_size(value)
+    else:
+        yield from (" ".join(str(value).split()), str(value).replace("_", "-"))

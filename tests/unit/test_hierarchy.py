@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -11,7 +11,10 @@ from ddlrun.hosts import Host, HostList
 from ddlrun.measure.hierarchy import HierarchyResult, find_levels
 from ddlrun.measure.pair_rates import Pair
 from ddlrun.report.racks import MeasuredHierarchy, hierarchy_dict, render_hierarchy
-from tests.support.json_schemas import validate
+from tests.support.json_schemas import unsaid, validate
+
+if TYPE_CHECKING:
+    from ddlrun.network.measurements import MeasuredLevel, RacksResult
 
 NIC = 100.0
 
@@ -132,8 +135,8 @@ def test_racks_are_compared_with_those_of_a_scheduler(declared: str, line: str) 
     hosts = HostList(
         tuple(Host(f"h{number + 1}", None, declared[number : number + 1] or None) for number in range(4)), "Slurm"
     )
-    level: dict[str, object] = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
-    result = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0, "rate": 2e6}
+    level: MeasuredLevel = {"groups": [[0, 1], [2, 3]], "inside": 2e6, "across": 1e6, "doubts": []}
+    result: RacksResult = {"levels": [level], "latency": (1e-5, 2e-5), "rounds": 24, "seconds": 3.0, "rate": 2e6}
     hierarchy = MeasuredHierarchy(hosts, result)
     text = render_hierarchy(hierarchy)
     assert hierarchy_dict(hierarchy)["racks"] == [["h1", "h2"], ["h3", "h4"]]
@@ -160,4 +163,7 @@ def test_the_json_of_a_hierarchy_is_valid(case: str) -> None:
     hosts = HostList(tuple(Host(f"h{number}", None, f"r{rack}") for number, rack in enumerate(racks)), "a hostfile")
     hierarchy = MeasuredHierarchy(hosts, json.loads(json.dumps(result)))
     assert hierarchy.certain == (case != "uncertain")
-    validate(json.loads(json.dumps(hierarchy_dict(hierarchy))), "racks")
+    record = json.loads(json.dumps(hierarchy_dict(hierarchy)))
+    validate(record, "racks")
+    left_out = {"flat": ["racks"], "uncertain": ["declared", "levels.inside", "levels.across", "latency"]}.get(case, [])
+    assert unsaid(record, render_hierarchy(hierarchy), "levels.groups", *left_out) == []
