@@ -36,7 +36,7 @@ def check_ship(hosts: HostList, launcher: AgentLauncher, options: Mapping[str, A
     )  # fmt: skip
     run = shipped_run(request, "", program[0], options["start_timeout"])
     try:
-        with reach_privately(launcher) as target:
+        with reach_privately(launcher, 0) as target:
             result = transfer(plan, run, target)
     except DdlrunError as error:
         click.echo("".join(f"{problem}\n" for problem in error.problems), nl=False)

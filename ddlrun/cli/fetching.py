@@ -1,7 +1,7 @@
 """The stage of a launch that copies the files of --fetch back, after the end of the ranks."""
 
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from ddlrun.hosts import fold
 from ddlrun.plan import Plan
 from ddlrun.plan.outcome import Outcome
 from ddlrun.plan.settings import Settings
+from ddlrun.remote.temporary_folder import temporary_folder
 from ddlrun.report.plan import render_ranks
 from ddlrun.ship.files import INCOMING
 from ddlrun.ship.host.results import is_wanted
@@ -33,6 +34,8 @@ class Fetched(NamedTuple):
 
     placed: Sequence[PlacedFile]
     problems: Sequence[str]
+    left: Mapping[str, Sequence[str]]
+    """Host -> what never comes back, such as links."""
 
 
 def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
@@ -50,14 +53,16 @@ def fetch(settings: Settings, plan: Plan, outcome: Outcome) -> None:
     try:
         fetched = _fetch(settings, plan, hosts)
     except OSError as error:
-        fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"])
+        fetched = Fetched((), [f"--fetch: {error.filename or request.working_folder}: {error.strerror}"], {})
     except BaseException:
         report(f"--fetch was interrupted; results are on {fold(hosts)}, in {place}")
         raise
     lost = [name for name in plan.placement.hosts.names if name not in hosts]
     problems = [*fetched.problems, *((f"hosts {fold(lost)}: --fetch: lost with their results",) if lost else ())]
     if not settings.run.quiet:
-        for line in render_fetched(fetched.placed, request, _ranks_of(plan), complete=not problems):
+        complete = not (problems or any(fetched.left.values()))
+        lines = render_fetched(fetched.placed, request, _ranks_of(plan), complete=complete)
+        for line in (*lines, *render_left(fetched.left)):
             report(line)
     if problems:
         problems.append(f"--fetch: what is missing is on the hosts for 14 days, in {place}")
@@ -77,15 +82,30 @@ def _fetch(settings: Settings, plan: Plan, hosts: Sequence[str]) -> Fetched:
     request, folder = settings.ship or ShipRequest((), "", ""), os.getcwd()
     since = os.stat(plan.run_dir.plan).st_mtime
     others = [name for name in hosts if name not in plan.local_hosts]
+    prefix = f"{INCOMING}{os.uname().nodename}-"
+    remove_interrupted(folder, prefix)
     with (
-        tempfile.TemporaryDirectory(prefix=INCOMING, dir=folder, ignore_cleanup_errors=True) as incoming,
-        reach_privately(settings.hosts.launcher) as target,
+        temporary_folder(f"{prefix}{os.getpid()}-", folder) as incoming,
+        reach_privately(settings.hosts.launcher, settings.supervision.heartbeat) as target,
     ):
         task = FetchTask(
             request=request, run_id=plan.run_id, python=settings.job.python, hosts=hosts,
             addresses=own_addresses(others, plan.own_address), folder=incoming,
         )  # fmt: skip
         return _place(receive_results(task, target), ResultPlacer(folder, since))
+
+
+def remove_interrupted(folder: str, prefix: str) -> None:
+    """Remove the folders of earlier transfers to this host whose ddlrun was killed together with all its processes.
+
+    Args:
+        folder: The folder.
+        prefix: The start of their names, before the number of the process.
+    """
+    for name in os.listdir(folder):
+        process = name.removeprefix(prefix).partition("-")[0]
+        if name.startswith(prefix) and process.isdigit() and not os.path.exists(f"/proc/{process}"):
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
 
 
 def _place(received: Received, placer: ResultPlacer) -> Fetched:
@@ -97,7 +117,7 @@ def _place(received: Received, placer: ResultPlacer) -> Fetched:
             placed.append(placer.place(file))
         except PlacingError as error:
             problems.append(f"host {file.host}: --fetch: {printable_line(str(error))}")
-    return Fetched(placed, problems)
+    return Fetched(placed, problems, received.left)
 
 
 def _ranks_of(plan: Plan) -> dict[str, list[int]]:
@@ -133,6 +153,16 @@ def render_fetched(
         yield f"and {len(unusual) - MOST_NAMED} more of these"
     if same and not many:
         yield f"not changed: {counted(len(same), 'file')} with the content that is here already"
+
+
+def render_left(left: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a line per group of hosts on which the same was left."""
+    alike: dict[str, list[str]] = {}
+    for host, lines in left.items():
+        if lines:
+            alike.setdefault("; ".join(lines), []).append(host)
+    for text, hosts in alike.items():
+        yield f"not fetched from {fold(hosts)}: {text}"
 
 
 def _render(file: PlacedFile, ranks: Mapping[str, Sequence[int]], same: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """The stage of a launch that puts the files of --ship on its hosts."""
 
+import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,8 +31,8 @@ from ddlrun.topology import Topology
 LEAST_SECONDS = 60.0
 # The time limit of a transfer as a whole; connections without progress end much earlier.
 LONGEST_SECONDS = 86400.0
-# An ssh whose host does not reply any more ends.
-KEEPALIVE = ("-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=4")
+# The messages to which a host does not reply before its ssh ends, and the seconds of that without --heartbeat.
+KEEPALIVES, KEEPALIVE_SECONDS = 5, 120.0
 
 
 def ship(settings: Settings, plan: Plan) -> None:
@@ -46,7 +46,7 @@ def ship(settings: Settings, plan: Plan) -> None:
         )
     begin = time.monotonic()
     archives = make_archives(request)
-    with reach_privately(settings.hosts.launcher) as target:
+    with reach_privately(settings.hosts.launcher, settings.supervision.heartbeat) as target:
         run = shipped_run(request, settings.run.run_id, settings.job.python, settings.check.seconds)
         result = transfer(_transfer_plan(plan, archives), run, target)
         if result.unread:
@@ -81,19 +81,26 @@ def _make_archive(source: ShipSource, request: ShipRequest, *, whole: bool) -> A
 
 
 @contextmanager
-def reach_privately(launcher: AgentLauncher) -> Iterator[ProbeTarget]:
-    """Provide the target of scripts with a secret, which therefore stand on no command line."""
-    with tempfile.NamedTemporaryFile("w", prefix="ddlrun-") as file:
+def reach_privately(launcher: AgentLauncher, heartbeat: float) -> Iterator[ProbeTarget]:
+    """Provide the target of scripts with a secret, which therefore stand on no command line and in no folder.
+
+    Args:
+        launcher: The launcher.
+        heartbeat: The seconds after which a silent host counts as lost; 0: a default.
+    """
+    with open(os.memfd_create("ddlrun"), "w", encoding="utf-8") as file:
 
         def here(script: str) -> Callable[[], FinishedProcess]:
             file.seek(0)
             file.truncate()
             file.write(script)
             file.flush()
-            return start_command(["sh", file.name], "", LONGEST_SECONDS)
+            return start_command(["sh", f"/proc/{os.getpid()}/fd/{file.fileno()}"], "", LONGEST_SECONDS)
 
         if launcher.launcher == "ssh":
-            launcher = launcher._replace(words=(*KEEPALIVE, *launcher.words))
+            interval = math.ceil((heartbeat or KEEPALIVE_SECONDS) / KEEPALIVES)
+            words = ("-o", f"ServerAliveInterval={interval}", "-o", f"ServerAliveCountMax={KEEPALIVES}")
+            launcher = launcher._replace(words=(*words, *launcher.words))
         yield reach(launcher, LONGEST_SECONDS, all_at_once=True)._replace(here=here)
 
 

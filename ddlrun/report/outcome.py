@@ -68,7 +68,10 @@ HINTS = (
         r"terminate called without an active exception|PyGILState_Release: |pt_gloo_runloop",
         "a C++ thread was ended by force; where it is PyTorch's gloo: del the model, then destroy_process_group()",
     ),
-    (r"Permission denied", "this user may not read or execute a file there"),
+    (
+        r"Permission denied",
+        "this user may not read, write or execute a file there; --fetch makes its files of --ship code writable",
+    ),
 )
 LIMIT_HINTS = {
     128 + signal.SIGXCPU: "the limit of CPU time was reached there: raise it (ulimit -t)",

@@ -13,11 +13,12 @@ from ddlrun.ship.host.link import LinkError, receive_exactly, send_line
 from ddlrun.ship.host.results import (
     DIGEST_BYTES,
     LARGEST_NUMBER,
-    LEFT_OUT,
     LONGEST_NAME,
-    MOST_UNREADABLE,
+    MOST_NAMED,
     WHOLE,
+    is_left_out,
     is_wanted,
+    shorten,
 )
 from ddlrun.ship.host.unpack import BLOCK, HEAD
 from ddlrun.ship.link_server import LinkServer
@@ -53,6 +54,8 @@ class Received(NamedTuple):
     files: Sequence[ResultFile]
     problems: Mapping[str, Sequence[str]]
     """Host -> what did not come, and why."""
+    left: Mapping[str, Sequence[str]]
+    """Host -> what never comes, such as links, and why."""
 
 
 class FetchTask(NamedTuple):
@@ -97,7 +100,7 @@ def receive_results(task: FetchTask, reach: ProbeTarget) -> Received:
             own = printable_line(str(report.get("error", "the connection was closed")))
             problems[host].append(server.failures.get(host, own))
     files = [file for host in task.hosts for file in server.files.get(host, ())]
-    return Received(files, {host: lines for host, lines in problems.items() if lines})
+    return Received(files, {host: lines for host, lines in problems.items() if lines}, server.left)
 
 
 class ResultServer(LinkServer):
@@ -112,6 +115,7 @@ class ResultServer(LinkServer):
         self._lock = threading.Lock()
         self.files: dict[str, list[ResultFile]] = {}
         self.unreadable: dict[str, list[str]] = {}
+        self.left: dict[str, list[str]] = {}
         self.failures: dict[str, str] = {}
 
     def serve(self, link: socket.socket, address: str, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - see LinkServer
@@ -123,11 +127,8 @@ class ResultServer(LinkServer):
             self._waiting.remove(host)
             folder = f"{self._task.folder}/{len(self._waiting)}"
         try:
-            unreadable = list(body["unreadable"])[:MOST_UNREADABLE]
-            self.unreadable[host] = [
-                f"{str(path)[:LONGEST_NAME]!a}: {printable_line(str(reason)[:LONGEST_NAME])}"
-                for path, reason in unreadable
-            ]
+            self.unreadable[host] = _render_reasons(body["unreadable"])
+            self.left[host] = _render_reasons(body["left"])
             os.mkdir(folder)
             send_line(link, {"ready": True})
             files = self._receive(link, host, folder)
@@ -154,8 +155,8 @@ class ResultServer(LinkServer):
             (whole if _receive_file(link, file, digest) else broken).append(file)
         if receive_exactly(link, DIGEST_BYTES) != digest.digest():
             raise ResultError("its files were altered on the way")
-        paths = [ascii(file.path) for file in broken[:MOST_UNREADABLE]]
-        self.unreadable[host] += [f"{path}: it became shorter while it was read" for path in paths]
+        reasons = shorten([(file.path, "it became shorter while it was read") for file in broken])
+        self.unreadable[host] += _render_reasons(reasons)
         return whole
 
     def _reserve(self, size: int) -> None:
@@ -163,6 +164,14 @@ class ResultServer(LinkServer):
             if size > self._free:
                 raise ResultError(f"its files have {size} bytes, and here are {self._free} free")
             self._free -= size
+
+
+def _render_reasons(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Render the paths that a host has named, and the reasons."""
+    return [
+        f"{str(path)[:LONGEST_NAME]!a}: {printable_line(str(reason)[:LONGEST_NAME])}"
+        for path, reason in list(rows)[: MOST_NAMED + 1]
+    ]
 
 
 def parse_manifest(text: bytes, host: str, folder: str, wanted: Sequence[str]) -> list[ResultFile]:
@@ -196,8 +205,9 @@ def _check_path(path: object, wanted: Sequence[str]) -> str:
     if not isinstance(path, str):
         raise ResultError("its list of files cannot be read")
     parts = path.split("/")
-    wrong = {"", ".", ".."}.intersection(parts) or LEFT_OUT.intersection(map(str.lower, parts))
-    if wrong or "\0" in path or len(os.fsencode(path)) > LONGEST_PATH or not is_wanted(path, wanted):
+    wrong = {"", ".", ".."}.intersection(parts) or any(map(is_left_out, parts))
+    length = len(path.encode("utf-8", "surrogateescape"))
+    if wrong or "\0" in path or length > LONGEST_PATH or not is_wanted(path, wanted):
         raise ResultError(f"it sent the path {printable(ascii(path[:200]))}, which was not asked for")
     return path
 

@@ -36,10 +36,11 @@ def build_modules() -> str:
 
 def task_script(task: Mapping[str, Any], python: str, modules: str) -> str:
     """Return the script of a task; it runs under a Python if that is there, else under python3."""
+    run = f'exec "$python" -I -S -X utf8 -c {shlex.quote(BOOTSTRAP)}'
     return (
         f"python={shlex.quote(python)}\n"
         '[ -x "$python" ] || python=python3\n'
-        f"exec \"$python\" -I -S -c {shlex.quote(BOOTSTRAP)} <<'@ddlrun'\n{json.dumps(task)}\n{modules}\n@ddlrun\n"
+        f"{run} <<'@ddlrun'\n{json.dumps(task)}\n{modules}\n@ddlrun\n"
     )
 
 

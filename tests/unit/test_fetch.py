@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -14,13 +15,15 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ddlrun.cli.fetching import render_fetched
+from ddlrun.cli.fetching import remove_interrupted, render_fetched, render_left
 from ddlrun.cli.read_ship import read_ship
 from ddlrun.errors import InputError
 from ddlrun.remote.processes import start_command
 from ddlrun.ship.host.link import LinkError, connect, receive_line
-from ddlrun.ship.host.results import list_results, send_results
+from ddlrun.ship.host.results import CACHE, is_left_out, list_results, send_results, shorten
 from ddlrun.ship.host.store import Store
 from ddlrun.ship.placing import Placing, PlacingError, ResultPlacer
 from ddlrun.ship.request import ShipRequest
@@ -45,9 +48,14 @@ def test_new_files_are_sent_but_no_links_and_no_caches(tmp_path: Path) -> None:
     (tmp_path / "out/shipped").symlink_to("/etc/passwd")
     (tmp_path / "linked").symlink_to("out")
     os.mkfifo(tmp_path / "out/pipe")
-    paths = [path for path, *_ in list_results(str(tmp_path), ["out", "*.csv", "linked"])[0]]
-    assert sorted(paths) == ["out/a", "out/deep/b", "x.csv"]
-    assert len(list_results(str(tmp_path), ["."])[0]) == 4
+    results = list_results(str(tmp_path), ["out", "*.csv", "linked"])
+    assert sorted(path for path, *_ in results.rows) == ["out/a", "out/deep/b", "x.csv"]
+    assert results.left == [
+        (".git", "folder of git"), ("linked", "symbolic link"), ("out/pipe", "no regular file"),
+        ("out/shipped", "symbolic link"),
+    ]  # fmt: skip
+    everything = list_results(str(tmp_path), ["."])
+    assert (len(everything.rows), everything.left) == (4, results.left)
 
 
 def test_shipped_code_that_is_fetched_may_be_changed(tmp_path: Path) -> None:
@@ -58,13 +66,30 @@ def test_shipped_code_that_is_fetched_may_be_changed(tmp_path: Path) -> None:
     store.put(str(folder), "c0de")
     store.make_run("run", "/project/work", [{"path": "/project", "digest": "c0de", "whole": False}], ["*.csv"])
     run = Path(f"{store.run('run')}/project/work")
-    assert list_results(str(run), ["."], store.copies("run"))[0] == []
+    assert list_results(str(run), ["."], store.shipped("run")) == ([], [], [])
     with open(run / "log.csv", "a") as log:
         log.write("more\n")
-    assert [row[0] for row in list_results(str(run), ["*.csv"], store.copies("run"))[0]] == ["log.csv"]
+    assert [row[0] for row in list_results(str(run), ["*.csv"], store.shipped("run")).rows] == ["log.csv"]
     assert (run / "log.csv").read_text() == "shipped\nmore\n"
     assert Path(f"{store.object('c0de')}/project/work/log.csv").read_text() == "shipped\n"
-    assert [path.is_symlink() for path in (run / "fixed", run.parent / "train.py", run / "other.csv")] == [1, 1, 0]
+
+
+def test_small_code_may_be_changed_and_large_only_where_it_is_fetched(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    folder = Path(store.incoming("c0de"))
+    for name in ("out/r0.txt", "out/large", "large"):
+        path = write(Path(f"{folder}/code/{name}"), "x" * ((1 << 20) + 1 if "large" in name else 1))
+        path.chmod(0o444)
+    Path(f"{folder}/code/latest").symlink_to("out/r0.txt")
+    store.put(str(folder), "c0de")
+    store.make_run("run", "/code", [{"path": "/code", "digest": "c0de", "whole": False}], ["out"])
+    run = Path(f"{store.run('run')}/code")
+    (run / "latest").write_text("changed")
+    assert Path(f"{store.object('c0de')}/code/out/r0.txt").read_text() == "x"
+    assert [(run / name).is_symlink() for name in ("out/large", "large")] == [False, True]
+    assert os.stat(run / "out/large").st_mode & 0o777 == 0o644
+    results = list_results(str(run), ["."], store.shipped("run"))
+    assert ([row[0] for row in results.rows], results.left) == (["out/r0.txt"], [])
 
 
 def test_results_with_the_time_of_shipped_files_come_back(tmp_path: Path) -> None:
@@ -80,8 +105,8 @@ def test_results_with_the_time_of_shipped_files_come_back(tmp_path: Path) -> Non
     shutil.copy2(run / "fixed", run / "out/new")
     while os.stat(run / "log.csv").st_ctime_ns == made:  # the clock of the file system has ticks of some ms
         shutil.copy2(run / "fixed", run / "log.csv")
-    rows, problems = list_results(str(run), ["*.csv", "out"], store.copies("run"))
-    assert ([row[:1] + row[2:3] for row in rows], problems) == ([("log.csv", 0), ("out/new", 0)], [])
+    rows, problems, left = list_results(str(run), ["*.csv", "out"], store.shipped("run"))
+    assert ([row[:1] + row[2:3] for row in rows], problems, left) == ([("log.csv", 0), ("out/new", 0)], [], [])
     store.remove_old(0)
     assert os.listdir(f"{store.folder}/runs") == []
 
@@ -95,14 +120,14 @@ def test_what_cannot_be_read_is_named_with_its_reason(tmp_path: Path) -> None:
         above, deep = deep, os.open(name, os.O_RDONLY, dir_fd=deep)
         os.close(above)
     os.close(deep)
-    rows, problems = list_results(str(tmp_path / "work"), ["out"])
+    rows, problems, left = list_results(str(tmp_path / "work"), ["out"])
     nothing = list_results(str(tmp_path / "work"), ["fine"])
     subprocess.run(["rm", "-r", str(tmp_path / "work")], check=True)  # which Python itself cannot remove
     ((path, reason),) = problems
-    assert nothing == ([], [])
+    assert (nothing, left) == (([], [], []), [("out/loop", "symbolic link")])
     assert ([row[0] for row in rows], reason) == (["out/fine"], "File name too long")
     assert path.startswith("out/d/d/")
-    assert list_results(str(tmp_path / "gone"), ["out"]) == ([], [(".", "No such file or directory")])
+    assert list_results(str(tmp_path / "gone"), ["out"]) == ([], [(".", "No such file or directory")], [])
 
 
 class Exchange:
@@ -119,11 +144,12 @@ class Exchange:
 
     def run(self, send: Callable[..., None] = send_results, host: str = "h1", *, close: bool = True) -> None:
         """Send all files of the host, and close the server."""
-        rows, unreadable = list_results(str(self.host), ["."])
-        hello = {"host": host, "unreadable": [*unreadable, *self.problems]}
+        results = list_results(str(self.host), ["."])
+        unreadable = shorten([*results.unreadable, *self.problems])
+        hello = {"host": host, "unreadable": unreadable, "left": shorten(results.left)}
         try:
             with connect(["127.0.0.1"], self.server.port, SECRET, hello) as link:
-                send(link, str(self.host), rows)
+                send(link, str(self.host), results.rows)
         finally:
             if close:
                 self.server.close()
@@ -175,6 +201,59 @@ def test_a_file_that_vanishes_or_shrinks_is_named_and_the_others_come_back(tmp_p
             "'short\\n': it became shorter while it was read",
         ]
     }
+
+
+NAMES = st.one_of(
+    st.sampled_from([".git", ".GIT", ".gitignore", "__pycache__", "__PyCache__", "a", "A", "~", "*", "[a]", "-"]),
+    st.text(st.sampled_from("\u00e9\u0301\u212b\u0130\udcff\n\t\r\\\"' .\x1b\u202e\U0001f600"), min_size=1, max_size=4),
+).filter(lambda name: name not in (".", ".."))
+KINDS = st.sampled_from(["file", "file", "link", "pipe"])
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), KINDS, max_size=8))
+def test_every_file_comes_back_or_is_named(entries: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        exchange = Exchange(Path(folder))
+        exchange.host.mkdir()
+        made = {path: kind for path, kind in entries.items() if make_entry(f"{exchange.host}/{path}", kind)}
+        exchange.run()
+        named = exchange.server.left["h1"]
+        came = {file.path: Path(file.received).read_text() for file in exchange.server.files["h1"]}
+        assert (exchange.server.failures, exchange.server.unreadable["h1"]) == ({}, [])
+    for path, kind in made.items():
+        parts = path.split("/")
+        out = [place for place, name in enumerate(parts) if is_left_out(name)]
+        if out and parts[out[0]] != CACHE:
+            assert f"{'/'.join(parts[: out[0] + 1])!a}: folder of git" in named
+        elif not out and kind == "file":
+            assert came.pop(path) == path.encode(errors="surrogateescape").hex()
+        elif not out:
+            assert any(line.startswith(f"{path!a}: ") for line in named)
+    assert came == {}
+
+
+def make_entry(path: str, kind: str) -> bool:
+    """Make a file, link or pipe; return False where another entry is in the way."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if kind == "file":
+            with open(path, "x") as file:
+                file.write(os.fsencode(path.partition("/host/")[2]).hex())
+        else:
+            {"link": lambda: os.symlink("/dev/null", path), "pipe": lambda: os.mkfifo(path)}[kind]()
+    except (FileExistsError, NotADirectoryError):
+        return False
+    return True
+
+
+def test_of_very_many_links_the_first_are_named(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    exchange.host.mkdir()
+    for number in range(25):
+        (exchange.host / f"{number:02}").symlink_to("/")
+    exchange.run()
+    assert exchange.server.left["h1"][-2:] == ["'19': symbolic link", "'...': 5 more"]
 
 
 def test_a_host_is_heard_once_and_a_stranger_never(tmp_path: Path) -> None:
@@ -329,6 +408,24 @@ def test_nothing_is_called_unwritten_while_hosts_have_problems() -> None:
     request = ShipRequest((), "", "", fetched=("out",))
     assert list(render_fetched([], request, {}, complete=False)) == []
     assert list(render_fetched([], request, {})) == ["--fetch: no rank has written 'out'"]
+
+
+def test_what_was_left_is_named_once_per_group_of_hosts() -> None:
+    left = {"h1": ["'a': symbolic link", "'b': folder of git"], "h2": [], "h3": ["'a': symbolic link"]}
+    left["h4"] = left["h1"]
+    assert list(render_left(left)) == [
+        "not fetched from h[1,4]: 'a': symbolic link; 'b': folder of git", "not fetched from h3: 'a': symbolic link",
+    ]  # fmt: skip
+
+
+def test_what_killed_transfers_have_left_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    names = [f".ddlrun-fetch-h-1-{process}-x" for process in (ended.pid, os.getpid(), "1-2")]
+    for name in [*names, ".ddlrun-fetch-other-1-1-x"]:
+        write(tmp_path / name / "0/1", "")
+    remove_interrupted(str(tmp_path), ".ddlrun-fetch-h-1-")
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[1:], ".ddlrun-fetch-other-1-1-x"])
 
 
 def test_a_report_that_nobody_reads_is_no_error() -> None:

@@ -3,11 +3,13 @@
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlrun.cli.read_ship import read_ship
+from ddlrun.cli.shipping import reach_privately
 from ddlrun.errors import InputError, PreflightError
 from ddlrun.rank.shipped import OwnPaths, Places
+from ddlrun.remote.agent import AgentLauncher
 from ddlrun.ship.archive import Archive, make_archive
 from ddlrun.ship.chain import chain_order, predecessors
 from ddlrun.ship.environment import find_editable, find_environment, find_interpreter, read_environment
@@ -286,6 +290,36 @@ def test_what_no_run_uses_is_removed_by_age_and_by_size(tmp_path: Path) -> None:
     assert os.listdir(f"{store.folder}/runs") == []
 
 
+def test_hosts_that_share_the_folder_make_a_run_at_the_same_time(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    names = [f"{number}/{name}" for number in range(40) for name in ("a", "b")]
+    for name in names:
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text(name)
+        (tmp_path / "code" / f"{name}.link").symlink_to("nowhere")
+    incoming = store.incoming("c0de")
+    shutil.copytree(tmp_path / "code", f"{incoming}/code", symlinks=True)
+    store.put(incoming, "c0de")
+    source = {"path": "/code", "digest": "c0de", "whole": False}
+    with ThreadPoolExecutor(4) as hosts:
+        for made in [hosts.submit(store.make_run, "run", "/code", [source]) for _ in range(4)]:
+            made.result()
+    assert store.shipped("run").keys() == {*names, *(f"{name}.link" for name in names)}
+
+
+def test_what_another_host_extracts_in_the_same_folder_stays(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "cache"))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    own = os.path.basename(store.incoming("c0de"))
+    gone = own.replace(f".{os.getpid()}", f".{ended.pid}")
+    other = f"c0de.other.{ended.pid}"
+    for name in (gone, other):
+        os.mkdir(f"{store.folder}/incoming/{name}")
+    store.remove_old()
+    assert sorted(os.listdir(f"{store.folder}/incoming")) == sorted([own, other])
+
+
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -293,6 +327,26 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     for name in ("open", "link"):
         with pytest.raises(StoreError, match="this user alone"):
             Store(str(tmp_path / name))
+
+
+# -- the way to hosts -----------------------------------------------------------------------------
+
+
+def test_a_script_with_a_secret_is_in_no_folder() -> None:
+    with reach_privately(AgentLauncher(), 0) as target:
+        assert target.here("echo $0")().out.startswith("/proc/")
+
+
+@pytest.mark.parametrize(("heartbeat", "interval"), [(5.0, 1), (30.0, 6), (0.0, 24)])
+def test_a_host_that_is_cut_off_is_given_up_after_the_heartbeat(
+    heartbeat: float, interval: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with reach_privately(AgentLauncher(), heartbeat) as target:
+        words = target.there({"h9": "true"})["h9"].out
+    assert f"-o ServerAliveInterval={interval} -o ServerAliveCountMax=5 " in words
 
 
 # -- the request ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 
 from ddlrun.ship.host.link import GREETING_SECONDS, LinkError, connect, listen, receive_line
 from ddlrun.ship.host.relay import Extraction, Forwarding, Successors, relay
-from ddlrun.ship.host.results import list_results, send_results
+from ddlrun.ship.host.results import list_results, send_results, shorten
 from ddlrun.ship.host.store import Store, StoreError, remove_tree
 from ddlrun.ship.host.unpack import ArchiveError
 from ddlrun.ship.host.zstd import has_zstd
@@ -112,10 +112,10 @@ def _send(task: Mapping[str, Any]) -> dict[str, Any]:
     """Send the files that ranks of a run wrote in their working folder."""
     store = Store(task["folder"])
     folder = store.run(task["run"]) + task["working_folder"]
-    rows, unreadable = list_results(folder, task["paths"], store.copies(task["run"]))
-    hello = {"host": task["host"], "unreadable": unreadable}
+    results = list_results(folder, task["paths"], store.shipped(task["run"]))
+    hello = {"host": task["host"], "unreadable": shorten(results.unreadable), "left": shorten(results.left)}
     with connect(task["addresses"], task["port"], task["secret"], hello) as link:
-        send_results(link, folder, rows)
+        send_results(link, folder, results.rows)
     return {}
 
 

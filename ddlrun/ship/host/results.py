@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import stat
+from typing import NamedTuple
 
 from ddlrun.ship.host.link import receive_line
 from ddlrun.ship.host.unpack import BLOCK, HEAD
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Row = tuple[str, int, int, int]
-    Unreadable = tuple[str, str]
+    Reason = tuple[str, str]
 
-# Folders that do not come back: caches, and the folder whose hooks git would run.
-LEFT_OUT = frozenset(("__pycache__", ".git"))
+CACHE, REPOSITORY = "__pycache__", ".git"
 DIGEST_BYTES = 32
 WHOLE, BROKEN = b"\1", b"\0"
 LARGEST_NUMBER = 1 << 62
-# The unreadable files and folders that a host names, at most, and the characters of each of them.
-MOST_UNREADABLE, LONGEST_NAME = 20, 200
+# The files and folders that a host names, at most, and the characters of each of them.
+MOST_NAMED, LONGEST_NAME = 20, 200
 WILDCARDS = frozenset("*?[")
 
 
@@ -60,51 +60,87 @@ def may_hold(folder: str, wanted: Iterable[str]) -> bool:
     )
 
 
-def list_results(
-    folder: str, wanted: Sequence[str], copies: Mapping[str, int] | None = None
-) -> tuple[list[Row], list[Unreadable]]:
-    """Return the rows of the wanted files that ranks wrote below a folder, and what cannot be read, with the reasons.
+def is_left_out(name: str) -> bool:
+    """Return True for the name of a cache, or of git's folder in any case, whose hooks git would run.
 
-    Files that were shipped are links there, or `copies` with their times of change, and neither comes back.
+    >>> [is_left_out(name) for name in ("__pycache__", ".git", ".GIT", "__PyCache__", ".github")]
+    [True, True, True, False, False]
     """
-    rows: list[Row] = []
-    unreadable: list[Unreadable] = []
+    return name == CACHE or name.lower() == REPOSITORY
 
-    def complain(error: OSError) -> None:
-        path = os.path.relpath(error.filename or folder, folder)
-        vanished = isinstance(error, FileNotFoundError) and path != "."
-        if not vanished and may_hold(path, wanted):
-            unreadable.append((path[:LONGEST_NAME], error.strerror or str(error)))
 
+class Results(NamedTuple):
+    """The files that ranks wrote on a host."""
+
+    rows: list[Row]
+    unreadable: list[Reason]
+    """What cannot be read, with the reasons."""
+    left: list[Reason]
+    """What does not come back, with the reasons; caches are not named."""
+
+
+def list_results(folder: str, wanted: Sequence[str], shipped: Mapping[str, int] | None = None) -> Results:
+    """Return the wanted files that ranks wrote below a folder, without unchanged `shipped` ones.
+
+    Args:
+        folder: The folder.
+        wanted: The wanted paths, relative to it.
+        shipped: The paths of shipped files and links, with their times of change in ns.
+    """
+    results = Results([], [], [])
     folders = collections.deque([folder])
     while folders:  # os.walk of Python 3.11 and older ends at the 1000th level
+        above = folders.popleft()
         try:
-            with os.scandir(folders.popleft()) as listing:
+            with os.scandir(above) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as error:
-            complain(error)
+            _complain(results, os.path.relpath(above, folder), error, wanted)
             continue
         for entry in entries:
             path = os.path.relpath(entry.path, folder)
-            if entry.is_dir(follow_symlinks=False):
-                folders.extend([] if entry.name in LEFT_OUT else [entry.path])
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_left_out(entry.name):
+                if entry.name != CACHE and (may_hold if is_folder else is_wanted)(path, wanted):
+                    results.left.append((path, "folder of git"))
+            elif is_folder:
+                folders.append(entry.path)
             elif is_wanted(path, wanted):
                 try:
-                    rows += _read_rows(entry.path, path, (copies or {}).get(path))
+                    _add_file(results, entry.path, path, (shipped or {}).get(path))
                 except OSError as error:
-                    complain(error)
-    return rows, unreadable[:MOST_UNREADABLE]
+                    _complain(results, path, error, wanted)
+    return results
 
 
-def _read_rows(place: str, path: str, copied: int | None) -> list[Row]:
-    """Return the row of a file, or none for what does not come back. Raises OSError for a file that cannot be read."""
+def _complain(results: Results, path: str, error: OSError, wanted: Sequence[str]) -> None:
+    """Add what cannot be read, unless it has vanished or holds nothing that is wanted."""
+    vanished = isinstance(error, FileNotFoundError) and path != "."
+    if not vanished and may_hold(path, wanted):
+        results.unreadable.append((path, error.strerror or str(error)))
+
+
+def _add_file(results: Results, place: str, path: str, shipped: int | None) -> None:
+    """Add a file, unless it was shipped and has not changed. Raises OSError where it cannot be read."""
     status = os.lstat(place)
-    unchanged = not status.st_mtime_ns and status.st_ctime_ns == copied
-    if unchanged or not stat.S_ISREG(status.st_mode):
-        return []
+    if not status.st_mtime_ns and status.st_ctime_ns == shipped:
+        return
+    if not stat.S_ISREG(status.st_mode):
+        results.left.append((path, "symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"))
+        return
     os.close(os.open(place, os.O_RDONLY | os.O_NONBLOCK))
     mtime = min(max(0, status.st_mtime_ns), LARGEST_NUMBER)
-    return [(path, status.st_mode & 0o777, mtime, status.st_size)]
+    results.rows.append((path, status.st_mode & 0o777, mtime, status.st_size))
+
+
+def shorten(reasons: Sequence[Reason]) -> list[Reason]:
+    """Return the first of very many reasons, and the number of the others.
+
+    >>> shorten([("a" * 300, "why")] * 25)[-1]
+    ('...', '5 more')
+    """
+    first = [(path[:LONGEST_NAME], reason) for path, reason in reasons[:MOST_NAMED]]
+    return [*first, ("...", f"{len(reasons) - MOST_NAMED} more")] if len(reasons) > MOST_NAMED else first
 
 
 def send_results(link: socket.socket, folder: str, rows: Sequence[Row]) -> None:

@@ -3,8 +3,8 @@
 objects/DIGEST/     what an archive contains, below its absolute path; the time of the folder is its last use
 runs/RUN/           the files of a run below their absolute paths, as links to objects; ranks write here
 runs/RUN.objects    the objects that the run uses
-runs/RUN.objects.copies   the copies of shipped files that its ranks may change, with their times of change
-incoming/           archives that are being extracted
+runs/RUN.objects.shipped   the copies and links of shipped files in its folder, with their times of change
+incoming/           archives that are being extracted: DIGEST.HOST.PID
 lock                held while objects are chosen for removal, or marked as used
 """
 
@@ -19,7 +19,7 @@ import stat
 import time
 
 from ddlrun.ship.host.results import is_wanted
-from ddlrun.ship.host.unpack import link_files
+from ddlrun.ship.host.unpack import link_files, make_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ STARTING_SECONDS = 60.0
 OBJECTS, RUNS, INCOMING = "objects", "runs", "incoming"
 # The end of the name of the file that lists the objects of a run.
 LIST = ".objects"
-# The same of the list of its copies, which is removed with that one.
-COPIES = f"{LIST}.copies"
+# The same of the list of what was shipped, which is removed with that one.
+SHIPPED = f"{LIST}.shipped"
+# Code up to this size is copied, so that ranks may change it; larger files are links.
+MOST_COPIED = 1 << 20
 
 
 class StoreError(Exception):
@@ -89,7 +91,7 @@ class Store:
 
     def incoming(self, digest: str) -> str:
         """Return the path of a new folder, in which an archive can be extracted."""
-        path = f"{self.folder}/{INCOMING}/{digest}.{os.getpid()}"
+        path = f"{self.folder}/{INCOMING}/{digest}.{os.uname().nodename}.{os.getpid()}"
         os.mkdir(path, 0o700)
         return path
 
@@ -106,33 +108,42 @@ class Store:
     def make_run(
         self, name: str, working_folder: str, sources: Sequence[dict[str, Any]], fetched: Sequence[str] = ()
     ) -> None:
-        """Make the folder of a run, with links to the objects of its sources.
+        """Make the folder of a run, with the contents of its sources; another host may have made it in this folder.
 
-        Ranks may change code at the paths that are `fetched`, which are relative to the working folder.
+        Ranks may change small files of code, and those at the paths that are `fetched`, which are relative to the
+        working folder.
         """
         run = self.run(name)
         folder = run + working_folder
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        copies: dict[str, int] = {}
-        for source in sources:
-            path, content = run + source["path"], self.object(source["digest"]) + source["path"]
-            if source["whole"] or not os.path.isdir(content):
-                _replace_by_link(path, content)
-            else:
-                copies.update(
-                    link_files(content, path, lambda place: is_wanted(os.path.relpath(place, folder), fetched))
-                )
-        with open(f"{run}{COPIES}", "w", encoding="ascii") as file:
-            json.dump({os.path.relpath(path, folder): changed for path, changed in copies.items()}, file)
 
-    def copies(self, name: str) -> dict[str, int]:
-        """Return the copies of shipped files in the working folder of a run, with their times of change in ns."""
+        def is_copied(place: str, size: int) -> bool:
+            return size <= MOST_COPIED or is_wanted(os.path.relpath(place, folder), fetched)
+
+        with self.locked():
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            places: dict[str, int] = {}
+            for source in sources:
+                path, content = run + source["path"], self.object(source["digest"]) + source["path"]
+                if source["whole"] or not os.path.isdir(content):
+                    places[path] = _replace_by_link(path, content)
+                else:
+                    places.update(link_files(content, path, is_copied))
+            shipped = {os.path.relpath(path, folder): changed for path, changed in places.items()}
+            shipped = {**self.shipped(name), **shipped}
+            with open(f"{run}{SHIPPED}", "w", encoding="ascii") as file:
+                json.dump(shipped, file)
+
+    def shipped(self, name: str) -> dict[str, int]:
+        """Return the copies and links of shipped files below the working folder of a run, with their times of change.
+
+        The times are in ns.
+        """
         try:
-            with open(f"{self.run(name)}{COPIES}", encoding="ascii") as file:
-                copies: dict[str, int] = json.load(file)
+            with open(f"{self.run(name)}{SHIPPED}", encoding="ascii") as file:
+                shipped: dict[str, int] = json.load(file)
         except FileNotFoundError:
             return {}
-        return copies
+        return shipped
 
     # -- removal ----------------------------------------------------------------------------------
 
@@ -211,9 +222,10 @@ class Store:
         return 0
 
     def _remove_incoming(self) -> int:
-        """Remove what processes that are gone have not finished."""
+        """Remove what processes of this host that are gone have not finished; hosts may share the folder."""
         names = os.listdir(f"{self.folder}/{INCOMING}")
-        gone = [name for name in names if not os.path.exists(f"/proc/{name.rpartition('.')[2]}")]
+        own = [name for name in names if name.partition(".")[2].rpartition(".")[0] == os.uname().nodename]
+        gone = [name for name in own if not os.path.exists(f"/proc/{name.rpartition('.')[2]}")]
         for name in gone:
             remove_tree(f"{self.folder}/{INCOMING}/{name}")
         return len(gone)
@@ -226,14 +238,14 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
-def _replace_by_link(path: str, target: str) -> None:
-    """Make a symbolic link; a folder of links in its place is removed."""
+def _replace_by_link(path: str, target: str) -> int:
+    """Make a symbolic link, in place of a folder of links, too; return its time of change in ns."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     if os.path.islink(path):
         os.unlink(path)
     elif os.path.isdir(path):
         shutil.rmtree(path)
-    os.symlink(target, path)
+    return make_link(target, path)
 
 
 def _changed_at(folder: str) -> float:

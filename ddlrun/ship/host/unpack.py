@@ -113,28 +113,41 @@ def _read(source: ByteSource, size: int) -> bytes:
     return b"".join(_blocks(source, size))
 
 
-def link_files(tree: str, target: str, is_copied: Callable[[str], bool]) -> dict[str, int]:
-    """Make the folders of a tree in another folder, with a symbolic link to each file; what is there already stays.
+def link_files(tree: str, target: str, is_copied: Callable[[str, int], bool]) -> dict[str, int]:
+    """Make the folders of a tree in another folder, with copies of its files or links to them.
 
-    Files whose place `is_copied` are copies that may be changed, with the time 0. Returns the paths of these, with
-    their times of change in ns.
+    What is there already stays. Files whose place and size are `is_copied` may be changed. Returns the paths of what
+    was made, with the times of change in ns; the time of modification is 0.
     """
-    copies: dict[str, int] = {}
+    made: dict[str, int] = {}
     os.makedirs(target, mode=0o755, exist_ok=True)
     for entry in _entries(tree):
         place = os.path.join(target, entry.name)
         if entry.is_dir(follow_symlinks=False) and not os.path.islink(place):
-            copies.update(link_files(entry.path, place, is_copied))
+            made.update(link_files(entry.path, place, is_copied))
         elif os.path.lexists(place):
             continue
-        elif entry.is_file(follow_symlinks=False) and is_copied(place):
+        elif entry.is_symlink():
+            made[place] = make_link(os.readlink(entry.path), place)
+        elif is_copied(place, entry.stat().st_size):
             shutil.copyfile(entry.path, place)
             os.chmod(place, entry.stat().st_mode & 0o777 | 0o200)
-            os.utime(place, (0, 0))
-            copies[place] = os.lstat(place).st_ctime_ns
+            made[place] = _reset_time(place)
         else:
-            os.symlink(entry.path, place)
-    return copies
+            made[place] = make_link(entry.path, place)
+    return made
+
+
+def make_link(target: str, place: str) -> int:
+    """Make a symbolic link; return its time of change in ns."""
+    os.symlink(target, place)
+    return _reset_time(place)
+
+
+def _reset_time(place: str) -> int:
+    """Set the time of modification to 0, so that a change shows at once; return the time of change in ns."""
+    os.utime(place, (0, 0), follow_symlinks=False)
+    return os.lstat(place).st_ctime_ns
 
 
 def _entries(folder: str) -> Iterable[Any]:
