@@ -11,6 +11,7 @@ MOST_HOSTS = 1_000_000
 
 # The patterns stay text: `re` compiles and caches those that a run uses.
 NAME = r"(?![-.])[A-Za-z0-9._-]{1,253}(?<![-.])"
+_IPV4 = r"[0-9]{1,9}(?:\.[0-9]{1,9}){3}"
 BRACKET = r"\[([^\[\]]*)\]"
 _RANGE = r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,9}))?)?"
 
@@ -54,6 +55,8 @@ def _parse_range(part: str, text: str, place: str) -> tuple[range, int]:
 
 def check_host_name(name: str, place: str) -> str:
     """Return a host name unchanged. Raises InputError, beginning with `place`, where it is not valid."""
+    if re.fullmatch(_IPV4, name) and max(map(int, name.split("."))) > 255:
+        raise InputError(f"{place}: {name!r} is not an IP address; its numbers are 0 to 255")
     if re.fullmatch(NAME, name) or _is_ipv6(name):
         return name
     if not name:

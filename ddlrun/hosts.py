@@ -7,6 +7,16 @@ from typing import NamedTuple
 from ddlrun.errors import InputError
 from ddlrun.host_names import BRACKET, NAME, expand_names
 
+# The words of Open MPI's hostfiles. A host may have max_slots alone: then these are its slots.
+_HOSTFILE_WORD = r"[^\s=]+(?:\s*=\s*\S*)?|=\S*"
+_SLOTS = "slots|count|cpu"
+_MOST_SLOTS = rf"max[-_](?:{_SLOTS})|(?:{_SLOTS})[-_]max"
+_SSH_CONFIG = "has no effect in a hostfile of ddlrun; set {} of the host in ~/.ssh/config"
+FOREIGN_WORDS = {
+    **dict.fromkeys(("username", "user-name", "user_name"), _SSH_CONFIG.format("User")),
+    "port": _SSH_CONFIG.format("Port"),
+}
+
 
 class Host(NamedTuple):
     """A host: its name, its slots (how many ranks it may take) and its rack; None where these are not specified."""
@@ -99,6 +109,11 @@ def parse_hosts(text: str, where: str = "hosts") -> HostList:
     >>> [host.name for host in parse_hosts("b,a[3,1-2]:4")]
     ['b', 'a3', 'a1', 'a2']
     """
+    return HostList(tuple(parse_host_words(text, where)), where)
+
+
+def parse_host_words(text: str, where: str) -> list[Host]:
+    """Parse as `parse_hosts` does, but allow hosts that occur several times, and none at all."""
     hosts: list[Host] = []
     problems: list[str] = []
     column = 1
@@ -112,20 +127,21 @@ def parse_hosts(text: str, where: str = "hosts") -> HostList:
             problems += error.problems
     if problems:
         raise InputError(*problems)
-    return HostList(tuple(hosts), where)
+    return hosts
 
 
 def parse_hostfile(text: str, where: str) -> HostList:
     """Parse a hostfile in any of its dialects; `where` is the file's name.
 
-    A line is `host`, `host slots=4 max_slots=8`, `host:4` or `host 4`, with ranges and `rack=NAME` allowed; `#` starts
-    a comment. A host on several lines keeps its first position, and its slots add up; a line without slots counts as
-    one, as in PBS node files. Raises InputError with the line and column of each problem.
+    A line is `host`, `host slots=4 max_slots=8`, `host:4` or `host 4`, with ranges and `rack=NAME` allowed. Open MPI's
+    other words for slots, blanks around =, and its comments (#, // and /* */) are read, too. A host on several lines
+    keeps its first position, and its slots add up; a line without slots counts as one, as in PBS node files. Raises
+    InputError with the line and column of each problem.
     """
     hosts: dict[str, Host] = {}
     problems: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = list(re.finditer(r"\S+", line.partition("#")[0]))
+    for number, line in enumerate(blank_comments(text).splitlines(), 1):
+        words = list(re.finditer(_HOSTFILE_WORD, line))
         try:
             for host in _parse_line(words, f"{where}, line {number}") if words else ():
                 hosts[host.name] = _merge(hosts.get(host.name), host, f"{where}, line {number}")
@@ -134,6 +150,15 @@ def parse_hostfile(text: str, where: str) -> HostList:
     if problems:
         raise InputError(*problems)
     return HostList(tuple(hosts.values()), where)
+
+
+def blank_comments(text: str) -> str:
+    r"""Replace Open MPI's comments by blanks: what follows # or // in a line, and /* */ over several.
+
+    >>> blank_comments("a //b\nc /* d\n*/ e # f")
+    'a    \nc     \n   e    '
+    """
+    return re.sub(r"(?s:/\*.*?(?:\*/|\Z))|(?:#|//).*", lambda match: re.sub(".", " ", match[0]), text)
 
 
 def render_hostfile(hosts: Iterable[Host]) -> str:
@@ -161,22 +186,30 @@ def _merge(earlier: Host | None, host: Host, place: str) -> Host:
 
 def _parse_line(words: list[re.Match[str]], place: str) -> list[Host]:
     name, slots = _split_slots(words[0].group(), f"{place}, column {words[0].start() + 1}")
-    rack = None
+    if "," in re.sub(BRACKET, "", name):
+        raise InputError(f"{place}: {name!r} is no host of a hostfile; write one host per line, without commas")
+    rack = most = None
     for word in words[1:]:
         here = f"{place}, column {word.start() + 1}"
-        key, equals, value = word.group().partition("=")
+        key, equals, value = (part.strip() for part in word.group().partition("="))
         if not equals and slots is None and word is words[1]:
             slots = _parse_slots(key, here)
-        elif key == "slots" and slots is None:
+        elif re.fullmatch(_SLOTS, key) and slots is None:
             slots = _parse_slots(value, here)
-        elif key in ("max_slots", "max-slots"):
-            _parse_slots(value, here)
+        elif re.fullmatch(_MOST_SLOTS, key) and most is None:
+            most = _parse_slots(value, here)
         elif key == "rack" and rack is None and value:
             rack = value
+        elif key in FOREIGN_WORDS:
+            raise InputError(f"{here}: {word.group()!r} {FOREIGN_WORDS[key]}")
         else:
-            raise InputError(
-                f"{here}: {word.group()!r} is unknown or repeated; write a line as: host slots=4 max_slots=8 rack=r1"
-            )
+            remedy = "write a line as: host slots=4 max_slots=8 rack=r1"
+            if name == "rank":
+                remedy = "a rank file is an option of its own: --rankfile FILE"
+            raise InputError(f"{here}: {word.group()!r} is unknown or repeated; {remedy}")
+    if slots is not None and most is not None and most < slots:
+        raise InputError(f"{place}: slots={slots} is more than max_slots={most}; correct one of them")
+    slots = most if slots is None else slots
     return [Host(host, slots, rack) for host in expand_names(name, f"{place}, column {words[0].start() + 1}")]
 
 

@@ -24,6 +24,8 @@ SCRIPT_SECONDS = 60
 # The variables of Open MPI 4 and 5 for the command that starts daemons, and for ssh's arguments.
 AGENT_VARIABLES = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
+# The variables in which the MPI operator has ssh's arguments for Intel MPI and MPICH; elsewhere they may be another's.
+OPERATOR_SSH_VARIABLES = ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
 
 
 class AgentLauncher(NamedTuple):
@@ -143,7 +145,8 @@ def choose_launcher(
     agent = _words_of(environ, AGENT_VARIABLES)
     _check_request(request, job, hosts, agent)
     gpus = job.gpu_numbers if job is not None else MappingProxyType({})
-    ssh_words = tuple(ssh) or _words_of(environ, SSH_VARIABLES)
+    operator = OPERATOR_SSH_VARIABLES if job is not None and job.scheduler == "kubernetes" else ()
+    ssh_words = tuple(ssh) or _words_of(environ, (*SSH_VARIABLES, *operator))
     if request == "auto":
         if job is None or foreign or ssh:
             return AgentLauncher("ssh", ssh_words, _why_ssh(job, foreign=foreign), gpus)

@@ -95,7 +95,12 @@ READERS = {
     "flux": SchedulerReader("Flux", (("FLUX_JOB_ID",), ("FLUX_ENCLOSING_ID", "FLUX_URI")), _read_with("flux")),
     "kubernetes": SchedulerReader(
         "Kubernetes",
-        (("OMPI_MCA_orte_default_hostfile",), ("PRTE_MCA_prte_default_hostfile",)),
+        (
+            ("OMPI_MCA_orte_default_hostfile",),
+            ("PRTE_MCA_prte_default_hostfile",),
+            ("K_MPI_JOB_ROLE", "I_MPI_HYDRA_HOST_FILE"),
+            ("K_MPI_JOB_ROLE", "HYDRA_HOST_FILE"),
+        ),
         _read_with("kubernetes"),
     ),
     "slurm": SchedulerReader("Slurm", (("SLURM_JOB_ID",), ("SLURM_JOBID",)), _read_with("slurm")),

@@ -1,8 +1,9 @@
 """Flux: `flux hostlist`."""
 
 from ddlrun.errors import InputError
-from ddlrun.hosts import parse_hosts
+from ddlrun.hosts import Host, HostList, fold, parse_host_words
 from ddlrun.schedulers import NAME_HOSTS, Allocation, SchedulerContext
+from ddlrun.schedulers.nodefile import count_hosts
 
 COMMAND = ("flux", "hostlist", "local")
 
@@ -23,10 +24,15 @@ def read(context: SchedulerContext) -> Allocation:
     hostlist = (context.query(COMMAND) or "").strip()
     if not hostlist:
         raise InputError(f"Flux job {job_id}: `{command}` gives no hosts; {NAME_HOSTS}")
-    hosts = parse_hosts(hostlist, f"Flux job {job_id} ({command})")
+    source = f"Flux job {job_id} ({command})"
+    brokers = count_hosts(host.name for host in parse_host_words(hostlist, source))
+    hosts = HostList(tuple(map(Host, brokers)), source)
     expected = environ.get("FLUX_JOB_NNODES")
-    if expected and expected != str(len(hosts)):
+    if expected and expected != str(sum(brokers.values())):
         raise InputError(
-            f"{hosts.source}: {len(hosts)} hosts ({hosts}), but FLUX_JOB_NNODES is {expected}; name the hosts with -H"
+            f"{source}: {sum(brokers.values())} hosts ({hosts}), but FLUX_JOB_NNODES is {expected}; name the hosts "
+            "with -H"
         )
-    return Allocation(scheduler="flux", job_id=job_id, hosts=hosts)
+    several = [name for name, count in brokers.items() if count > 1]
+    note = f"Flux runs several brokers on {fold(several)}: it counts as one host each"
+    return Allocation(scheduler="flux", job_id=job_id, hosts=hosts, notes=(note,) if several else ())

@@ -3,7 +3,10 @@
 from ddlrun.hosts import HostList, parse_hostfile
 from ddlrun.schedulers import Allocation, SchedulerContext
 
-HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+# Those of Open MPI 4 and 5, Intel MPI and MPICH: spec.mpiImplementation chooses.
+HOSTFILES = (
+    "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE",
+)  # fmt: skip
 # Version 1 of the operator starts daemons through the API server: its pods have neither sshd nor resolvable names.
 AGENTS = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 

@@ -1,15 +1,27 @@
 """Slurm: the environment of sbatch, salloc and srun."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ddlrun.errors import InputError
+from ddlrun.host_names import check_host_name
 from ddlrun.hosts import Host, HostList, parse_hosts
 from ddlrun.schedulers import NAME_HOSTS, Allocation, SchedulerContext
-from ddlrun.schedulers.nodefile import parse_nodefile
+from ddlrun.schedulers.nodefile import count_hosts
 from ddlrun.schedulers.scontrol import SlurmJobDetails, read_details, read_racks
 
 MOST_TASKS = 1_000_000
+
+
+class SlurmHosts(NamedTuple):
+    """The hosts of a job with their tasks, and where they come from."""
+
+    hosts: list[Host]
+    source: str
+    cyclic: bool = False
+    """The tasks are distributed round robin."""
+    notes: tuple[str, ...] = ()
 
 
 def read(context: SchedulerContext) -> Allocation:
@@ -21,24 +33,21 @@ def read(context: SchedulerContext) -> Allocation:
     environ = context.environ
     job_id = environ.get("SLURM_JOB_ID") or environ["SLURM_JOBID"]
     _check_started_once(environ, job_id)
-    hosts, source = _read_hosts(context, job_id)
     details = read_details(context, job_id)
     racks = read_racks(context)
     heterogeneous = bool(_group_suffixes(environ))
-    even_notes: list[str] = []
-    if not heterogeneous and not _is_arbitrary(environ):
-        hosts, even_notes = _even_out(hosts, details, in_step=_in_step(environ))
-    placed = tuple(host._replace(rack=racks.get(host.name) if racks else None) for host in hosts)
+    job = _read_host_file(context, job_id) if environ.get("SLURM_HOSTFILE") else _read_hosts(environ, job_id, details)
+    placed = tuple(host._replace(rack=racks.get(host.name) if racks else None) for host in job.hosts)
     return Allocation(
         scheduler="slurm",
         job_id=job_id,
-        hosts=HostList(placed, f"Slurm job {job_id} ({source})"),
+        hosts=HostList(placed, f"Slurm job {job_id} ({job.source})"),
         launcher="ssh" if heterogeneous else "srun",
-        gpus=_gpus_per_host(environ, details, [host.name for host in hosts]),
+        gpus=_gpus_per_host(environ, details, [host.name for host in job.hosts]),
         gpu_numbers=details.gpu_numbers,
-        cyclic=environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic") and not _in_step(environ),
+        cyclic=job.cyclic,
         restarts=_parse_number(environ.get("SLURM_RESTART_COUNT")) or 0,
-        notes=(*even_notes, *_notes(has_topology=racks is not None, heterogeneous=heterogeneous)),
+        notes=(*job.notes, *_notes(has_topology=racks is not None, heterogeneous=heterogeneous)),
     )
 
 
@@ -49,30 +58,33 @@ def _notes(*, has_topology: bool, heterogeneous: bool) -> Iterator[str]:
         yield "a heterogeneous job: daemons are started by ssh, as srun would start them in one component only"
 
 
-def _is_arbitrary(environ: Mapping[str, str]) -> bool:
-    return environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
-
-
-def _even_out(hosts: list[Host], details: SlurmJobDetails, *, in_step: bool) -> tuple[list[Host], list[str]]:
-    """Spread tasks evenly where Slurm spread them unevenly, with a note; inside a step use the job's tasks per node."""
-    counts = [host.slots for host in hosts if host.slots is not None]
-    if in_step and details.tasks_per_node and not counts:
-        return [host._replace(slots=details.tasks_per_node) for host in hosts], []
-    if not counts or len(counts) < len(hosts) or len(set(counts)) == 1:
-        return hosts, []
+def _even_out(hosts: SlurmHosts, environ: Mapping[str, str], details: SlurmJobDetails) -> SlurmHosts:
+    """Spread tasks evenly, with a note, where Slurm spread them unevenly and each host has CPUs and GPUs for that."""
+    counts = [host.slots for host in hosts.hosts if host.slots is not None]
+    if not counts or len(counts) < len(hosts.hosts) or len(set(counts)) == 1:
+        return hosts
     total = sum(counts)
-    each, rest = divmod(total, len(hosts))
-    if rest:
-        return hosts, []
+    each, rest = divmod(total, len(counts))
+    needed = each * (_parse_number(environ.get("SLURM_CPUS_PER_TASK")) or 1)
+    cpus = list(parse_tasks(environ.get("SLURM_JOB_CPUS_PER_NODE") or f"{needed}", "SLURM_JOB_CPUS_PER_NODE"))
+    if rest or min(cpus) < needed or len(_gpu_counts(details, [host.name for host in hosts.hosts])) > 1:
+        return hosts
     spread = ", ".join(map(str, counts[:8]))
     note = f"Slurm spread {total} tasks as {spread}: ddlrun uses {each} on each host (sbatch --ntasks-per-node={each})"
-    return [host._replace(slots=each) for host in hosts], [note]
+    return hosts._replace(hosts=[host._replace(slots=each) for host in hosts.hosts], notes=(note,))
 
 
-def _gpus_per_host(environ: Mapping[str, str], details: SlurmJobDetails, names: list[str]) -> int | None:
+def _gpu_counts(details: SlurmJobDetails, names: Sequence[str]) -> set[int]:
+    """Return the numbers of GPUs that hosts have in the job; empty where they are not known."""
+    if not details.gpu_numbers:
+        return set()
+    return {len(details.gpu_numbers[name].split(",")) if name in details.gpu_numbers else 0 for name in names}
+
+
+def _gpus_per_host(environ: Mapping[str, str], details: SlurmJobDetails, names: Sequence[str]) -> int | None:
     """Return the number of GPUs that each host has in the job; None where it is not known, or hosts differ."""
-    if details.gpu_numbers:
-        counts = {len(details.gpu_numbers[name].split(",")) if name in details.gpu_numbers else 0 for name in names}
+    counts = _gpu_counts(details, names)
+    if counts:
         return counts.pop() if len(counts) == 1 else None
     return _parse_number(environ.get("SLURM_GPUS_ON_NODE")) or _count_items(environ.get("SLURM_JOB_GPUS"))
 
@@ -102,18 +114,66 @@ def _group_suffixes(environ: Mapping[str, str]) -> list[str]:
     return []
 
 
-def _read_hosts(context: SchedulerContext, job_id: str) -> tuple[list[Host], str]:
-    """Return the job's hosts and their source; a host of several components appears once, with all its tasks."""
-    environ = context.environ
-    if _is_arbitrary(environ) and environ.get("SLURM_HOSTFILE"):
-        source = f"SLURM_HOSTFILE {environ['SLURM_HOSTFILE']}"
-        counts = parse_nodefile(context.read_variable_file("SLURM_HOSTFILE"), source)
-        return [Host(name, count) for name, count in counts.items()], source
+def _read_hosts(environ: Mapping[str, str], job_id: str, details: SlurmJobDetails) -> SlurmHosts:
+    """Return the job's hosts; one of several components appears once, with all its tasks."""
+    suffixes = _group_suffixes(environ)
     slots: dict[str, int | None] = {}
-    for suffix in _group_suffixes(environ) or [""]:
+    for suffix in suffixes or [""]:
         for name, tasks in _read_group(environ, job_id, suffix):
             slots[name] = tasks + (slots.get(name) or 0) if tasks else slots.get(name)
-    return [Host(name, count) for name, count in slots.items()], "SLURM_JOB_NODELIST"
+    if _in_step(environ) and not suffixes and not any(slots.values()):
+        slots = dict.fromkeys(slots, details.tasks_per_node)
+    cyclic = environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic") and not _in_step(environ)
+    hosts = SlurmHosts(
+        hosts=[Host(name, count) for name, count in slots.items()], source="SLURM_JOB_NODELIST", cyclic=cyclic
+    )
+    arbitrary = environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary")
+    return hosts if suffixes or arbitrary else _even_out(hosts, environ, details)
+
+
+def _read_host_file(context: SchedulerContext, job_id: str) -> SlurmHosts:
+    """Return the hosts of SLURM_HOSTFILE, which srun prefers to any distribution: the first names, one per task.
+
+    Raises InputError where the file names too few hosts, or others than the job's.
+    """
+    environ = context.environ
+    source = f"SLURM_HOSTFILE {environ['SLURM_HOSTFILE']}"
+    names = parse_host_file(context.read_variable_file("SLURM_HOSTFILE"), source)
+    tasks = _parse_number(environ.get("SLURM_NTASKS"))
+    if tasks and len(names) < tasks and not _in_step(environ):
+        raise InputError(f"{source} has {len(names)} hosts for {tasks} tasks; add some, or unset SLURM_HOSTFILE")
+    names = names[: None if _in_step(environ) else tasks]
+    counts = count_hosts(names)
+    suffixes = _group_suffixes(environ) or [""]
+    allocated = {name for suffix in suffixes for name, _ in _read_group(environ, job_id, suffix)}
+    foreign = next((name for name in counts if name not in allocated), None)
+    if foreign:
+        raise InputError(f"{source}: {foreign} is not a host of Slurm job {job_id}; correct it or unset SLURM_HOSTFILE")
+    turns = range(max(counts.values(), default=0))
+    in_turn = names == [name for turn in turns for name, count in counts.items() if turn < count]
+    note = f"{source}: ranks of a host follow each other, which is another order than that of the file"
+    in_order = in_turn or names == [name for name, count in counts.items() for _ in range(count)]
+    return SlurmHosts(
+        hosts=[Host(name, count) for name, count in counts.items()],
+        source=source,
+        cyclic=in_turn and len(names) > len(counts) > 1,
+        notes=() if in_order else (note,),
+    )
+
+
+def parse_host_file(text: str, where: str) -> list[str]:
+    r"""Return the host of each task from SLURM_HOSTFILE. Raises InputError with the line of an invalid name.
+
+    >>> parse_host_file("b,a*2  # comment\nb\n", "SLURM_HOSTFILE")
+    ['b', 'a', 'a', 'b']
+    """
+    names: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in line.partition("#")[0].replace(",", " ").split():
+            name, _, count = word.partition("*")
+            times = _parse_number(count or "1")
+            names += [check_host_name(name if times else word, f"{where}, line {number}")] * (times or 1)
+    return names
 
 
 def _read_group(environ: Mapping[str, str], job_id: str, suffix: str) -> list[tuple[str, int | None]]:

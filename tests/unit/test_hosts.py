@@ -114,6 +114,7 @@ def test_slots_follow_a_colon() -> None:
         ("me@a", "~/.ssh/config"),
         ("-oProxyCommand=x", "is not a host name"),
         ("a;reboot", "is not a host name"),
+        ("10.0.0.1,256.1.1.1", "column 10: '256.1.1.1' is not an IP address"),
         ("a,b,a", "'a' is listed twice, at positions 1 and 3"),
     ],
 )
@@ -140,6 +141,50 @@ def test_dialects_of_hostfiles() -> None:
         ("10.0.0.1", None, None),
         ("::1", 1, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "slots"),
+    [
+        ("a slots = 4", 4),
+        ("a slots= 4 rack =r1", 4),
+        ("a count=3", 3),
+        ("a cpu =3", 3),
+        ("a max_slots=2", 2),
+        ("a slots-max=2", 2),
+        ("a max-cpu = 2", 2),
+        ("a count_max=8 count=4", 4),
+        ("a\tslots=2 // two", 2),
+        ("/* one\nb slots=1 */\na slots=2 /* two */", 2),
+        ("a slots=2 # no newline", 2),
+        ("a 4 max_slots=4", 4),
+    ],
+)
+def test_words_of_open_mpi(line: str, slots: int) -> None:
+    assert [(host.name, host.slots) for host in parse_hostfile(line, "F")] == [("a", slots)]
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("a slots=4 max_slots=2", "line 1: slots=4 is more than max_slots=2; correct one of them"),
+        ("a:4 max-count=2", "slots=4 is more than max_slots=2"),
+        ("a slots=2 count=2", "column 11: 'count=2' is unknown or repeated"),
+        ("/* x\n*/ a slots=", "line 2, column 6: '' is not a number of slots"),
+        ("a slots==4", "column 3: '=4' is not a number of slots"),
+        ("a = 4", "column 1: 'a = 4' is not a host name"),
+        ("a 4 = 4", "column 3: '4 = 4' is unknown or repeated"),
+        ("a port=2222", "'port=2222' has no effect in a hostfile of ddlrun; set Port of the host in ~/.ssh/config"),
+        ("a username = ada", "set User of the host in ~/.ssh/config"),
+        ("rank 0=a slot=0", "a rank file is an option of its own: --rankfile FILE"),
+        ("h1, h2", "line 1: 'h1,' is no host of a hostfile; write one host per line"),
+        ("h1,h2 slots=2", "'h1,h2' is no host of a hostfile"),
+    ],
+)
+def test_refused_lines_of_a_hostfile(line: str, part: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_hostfile(line, "F")
+    assert part in str(caught.value)
 
 
 def test_repeated_lines_of_a_node_file_add_up_to_slots() -> None:

@@ -12,6 +12,7 @@ from ddlrun.errors import DdlrunError, InputError
 from ddlrun.hosts import Host, HostList
 from ddlrun.mapping.rack_layout import RackNoteCode, arrange
 from ddlrun.mapping.topology_request import TopologyRequest
+from ddlrun.remote.agent import choose_launcher
 from ddlrun.schedulers import Allocation, SchedulerContext, detect_schedulers, read_allocation, read_job_end
 from ddlrun.schedulers.lsf import parse_compute_units, parse_mcpu
 from ddlrun.schedulers.scontrol import parse_topology_lines
@@ -166,9 +167,42 @@ def test_slurm_heterogeneous_jobs() -> None:
 def test_slurm_distributions() -> None:
     assert job({**SLURM, "SLURM_DISTRIBUTION": "cyclic"}).cyclic
     assert not job({**SLURM, "SLURM_DISTRIBUTION": "block"}).cyclic
-    arbitrary = {**SLURM, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "/l"}
-    allocation = job(arbitrary, {"/l": "gpu1\ntux08\ngpu1\n"})
-    assert slots(allocation) == [("gpu1", 2), ("tux08", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "cyclic"),
+    [
+        ("gpu1\ntux08\n", "gpu1:1 tux08:1", False),
+        ("gpu1\ngpu1\ntux08\ntux08\n", "gpu1:2 tux08:2", False),
+        ("gpu1*2,tux08  # two and one\n", "gpu1:2 tux08:1", False),
+        ("gpu1\ntux08\ngpu1\ntux08\n", "gpu1:2 tux08:2", True),
+        ("gpu1\ntux08\ntux08\ngpu1\n", "gpu1:2 tux08:2", None),
+        ("tux10\n", "tux10:1", False),
+    ],
+)
+def test_slurm_host_files_override_any_distribution(text: str, expected: str, cyclic: bool | None) -> None:  # noqa: FBT001
+    file = {**SLURM, "SLURM_HOSTFILE": "/l"}
+    for environ in (file, {**file, "SLURM_DISTRIBUTION": "cyclic"}, {**file, "SLURM_DISTRIBUTION": "arbitrary"}):
+        allocation = job(environ, {"/l": text})
+        assert " ".join(f"{host.name}:{host.slots}" for host in allocation.hosts) == expected
+        assert allocation.cyclic == bool(cyclic)
+        assert any("another order than that of the file" in note for note in allocation.notes) == (cyclic is None)
+        assert allocation.hosts.source == "Slurm job 7 (SLURM_HOSTFILE /l)"
+
+
+def test_slurm_host_files_that_do_not_fit() -> None:
+    file = {**SLURM, "SLURM_HOSTFILE": "/l", "SLURM_NTASKS": "2"}
+    assert slots(job(file, {"/l": "gpu1\ntux08\ntux09\n"})) == [("gpu1", 1), ("tux08", 1)]  # as srun takes them
+    for text, problem in (
+        ("gpu1\n", "SLURM_HOSTFILE /l has 1 hosts for 2 tasks; add some, or unset SLURM_HOSTFILE"),
+        ("gpu1\ngpu2\n", "SLURM_HOSTFILE /l: gpu2 is not a host of Slurm job 7"),
+        ("gpu1*x\n", "SLURM_HOSTFILE /l, line 1: 'gpu1*x' is not a host name"),
+    ):
+        with pytest.raises(InputError) as caught:
+            job(file, {"/l": text})
+        assert problem in str(caught.value)
+    with pytest.raises(InputError, match="SLURM_HOSTFILE: file /l: No such file"):
+        job(file)
 
 
 def test_slurm_gpus_and_requeues() -> None:
@@ -212,6 +246,25 @@ def test_unevenly_spread_tasks_are_evened_out() -> None:
         == "Slurm spread 6 tasks as 4, 1, 1: ddlrun uses 2 on each host (sbatch --ntasks-per-node=2)"
     )
     assert slots(job({**spread, "SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "3,1(x2)"}))[0] == ("n1", 3)
+
+
+@pytest.mark.parametrize(
+    ("environ", "details", "counts"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "4,1(x2)"}, "", [4, 1, 1]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "20,2(x2)"}, "", [2, 2, 2]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "8(x3)", "SLURM_CPUS_PER_TASK": "4"}, "", [2, 2, 2]),
+        ({"SLURM_JOB_CPUS_PER_NODE": "16,4(x2)", "SLURM_CPUS_PER_TASK": "4"}, "", [4, 1, 1]),
+        ({}, " Nodes=n1 CPU_IDs=0 GRES=gpu:4(IDX:0-3) Nodes=n[2-3] CPU_IDs=0 GRES=gpu:1(IDX:0)", [4, 1, 1]),
+        ({}, " Nodes=n[1-3] CPU_IDs=0 GRES=gpu:4(IDX:0-3)", [2, 2, 2]),
+    ],
+)
+def test_uneven_tasks_stay_where_their_cpus_and_gpus_are(
+    environ: Mapping[str, str], details: str, counts: list[int]
+) -> None:
+    spread = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "4,1,1"}
+    allocation = job({**spread, **environ}, replies={"scontrol --details --oneliner show job 7": details})
+    assert [host.slots for host in allocation.hosts] == counts
 
 
 @pytest.mark.parametrize(
@@ -386,6 +439,32 @@ def test_flux() -> None:
         job({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, replies=replies)
     with pytest.raises(InputError, match="runs ddlrun 8 times"):
         job({"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "8"}, replies=replies)
+
+
+def test_flux_with_several_brokers_per_host() -> None:
+    flux = {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "4"}
+    for text in ("n01,n01,n02,n02\n", "n[01,01,02,02]\n"):
+        allocation = job(flux, replies={"flux hostlist local": text})
+        assert slots(allocation) == [("n01", None), ("n02", None)]
+        assert allocation.notes == ("Flux runs several brokers on n[01-02]: it counts as one host each",)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments"),
+    [
+        ("I_MPI_HYDRA_HOST_FILE", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
+        ("HYDRA_HOST_FILE", "HYDRA_LAUNCH_EXTRA_ARGS"),
+    ],
+)
+def test_kubernetes_with_intel_mpi_and_mpich(variable: str, arguments: str) -> None:
+    environ = {variable: "/etc/mpi/hostfile", "K_MPI_JOB_ROLE": "launcher", "HOSTNAME": "pi-launcher-x7"}
+    environ[arguments] = "-o ConnectionAttempts=10"
+    allocation = job(environ, {"/etc/mpi/hostfile": "pi-worker-0.pi.ns.svc:2\npi-worker-1.pi.ns.svc:2\n"})
+    assert slots(allocation) == [("pi-worker-0.pi.ns.svc", 2), ("pi-worker-1.pi.ns.svc", 2)]
+    assert (allocation.scheduler, allocation.job_id, allocation.launcher) == ("kubernetes", "pi", "ssh")
+    launcher = choose_launcher("auto", allocation, allocation.hosts, (), environ)
+    assert launcher.words == ("-o", "ConnectionAttempts=10")
+    assert read_allocation(context({variable: "/h"})) is None  # no pod of the operator
 
 
 def test_kubernetes() -> None:
