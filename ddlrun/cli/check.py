@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -95,13 +96,21 @@ def command(hosts: str | None, **options: Any) -> int:  # noqa: ANN401 - click's
     return check_ship(host_list, launcher, options, report.here[1]) or report.exit_code
 
 
-def run_checks(hosts: HostList, launcher: AgentLauncher, request: PreflightRequest) -> PreflightReport:
-    """Run the requested checks on hosts that a launcher reaches. Raises InputError where the network is malformed."""
+def run_checks(
+    hosts: HostList,
+    launcher: AgentLauncher,
+    request: PreflightRequest,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> PreflightReport:
+    """Run the requested checks on hosts that a launcher reaches, where ranks get the user's `variables`.
+
+    Raises InputError where the network is malformed.
+    """
     if request.network is not None:
         parse_cidr(request.network)
     only = request.only if launcher.needs_names else request.only - {"names"}
     request = request._replace(only=only, ssh=launcher.shown)
-    return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left))
+    return preflight(hosts, request, lambda seconds_left: reach(launcher, seconds_left, variables=variables))
 
 
 def _checks_of(manager: Mpirun, options: Mapping[str, Any]) -> frozenset[str]:
@@ -148,7 +157,7 @@ def check_first(settings: Settings, mpirun: Mpirun) -> PreflightReport:
         encryption=settings.supervision.encryption,
         container=container,
     )
-    report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request)
+    report = run_checks(settings.hosts.hosts, settings.hosts.launcher, request, settings.environment.variables)
     if not settings.run.quiet:
         warnings = [finding for finding in report.findings if finding.level is Level.WARNING and finding.check in only]
         if IDENTITY not in only:

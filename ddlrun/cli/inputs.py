@@ -5,14 +5,15 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from ddlrun.errors import HostError, InputError
 from ddlrun.hosts import Host, HostList, fold, parse_hostfile, parse_hosts
-from ddlrun.machine import Machine, MachineNoteCode, machine_note
-from ddlrun.machine.pci import RESTRICTING
+from ddlrun.machine import CHOSEN_NOTES, Machine, MachineNoteCode, machine_note
+from ddlrun.machine.pci import CHOOSING, ORDER
 from ddlrun.remote.agent import AgentLauncher, apply_job_names, choose_launcher
 from ddlrun.remote.probe import ProbeTarget, is_local, probe
 from ddlrun.remote.processes import FinishedProcess, start_command
@@ -23,6 +24,7 @@ DEFAULT_PROBE_SECONDS = 30.0
 # Time limit of a scheduler's own command.
 SCHEDULER_SECONDS = 10.0
 SSH = AgentLauncher()
+_NAMES_GPUS = re.compile(r"(GPU|MIG)-").search
 
 
 def read_text(path: str, what: str) -> str:
@@ -182,17 +184,24 @@ def _as_input(read: Callable[[], Machine]) -> Machine:
         raise InputError(f"{error.host}: {error.problem}") from error
 
 
-def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS, *, all_at_once: bool = False) -> ProbeTarget:
+def reach(
+    launcher: AgentLauncher,
+    seconds: float = DEFAULT_PROBE_SECONDS,
+    *,
+    all_at_once: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> ProbeTarget:
     """Return the target of probes: this host directly, others by the launcher, within a time limit in seconds.
 
-    Scripts that wait for each other must run `all_at_once`, however many hosts there are. GPUs that are chosen by
-    number here are chosen on the hosts too, as mpirun passes the variable on, except where Slurm chooses them for each
-    host.
+    Scripts that wait for each other must run `all_at_once`, however many hosts there are. `variables` are the user's
+    for the ranks. GPUs that are chosen by number here are chosen on the hosts too, as mpirun passes the variable on,
+    except where Slurm chooses them for each host.
     """
     own_name = os.uname().nodename
     allocated = {name: f"DDLRUN_GPUS={numbers}\n" for name, numbers in launcher.gpus.items()}
     own = next((line for name, line in allocated.items() if is_local(name, own_name)), "")
-    chosen = "" if launcher.launcher == "srun" or launcher.gpus else _chosen_gpus()
+    given = _assignments({name: value for name, value in variables.items() if name in (*CHOOSING, ORDER)})
+    chosen = given if chooses_gpus(launcher) else _assignments(_chosen_gpus()) + given
 
     def there(scripts: Mapping[str, str]) -> Mapping[str, FinishedProcess]:
         from ddlrun.remote.fan_out import FANOUT, run_on_hosts  # noqa: PLC0415 - for jobs over several hosts alone
@@ -203,21 +212,48 @@ def reach(launcher: AgentLauncher, seconds: float = DEFAULT_PROBE_SECONDS, *, al
 
     return ProbeTarget(
         own_name,
-        lambda script: start_command(["sh", "-c", own + script], "", seconds),
+        lambda script: start_command(["sh", "-c", own + given + script], "", seconds),
         there,
         shlex.join(launcher.shown),
     )
 
 
-def _chosen_gpus() -> str:
-    """Return sh assignments of the variables that choose GPUs by number here."""
-    names = [name for variables in RESTRICTING.values() for name in variables]
-    values = {name: os.environ.get(name, "none") for name in names}
-    return "".join(f"{name}='{value}'\n" for name, value in values.items() if re.fullmatch(r"[0-9, ]*|-1", value))
+def chooses_gpus(launcher: AgentLauncher) -> bool:
+    """Return True if the scheduler chooses the GPUs of each host."""
+    return launcher.launcher == "srun" or bool(launcher.gpus)
+
+
+def _chosen_gpus() -> dict[str, str]:
+    """Return the variables that choose GPUs here, without those that name GPUs of one host."""
+    values = {name: os.environ[name] for name in (*CHOOSING, ORDER) if name in os.environ}
+    return {name: value for name, value in values.items() if not _NAMES_GPUS(value)}
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def check_named_gpus(machines: Mapping[str, Machine], launcher: AgentLauncher) -> None:
+    """Raise InputError where a variable names GPUs of one host, but ranks would get GPUs of others too."""
+    named = [name for name in CHOOSING if name in os.environ and _NAMES_GPUS(os.environ[name])]
+    own_name = os.uname().nodename
+    others = [name for name, machine in machines.items() if machine.gpus and not is_local(name, own_name)]
+    here = [machine for name, machine in machines.items() if is_local(name, own_name)]
+    all_of_them = here and not any(note.code in CHOSEN_NOTES for machine in here for note in machine.notes)
+    if not named or not others or all_of_them or chooses_gpus(launcher):
+        return
+    raise InputError(
+        f"{named[0]}={os.environ[named[0]]!r} names GPUs of one host, but the job also has {fold(others)}; give "
+        f"numbers, which apply to every host ({named[0]}=0,1), or unset it: ranks then get all GPUs"
+    )
 
 
 def read_machines(
-    hosts: HostList, machine: str | None, load: str | None, launcher: AgentLauncher = SSH
+    hosts: HostList,
+    machine: str | None,
+    load: str | None,
+    launcher: AgentLauncher = SSH,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Machine]:
     """Return the machine of each host: described (--machine), saved (--load), or probed."""
     if machine and load:
@@ -225,7 +261,11 @@ def read_machines(
     if load:
         return load_machines(load, hosts)
     described = read_preset(machine) if machine else None
-    return machines_of(hosts, described) if described is not None else probe(hosts, reach(launcher))
+    if described is not None:
+        return machines_of(hosts, described)
+    machines = probe(hosts, reach(launcher, variables=variables))
+    check_named_gpus(machines, launcher)
+    return machines
 
 
 def ssh_arguments(port: int | None, identity: str | None) -> tuple[str, ...]:

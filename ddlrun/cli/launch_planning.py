@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from ddlrun.cli.inputs import reach, read_machines
+from ddlrun.cli.inputs import check_named_gpus, reach, read_machines
 from ddlrun.environment.frameworks import MOST_WORKERS, count_ports
 from ddlrun.environment.horovod_hierarchical import active_hierarchical
 from ddlrun.environment.rendezvous_ports import choose_ports, is_free_here
@@ -123,6 +123,7 @@ def survey_hosts(attempt: Attempt) -> Surveyed:
         return survey_hosts(attempt.without_hosts(report.bad_hosts))
     described = settings.machines.described
     machines = read_machine_source(settings) if described else report.machines()
+    check_named_gpus(machines, settings.hosts.launcher)
     survey = Survey(
         machines=count_as(attempt.mpirun.result(), machines),
         installation=inspect_installation(settings, attempt.mpirun.result()),
@@ -139,7 +140,8 @@ def start_probe(attempt: Attempt) -> Attempt:
     hosts = attempt.settings.hosts
     if not hosts.all_local or attempt.settings.machines.described:
         return attempt
-    return attempt._replace(probe=PendingProbe(hosts.hosts, reach(hosts.launcher)))
+    target = reach(hosts.launcher, variables=attempt.settings.environment.variables)
+    return attempt._replace(probe=PendingProbe(hosts.hosts, target))
 
 
 def survey_machines(settings: Settings, mpirun: PendingManager, probe: PendingProbe | None = None) -> Survey:
@@ -158,8 +160,10 @@ def count_as(mpirun: Mpirun, machines: Mapping[str, Machine]) -> Mapping[str, Ma
 
 def read_machine_source(settings: Settings) -> dict[str, Machine]:
     """Return the machine of each host, as it is described or else probed."""
-    source = settings.machines
-    return read_machines(settings.hosts.hosts, source.preset, source.folder, settings.hosts.launcher)
+    source, hosts = settings.machines, settings.hosts
+    return read_machines(
+        hosts.hosts, source.preset, source.folder, hosts.launcher, variables=settings.environment.variables
+    )
 
 
 def inspect_installation(settings: Settings, mpirun: Mpirun) -> Installation:

@@ -18,7 +18,7 @@ class HostBound(NamedTuple):
 # docs/reference/environment-variables.md shows this table.
 HOST_BOUND = (
     HostBound("the user and the shell", "HOME USER LOGNAME SHELL MAIL PWD OLDPWD SHLVL _"),
-    HostBound("the host", "HOSTNAME HOST TMPDIR TMP TEMP"),
+    HostBound("the host", "HOSTNAME HOST TMPDIR TMP TEMP NVIDIA_VISIBLE_DEVICES"),
     HostBound("logins and keys", "SSH_* SUDO_* KRB5CCNAME GPG_* DBUS_*"),
     HostBound("sessions", "XDG_RUNTIME_DIR XDG_SESSION_* XDG_SEAT* XDG_VTNR"),
     HostBound("windows", "DISPLAY XAUTHORITY WAYLAND_* WINDOWID TMUX* STY"),

@@ -112,9 +112,11 @@ def _visible(seats: Sequence[LocalRankPlacement], seat: LocalRankPlacement, mach
     rest = [] if shared else [gpu for gpu in machine.gpus if gpu not in used]
     gpus = [seat.gpu] if visible_gpus == "own" else [*used, *rest]
     same_vendor = [gpu for gpu in gpus if gpu.vendor == seat.gpu.vendor]
-    if not machine.measured and same_vendor == list(machine.gpus):
+    by_number = not machine.measured or seat.gpu.vendor == "intel"  # Level Zero knows no addresses
+    if by_number and same_vendor == list(machine.gpus):
         return ""
-    return f"{seat.gpu.vendor}={','.join(gpu.pci_address or str(gpu.number) for gpu in same_vendor)}"
+    names = [str(gpu.number) if by_number else gpu.pci_address or str(gpu.number) for gpu in same_vendor]
+    return f"{seat.gpu.vendor}={','.join(names)}"
 
 
 def _join_runs(texts: Iterable[str]) -> str:

@@ -18,6 +18,8 @@ class MachineNoteCode(Enum):
     MEMORY_LIMITED = "a cgroup allows {allowed} of {installed} GiB of memory"
     GPUS_CLOSED = "{closed} of {gpus} GPUs not counted: no driver, or not allowed by the cgroup"
     GPUS_RESTRICTED = "{variable}={value} leaves {left} of {gpus} GPUs"
+    GPUS_PARTITIONED = "{variable}={value}: {left} MIG, one for each rank, as CUDA shows a process no more"
+    GPUS_UNLOCATED = "{variable}={value}: {left} for ranks, which see them as you set them; their place is not known"
     GPUS_ALLOCATED = "{allocated} of {gpus} GPUs are the job's"
     GPUS_DIFFER = "nvidia-smi lists {listed} GPUs, {usable} may be used"
     TABLE_UNCHECKED = "lscpu -p prints no total: a list that was cut off has fewer cores; save lscpu -J beside it"
@@ -27,15 +29,16 @@ class MachineNoteCode(Enum):
     GPUS_UNCHECKED = "nvidia-smi --query-gpu prints no total: a list that was cut off has fewer GPUs; save topo -m too"
 
 
-# The codes that explain why GPUs of the machine are missing.
-GPU_NOTES = frozenset(
-    {
-        MachineNoteCode.GPUS_CLOSED,
-        MachineNoteCode.GPUS_RESTRICTED,
-        MachineNoteCode.GPUS_ALLOCATED,
-        MachineNoteCode.GPUS_DIFFER,
-    }
+# The codes of notes on variables that choose GPUs.
+CHOSEN_NOTES = frozenset(
+    {MachineNoteCode.GPUS_RESTRICTED, MachineNoteCode.GPUS_PARTITIONED, MachineNoteCode.GPUS_UNLOCATED}
 )
+# The codes that explain why GPUs of the machine are missing.
+GPU_NOTES = CHOSEN_NOTES | {
+    MachineNoteCode.GPUS_CLOSED,
+    MachineNoteCode.GPUS_ALLOCATED,
+    MachineNoteCode.GPUS_DIFFER,
+}
 # The codes of notes on outputs that could be cut off without a sign of it.
 UNCHECKED_NOTES = frozenset(
     {

@@ -8,7 +8,23 @@ from ddlrun.machine import GPU, NIC, Core, MachineNote, MachineNoteCode, machine
 
 # PCI vendor IDs and their names; per vendor the variables that restrict its GPUs, in the order of their application.
 VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
-RESTRICTING = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+# Set by who starts a container. CUDA does not read it.
+OF_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+RESTRICTING = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES", OF_CONTAINER),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+    "intel": ("ZE_AFFINITY_MASK",),
+}
+CHOOSING = tuple(dict.fromkeys(name for names in RESTRICTING.values() for name in names))
+# A variable that has no effect beside one of these. HIP reads CUDA's only without its own.
+_HIDDEN_BY = {
+    OF_CONTAINER: ("CUDA_VISIBLE_DEVICES",),
+    "CUDA_VISIBLE_DEVICES": ("HIP_VISIBLE_DEVICES",),
+    "GPU_DEVICE_ORDINAL": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+# Only if CUDA counts GPUs by address are they known by their numbers; GPUs of one model it counts so in any case.
+ORDER, BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_MIG = "MIG-"
 _VGA, _PROCESSING = "0300", "12"
 _SERVER_DISPLAYS = ("515e", "5159", "5969", "4752", "4753")  # ATI's RN50, ES1000, Rage, which cannot compute
 
@@ -108,11 +124,13 @@ def granted(
 ) -> tuple[tuple[GPU, ...], tuple[MachineNote, ...]]:
     """Return the GPUs that may be used, in the user's order, and notes on the others.
 
+    Devices that are no GPUs of the host are counted, not located: MIG devices, tiles, numbers in an unknown order.
+
     Args:
         gpus: all GPUs of the machine.
         denied: PCI addresses of GPUs that cannot be opened.
         uuids: the UUIDs of GPUs, by PCI address.
-        variables: those of RESTRICTING that are set; indexes or UUIDs, as CUDA and ROCm read them.
+        variables: those of RESTRICTING that are set, as the drivers read them, and ORDER.
     """
     closed = set(denied) & {gpu.pci_address for gpu in gpus}
     opened = [gpu for gpu in gpus if gpu.pci_address not in closed]
@@ -123,12 +141,12 @@ def granted(
     for vendor in dict.fromkeys(gpu.vendor for gpu in opened):
         chosen = [gpu for gpu in opened if gpu.vendor == vendor]
         chosen = [gpu._replace(number=number) for number, gpu in enumerate(chosen)]
-        for name in RESTRICTING.get(vendor or "", ()):
-            if name in variables and "MIG-" not in variables[name]:
-                before, chosen = len(chosen), list(_visible(chosen, variables[name], uuids))
-                if len(chosen) < before:
-                    values = {"variable": name, "value": variables[name], "left": len(chosen), "gpus": before}
-                    notes.append(machine_note(MachineNoteCode.GPUS_RESTRICTED, **values))
+        in_order = vendor == "amd" or (vendor == "nvidia" and variables.get(ORDER) == BY_ADDRESS)
+        for name in _applied(vendor or "", variables):
+            before, (chosen, code) = len(chosen), _choose(chosen, variables[name], uuids, in_order=in_order)
+            if len(chosen) < before or code is not MachineNoteCode.GPUS_RESTRICTED:
+                values = {"variable": name, "value": variables[name], "left": len(chosen), "gpus": before}
+                notes.append(machine_note(code, **values))
         usable += chosen
     return tuple(usable), tuple(notes)
 
@@ -181,10 +199,42 @@ def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
     return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
-def _visible(gpus: Sequence[GPU], text: str, uuids: Mapping[str, str]) -> Iterator[GPU]:
-    """Yield the GPUs of a list of indexes or UUIDs as CUDA reads it: it ends at a word that names no GPU."""
+def _applied(vendor: str, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the variables that restrict a vendor's GPUs, in the order of their application."""
+    given = {name: variables[name] for name in RESTRICTING.get(vendor, ()) if name in variables}
+    for name, value in given.items():
+        hidden = any(other in given for other in _HIDDEN_BY.get(name, ()))
+        if not hidden and not (name == "CUDA_VISIBLE_DEVICES" and value == given.get("ROCR_VISIBLE_DEVICES")):
+            yield name
+
+
+def _choose(
+    gpus: Sequence[GPU], text: str, uuids: Mapping[str, str], *, in_order: bool
+) -> tuple[list[GPU], MachineNoteCode]:
+    """Return the GPUs of a list of indexes or UUIDs, or GPUs without address for devices that cannot be located."""
+    words = [word for word in (part.strip() for part in text.split(",")) if word]
+    if any(word.startswith(_MIG) for word in words):
+        devices = [_mig_device(word, gpus, uuids)._replace(number=number) for number, word in enumerate(words)]
+        return devices, MachineNoteCode.GPUS_PARTITIONED
+    named = any(word.startswith("GPU-") for word in words)
+    known = all(gpu.pci_address in uuids for gpu in gpus) if named else in_order
+    if known or not any(word[:1].isdigit() or word.startswith("GPU-") for word in words):
+        return list(_visible(gpus, words, uuids)), MachineNoteCode.GPUS_RESTRICTED
+    return [GPU(number) for number in range(len(words))], MachineNoteCode.GPUS_UNLOCATED
+
+
+def _mig_device(word: str, gpus: Sequence[GPU], uuids: Mapping[str, str]) -> GPU:
+    """Return a MIG device where its GPU is, if that is known: the only one, or named as in MIG-GPU-UUID/1/0."""
+    parent = word.removeprefix(_MIG).partition("/")[0]
+    parents = [gpu for gpu in gpus if uuids.get(gpu.pci_address or "", "").startswith(parent)]
+    home = parents if len(parents) == 1 else gpus
+    return home[0]._replace(pci_address=None) if len(home) == 1 else GPU(0, vendor="nvidia")
+
+
+def _visible(gpus: Sequence[GPU], words: Sequence[str], uuids: Mapping[str, str]) -> Iterator[GPU]:
+    """Yield the GPUs of indexes or UUIDs as CUDA reads them: it ends at a word that names no GPU."""
     earlier = set()
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    for word in words:
         if word.isdigit():
             matches = [*gpus[int(word) : int(word) + 1]]
         else:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ddlrun.machine import GPU, NIC, Core, MachineNote
 from ddlrun.machine.cpus import parse_cpu_list
-from ddlrun.machine.pci import PciDevice, allocated, attach, gpu_vendor, granted
+from ddlrun.machine.pci import BY_ADDRESS, ORDER, PciDevice, allocated, attach, gpu_vendor, granted
 from ddlrun.machine.sysfs_script import ProbeOutput
 
 
@@ -18,7 +18,9 @@ def read_devices(
     gpus, nics = attach(cores, _gpus(output), _nics(output))
     denied = {words[1] for words in output.records if words[0] == "@gpu" and words[2] == "no"}
     variables = output.values("@env")
-    gpus, notes = granted(gpus, denied, output.values("@uuid"), variables)
+    models = {output.files.get(f"{gpu.pci_address}/device") for gpu in gpus if gpu.vendor == "nvidia"}
+    order = {ORDER: BY_ADDRESS} if len(models) == 1 else {}
+    gpus, notes = granted(gpus, denied, output.values("@uuid"), {**variables, **order})
     numbers = next((words[1] for words in output.records if words[0] == "@allotted"), "")
     if numbers and not variables:  # the variables, of the scheduler or the user, are stronger
         gpus, more_notes = allocated(gpus, numbers, output.values("@minor"))

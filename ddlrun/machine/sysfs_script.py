@@ -7,6 +7,8 @@ begin with @, and have a key and values.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ddlrun.machine.pci import CHOOSING
+
 # A POSIX sh script that needs only a shell and grep, and writes nothing. ROOT is empty, except to read the files
 # of another machine from a folder. A device that may not be opened is not offered.
 SCRIPT = r"""
@@ -119,12 +121,15 @@ for class in net infiniband hfi1 cxi; do
     echo "@nic $class ${device##*/} ${node:--1} $(cd -P "$device/device" 2>/dev/null && pwd -P)"
   done
 done
-for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
+order=${CUDA_VISIBLE_DEVICES+CUDA_DEVICE_ORDER}
+[ -n "$ZE_AFFINITY_MASK" ] || unset ZE_AFFINITY_MASK
+case $NVIDIA_VISIBLE_DEVICES in GPU-*|MIG-*) ;; *) unset NVIDIA_VISIBLE_DEVICES ;; esac  # containers have "all"
+for name in @choosing $order; do
   eval "[ -z \"\${$name+set}\" ] || echo \"@env $name \$$name\""
 done
 [ -z "$DDLRUN_GPUS" ] || echo "@allotted $DDLRUN_GPUS"
 echo ddlrun:end
-"""
+""".replace("@choosing", " ".join(CHOOSING))
 
 
 class ProbeOutput(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from ddlrun.environment.placement_variables import has_all_cpus, render_rank_variables
 from ddlrun.errors import InputError, PreflightError
+from ddlrun.machine.pci import CHOOSING, OF_CONTAINER
 from ddlrun.plan.placed_job import Contribution, PlacedJob
 from ddlrun.plan.wrappers import render_wrappers
 from ddlrun.rank.settings import CONTAINER, SHIPPED
@@ -15,13 +16,12 @@ THREAD_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PROC_BIND")
 BIND_THREADS: Mapping[bool | None, Mapping[str, str]] = {
     True: {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}, False: {"OMP_PROC_BIND": "false"}, None: {},
 }  # fmt: skip
-VISIBLE_DEVICES = frozenset(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
 
 
 def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     """Return the variables of the layer "job"; `mode` is the mode of DDL's algorithm."""
     settings = job.settings
-    chosen = sorted(settings.environment.names & VISIBLE_DEVICES)
+    chosen = _chosen_devices(job)
     variables = render_rank_variables(job.placement, mode, "unchanged" if chosen else _visible_gpus(job))
     if settings.job.mode is None:
         del variables["DDL_OPTIONS"]  # see `default_variables`
@@ -54,6 +54,14 @@ def plan_job_variables(job: PlacedJob, mode: str) -> Contribution:
     notes += [f"{name} is set: OpenMP binds threads as it says" for name in THREAD_BINDING if name in job.inherited]
     warnings = [*_replaced_options(job, variables), *(_unbound(job, variables) if bind_themselves else ())]
     return Contribution(variables, tuple(notes), tuple(warnings))
+
+
+def _chosen_devices(job: PlacedJob) -> list[str]:
+    """Return the variables that choose devices and stay as the user set them: no probe has read them."""
+    settings = job.settings
+    described = settings.machines.described and settings.placement.visible_gpus is None
+    names = settings.environment.names | (job.inherited.keys() if described else frozenset())
+    return [name for name in CHOOSING if name in names and name != OF_CONTAINER]
 
 
 def _unbound(job: PlacedJob, variables: Mapping[str, str]) -> Iterator[str]:

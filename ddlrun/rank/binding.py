@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VISIBLE_GPUS = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "ROCR_VISIBLE_DEVICES"}
+CHOSEN = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 def bind_rank(rank: int, local_rank: int, size: int) -> tuple[str, list[str]]:
@@ -65,7 +66,19 @@ def parse_binding(environ: Mapping[str, str], rank: int, local_rank: int, size: 
     if not texts:
         return None
     nics = {nic for text in texts for nic in text.split("@")[3].split(",") if nic}
-    return RankBinding(texts[local_rank], sorted(nics))
+    planned = RankBinding(texts[local_rank], sorted(nics))
+    if planned.vendor == "nvidia" and planned.gpus:
+        planned.gpus = _own_mig_device(planned.gpus, local_rank, environ)
+    return planned
+
+
+def _own_mig_device(gpus: list[str], local_rank: int, environ: Mapping[str, str]) -> list[str]:
+    """Return the rank's MIG device where the user chose such devices, by its number; CUDA would show only the first."""
+    words = [word.strip() for name in CHOSEN for word in environ.get(name, "").split(",") if word.strip()]
+    own = gpus[local_rank % len(gpus)]
+    if not own.isdigit() or not any(word.startswith("MIG-") for word in words):
+        return gpus
+    return [words[int(own)] if int(own) < len(words) else words[0]]  # the rank's own alone once it is set
 
 
 def binding_values(
@@ -124,15 +137,15 @@ def _select_gpus(planned: RankBinding) -> str | None:
     """Set the variable that selects the rank's visible GPUs; return the problem with them, if there is one."""
     if not planned.gpus:
         return None
-    names = [gpu if gpu.isdigit() else _read_uuid(planned.vendor, gpu) for gpu in planned.gpus]
+    names = [_read_uuid(planned.vendor, gpu) if gpu.count(":") == 2 else gpu for gpu in planned.gpus]
     missing = [planned.gpus[index] for index, name in enumerate(names) if name is None]
     if missing:
         return f"GPU {','.join(missing)} of the plan is not there, or has no driver"
     if any(gpu.isdigit() for gpu in planned.gpus):
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if planned.vendor == "amd":  # these would count within ROCR_VISIBLE_DEVICES
-        os.environ.pop("HIP_VISIBLE_DEVICES", None)
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"):
+            os.environ.pop(name, None)
     variable = VISIBLE_GPUS.get(planned.vendor, "ZE_AFFINITY_MASK")
     os.environ[variable] = ",".join(name for name in names if name)
     return None

@@ -66,7 +66,10 @@ def test_each_rank_finds_its_gpu_at_its_local_rank(pretend: Pretend, mpirun: str
         (["--visible-gpus", "unchanged"], {}, [None, None]),
         (["--gpu-order", "1,0"], {}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
         (["--accelerators", "1"], {}, ["GPU-00.0-1,GPU-00.0-0"]),
-        (["--env", "CUDA_VISIBLE_DEVICES=7"], {}, ["7", "7"]),
+        (["--env", "CUDA_VISIBLE_DEVICES=1"], {}, ["1"]),
+        (["--env", "CUDA_VISIBLE_DEVICES=7"], {}, ["7"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "MIG-377e0049"}, ["MIG-377e0049"]),
+        ([], {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, ["MIG-1", "MIG-2"]),
         ([], {"CUDA_VISIBLE_DEVICES": "1"}, ["GPU-00.0-0"]),
         ([], {"CUDA_VISIBLE_DEVICES": "1,0"}, ["GPU-00.0-0,GPU-00.0-1"] * 2),
         ([], {"CUDA_VISIBLE_DEVICES": "GPU-00.0-0"}, ["GPU-00.0-0"]),
@@ -80,6 +83,14 @@ def test_what_a_rank_sees(
     assert [
         rank[0] for rank in seen(pretend("nvidia", NVIDIA, "launch", "--no-tag-output", *options, *SHOW, **env))
     ] == expected
+
+
+def test_saved_gpus_are_not_taken_beside_those_of_the_user(pretend: Pretend, tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved")
+    assert pretend("nvidia", NVIDIA, "probe", "--save", saved).returncode == 0
+    options = ["launch", "--no-tag-output", "-np", "1", "--load", saved]
+    done = pretend("nvidia", NVIDIA, *options, *SHOW, CUDA_VISIBLE_DEVICES="1")
+    assert seen(done) == [["1", None, None]]
 
 
 def test_amd(pretend: Pretend) -> None:
@@ -227,6 +238,15 @@ def cluster() -> Iterator[Cluster]:
             argv = ["env", "PRETEND=inside", "sh", script, "nvidia", *addresses.split(), "--", "true"]
             up.administer(host, argv)
         yield up
+
+
+def test_uuids_choose_no_gpus_of_other_hosts(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:
+    argv = [*launch_line(mpirun, tmp_path, "-H", "h1,h2"), *SHOW]
+    done = cluster.run("h1", ["env", "CUDA_VISIBLE_DEVICES=GPU-00.0-0", *argv], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'GPU-00.0-0' names GPUs of one host, but the job also has h2; give numbers" in done.stderr
+    ours = cluster.run("h1", ["env", "CUDA_VISIBLE_DEVICES=GPU-00.0-0,GPU-00.0-1", *argv], cwd=tmp_path)
+    assert ours.returncode == 0, ours.stderr
 
 
 def test_hosts_whose_gpus_hang_elsewhere(cluster: Cluster, mpirun: str, tmp_path: Path) -> None:

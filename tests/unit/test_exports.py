@@ -19,7 +19,7 @@ from ddlrun.environment.horovod_settings import HOROVOD, render_horovod_variable
 from ddlrun.environment.placement_variables import render_rank_variables
 from ddlrun.errors import InputError
 from ddlrun.hosts import Host, HostList
-from ddlrun.machine import PU
+from ddlrun.machine import GPU, PU
 from ddlrun.machine.cpus import cpu_list
 from ddlrun.machine.hwloc import parse_hwloc
 from ddlrun.mapping.placement import place
@@ -259,6 +259,25 @@ def test_gpus_that_nobody_measured_are_numbered() -> None:
     assert (
         render_rank_variables(placement("4", ["a"], machine("minsky")), "p")["DDLRUN_SEATS"] == "1*5@@@;5@@@;5@@@;5@@@"
     )
+
+
+def test_a_rank_sees_its_own_mig_device() -> None:
+    shown, two = "os.environ['CUDA_VISIBLE_DEVICES']", {"OMPI_COMM_WORLD_SIZE": "2", "DDLRUN_TOPOLOGY": "2x1x1"}
+    second = {**two, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    seats, chosen = "1@@nvidia=0,1@;1@@nvidia=0,1@", {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/1/0, MIG-2"}
+    assert started(seats, shown, **two, **chosen).stdout == "MIG-GPU-1/1/0\n"
+    assert started(seats, shown, **second, **chosen).stdout == "MIG-2\n"
+    assert started(seats, shown, **second, NVIDIA_VISIBLE_DEVICES="MIG-1,MIG-2").stdout == "MIG-2\n"
+    assert started("1@@nvidia=1@", shown, **chosen).stdout == "MIG-2\n"
+
+
+def test_intel_gpus_are_left_to_the_driver() -> None:
+    gpus = tuple(GPU(number, pci_address=f"0000:{number}a:00.0", vendor="intel") for number in range(2))
+    measured = machine("minsky")._replace(gpus=gpus, measured=True)
+    told = render_rank_variables(placement("2", ["a"], measured), "p")["DDLRUN_SEATS"]
+    assert {seat.split("@")[2] for seat in told.split(";")} == {""}
+    own = render_rank_variables(placement("2", ["a"], measured), "p", "own")["DDLRUN_SEATS"]
+    assert [seat.split("@")[2] for seat in own.split(";")] == ["intel=0", "intel=1"]
 
 
 def test_gloo_gets_the_interface_of_its_own_host() -> None:

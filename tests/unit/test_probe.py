@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlrun.errors import UnreachableError
-from ddlrun.machine import MachineNoteCode
+from ddlrun.cli.inputs import check_named_gpus
+from ddlrun.errors import InputError, UnreachableError
+from ddlrun.machine import GPU, MachineNoteCode, machine_note
+from ddlrun.machine.pci import granted
 from ddlrun.machine.probe_reply import SYSFS, full_script, machine_of, parse_answer
+from ddlrun.remote.agent import AgentLauncher
 from ddlrun.remote.probe import group, render_failures
 from ddlrun.report.machines import differences, render_groups
 from tests.machines.facts import load
@@ -303,3 +306,62 @@ main()
         done = subprocess.run([sys.executable, "-c", program], env=environ, stdout=output, stderr=output, check=False)
     assert (done.returncode, (tmp_path / "output").read_text().strip()) == (130, "")
     wait_for(lambda: not running(nap))
+
+
+UUIDS = {"0000:41:00.0": "GPU-1a", "0000:42:00.0": "GPU-1b", "0000:81:00.0": "GPU-2a"}
+ALL = ["0000:41:00.0", "0000:42:00.0", "0000:81:00.0"]
+ORDERED = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "variables", "expected"),
+    [
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "2,0", **ORDERED}, ["nvidia 0000:81:00.0", "nvidia 0000:41:00.0"]),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "GPU-2"}, ["nvidia 0000:81:00.0"]),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "GPU-1"}, []),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "MIG-377e,MIG-b6"}, ["nvidia None", "nvidia None"]),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1b/1/0"}, ["nvidia None"]),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "0,1"}, ["None None", "None None"]),  # by speed, of several models
+        ("nvidia", {"NVIDIA_VISIBLE_DEVICES": "GPU-1b"}, ["nvidia 0000:42:00.0"]),
+        ("nvidia", {"NVIDIA_VISIBLE_DEVICES": "GPU-1b", "CUDA_VISIBLE_DEVICES": "GPU-2a"}, ["nvidia 0000:81:00.0"]),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0", **ORDERED},
+         ["nvidia 0000:42:00.0"]),
+        ("amd", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, ["amd 0000:42:00.0"]),  # as Slurm sets both
+        ("amd", {"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, ["amd 0000:41:00.0"]),
+        ("amd", {"CUDA_VISIBLE_DEVICES": "1"}, ["amd 0000:42:00.0"]),
+        ("amd", {"GPU_DEVICE_ORDINAL": "2"}, ["amd 0000:81:00.0"]),
+        ("amd", {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "2"}, ["amd 0000:41:00.0"]),
+        ("intel", {"ZE_AFFINITY_MASK": "0.0,0.1,2"}, ["None None"] * 3),
+        ("intel", {"CUDA_VISIBLE_DEVICES": "0"}, [f"intel {address}" for address in ALL]),
+    ],
+)  # fmt: skip
+def test_variables_leave_no_other_gpus_than_the_user_chose(
+    vendor: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    gpus = [GPU(number, pci_address=address, vendor=vendor) for number, address in enumerate(ALL)]
+    usable, _ = granted(gpus, [], UUIDS, variables)
+    assert [f"{gpu.vendor} {gpu.pci_address}" for gpu in usable] == expected
+
+
+def test_a_mig_device_is_where_its_gpu_is() -> None:
+    gpus = [GPU(n, package=n, pci_address=address, vendor="nvidia") for n, address in enumerate(ALL)]
+    usable, (note,) = granted(gpus, [], UUIDS, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-2a/1/0,MIG-377e"})
+    assert [(gpu.number, gpu.package) for gpu in usable] == [(0, 2), (1, None)]
+    assert note.code is MachineNoteCode.GPUS_PARTITIONED
+
+
+def test_gpus_by_uuid_are_those_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (GPU(0, pci_address=ALL[0], vendor="nvidia"),)
+    here, there = (machine("minsky")._replace(gpus=gpus) for _ in range(2))
+    machines = {"localhost": here, "h2": there}
+    chosen = here._replace(notes=(machine_note(MachineNoteCode.GPUS_RESTRICTED),))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a")
+    check_named_gpus(machines, AgentLauncher())  # all of this host
+    check_named_gpus({"localhost": chosen}, AgentLauncher())
+    check_named_gpus({"localhost": chosen, "h2": there._replace(gpus=())}, AgentLauncher())
+    check_named_gpus({"localhost": chosen, "h2": there}, AgentLauncher("srun"))  # Slurm has chosen there too
+    with pytest.raises(InputError, match="'GPU-1a' names GPUs of one host, but the job also has h2; give numbers"):
+        check_named_gpus({"localhost": chosen, "h2": there}, AgentLauncher())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    check_named_gpus({"localhost": chosen, "h2": there}, AgentLauncher())
